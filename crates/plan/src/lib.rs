@@ -1,0 +1,3 @@
+//! What runs where, and what it should cost: pure arithmetic on a run file. No device, no thread, no file.
+
+pub mod spec;

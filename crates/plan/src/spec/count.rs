@@ -1,0 +1,1 @@
+//! Parameters, flops and activation bytes of a spec.

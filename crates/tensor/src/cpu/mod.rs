@@ -1,0 +1,123 @@
+//! The processor as a device: a pool of threads, an instruction set, a ledger and a cache of freed blocks.
+//!
+//! Work is cut by its size, never by the number of threads, and partial sums are added in the order of the
+//! pieces: so the same run gives the same bits on one thread and on many.
+
+pub mod buffer;
+pub mod gemm;
+pub mod isa;
+pub mod math;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::memory::{Category, Ledger};
+use buffer::{Buffer, FreeBlocks};
+pub use isa::Isa;
+
+/// A handle to the processor; clones share its threads, its ledger and its cache of blocks.
+#[derive(Debug, Clone)]
+pub struct Cpu(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    pool: rayon::ThreadPool,
+    isa: Isa,
+    ledger: Ledger,
+    free: FreeBlocks,
+}
+
+impl Cpu {
+    /// The processor with the best instructions it has.
+    pub fn new(threads: usize) -> Result<Cpu> {
+        Cpu::with_isa(threads, Isa::best())
+    }
+
+    /// The processor held to an instruction set that it has: how tests reach the slower paths.
+    pub fn with_isa(threads: usize, isa: Isa) -> Result<Cpu> {
+        assert!(isa <= Isa::best(), "{isa:?} is not to be had on this machine");
+        let refused = |why: String| Error::Threads { threads, why };
+        if threads == 0 {
+            return Err(refused("at least one is needed".into()));
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("espalier-cpu-{i}"))
+            .build()
+            .map_err(|e| refused(e.to_string()))?;
+        Ok(Cpu(Arc::new(Shared { pool, isa, ledger: Ledger::default(), free: FreeBlocks::default() })))
+    }
+
+    /// The number of threads.
+    pub fn threads(&self) -> usize {
+        self.0.pool.current_num_threads()
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.0.isa
+    }
+
+    /// The books.
+    pub fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
+    /// Runs `work` on one of the pool's threads, from where the others are woken fastest.
+    pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.0.pool.install(work)
+    }
+
+    /// Runs `task(0) .. task(tasks - 1)` over the threads, in no particular order.
+    pub fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync + Send) {
+        match tasks {
+            0 => {}
+            1 => task(0),
+            _ if self.threads() == 1 => (0..tasks).for_each(task),
+            _ => self.enter(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task)),
+        }
+    }
+
+    /// Cuts `data` into pieces of at most `piece` elements and runs `task(piece's range, piece)` on each.
+    pub fn for_pieces<T: Send>(
+        &self,
+        data: &mut [T],
+        piece: usize,
+        task: impl Fn(Range<usize>, &mut [T]) + Sync + Send,
+    ) {
+        let run = |(i, part): (usize, &mut [T])| task(i * piece..i * piece + part.len(), part);
+        if self.threads() == 1 || data.len() <= piece {
+            data.chunks_mut(piece).enumerate().for_each(run);
+        } else {
+            self.enter(|| data.par_chunks_mut(piece).enumerate().with_max_len(1).for_each(run));
+        }
+    }
+
+    /// Cuts `0..len` into pieces, maps each, and returns the results in the order of the pieces.
+    pub fn map_pieces<R: Send>(
+        &self,
+        len: usize,
+        piece: usize,
+        map: impl Fn(Range<usize>) -> R + Sync + Send,
+    ) -> Vec<R> {
+        let pieces = len.div_ceil(piece);
+        let run = |i: usize| map(i * piece..((i + 1) * piece).min(len));
+        if self.threads() == 1 || pieces <= 1 {
+            (0..pieces).map(run).collect()
+        } else {
+            self.enter(|| (0..pieces).into_par_iter().with_max_len(1).map(run).collect())
+        }
+    }
+
+    /// A block of memory booked under `category`; see [`Buffer`].
+    pub fn allocate(&self, bytes: usize, category: Category) -> Result<Buffer> {
+        Buffer::new(self, bytes, category)
+    }
+
+    fn free_blocks(&self) -> &FreeBlocks {
+        &self.0.free
+    }
+}

@@ -1,0 +1,21 @@
+//! Devices, buffers with exact accounting, and the operations of neural networks.
+//!
+//! Nothing here knows of training or of parallel ranks. A [`Tensor`] is a contiguous, reference-counted
+//! piece of a device's memory whose every byte is booked under a [`Category`]; an operation in [`ops`]
+//! reads tensors and returns a new one on the same device.
+
+pub mod cpu;
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod memory;
+pub mod ops;
+pub mod random;
+pub mod tensor;
+
+pub use device::Device;
+pub use dtype::{DType, Element, Float};
+pub use error::{Error, Result};
+pub use half::bf16;
+pub use memory::{Category, Ledger};
+pub use tensor::Tensor;

@@ -1,0 +1,1 @@
+//! The operations, one file each: what it means, its plain reference, its CPU code.
