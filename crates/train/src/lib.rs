@@ -1,0 +1,3 @@
+//! The heart: layers, data, optimizer state, checkpoints, and the step that joins them.
+
+pub mod data;
