@@ -1,0 +1,4 @@
+//! What the crate promises as a whole, one file a promise.
+
+mod gradients;
+mod support;
