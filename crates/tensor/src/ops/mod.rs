@@ -2,3 +2,4 @@
 
 pub mod conv;
 mod image;
+pub mod pool;
