@@ -3,4 +3,5 @@
 pub mod batch_norm;
 pub mod conv;
 mod image;
+pub mod layout;
 pub mod pool;
