@@ -1,5 +1,6 @@
 //! The operations, one file each: what it means, its plain reference, its CPU code.
 
+pub mod attention;
 pub mod batch_norm;
 pub mod conv;
 mod image;
