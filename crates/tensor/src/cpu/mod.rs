@@ -7,6 +7,7 @@ pub mod buffer;
 pub mod gemm;
 pub mod isa;
 pub mod math;
+pub mod scratch;
 
 use std::ops::Range;
 use std::sync::Arc;
