@@ -155,10 +155,11 @@ impl Run {
                 self.metrics.step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64())?;
             }
             if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every)) {
-                let evaluation = self.trainer.evaluate()?;
-                self.validation = Some(evaluation);
-                observer.evaluated(step, evaluation);
-                self.metrics.evaluation(step, &self.validation())?;
+                self.validation = self.trainer.evaluate()?;
+                if let Some(evaluation) = self.validation {
+                    observer.evaluated(step, evaluation);
+                    self.metrics.evaluation(step, &self.validation())?;
+                }
             }
             let interrupted = stop.load(Ordering::Relaxed) && !last;
             if last || interrupted || (every > 0 && step.is_multiple_of(every)) {

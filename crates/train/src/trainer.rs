@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use espalier_plan::Plan;
 use espalier_plan::config::{Precision, Recompute};
-use espalier_tensor::ops::{cast, cross_entropy};
+use espalier_tensor::ops::cross_entropy;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
 use crate::Result;
 use crate::checkpoint::{Checkpoints, Named, NamedMut, Progress};
-use crate::data::{Dataset, HostBatch, Inputs, Order, Split};
+use crate::data::{Dataset, HostBatch, Order, Split};
 use crate::layers::{Backward, Forward, Mode, Stash};
 use crate::model::Model;
 use crate::state::{Gradients, NoiseScale, Optimizer};
@@ -24,6 +24,7 @@ pub struct Trainer {
     plan: Plan,
     steps: u64,
     device: Device,
+    dtype: DType,
     dataset: Dataset,
     order: Order,
     model: Model,
@@ -66,10 +67,7 @@ pub struct Evaluation {
 impl Trainer {
     /// Fresh weights and state.
     pub fn new(plan: Plan, dataset: Dataset, device: &Device) -> Result<Trainer> {
-        let dtype = match plan.run.train.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        };
+        let dtype = dtype_of(plan.run.train.precision);
         let weights = Weights::initialise(&plan.model, device, dtype, plan.run.seed)?;
         Ok(Trainer {
             steps: plan.total_steps(dataset.len(Split::Train)),
@@ -79,6 +77,7 @@ impl Trainer {
             noise: NoiseScale::default(),
             progress: Progress { step: 0, updates: 0, bad_steps: 0, best_validation: None },
             device: device.clone(),
+            dtype,
             weights,
             dataset,
             plan,
@@ -149,7 +148,7 @@ impl Trainer {
             let clip = run.train.clip;
             let scale = if clip > 0.0 { (clip / grad_norm).min(1.0) } else { 1.0 };
             self.progress.updates += 1;
-            self.optimizer.step(&mut self.weights, &gradients, self.progress.updates, lr, scale as f32)?;
+            self.optimizer.step(&mut self.weights, &gradients, self.progress.updates, lr, scale as f32);
             for measured in statistics {
                 let [mean, variance] = self.weights.buffers_mut(measured.mean_id, measured.variance_id);
                 measured.fold_into(mean.slice_mut(), variance.slice_mut());
@@ -173,11 +172,14 @@ impl Trainer {
         })
     }
 
-    /// Runs the model over the validation split, or its first `eval_samples` samples.
-    pub fn evaluate(&mut self) -> Result<Evaluation> {
+    /// Runs the model over the validation split, or its first `eval_samples` samples; nothing where none is held out.
+    pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         let train = &self.plan.run.train;
         let all = self.dataset.len(Split::Validation);
         let count = if train.eval_samples == 0 { all } else { train.eval_samples.min(all) };
+        if count == 0 {
+            return Ok(None);
+        }
         let (mut loss_sum, mut correct, mut predictions) = (0.0, 0, 0);
         let samples: Vec<(u64, usize)> = (0..count).map(|i| (0, i)).collect();
         for samples in samples.chunks(train.batch / train.micro_batches) {
@@ -200,13 +202,13 @@ impl Trainer {
         let evaluation = Evaluation { loss: loss_sum / predictions, accuracy: correct as f64 / predictions };
         let best = self.progress.best_validation.get_or_insert(evaluation.loss);
         *best = best.min(evaluation.loss);
-        Ok(evaluation)
+        Ok(Some(evaluation))
     }
 
     /// Saves everything that the next step depends on.
     pub fn save(&self, checkpoints: &Checkpoints) -> Result<std::path::PathBuf> {
         let weights: Named<'_> = self.weights.named().map(|(name, tensor)| (name.into(), tensor)).collect();
-        let state: Named<'_> = self.optimizer.named(&self.weights).collect();
+        let state: Named<'_> = self.optimizer.named().collect();
         checkpoints.save(&self.progress, &[("model.safetensors", weights), ("optimizer.safetensors", state)])
     }
 
@@ -216,7 +218,7 @@ impl Trainer {
         checkpoints: &Checkpoints,
         report: impl FnMut(&crate::Error),
     ) -> Result<Option<std::path::PathBuf>> {
-        let state: NamedMut<'_> = self.optimizer.named_mut(&self.weights).collect();
+        let state: NamedMut<'_> = self.optimizer.named_mut().collect();
         let weights: NamedMut<'_> =
             self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
         let mut files = [("model.safetensors", weights), ("optimizer.safetensors", state)];
@@ -227,22 +229,17 @@ impl Trainer {
         }))
     }
 
-    /// Copies a batch to the device, images in the precision of the weights.
+    /// Copies a batch to the device.
     fn upload(&self, host: &HostBatch) -> Result<(Tensor, Tensor)> {
-        let device = &self.device;
-        let dtype = match self.plan.run.train.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        };
-        let input = match &host.inputs {
-            Inputs::Tokens { ids, shape } => Tensor::from_slice(device, shape, ids, Category::Activations)?,
-            Inputs::Images { pixels, shape } => {
-                let pixels = Tensor::from_slice(device, shape, pixels, Category::Activations)?;
-                if dtype == DType::F32 { pixels } else { cast::cast(&pixels, dtype, Category::Activations)? }
-            }
-        };
-        let targets =
-            Tensor::from_slice(device, &[host.targets.len()], &host.targets, Category::Activations)?;
-        Ok((input, targets))
+        let targets = Tensor::from_slice(&self.device, &[host.targets.len()], &host.targets, Category::Activations)?;
+        Ok((host.inputs.upload(&self.device, self.dtype)?, targets))
+    }
+}
+
+/// The type that kernels compute in.
+fn dtype_of(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::Bf16,
     }
 }
