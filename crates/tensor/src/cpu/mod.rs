@@ -4,10 +4,12 @@
 //! pieces: so the same run gives the same bits on one thread and on many.
 
 pub mod buffer;
+pub mod correlate;
 pub mod gemm;
 pub mod isa;
 pub mod math;
 pub mod scratch;
+pub mod vector;
 
 use std::ops::Range;
 use std::sync::Arc;
