@@ -6,7 +6,7 @@
 //! matter.
 
 use super::Isa;
-use super::vector::Lanes;
+use super::gemm::Lanes;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::memory::Category;

@@ -9,7 +9,6 @@ pub mod gemm;
 pub mod isa;
 pub mod math;
 pub mod scratch;
-pub mod vector;
 
 use std::ops::Range;
 use std::sync::Arc;
