@@ -4,6 +4,7 @@
 //! pieces: so the same run gives the same bits on one thread and on many.
 
 pub mod buffer;
+pub mod correlate;
 pub mod gemm;
 pub mod isa;
 pub mod math;

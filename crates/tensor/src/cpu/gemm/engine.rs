@@ -80,7 +80,7 @@ pub(super) trait Engine {
 }
 
 /// A vector of f32.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     /// How many.
     const N: usize;
     unsafe fn splat(x: f32) -> Self;
