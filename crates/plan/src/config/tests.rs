@@ -15,60 +15,62 @@ fn sentence(text: &str) -> String {
 #[test]
 fn an_empty_file_is_a_run() {
     let run = parse("").unwrap();
-    insta::assert_snapshot!(run.to_toml().unwrap(), @r#"seed = 0
+    insta::assert_snapshot!(run.to_toml().unwrap(), @r#"
+    seed = 0
 
-[model]
-name = "gpt"
-layers = 4
-heads = 4
-width = 128
-context = 128
-dropout = 0.0
-tied = true
-norm = "layer"
-activation = "gelu"
+    [model]
+    name = "gpt"
+    layers = 4
+    heads = 4
+    width = 128
+    context = 128
+    dropout = 0.0
+    tied = true
+    norm = "layer"
+    activation = "gelu"
 
-[data]
-kind = "arithmetic"
-count = 10000
-digits = 2
-validation = 0.1
+    [data]
+    kind = "arithmetic"
+    count = 10000
+    digits = 2
+    validation = 0.1
 
-[train]
-steps = 100
-batch = 32
-micro_batches = 1
-precision = "f32"
-recompute = "none"
-clip = 0.0
-max_bad_steps = 5
-eval_every = 0
-eval_samples = 0
-log_every = 10
-noise_scale = false
+    [train]
+    steps = 100
+    batch = 32
+    micro_batches = 1
+    precision = "f32"
+    recompute = "none"
+    clip = 0.0
+    max_bad_steps = 5
+    eval_every = 0
+    eval_samples = 0
+    log_every = 10
+    noise_scale = false
 
-[optimizer]
-name = "adamw"
-beta1 = 0.9
-beta2 = 0.999
-eps = 0.00000001
-weight_decay = 0.01
-exclude_from_decay = true
+    [optimizer]
+    name = "adamw"
+    beta1 = 0.9
+    beta2 = 0.999
+    eps = 0.00000001
+    weight_decay = 0.01
+    exclude_from_decay = true
 
-[learning_rate]
-peak = 0.001
-warmup = 0
-schedule = "cosine"
-end_factor = 0.1
-decay_steps = 0
+    [learning_rate]
+    peak = 0.001
+    warmup = 0
+    schedule = "cosine"
+    end_factor = 0.1
+    decay_steps = 0
 
-[checkpoint]
-every = 0
-keep = 3
+    [checkpoint]
+    every = 0
+    keep = 3
 
-[device]
-kind = "auto"
-threads = 0"#);
+    [device]
+    kind = "auto"
+    threads = 0
+    "#);
     assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
 }
 

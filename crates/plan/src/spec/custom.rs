@@ -241,7 +241,10 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::spec::{Precision, Recompute};
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
 
@@ -311,5 +314,63 @@ mod tests {
         insta::assert_snapshot!(sentence(&[conv(8, 5), residual(vec![conv(16, 1)], vec![])]), @"layer 1 (residual): its sides must have one shape: the branch gives an image of 24 x 24 x 16, the shortcut an image of 24 x 24 x 8");
         insta::assert_snapshot!(sentence(&[residual(vec![Written::Relu, conv(1, 99)], vec![])]), @"layer 0 (residual), branch 1 (conv): a window of 99 x 99 is larger than an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[residual(vec![], vec![])]), @"layer 0 (residual): the branch of a residual needs at least one layer");
+    }
+
+    fn any_layer() -> impl Strategy<Value = Written> {
+        let size = prop_oneof![8 => 0usize..6, 1 => Just(1 << 24), 1 => Just(usize::MAX)].boxed();
+        let leaf = prop_oneof![
+            (prop::option::of(size.clone()), any::<bool>())
+                .prop_map(|(output, bias)| Written::Linear { output, bias }),
+            (size.clone(), size.clone(), size.clone(), size.clone()).prop_map(
+                |(output, kernel, stride, padding)| Written::Conv {
+                    output,
+                    kernel,
+                    stride,
+                    padding,
+                    bias: true
+                }
+            ),
+            (size.clone(), size.clone(), size.clone())
+                .prop_map(|(kernel, stride, padding)| Written::MaxPool { kernel, stride, padding }),
+            size.clone().prop_map(|size| Written::AdaptiveAvgPool { size }),
+            size.clone().prop_map(|output| Written::PadChannels { output }),
+            size.clone().prop_map(|width| Written::Embedding { width }),
+            size.prop_map(|heads| Written::Attention { heads }),
+            prop::sample::select(vec![
+                Written::Flatten,
+                Written::GlobalAvgPool,
+                Written::BatchNorm,
+                Written::LayerNorm,
+                Written::Relu,
+                Written::Gelu,
+                Written::Position,
+                Written::Dropout { rate: 0.5 },
+            ]),
+        ];
+        leaf.prop_recursive(2, 8, 3, |inner| {
+            let side = prop::collection::vec(inner, 0..3);
+            (side.clone(), side).prop_map(|(branch, shortcut)| Written::Residual { branch, shortcut })
+        })
+    }
+
+    proptest! {
+        /// Whatever is written is a sentence or a model; of a model everything can be counted, and more
+        /// samples never keep less.
+        #[test]
+        fn any_layers_are_refused_or_counted(
+            layers in prop::collection::vec(any_layer(), 0..6),
+            text in any::<bool>(),
+            samples in 1usize..9,
+        ) {
+            let tokens = Input::Tokens { seq: 4, vocab: 10 };
+            let Ok(model) = custom(if text { tokens } else { IMAGE }, 10, &layers) else { return Ok(()) };
+            prop_assert!(model.flops(samples).unwrap() >= 0.0);
+            prop_assert!(model.blocks.iter().all(|block| !block.layers.is_empty()));
+            let bytes = |samples, recompute| model.activation_bytes(samples, Precision::Bf16, recompute).unwrap();
+            prop_assert!(bytes(samples, Recompute::None) <= bytes(samples + 1, Recompute::None));
+            if model.blocks.len() == 1 {
+                prop_assert!(bytes(samples, Recompute::None) <= bytes(samples, Recompute::Block));
+            }
+        }
     }
 }
