@@ -6,6 +6,7 @@
 pub mod buffer;
 pub mod gemm;
 pub mod isa;
+pub mod lanes;
 pub mod math;
 
 use std::ops::Range;
