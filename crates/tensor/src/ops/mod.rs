@@ -1,1 +1,4 @@
 //! The operations, one file each: what it means, its plain reference, its CPU code.
+
+pub mod cast;
+mod pieces;
