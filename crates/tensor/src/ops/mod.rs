@@ -1,4 +1,5 @@
 //! The operations, one file each: what it means, its plain reference, its CPU code.
 
 pub mod cast;
+pub mod elementwise;
 mod pieces;
