@@ -1,5 +1,6 @@
 //! The operations, one file each: what it means, its plain reference, its CPU code.
 
+pub mod activation;
 pub mod cast;
 pub mod elementwise;
 mod pieces;
