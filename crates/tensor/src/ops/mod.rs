@@ -2,5 +2,6 @@
 
 pub mod activation;
 pub mod cast;
+pub mod dropout;
 pub mod elementwise;
 mod pieces;
