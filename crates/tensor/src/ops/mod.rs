@@ -5,3 +5,4 @@ pub mod cast;
 pub mod dropout;
 pub mod elementwise;
 mod pieces;
+pub mod reduce;
