@@ -4,5 +4,6 @@ pub mod activation;
 pub mod cast;
 pub mod dropout;
 pub mod elementwise;
+pub mod embedding;
 mod pieces;
 pub mod reduce;
