@@ -5,5 +5,6 @@ pub mod cast;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+pub mod layer_norm;
 mod pieces;
 pub mod reduce;
