@@ -8,3 +8,4 @@ pub mod embedding;
 pub mod layer_norm;
 mod pieces;
 pub mod reduce;
+pub mod rms_norm;
