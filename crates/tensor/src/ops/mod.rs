@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod cast;
+pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
