@@ -10,3 +10,4 @@ pub mod layer_norm;
 mod pieces;
 pub mod reduce;
 pub mod rms_norm;
+pub mod update;
