@@ -7,6 +7,7 @@ pub mod buffer;
 pub mod correlate;
 pub mod gemm;
 pub mod isa;
+pub mod lanes;
 pub mod math;
 pub mod scratch;
 

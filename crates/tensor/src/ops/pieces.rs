@@ -1,0 +1,53 @@
+//! How operations cut their work: into pieces of a size that depends on the shapes alone.
+
+use rayon::prelude::*;
+
+use crate::cpu::Cpu;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::cast;
+use crate::tensor::Tensor;
+
+/// Elements of a piece: enough to hide the cost of handing it to a thread, and within the second-level cache.
+pub(crate) const PIECE: usize = 1 << 14;
+
+/// Rows of a piece.
+pub(crate) fn rows(width: usize) -> usize {
+    (PIECE / width.max(1)).max(1)
+}
+
+/// Runs `task` on every item, over the threads, in no particular order.
+pub(crate) fn each<T: Send>(
+    cpu: &Cpu,
+    items: impl ExactSizeIterator<Item = T>,
+    task: impl Fn(T) + Sync + Send,
+) {
+    if cpu.threads() == 1 || items.len() <= 1 {
+        items.for_each(task);
+    } else {
+        let items: Vec<T> = items.collect();
+        cpu.enter(|| items.into_par_iter().with_max_len(1).for_each(task));
+    }
+}
+
+/// The tensor itself if nobody else holds it, otherwise a copy that may be written to.
+pub(crate) fn writable(mut x: Tensor) -> Result<Tensor> {
+    if x.is_unique() {
+        return Ok(x);
+    }
+    let Device::Cpu(cpu) = x.device();
+    let mut copy = x.empty_like(Category::Activations)?;
+    let bytes = x.bytes();
+    cpu.for_pieces(copy.bytes_mut(), 4 * PIECE, |at, copy| copy.copy_from_slice(&bytes[at]));
+    Ok(copy)
+}
+
+/// A small tensor (a norm's scale) in f32, so that kernels need no second type.
+pub(crate) fn widened(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F32 => Ok(x.clone()),
+        _ => cast::cast(x, DType::F32, Category::Workspace),
+    }
+}
