@@ -1,38 +1,43 @@
 //! The two f32 kernels of direct convolution. Both hold a tile of sums in registers and read images where they
-//! lie: neither copies windows out of them.
+//! lie: neither copies windows out of them, nor multiplies by the zeros around an image.
 //!
 //! A window is [`Taps`]: some runs of consecutive numbers, one under the other. Which window belongs to which
-//! pixel is a list of offsets, so that padding, strides and whole groups of small images are the caller's
-//! matter.
+//! pixel is a list of offsets, so that borders, strides and groups of images are the caller's matter.
 
-use super::Isa;
+use std::ops::Range;
+
 use super::gemm::Lanes;
-use crate::cpu::Cpu;
+use super::{Cpu, Isa};
+use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
-use crate::{DType, Device};
 
-/// A window: `runs` rows of `run` consecutive numbers, `stride` numbers apart.
+/// A window: `runs` rows of `run` consecutive numbers, and the weights that they meet.
 #[derive(Debug, Clone, Copy)]
 pub struct Taps {
     /// Rows of the window.
     pub runs: usize,
     /// Numbers in a row: columns of the window x channels.
     pub run: usize,
-    /// From a row of the image to the next.
+    /// From a row of the image to the next, in numbers.
     pub stride: usize,
+    /// The row of the weight matrix that the first number meets.
+    pub weight: usize,
+    /// From there to the row that the next run's first number meets.
+    pub weight_stride: usize,
 }
 
 impl Taps {
-    /// Numbers in the window.
-    pub fn depth(&self) -> usize {
-        self.runs * self.run
+    /// Numbers from the window's first to its last.
+    fn span(&self) -> usize {
+        if self.runs * self.run == 0 { 0 } else { (self.runs - 1) * self.stride + self.run }
     }
 
-    /// Where the last of them stands.
-    fn span(&self) -> usize {
-        if self.depth() == 0 { 0 } else { (self.runs - 1) * self.stride + self.run }
+    /// Whether all weights are among `depth` rows.
+    fn within(&self, depth: usize) -> bool {
+        self.runs * self.run == 0 || self.weight + (self.runs - 1) * self.weight_stride + self.run <= depth
     }
 }
 
@@ -50,7 +55,7 @@ impl Panels {
         device: &Device,
         depth: usize,
         columns: usize,
-        fill: impl Fn(std::ops::Range<usize>, usize, &mut [f32]) + Sync + Send,
+        fill: impl Fn(Range<usize>, usize, &mut [f32]) + Sync + Send,
     ) -> Result<Panels> {
         let Device::Cpu(cpu) = device;
         let (full, narrow) = widths(cpu.isa());
@@ -75,7 +80,7 @@ fn widths(isa: Isa) -> (usize, usize) {
     }
 }
 
-/// `y[out .. out + columns] = bias + window at `at` x weight` for each pixel `[at, out]`.
+/// `y[out .. out + columns] = bias + window at x[at] times weight` for each pixel `[at, out]`.
 pub fn correlate(
     cpu: &Cpu,
     taps: Taps,
@@ -85,7 +90,7 @@ pub fn correlate(
     bias: Option<&[f32]>,
     y: &mut [f32],
 ) {
-    assert_eq!(taps.depth(), weight.depth, "a window and its weights");
+    assert!(taps.within(weight.depth), "weights for the whole window");
     assert!(bias.is_none_or(|bias| bias.len() == weight.columns), "a bias for each column");
     let fits = |&[at, out]: &[u32; 2]| {
         at as usize + taps.span() <= x.len() && out as usize + weight.columns <= y.len()
@@ -107,39 +112,44 @@ pub fn correlate(
     }
 }
 
-/// `sums[l, columns] += sum over pixels of window[l] dy[pixel, columns]`: window `i` is at `offsets[i]`, row `i`
-/// of `dy` has `width` numbers; `sums` is [depth, columns' number].
+/// `sums[l, columns] += window[l] dy[out, columns]` over all pixels `[at, out]`, whose windows begin at `x[at]`
+/// and whose gradients begin at `dy[out]`; `sums` is [weights, columns].
 pub fn correlate_weight(
     cpu: &Cpu,
     taps: Taps,
-    offsets: &[[u32; 2]],
+    pixels: &[[u32; 2]],
     x: &[f32],
     dy: &[f32],
-    width: usize,
-    columns: std::ops::Range<usize>,
+    columns: Range<usize>,
     sums: &mut [f32],
 ) {
-    assert!(offsets.iter().all(|&[at, _]| at as usize + taps.span() <= x.len()), "windows within the image");
-    assert!(columns.end <= width && offsets.len() * width <= dy.len(), "gradients of each pixel");
-    assert_eq!(sums.len(), taps.depth() * columns.len(), "a sum for each weight");
     let stride = columns.len();
-    let (full, narrow) = widths(cpu.isa());
+    let fits = |&[at, out]: &[u32; 2]| {
+        at as usize + taps.span() <= x.len() && out as usize + columns.end <= dy.len()
+    };
+    assert!(pixels.iter().all(fits), "windows within the image, gradients of each pixel");
+    assert!(taps.within(sums.len() / stride), "a sum for each weight");
+    if taps.runs * taps.run == 0 {
+        return;
+    }
+    let (full, _) = widths(cpu.isa());
+    // Tiles of equal height, as few as the registers allow.
+    let tiles = taps.run.div_ceil(most_rows(cpu.isa()));
+    let high = taps.run.div_ceil(tiles);
     // Few enough pixels that a panel of dy stays in the first-level cache while the taps go by.
-    for (i, part) in offsets.chunks(PIXELS).enumerate() {
-        let dy = &dy[i * PIXELS * width..];
+    for pixels in pixels.chunks(PIXELS) {
         for first in (0..stride).step_by(full) {
             let cols = full.min(stride - first);
             for u in 0..taps.runs {
-                let high = tile_height(cpu.isa(), cols > narrow);
                 for l in (0..taps.run).step_by(high) {
                     let rows = high.min(taps.run - l);
+                    let weight = taps.weight + u * taps.weight_stride + l;
                     let job = Outer {
-                        offsets: part,
+                        pixels,
                         x: &x[u * taps.stride + l..],
                         dy: &dy[columns.start + first..],
-                        dy_stride: width,
-                        sums: &mut sums[(u * taps.run + l) * stride + first..],
-                        sums_stride: stride,
+                        sums: &mut sums[weight * stride + first..],
+                        stride,
                         cols,
                     };
                     // SAFETY: offsets and sizes were checked above; an `Isa` is one the machine has.
@@ -167,12 +177,11 @@ struct Pixels<'a> {
 
 /// The arguments of the weight kernel.
 struct Outer<'a> {
-    offsets: &'a [[u32; 2]],
+    pixels: &'a [[u32; 2]],
     x: &'a [f32],
     dy: &'a [f32],
-    dy_stride: usize,
     sums: &'a mut [f32],
-    sums_stride: usize,
+    stride: usize,
     cols: usize,
 }
 
@@ -194,7 +203,8 @@ unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut Pixels<'_>,
         for r in 0..R {
             at[r] = job.x.as_ptr().add(job.pixels.get_unchecked(i + r)[0] as usize);
         }
-        let mut w = job.panel.as_ptr();
+        let mut w = job.panel.as_ptr().wrapping_add(job.taps.weight * V * L::N);
+        let skip = job.taps.weight_stride.wrapping_sub(job.taps.run).wrapping_mul(V * L::N);
         for _ in 0..job.taps.runs {
             for l in 0..job.taps.run {
                 let mut columns = [L::splat(0.0); V];
@@ -209,6 +219,7 @@ unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut Pixels<'_>,
                 }
                 w = w.add(V * L::N);
             }
+            w = w.wrapping_add(skip);
             for r in 0..R {
                 at[r] = at[r].wrapping_add(job.taps.stride);
             }
@@ -242,12 +253,11 @@ unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job:
         let mut sums = [[L::splat(0.0); V]; R];
         for r in 0..R {
             for v in 0..V {
-                sums[r][v] = load(job.sums.as_ptr().add(r * job.sums_stride), v);
+                sums[r][v] = load(job.sums.as_ptr().add(r * job.stride), v);
             }
         }
-        let (x, mut dy) = (job.x.as_ptr(), job.dy.as_ptr());
-        for offset in job.offsets {
-            let at = x.add(offset[0] as usize);
+        for &[at, out] in job.pixels {
+            let (at, dy) = (job.x.as_ptr().add(at as usize), job.dy.as_ptr().add(out as usize));
             let mut columns = [L::splat(0.0); V];
             for v in 0..V {
                 columns[v] = load(dy, v);
@@ -258,19 +268,18 @@ unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job:
                     sums[r][v] = sums[r][v].add_product(x, columns[v]);
                 }
             }
-            dy = dy.wrapping_add(job.dy_stride);
         }
         for r in 0..R {
             for v in 0..V {
-                let to = job.sums.as_mut_ptr().add(r * job.sums_stride + v * L::N);
+                let to = job.sums.as_mut_ptr().add(r * job.stride + v * L::N);
                 if FULL { sums[r][v].store(to) } else { sums[r][v].store_part(to, part(v)) }
             }
         }
     }
 }
 
-/// Rows of a tile of the weight kernel for wide and narrow panels.
-fn tile_height(isa: Isa, _wide: bool) -> usize {
+/// The most rows of a tile of the weight kernel.
+fn most_rows(isa: Isa) -> usize {
     if isa >= Isa::Avx512 { 12 } else { 4 }
 }
 

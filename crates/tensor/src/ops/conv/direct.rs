@@ -1,25 +1,26 @@
 //! Convolution in f32 without patches: the kernels of [`crate::cpu::correlate`] read windows from the image.
 //!
-//! Images are framed in zeros first, a few at a time, so that no window needs a condition. The gradient of the
-//! input is itself a convolution of dy with turned weights; with stride s its pixels fall into s x s phases,
-//! each with the taps that reach it: row I = i + p of the framed input takes, with q = I / s and rho = I mod s,
-//! ```text
-//! dx[I] = sum over t < T of dy[q - t] w[rho + s t],   T = ceil((kernel - rho) / s)
-//! ```
+//! Pixels are sorted into classes by which taps of the kernel fall on the image, so that there is no condition
+//! and no multiplication by padding in the kernels. A group of images supplies enough pixels of each class.
+//!
+//! The gradient of the input is itself a convolution, of dy with turned weights: with stride s, pixel I - p
+//! takes dy[(I - u) / s] w[u] for the taps u that are I modulo s. So there are s phases each way, each with
+//! weights of its own.
 
 use std::ops::Range;
 
 use super::Sizes;
 use crate::cpu::correlate::{Panels, Taps, correlate, correlate_weight};
-use crate::cpu::scratch::{Disjoint, Scratch};
+use crate::cpu::scratch::Disjoint;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 
-/// Output pixels that make a group of images worth a task.
-const PIXELS: usize = 256;
+/// Pixels, and images, that make a group worth a task.
+const PIXELS: usize = 128;
+const IMAGES: usize = 8;
 
 /// Outputs whose weight gradients one task sums.
 const SLICE: usize = 64;
@@ -31,200 +32,202 @@ const GROUPS: usize = 16;
 /// The channels that weights are packed for at a time, so that a panel's part stays in the first-level cache.
 const CHANNELS: usize = 16;
 
-/// How an image [rows, columns, c] lies in zeros: `front` of them above and to the left, h x w in all.
-#[derive(Debug, Clone, Copy)]
-struct Frame {
-    rows: usize,
-    columns: usize,
-    c: usize,
-    front: usize,
-    h: usize,
-    w: usize,
+/// What the pixels of some rows (or columns) have in common: which of their phase's taps fall on the source.
+#[derive(Debug, Clone, PartialEq)]
+struct Reach {
+    phase: usize,
+    taps: Range<usize>,
 }
 
-impl Frame {
-    fn len(&self) -> usize {
-        self.h * self.w * self.c
-    }
+/// The rows of the result with the same reach, each with the row of the source under its first tap.
+type Lines = (Reach, Vec<[usize; 2]>);
 
-    /// Whether there is no zero to add.
-    fn bare(&self) -> bool {
-        (self.h, self.w) == (self.rows, self.columns)
-    }
-
-    fn space(&self, device: &Device, images: usize) -> Result<Tensor> {
-        let len = if self.bare() { 0 } else { images * self.len() };
-        Tensor::empty(device, &[len], DType::F32, Category::Workspace)
-    }
-
-    /// The images in their frames: in `space`, or where they are if the frame is bare.
-    fn put<'a>(&self, x: &'a [f32], images: Range<usize>, space: &'a mut Tensor) -> &'a [f32] {
-        let line = self.columns * self.c;
-        let x = &x[images.start * self.rows * line..images.end * self.rows * line];
-        if self.bare() {
-            return x;
+/// Sorts `size` rows by their reach.
+fn classes(size: usize, reach: impl Fn(usize) -> (Reach, usize)) -> Vec<Lines> {
+    let mut classes: Vec<Lines> = Vec::new();
+    for i in 0..size {
+        let (reach, first) = reach(i);
+        match classes.iter_mut().find(|class| class.0 == reach) {
+            Some((_, lines)) => lines.push([i, first]),
+            None => classes.push((reach, vec![[i, first]])),
         }
-        let space = &mut space.slice_mut::<f32>()[..images.len() * self.len()];
-        for (x, framed) in x.chunks_exact(self.rows * line).zip(space.chunks_exact_mut(self.len())) {
-            for (i, framed) in framed.chunks_exact_mut(self.w * self.c).enumerate() {
-                if i < self.front || i >= self.front + self.rows {
-                    framed.fill(0.0);
-                    continue;
+    }
+    classes
+}
+
+/// Pixels that read the source through the same taps.
+#[derive(Debug)]
+struct Class {
+    taps: Taps,
+    /// Which weights: row phase x phases + column phase.
+    phase: usize,
+    /// Offsets in source and result, of a group of images, one image after the other.
+    offsets: Tensor,
+    /// How many of an image.
+    pixels: usize,
+}
+
+impl Class {
+    /// The offsets for the first few images of a group.
+    fn offsets(&self, images: usize) -> &[[u32; 2]] {
+        &bytemuck::cast_slice(self.offsets.slice::<u32>())[..images * self.pixels]
+    }
+}
+
+/// A convolution from source images to result images.
+#[derive(Debug)]
+struct Map {
+    /// h, w, channels.
+    source: [usize; 3],
+    result: [usize; 3],
+    /// Images in a group.
+    group: usize,
+    classes: Vec<Class>,
+}
+
+impl Map {
+    /// `taps(phase)` is how many taps a phase has.
+    fn new(
+        device: &Device,
+        batch: usize,
+        source: [usize; 3],
+        result: [usize; 3],
+        phases: usize,
+        taps: impl Fn(usize) -> usize,
+        rows: Vec<Lines>,
+        columns: Vec<Lines>,
+    ) -> Result<Map> {
+        let group = PIXELS.div_ceil(result[0] * result[1]).max(IMAGES).min(batch);
+        let mut classes = Vec::new();
+        for (down, rows) in &rows {
+            for (across, columns) in &columns {
+                let c = source[2];
+                let runs = down.taps.len();
+                let taps = Taps {
+                    runs,
+                    run: across.taps.len() * c,
+                    stride: source[1] * c,
+                    weight: (down.taps.start * taps(across.phase) + across.taps.start) * c,
+                    weight_stride: taps(across.phase) * c,
+                };
+                let mut offsets = Vec::with_capacity(2 * group * rows.len() * columns.len());
+                let offset = |[h, w, c]: [usize; 3], n, i, j| {
+                    let at: usize = ((n * h + i) * w + j) * c;
+                    u32::try_from(at).expect("a group of images below 2^32 elements")
+                };
+                for n in 0..group {
+                    for &[i, above] in rows {
+                        for &[j, left] in columns {
+                            offsets.push(offset(source, n, above, left));
+                            offsets.push(offset(result, n, i, j));
+                        }
+                    }
                 }
-                let (before, rest) = framed.split_at_mut(self.front * self.c);
-                let (inside, after) = rest.split_at_mut(line);
-                before.fill(0.0);
-                inside.copy_from_slice(&x[(i - self.front) * line..][..line]);
-                after.fill(0.0);
+                let shape = [offsets.len() / 2, 2];
+                classes.push(Class {
+                    taps,
+                    phase: down.phase * phases + across.phase,
+                    offsets: Tensor::from_slice(device, &shape, &offsets, Category::Workspace)?,
+                    pixels: rows.len() * columns.len(),
+                });
             }
         }
-        space
-    }
-}
-
-impl Sizes {
-    /// How many images a task takes at a time, where each has so many pixels.
-    fn group(&self, pixels: usize) -> usize {
-        PIXELS.div_ceil(pixels).min(self.batch)
+        Ok(Map { source, result, group, classes })
     }
 
-    /// The input in its padding.
-    fn frame(&self) -> Frame {
-        let (front, both) = (self.conv.padding, 2 * self.conv.padding);
-        let (h, w) = (self.h + both, self.w + both);
-        Frame { rows: self.h, columns: self.w, c: self.c, front, h, w }
-    }
-
-    fn taps(&self, frame: &Frame) -> Taps {
-        Taps { runs: self.conv.kernel, run: self.conv.kernel * self.c, stride: frame.w * self.c }
-    }
-
-    /// Where the window of each output pixel of a group of images begins in the framed images, and where its
-    /// output is.
-    fn pixels(&self, device: &Device, frame: &Frame, images: usize) -> Result<Tensor> {
-        let (area, s) = (self.oh * self.ow, self.conv.stride);
-        let at = |i: usize| {
-            let (n, i, j) = (i / area, i % area / self.ow, i % self.ow);
-            n * frame.len() + (i * s * frame.w + j * s) * self.c
+    /// From x to y.
+    fn forward(device: &Device, z: &Sizes) -> Result<Map> {
+        let (k, s, p) = (z.conv.kernel, z.conv.stride, z.conv.padding);
+        let lines = |size: usize, result: usize| {
+            classes(result, |i| {
+                let low = p.saturating_sub(i * s).min(k);
+                let high = (size + p).saturating_sub(i * s).clamp(low, k);
+                let first = if low < high { i * s + low - p } else { 0 };
+                (Reach { phase: 0, taps: low..high }, first)
+            })
         };
-        table(device, (0..images * area).map(|i| [at(i), i * self.o]))
+        let (rows, columns) = (lines(z.h, z.oh), lines(z.w, z.ow));
+        Map::new(device, z.batch, [z.h, z.w, z.c], [z.oh, z.ow, z.o], 1, |_| k, rows, columns)
+    }
+
+    /// From dy to dx.
+    fn backward(device: &Device, z: &Sizes) -> Result<Map> {
+        let (s, p) = (z.conv.stride, z.conv.padding);
+        let lines = |size: usize, result: usize| {
+            classes(result, |i| {
+                let phase = (i + p) % s;
+                let taps = phase_taps(z, phase);
+                // Tap u reads row (i + p - u) / s of dy, if there is one; the taps are in the order of those rows.
+                let on = |u: &&usize| **u <= i + p && (i + p - **u) / s < size;
+                let low = taps.iter().take_while(|u| !on(u)).count();
+                let count = taps[low..].iter().take_while(on).count();
+                let first = if count > 0 { (i + p - taps[low]) / s } else { 0 };
+                (Reach { phase, taps: low..low + count }, first)
+            })
+        };
+        let (rows, columns) = (lines(z.oh, z.h), lines(z.ow, z.w));
+        let taps = |phase| phase_taps(z, phase).len();
+        Map::new(device, z.batch, [z.oh, z.ow, z.o], [z.h, z.w, z.c], s, taps, rows, columns)
+    }
+
+    /// Elements of a source image and of a result image.
+    fn lens(&self) -> [usize; 2] {
+        [self.source, self.result].map(|shape| shape.iter().product())
+    }
+
+    /// Forms the result, a group of images a task.
+    fn run(&self, device: &Device, x: &[f32], weights: &[Panels], bias: Option<&[f32]>, y: &mut [f32]) {
+        let Device::Cpu(cpu) = device;
+        let [source, result] = self.lens();
+        cpu.for_pieces(y, self.group * result, |range, y| {
+            let first = range.start / result;
+            let images = y.len() / result;
+            let x = &x[first * source..(first + images) * source];
+            for class in &self.classes {
+                correlate(cpu, class.taps, class.offsets(images), x, &weights[class.phase], bias, y);
+            }
+        });
     }
 }
 
-/// Offsets as the kernels take them.
-fn table(device: &Device, pairs: impl Iterator<Item = [usize; 2]>) -> Result<Tensor> {
-    let narrow = |x: usize| u32::try_from(x).expect("a group of images below 2^32 elements");
-    let pairs: Vec<u32> = pairs.flatten().map(narrow).collect();
-    Tensor::from_slice(device, &[pairs.len() / 2, 2], &pairs, Category::Workspace)
-}
-
-fn pairs(table: &Tensor) -> &[[u32; 2]] {
-    bytemuck::cast_slice(table.slice::<u32>())
+/// The taps of a phase of the input's gradient, in the order of the rows of dy that they read.
+fn phase_taps(z: &Sizes, phase: usize) -> Vec<usize> {
+    (phase..z.conv.kernel).step_by(z.conv.stride).rev().collect()
 }
 
 pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
-    let device = x.device();
-    let Device::Cpu(cpu) = &device;
-    let (area, frame) = (z.oh * z.ow, z.frame());
-    let group = z.group(area);
-    let offsets = z.pixels(&device, &frame, group)?;
-    let kernel = z.conv.kernel;
-    let steps: Vec<usize> = (0..kernel * kernel).collect();
-    let weight = pack(w, z.c, kernel * kernel, z.o, z.window(), &steps)?;
-    let scratch = Scratch::new(cpu, z.batch.div_ceil(group), || frame.space(&device, group))?;
-    let x = x.slice::<f32>();
-    cpu.for_pieces(y.slice_mut::<f32>(), group * area * z.o, |range, y| {
-        let first = range.start / (area * z.o);
-        let images = y.len() / (area * z.o);
-        scratch.lend(|space| {
-            let x = frame.put(x, first..first + images, space);
-            let pixels = &pairs(&offsets)[..images * area];
-            correlate(cpu, z.taps(&frame), pixels, x, &weight, bias, y);
-        });
-    });
+    let taps = z.conv.kernel * z.conv.kernel;
+    let steps: Vec<usize> = (0..taps).collect();
+    let weight = pack(w, z.c, taps, z.o, z.window(), &steps)?;
+    let map = Map::forward(&x.device(), z)?;
+    map.run(&x.device(), x.slice(), &[weight], bias, y.slice_mut());
     Ok(())
 }
 
-/// The pixels of dx that the same taps reach.
-struct Phase {
-    taps: Taps,
-    /// Of a group of images, one image after the other.
-    offsets: Tensor,
-    /// Of one image.
-    pixels: usize,
-    weight: Panels,
-}
-
 pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
-    let device = dy.device();
-    let Device::Cpu(cpu) = &device;
-    let (kernel, s, p) = (z.conv.kernel, z.conv.stride, z.conv.padding);
-    let group = z.group(z.h * z.w);
-    let front = kernel.div_ceil(s) - 1;
-    let side = |out: usize, input: usize| front + out.max((input - 1 + p) / s + 1);
-    let (h, w_) = (side(z.oh, z.h), side(z.ow, z.w));
-    let frame = Frame { rows: z.oh, columns: z.ow, c: z.o, front, h, w: w_ };
-    // The taps of phase rho, in the order in which they lie in dy.
-    let taps_of = |rho: usize| (rho..kernel).step_by(s).rev().collect::<Vec<usize>>();
-    // The coordinates of phase rho below `size`, and where their windows begin in the frame.
-    let places = |rho: usize, size: usize| {
-        let taps = taps_of(rho).len();
-        let of_phase = (0..size).filter(move |i| (i + p) % s == rho);
-        of_phase.map(move |i| (i, (i + p) / s + front + 1 - taps)).collect::<Vec<_>>()
-    };
-    let mut phases = Vec::new();
+    let (kernel, s) = (z.conv.kernel, z.conv.stride);
+    let mut weights = Vec::new();
     for (down, across) in (0..s * s).map(|phase| (phase / s, phase % s)) {
-        let (us, vs) = (taps_of(down), taps_of(across));
-        let (rows, columns) = (places(down, z.h), places(across, z.w));
+        let (us, vs) = (phase_taps(z, down), phase_taps(z, across));
         let steps: Vec<usize> = us.iter().flat_map(|u| vs.iter().map(move |v| u * kernel + v)).collect();
-        let mut offsets = Vec::with_capacity(group * rows.len() * columns.len());
-        for n in 0..group {
-            for (i, row) in &rows {
-                for (j, column) in &columns {
-                    // Without taps there is nothing to read, and zeros to write.
-                    let at = n * frame.len() + (row * frame.w + column) * z.o;
-                    let at = if steps.is_empty() { 0 } else { at };
-                    offsets.push([at, ((n * z.h + i) * z.w + j) * z.c]);
-                }
-            }
-        }
-        phases.push(Phase {
-            taps: Taps { runs: us.len(), run: vs.len() * z.o, stride: frame.w * z.o },
-            offsets: table(&device, offsets.into_iter())?,
-            pixels: rows.len() * columns.len(),
-            weight: pack(w, z.o, z.window(), z.c, kernel * kernel, &steps)?,
-        });
+        weights.push(pack(w, z.o, z.window(), z.c, kernel * kernel, &steps)?);
     }
-    let mut dx = Tensor::empty(&device, &z.input_shape(), DType::F32, Category::Activations)?;
-    let scratch = Scratch::new(cpu, z.batch.div_ceil(group), || frame.space(&device, group))?;
-    let dy = dy.slice::<f32>();
-    let image = z.h * z.w * z.c;
-    cpu.for_pieces(dx.slice_mut::<f32>(), group * image, |range, dx| {
-        let first = range.start / image;
-        let images = dx.len() / image;
-        scratch.lend(|space| {
-            let dy = frame.put(dy, first..first + images, space);
-            for phase in &phases {
-                let pixels = &pairs(&phase.offsets)[..images * phase.pixels];
-                correlate(cpu, phase.taps, pixels, dy, &phase.weight, None, dx);
-            }
-        });
-    });
+    let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), DType::F32, Category::Activations)?;
+    let map = Map::backward(&dy.device(), z)?;
+    map.run(&dy.device(), dy.slice(), &weights, None, dx.slice_mut());
     Ok(dx)
 }
 
 pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device;
-    let (area, frame) = (z.oh * z.ow, z.frame());
+    let map = Map::forward(&device, z)?;
+    let [source, result] = map.lens();
     let (depth, size) = (z.window(), z.window() * z.o);
-    let group = z.group(area);
-    let blocks = z.batch.div_ceil(group);
+    let blocks = z.batch.div_ceil(map.group);
     let share = blocks.div_ceil((SUMS / size).clamp(1, GROUPS));
     let (parts, slices) = (blocks.div_ceil(share), z.o.div_ceil(SLICE));
-    let offsets = z.pixels(&device, &frame, group)?;
     let mut sums = Tensor::empty(&device, &[parts, size], DType::F32, Category::Workspace)?;
-    let scratch = Scratch::new(cpu, parts * slices, || frame.space(&device, group))?;
     let (x, dy) = (x.slice::<f32>(), dy.slice::<f32>());
     let shared = Disjoint::new(sums.slice_mut::<f32>());
     cpu.for_each(parts * slices, |task| {
@@ -235,13 +238,12 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
         let sums = unsafe { shared.piece(start..start + columns.len() * depth) };
         sums.fill(0.0);
         for block in part * share..((part + 1) * share).min(blocks) {
-            let images = block * group..((block + 1) * group).min(z.batch);
-            let pixels = &pairs(&offsets)[..images.len() * area];
-            let dy = &dy[images.start * area * z.o..images.end * area * z.o];
-            scratch.lend(|space| {
-                let x = frame.put(x, images, space);
-                correlate_weight(cpu, z.taps(&frame), pixels, x, dy, z.o, columns.clone(), sums);
-            });
+            let images = block * map.group..((block + 1) * map.group).min(z.batch);
+            let x = &x[images.start * source..images.end * source];
+            let dy = &dy[images.start * result..images.end * result];
+            for class in &map.classes {
+                correlate_weight(cpu, class.taps, class.offsets(images.len()), x, dy, columns.clone(), sums);
+            }
         }
     });
     let sums = sums.slice::<f32>();
