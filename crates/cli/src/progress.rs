@@ -97,7 +97,7 @@ pub fn describe(plan: &Plan, dataset: &Dataset, threads: usize) {
     eprintln!(
         "{}: {} parameters, {}, on {threads} threads; {} training and {} validation samples; batch {} in {} micro-batch{}",
         plan.model.name,
-        count(plan.model.parameter_count() as f64),
+        count(plan.parameters as f64),
         train.precision.name(),
         dataset.len(Split::Train),
         dataset.len(Split::Validation),

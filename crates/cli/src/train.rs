@@ -56,8 +56,8 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     let folder = std::path::absolute(path.parent().unwrap_or(Path::new(".")))?;
     run_file.resolve_paths(&folder);
 
-    let dataset = Dataset::open(&run_file.data, run_file.model.context(), run_file.seed).map_err(Error::Data)?;
-    let plan = Plan::new(run_file, &dataset.facts()).map_err(Error::Plan)?;
+    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+    let plan = Plan::new(run_file, dataset.facts().into()).map_err(Error::Plan)?;
     let threads = match plan.run.device.threads {
         0 => std::thread::available_parallelism()?.get(),
         n => n,

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use espalier_plan::Plan;
+use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
@@ -109,10 +110,13 @@ impl Run {
                 observer.warning("no whole checkpoint was found: the run starts from its beginning");
             }
         }
-        write(&folder, "run.toml", &plan.run.to_toml())?;
+        write(&folder, "run.toml", &plan.run.to_toml()?)?;
         write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
         let metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
-        let tokens_per_sample = plan.model.input.tokens();
+        let tokens_per_sample = match plan.model.input {
+            Input::Tokens { seq, .. } => Some(seq),
+            Input::Image { .. } => None,
+        };
         Ok(Run {
             plan,
             trainer,
@@ -144,17 +148,17 @@ impl Run {
                     "step {step} was skipped: loss {}, gradient norm {}",
                     report.loss, report.grad_norm
                 ));
-                if bad_steps >= train.max_bad_steps {
+                if bad_steps >= train.max_bad_steps as u64 {
                     return Err(Error::Diverged { step, bad_steps, loss: report.loss });
                 }
             }
             let peak = self.trainer.device().ledger().total_peak();
             observer.step(&report, self.recent_rates(), peak);
             let last = step == steps;
-            if step.is_multiple_of(train.log_every) || last || !report.taken {
+            if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
                 self.metrics.step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64())?;
             }
-            if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every)) {
+            if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
                 self.validation = self.trainer.evaluate()?;
                 if let Some(evaluation) = self.validation {
                     observer.evaluated(step, evaluation);
@@ -162,7 +166,7 @@ impl Run {
                 }
             }
             let interrupted = stop.load(Ordering::Relaxed) && !last;
-            if last || interrupted || (every > 0 && step.is_multiple_of(every)) {
+            if last || interrupted || (every > 0 && step.is_multiple_of(every as u64)) {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);
             }
             if interrupted {

@@ -122,7 +122,7 @@ impl Rates {
 impl Summary {
     /// What is known before the first step: what `--dry-run` prints.
     pub fn planned(plan: &Plan, device: &str) -> Summary {
-        let predicted = plan.memory();
+        let predicted = &plan.memory;
         let memory = Category::ALL
             .into_iter()
             .map(|category| {
@@ -132,14 +132,15 @@ impl Summary {
                     Category::Optimizer => Some(predicted.optimizer),
                     Category::Mask => Some(predicted.mask),
                     Category::Activations => Some(predicted.activations),
-                    Category::Workspace => None,
-                    Category::Communication => Some(0),
+                    Category::Workspace => predicted.workspace,
+                    Category::Communication => Some(predicted.communication),
                 };
                 (category.name(), Bytes { predicted, measured: None })
             })
             .collect();
+        let state = predicted.gradients + predicted.optimizer + plan.parameters * plan.run.train.precision.size();
         let parameters = plan.model.parameters();
-        let kept = parameters.iter().filter(|p| p.prunable).map(|p| p.len() as u64).sum();
+        let kept = parameters.iter().filter(|p| p.prunable).map(|p| p.elements()).sum();
         Summary {
             steps: 0,
             loss: None,
@@ -157,10 +158,11 @@ impl Summary {
                 schedule: None,
                 micro_batches: plan.run.train.micro_batches,
             },
-            parameters: plan.model.parameter_count() as u64,
+            parameters: plan.parameters,
             kept,
             sparsity: 0.0,
-            state_bytes_per_parameter: predicted.state_bytes_per_parameter,
+            // Dense state is the same for every parameter, prunable or not.
+            state_bytes_per_parameter: state as f64 / plan.parameters as f64,
             memory,
             peak_bytes: None,
             bytes_sent: ["all_reduce", "all_gather", "reduce_scatter", "point_to_point", "halo"]

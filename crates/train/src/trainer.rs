@@ -70,7 +70,7 @@ impl Trainer {
         let dtype = dtype_of(plan.run.train.precision);
         let weights = Weights::initialise(&plan.model, device, dtype, plan.run.seed)?;
         Ok(Trainer {
-            steps: plan.total_steps(dataset.len(Split::Train)),
+            steps: plan.total_steps(dataset.len(Split::Train)) as u64,
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
             model: Model::build(&plan.model, plan.run.train.recompute == Recompute::Block),
             optimizer: Optimizer::new(&plan, &weights)?,
@@ -141,7 +141,7 @@ impl Trainer {
 
         let loss = loss_sum / predictions as f64;
         let grad_norm = gradients.squared_norm().sqrt();
-        let lr = run.learning_rate.at(self.progress.step, self.steps, batch);
+        let lr = self.plan.learning_rate.at(self.progress.step as usize, self.steps as usize);
         let taken = loss.is_finite() && grad_norm.is_finite();
         self.progress.step += 1;
         if taken {

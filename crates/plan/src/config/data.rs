@@ -56,8 +56,6 @@ pub enum Source {
         count: usize,
         /// Rows and columns of each.
         size: usize,
-        /// Kinds of shape.
-        classes: usize,
     },
     /// Sums written out as text: tokens that need no download.
     Arithmetic {
@@ -179,8 +177,7 @@ impl Data {
             }
             Kind::Shapes => Source::Shapes {
                 count: section.whole("count", 10_000, 1, MOST)?,
-                size: section.whole("size", 32, 8, 4096)?,
-                classes: section.whole("classes", 10, 2, 10)?,
+                size: section.whole("size", 32, 16, 4096)?,
             },
             Kind::Arithmetic => Source::Arithmetic {
                 count: section.whole("count", 10_000, 1, MOST)?,

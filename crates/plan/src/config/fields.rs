@@ -59,7 +59,6 @@ pub(super) const DATA: &[&str] = &[
     "labels",
     "count",
     "size",
-    "classes",
     "digits",
 ];
 

@@ -97,6 +97,10 @@ impl RunFile {
             let problem = format!("is \"{kind}\", which gives {gives}, but the model {model} takes {takes}");
             return Err(Error::Conflict { field: "data.kind".into(), problem });
         }
+        if matches!(self.data.source, Source::Tokens { .. }) && self.model.vocab().is_none() {
+            let expected = "how many tokens there are, which token files do not say".into();
+            return Err(Error::Missing { field: "model.vocab".into(), expected });
+        }
         let train = &self.train;
         for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {
             if value > 0 && self.data.validation == 0.0 {

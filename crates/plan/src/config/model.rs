@@ -171,6 +171,16 @@ impl Model {
         }
     }
 
+    /// Tokens there are, where the run file says so.
+    pub fn vocab(&self) -> Option<usize> {
+        match self.family {
+            Family::Gpt { vocab, .. } => vocab,
+            Family::GptPreset { vocab, .. } => Some(vocab),
+            Family::Custom { classes, context: Some(_), .. } => classes,
+            _ => None,
+        }
+    }
+
     /// Every name that `model.name` takes.
     pub fn names() -> impl Iterator<Item = &'static str> {
         ["gpt"]

@@ -25,6 +25,14 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// As the run file writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+
     /// Bytes of one element.
     pub fn size(self) -> u64 {
         match self {

@@ -53,7 +53,7 @@ fn weights_gradients_and_state_are_exactly_those_predicted() {
                 .set(format!("optimizer.name={optimizer}"))
                 .set(format!("train.precision={precision}"));
             let (plan, dataset, device) = prepare(&base, 1);
-            let predicted = plan.memory();
+            let predicted = plan.memory;
             let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
             trainer.step().unwrap();
             let ledger = device.ledger();

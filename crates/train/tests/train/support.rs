@@ -112,8 +112,8 @@ pub fn tiny_cnn(overrides: &[&str]) -> Base {
 /// Everything that a run needs, from a run file.
 pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
     let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
-    let dataset = Dataset::open(&run_file.data, run_file.model.context(), run_file.seed).unwrap();
-    let plan = Plan::new(run_file, &dataset.facts()).unwrap();
+    let dataset = Dataset::open(&run_file).unwrap();
+    let plan = Plan::new(run_file, dataset.facts().into()).unwrap();
     (plan, dataset, Device::cpu(threads).unwrap())
 }
 
