@@ -125,7 +125,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn loss_and_gradient_agree_with_the_formula(rows in 1usize..300, v in 1usize..200, seed: u64) {
             let scale = 0.25;

@@ -45,7 +45,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn an_element_is_kept_by_its_number_alone(n in 1usize..60_000, seed: u64, rate in 0f32..0.99) {
             let x = values(seed, n, 1.0);

@@ -67,7 +67,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn sums_and_multiples_are_those_of_the_elements(n in 1usize..60_000, seed: u64, s in -3f32..3.0) {
             let (a, b) = (values(seed, n, 1.0), values(seed ^ 1, n, 2.0));

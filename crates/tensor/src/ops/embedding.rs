@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn rows_are_found_and_their_gradients_gathered(
             b in 1usize..5, t in 1usize..60, c in 1usize..600, vocab in 1usize..90, spare in 0usize..4, seed: u64,

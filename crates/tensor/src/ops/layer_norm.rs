@@ -168,7 +168,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn all_passes_agree_with_the_formula(rows in 1usize..300, c in 2usize..150, seed: u64) {
             let eps = 1e-2;

@@ -123,7 +123,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn sums_agree_with_plain_loops(rows in 0usize..700, c in 1usize..1200, seed: u64) {
             let rows = rows.min(300_000 / c);

@@ -408,7 +408,7 @@ mod tests {
     const CLIP: f32 = 0.5;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(8))]
+        #![proptest_config(ProptestConfig::with_cases(4))]
 
         #[test]
         fn sgd_and_momentum_follow_the_formula(n in 1usize..40_000, seed: u64, nesterov: bool) {
