@@ -1,7 +1,5 @@
 //! How operations cut their work: into pieces of a size that depends on the shapes alone.
 
-use rayon::prelude::*;
-
 use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -19,17 +17,9 @@ pub(crate) fn rows(width: usize) -> usize {
 }
 
 /// Runs `task` on every item, over the threads, in no particular order.
-pub(crate) fn each<T: Send>(
-    cpu: &Cpu,
-    items: impl ExactSizeIterator<Item = T>,
-    task: impl Fn(T) + Sync + Send,
-) {
-    if cpu.threads() == 1 || items.len() <= 1 {
-        items.for_each(task);
-    } else {
-        let items: Vec<T> = items.collect();
-        cpu.enter(|| items.into_par_iter().with_max_len(1).for_each(task));
-    }
+pub(crate) fn each<T: Send>(cpu: &Cpu, items: impl Iterator<Item = T>, task: impl Fn(T) + Sync) {
+    let mut items: Vec<Option<T>> = items.map(Some).collect();
+    cpu.for_pieces(&mut items, 1, |_, item| task(item[0].take().expect("each item is met once")));
 }
 
 /// The tensor itself if nobody else holds it, otherwise a copy that may be written to.
