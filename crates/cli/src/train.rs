@@ -50,8 +50,10 @@ pub struct TrainArguments {
 /// Runs the command.
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     let path = &arguments.run_file;
-    let text = fs::read_to_string(path)
-        .map_err(|why| Error::File { path: path.clone(), why: format!("the run file cannot be read: {why}") })?;
+    let text = fs::read_to_string(path).map_err(|why| Error::File {
+        path: path.clone(),
+        why: format!("the run file cannot be read: {why}"),
+    })?;
     let mut run_file = RunFile::parse(&text, &arguments.overrides).map_err(Error::Plan)?;
     let folder = std::path::absolute(path.parent().unwrap_or(Path::new(".")))?;
     run_file.resolve_paths(&folder);

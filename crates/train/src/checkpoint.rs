@@ -115,9 +115,8 @@ impl Checkpoints {
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(why) => return Err(Error::file(&self.folder, why)),
         };
-        let number = |path: &Path| -> Option<u64> {
-            path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
-        };
+        let number =
+            |path: &Path| -> Option<u64> { path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok() };
         let mut found: Vec<(u64, PathBuf)> = entries
             .filter_map(|entry| entry.ok().map(|e| e.path()))
             .filter_map(|path| Some((number(&path)?, path)))
@@ -151,11 +150,15 @@ impl Checkpoints {
 
     /// Compares what the checkpoint holds with what is to be filled, names, types and shapes, without touching anything.
     fn check(&self, path: &Path, whole: &Whole, files: &[(&str, NamedMut<'_>)]) -> Result<()> {
-        for (what, theirs, ours) in
-            [("model", &whole.manifest.model, &self.model), ("precision", &whole.manifest.precision, &self.precision)]
-        {
+        for (what, theirs, ours) in [
+            ("model", &whole.manifest.model, &self.model),
+            ("precision", &whole.manifest.precision, &self.precision),
+        ] {
             if theirs != ours {
-                return Err(refuse(path, format!("it holds {what} {theirs}, and this run trains {what} {ours}")));
+                return Err(refuse(
+                    path,
+                    format!("it holds {what} {theirs}, and this run trains {what} {ours}"),
+                ));
             }
         }
         for (name, tensors) in files {
@@ -178,7 +181,10 @@ impl Checkpoints {
                 }
             }
             if stored.len() != tensors.len() {
-                return Err(refuse(path, format!("{name} holds {} tensors, this run {}", stored.len(), tensors.len())));
+                return Err(refuse(
+                    path,
+                    format!("{name} holds {} tensors, this run {}", stored.len(), tensors.len()),
+                ));
             }
         }
         Ok(())
@@ -240,7 +246,11 @@ impl Whole {
         for (name, expected) in &manifest.files {
             let bytes = fs::read(path.join(name)).map_err(|why| broken(format!("{name}: {why}")))?;
             if bytes.len() as u64 != expected.bytes {
-                return Err(broken(format!("{name} has {} bytes instead of {}", bytes.len(), expected.bytes)));
+                return Err(broken(format!(
+                    "{name} has {} bytes instead of {}",
+                    bytes.len(),
+                    expected.bytes
+                )));
             }
             if blake3::hash(&bytes).to_hex().as_str() != expected.blake3 {
                 return Err(broken(format!("{name} is damaged: its hash is not the one in {MANIFEST}")));

@@ -95,7 +95,10 @@ impl Run {
             return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
         }
         if !place.resume && config.exists() {
-            return Err(Error::file(&folder, "a run is here already: add --resume to go on, or choose another --out"));
+            return Err(Error::file(
+                &folder,
+                "a run is here already: add --resume to go on, or choose another --out",
+            ));
         }
         let checkpoints = Checkpoints::new(
             folder.join("checkpoints"),
@@ -177,7 +180,11 @@ impl Run {
     }
 
     fn validation(&self) -> Validation {
-        Validation::new(self.validation, self.trainer.progress().best_validation, self.tokens_per_sample.is_some())
+        Validation::new(
+            self.validation,
+            self.trainer.progress().best_validation,
+            self.tokens_per_sample.is_some(),
+        )
     }
 
     fn recent_rates(&self) -> Rates {
@@ -230,7 +237,8 @@ impl Metrics {
                 let parsed: Option<serde_json::Value> = serde_json::from_str(line).ok();
                 parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
             };
-            let kept: Vec<String> = BufReader::new(old).lines().map_while(Result::ok).filter(still_true).collect();
+            let kept: Vec<String> =
+                BufReader::new(old).lines().map_while(Result::ok).filter(still_true).collect();
             fs::write(path, kept.iter().map(|line| format!("{line}\n")).collect::<String>()).map_err(fail)?;
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;

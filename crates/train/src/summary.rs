@@ -138,7 +138,8 @@ impl Summary {
                 (category.name(), Bytes { predicted, measured: None })
             })
             .collect();
-        let state = predicted.gradients + predicted.optimizer + plan.parameters * plan.run.train.precision.size();
+        let state =
+            predicted.gradients + predicted.optimizer + plan.parameters * plan.run.train.precision.size();
         let parameters = plan.model.parameters();
         let kept = parameters.iter().filter(|p| p.prunable).map(|p| p.elements()).sum();
         Summary {

@@ -231,7 +231,8 @@ impl Trainer {
 
     /// Copies a batch to the device.
     fn upload(&self, host: &HostBatch) -> Result<(Tensor, Tensor)> {
-        let targets = Tensor::from_slice(&self.device, &[host.targets.len()], &host.targets, Category::Activations)?;
+        let targets =
+            Tensor::from_slice(&self.device, &[host.targets.len()], &host.targets, Category::Activations)?;
         Ok((host.inputs.upload(&self.device, self.dtype)?, targets))
     }
 }

@@ -59,7 +59,9 @@ fn idx(path: &str) -> String {
 }
 
 fn tokens(path: &str) -> String {
-    format!("[model]\nname = \"gpt\"\ncontext = 8\nvocab = 50\n[data]\nkind = \"tokens\"\npath = \"{path}\"\n")
+    format!(
+        "[model]\nname = \"gpt\"\ncontext = 8\nvocab = 50\n[data]\nkind = \"tokens\"\npath = \"{path}\"\n"
+    )
 }
 
 /// An IDX file: magic number, sizes, bytes.
@@ -87,7 +89,8 @@ fn image_files_that_are_broken() {
 #[test]
 fn a_token_past_the_vocabulary() {
     let folder = tempfile::tempdir().unwrap();
-    let ids: Vec<u8> = (0..200u16).map(|i| if i == 90 { 50 } else { i % 50 }).flat_map(u16::to_le_bytes).collect();
+    let ids: Vec<u8> =
+        (0..200u16).map(|i| if i == 90 { 50 } else { i % 50 }).flat_map(u16::to_le_bytes).collect();
     fs::write(folder.path().join("ids.bin"), ids).unwrap();
     refused(folder.path(), &tokens("ids.bin"), &[], &["50"]);
 }
@@ -104,5 +107,10 @@ fn an_output_folder_that_cannot_be_written() {
 fn a_checkpoint_of_another_model() {
     let folder = tempfile::tempdir().unwrap();
     assert!(train_in(folder.path(), TINY, &["--out", "run"]).status.success());
-    refused(folder.path(), TINY, &["--out", "run", "--resume", "--set", "model.width=32"], &["step-000004", "weight"]);
+    refused(
+        folder.path(),
+        TINY,
+        &["--out", "run", "--resume", "--set", "model.width=32"],
+        &["step-000004", "weight"],
+    );
 }

@@ -29,7 +29,8 @@ fn a_run_prints_its_summary_and_leaves_its_folder() {
     assert!(summary["tokens_per_s"].as_f64().unwrap() > 0.0);
     assert!(summary["images_per_s"].is_null());
     assert_eq!(summary["weights_hash"].as_str().unwrap().len(), 64);
-    for category in ["weights", "gradients", "optimizer", "mask", "activations", "workspace", "communication"] {
+    for category in ["weights", "gradients", "optimizer", "mask", "activations", "workspace", "communication"]
+    {
         assert!(summary["memory"][category]["measured"].is_u64(), "{category}");
     }
     for category in ["weights", "optimizer"] {
@@ -109,9 +110,12 @@ fn interrupted_by(signal: &str) {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("--resume")), "it says how to go on: {rest:?}");
 
-    let resumed = command(folder.path(), &[&["--json", "--out", "broken", "--resume"], &steps[..]].concat()).output().unwrap();
+    let resumed = command(folder.path(), &[&["--json", "--out", "broken", "--resume"], &steps[..]].concat())
+        .output()
+        .unwrap();
     assert!(resumed.status.success(), "{}", said(&resumed));
-    let whole = command(folder.path(), &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
+    let whole =
+        command(folder.path(), &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
     assert_eq!(json(&resumed.stdout)["weights_hash"], json(&whole.stdout)["weights_hash"]);
 }
 

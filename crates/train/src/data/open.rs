@@ -26,10 +26,13 @@ impl Dataset {
                 let vocab = run.model.vocab().expect("a run file with token files says how many there are");
                 Dataset::Tokens(Tokens::files(path, width, vocab, windows())?)
             }
-            Source::Idx { files: IdxFiles::Folder { path } } => Dataset::Images(Images::idx(path, validation)?),
-            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
-                Dataset::Images({ let _ = labels; Images::idx(images, validation)? })
+            Source::Idx { files: IdxFiles::Folder { path } } => {
+                Dataset::Images(Images::idx(path, validation)?)
             }
+            Source::Idx { files: IdxFiles::Pair { images, labels } } => Dataset::Images({
+                let _ = labels;
+                Images::idx(images, validation)?
+            }),
             Source::Cifar10 { path } => Dataset::Images(Images::cifar10(path, validation)?),
             &Source::Shapes { count, size } => {
                 Dataset::Images(Images::shapes(&Shapes { count, size, seed: run.seed }, validation)?)

@@ -1,7 +1,7 @@
 //! Layer norm, RMS norm and batch norm, with their learnt scales and shifts.
 
-use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm};
 use espalier_tensor::Tensor;
+use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm};
 
 use super::{Backward, BatchStatistics, Forward, Layer, Mode};
 use crate::Result;

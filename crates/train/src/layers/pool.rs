@@ -1,8 +1,8 @@
 //! Layers without parameters that change the shape of an image: pools, flattening, added channels.
 
+use espalier_tensor::Tensor;
 use espalier_tensor::ops::pool::Pool;
 use espalier_tensor::ops::{layout, pool};
-use espalier_tensor::Tensor;
 
 use super::{Backward, Forward, Layer};
 use crate::Result;

@@ -46,7 +46,9 @@ mod tests {
                 .map(|s| (0..dims).map(|d| mean + deviation * normal(k, s * dims + d)).collect())
                 .collect();
             let norm = |part: &[Vec<f64>]| -> f64 {
-                (0..dims as usize).map(|d| (part.iter().map(|g| g[d]).sum::<f64>() / part.len() as f64).powi(2)).sum()
+                (0..dims as usize)
+                    .map(|d| (part.iter().map(|g| g[d]).sum::<f64>() / part.len() as f64).powi(2))
+                    .sum()
             };
             let small = samples.chunks(batch / micro).map(norm).sum::<f64>() / micro as f64;
             scale.observe((batch / micro) as f64, small, batch as f64, norm(&samples));

@@ -64,7 +64,14 @@ impl Optimizer {
     }
 
     /// Takes step number `step` (from 1) at rate `lr`, with the gradients times `gradient_scale`.
-    pub fn step(&mut self, weights: &mut Weights, gradients: &Gradients, step: u64, lr: f64, gradient_scale: f32) {
+    pub fn step(
+        &mut self,
+        weights: &mut Weights,
+        gradients: &Gradients,
+        step: u64,
+        lr: f64,
+        gradient_scale: f32,
+    ) {
         let lr = lr as f32;
         for (id, slot) in weights.ids().zip(&mut self.slots) {
             let Some(gradient) = gradients.get(id) else { continue };
@@ -91,7 +98,8 @@ impl Optimizer {
                 }
                 (Rule::Lars { momentum, trust }, [v]) => {
                     let (momentum, trust) = (momentum as f32, trust as f32);
-                    let rule = Lars { lr, momentum, trust, eps: LARS_EPS, weight_decay, gradient_scale, adapt };
+                    let rule =
+                        Lars { lr, momentum, trust, eps: LARS_EPS, weight_decay, gradient_scale, adapt };
                     let norms = update::lars_norms(&target);
                     update::lars(target, v, rule, norms);
                 }

@@ -27,7 +27,8 @@ fn input(spec: &Spec, device: &Device) -> Tensor {
         Input::Image { height, width, channels } => {
             let n = BATCH * height * width * channels;
             let pixels: Vec<f32> = (0..n as u64).map(|i| normal(k, i) as f32).collect();
-            Tensor::from_slice(device, &[BATCH, height, width, channels], &pixels, Category::Activations).unwrap()
+            Tensor::from_slice(device, &[BATCH, height, width, channels], &pixels, Category::Activations)
+                .unwrap()
         }
     }
 }
@@ -36,10 +37,10 @@ fn loss_weights(n: usize) -> Vec<f32> {
     (0..n as u64).map(|i| normal(key(6, 6), i) as f32).collect()
 }
 
-fn loss(model: &Model, weights: &Weights, x: Tensor, mode: Mode) -> f64 {
+fn loss(model: &Model, weights: &Weights, x: Tensor) -> f64 {
     let mut pass = Forward {
         weights,
-        mode,
+        mode: Mode::Train,
         random: RANDOM,
         stash: &mut Stash::forgetful(),
         statistics: &mut Vec::new(),
@@ -100,11 +101,14 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
             let predicted: f64 = gradient.iter().zip(&direction).map(|(g, d)| *g as f64 * *d as f64).sum();
             let size = (direction.len() as f32).sqrt();
             let step = 4e-3 / size;
-            shift(&mut weights, id, &direction, step);
-            let up = loss(&built, &weights, x.clone(), Mode::Train);
-            shift(&mut weights, id, &direction, -2.0 * step);
-            let down = loss(&built, &weights, x.clone(), Mode::Train);
-            shift(&mut weights, id, &direction, step);
+            let start = weights.get(id).to_f32();
+            let mut loss_at = |by: f32| {
+                shift(&mut weights, id, &direction, by);
+                let loss = loss(&built, &weights, x.clone());
+                weights.get_mut(id).slice_mut().copy_from_slice(&start);
+                loss
+            };
+            let (up, down) = (loss_at(step), loss_at(-step));
             let measured = (up - down) / (2.0 * step as f64);
             let norm = gradient.iter().map(|g| (*g as f64).powi(2)).sum::<f64>().sqrt();
             let error = (measured - predicted).abs();
@@ -150,12 +154,8 @@ fn image(layers: Vec<Layer>, channels: usize) -> Vec<Layer> {
 
 #[test]
 fn embedding_and_positions() {
-    let position = Layer::PositionEmbedding {
-        name: "position".into(),
-        context: 9,
-        width: 8,
-        init: Init::Normal(1.0),
-    };
+    let position =
+        Layer::PositionEmbedding { name: "position".into(), context: 9, width: 8, init: Init::Normal(1.0) };
     check(TEXT, text(vec![position], 8), 11);
 }
 
@@ -214,7 +214,9 @@ fn residual_with_and_without_a_shortcut() {
 
 #[test]
 fn convolutions_of_all_kinds() {
-    for (kernel, stride, padding) in [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (5, 1, 0), (3, 2, 0), (2, 1, 1)] {
+    for (kernel, stride, padding) in
+        [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (5, 1, 0), (3, 2, 0), (2, 1, 1)]
+    {
         check(IMAGE, image(vec![conv("conv", 4, 5, kernel, stride, padding)], 5), 3);
     }
 }

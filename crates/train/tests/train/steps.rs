@@ -21,10 +21,10 @@ fn losses(base: &Base, count: usize) -> Vec<f64> {
 
 #[test]
 fn the_loss_falls_in_both_precisions_and_they_stay_close() {
-    let base = tiny_gpt(&["learning_rate.decay_steps=1000", "train.batch=16"]);
+    let base = tiny_gpt(&["learning_rate.decay_steps=1000", "train.batch=16", "model.width=32"]);
     let exact = losses(&base, 60);
     let rounded = losses(&base.set("train.precision=bf16"), 60);
-    assert!(exact[59] < 0.75 * exact[0], "{} -> {}", exact[0], exact[59]);
+    assert!(exact[59] < exact[0] - 0.3, "{} -> {}", exact[0], exact[59]);
     for (step, (a, b)) in exact.iter().zip(&rounded).enumerate() {
         assert!((a - b).abs() < 0.05, "step {step}: {a} in f32, {b} in bf16");
     }
@@ -62,36 +62,38 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn every_optimizer_learns() {
-    for (optimizer, lr) in
-        [("sgd", 0.5), ("momentum", 0.05), ("nesterov", 0.05), ("adam", 3e-3), ("adamw", 3e-3), ("lars", 5.0), ("lamb", 0.02)]
-    {
+    for (optimizer, lr) in [
+        ("sgd", 1.0),
+        ("momentum", 0.2),
+        ("nesterov", 0.2),
+        ("adam", 1e-2),
+        ("adamw", 1e-2),
+        ("lars", 20.0),
+        ("lamb", 0.05),
+    ] {
         let base = tiny_gpt(&["learning_rate.decay_steps=1000", "train.batch=16"])
             .set(format!("optimizer.name={optimizer}"))
             .set(format!("learning_rate.peak={lr}"));
         let curve = losses(&base, 40);
-        assert!(curve[39] < 0.9 * curve[0], "{optimizer}: {} -> {}", curve[0], curve[39]);
+        assert!(curve[39] < curve[0] - 0.12, "{optimizer}: {} -> {}", curve[0], curve[39]);
     }
 }
 
 #[test]
 fn clipping_bounds_the_step_and_not_the_report() {
+    let after_a_step = |base: &Base| -> (f64, Vec<f32>) {
+        let (plan, dataset, device) = prepare(base, 1);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let norm = trainer.step().unwrap().grad_norm;
+        (norm, trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect())
+    };
     let base = tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=1.0"]);
-    let free = steps(&base, 1, 1).0[0].grad_norm;
-    let clipped = steps(&base.set(format!("train.clip={}", free / 2.0)), 1, 1);
-    assert_eq!(clipped.0[0].grad_norm, free, "the norm is reported before clipping");
-    let halved = steps(&base.set("learning_rate.peak=0.5"), 1, 1);
+    let (norm, _) = after_a_step(&base);
+    let (reported, clipped) = after_a_step(&base.set(format!("train.clip={}", norm / 2.0)));
+    assert_eq!(reported, norm, "the norm is reported before clipping");
     // Half of the gradient at the full rate is the full gradient at half the rate, up to rounding.
-    let (a, b) = (steps_weights(&base.set(format!("train.clip={}", free / 2.0))), steps_weights(&base.set("learning_rate.peak=0.5")));
-    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 1e-6), "clipped by half");
-    assert_ne!(clipped.1, steps(&base, 1, 1).1);
-    drop(halved);
-}
-
-fn steps_weights(base: &Base) -> Vec<f32> {
-    let (plan, dataset, device) = prepare(base, 1);
-    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
-    trainer.step().unwrap();
-    trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()
+    let (_, halved) = after_a_step(&base.set("learning_rate.peak=0.5"));
+    assert!(clipped.iter().zip(&halved).all(|(a, b)| (a - b).abs() <= 1e-6), "clipped by half");
 }
 
 #[test]

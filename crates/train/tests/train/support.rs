@@ -71,9 +71,9 @@ pub fn tiny_gpt(overrides: &[&str]) -> Base {
         batch = 4
         eval_samples = 4
         [learning_rate]
-        peak = 3e-3
+        peak = 1e-2
         schedule = "cosine"
-        warmup = 2
+        warmup = 1
         decay_steps = 8
     "#;
     base(TEXT, overrides)
@@ -105,6 +105,7 @@ pub fn tiny_cnn(overrides: &[&str]) -> Base {
         name = "momentum"
         [learning_rate]
         peak = 0.02
+        schedule = "constant"
     "#;
     base(TEXT, overrides)
 }
