@@ -1,7 +1,7 @@
 //! `espalier train`: from a run file to a trained model in a run folder.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -55,8 +55,8 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         why: format!("the run file cannot be read: {why}"),
     })?;
     let mut run_file = RunFile::parse(&text, &arguments.overrides).map_err(Error::Plan)?;
-    let folder = std::path::absolute(path.parent().unwrap_or(Path::new(".")))?;
-    run_file.resolve_paths(&folder);
+    let folder = std::path::absolute(path)?;
+    run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
 
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts().into()).map_err(Error::Plan)?;

@@ -26,7 +26,7 @@ fn refused_setting(setting: &str, words: &[&str]) {
 
 #[test]
 fn settings_that_cannot_be() {
-    refused_setting("train.batchsize=4", &["train.batchsize", "did you mean"]);
+    refused_setting("train.bacth=4", &["train.bacth", "did you mean `train.batch`"]);
     refused_setting("train.micro_batches=3", &["train.micro_batches", "4"]);
     refused_setting("model.width=0", &["model.width"]);
     refused_setting("model.heads=3", &["model.heads"]);
@@ -80,7 +80,7 @@ fn image_files_that_are_broken() {
     write_idx(&images, 0x777, &[20, 28, 28], 20 * 784);
     refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte", "magic"]);
     write_idx(&images, 0x803, &[20, 28, 28], 19 * 784);
-    refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte", "truncated"]);
+    refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte", "expected 15696 bytes"]);
     write_idx(&images, 0x803, &[20, 28, 28], 20 * 784);
     write_idx(&labels, 0x801, &[19], 19);
     refused(folder.path(), &idx("."), &[], &["19", "20"]);
