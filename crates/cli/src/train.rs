@@ -59,7 +59,7 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
 
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
-    let plan = Plan::new(run_file, dataset.facts().into()).map_err(Error::Plan)?;
+    let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
     let threads = match plan.run.device.threads {
         0 => std::thread::available_parallelism()?.get(),
         n => n,

@@ -1,23 +1,16 @@
-//! A Hugging Face `tokenizer.json` of the byte-level BPE kind: GPT-2's and its descendants'.
+//! Byte-level pair encoding: GPT-2's way from text to ids, and its descendants'.
 //!
-//! Why our own: the `tokenizers` crate (0.23, no default features, `fancy-regex`) adds 56 s to a first build on two
-//! cores (67 s against 11 s for serde, serde_json, thiserror and rayon alone), more than the rest of this program
-//! together, and what we need of it is this page: split the text (`split`), spell each word in bytes, and merge the
-//! pair of lowest rank until none is left (Sennrich et al. 2016). The tests hold it to that crate's output. Anything
-//! else in the file, such as a normalizer or another split, is refused by name, never approximated; token files
-//! (`.bin`) made with any tokenizer at all are the way around.
+//! Split the text into words (`split`), spell each word in bytes, and merge the pair of lowest rank until none is left
+//! (Sennrich et al. 2016). Ids are those of Hugging Face's `encode(text, add_special_tokens=False)`.
 //!
-//! Ids are those of `encode(text, add_special_tokens=False)`, without truncation or padding. In the file, bytes are
-//! written as printable characters: those that are printable in Latin-1 stand for themselves, the others follow from
-//! U+0100 on.
+//! Why our own: the `tokenizers` crate (0.23, no default features, `fancy-regex`) takes 67 s to build on two cores under
+//! this workspace's profile, where serde, serde_json, thiserror and rayon alone take 11 s; the first command a
+//! newcomer types would wait a minute longer for what is three small files here. The tests hold them to its output.
 
-use super::{Error, error::reading, split::Words};
-use serde::Deserialize;
-use serde_json::Value;
+use super::{Error, split::Words};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -27,128 +20,23 @@ const REMEMBERED: (usize, usize) = (32, 1 << 20);
 /// Byte-level pair encoding.
 #[derive(Debug)]
 pub struct Bpe {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// The id of each single byte.
-    bytes: [Option<u32>; 256],
+    pub(super) bytes: [Option<u32>; 256],
     /// Two ids that stand side by side, the rank of their merge, and what they become.
-    merges: HashMap<(u32, u32), (u32, u32)>,
+    pub(super) merges: HashMap<(u32, u32), (u32, u32)>,
     /// Found in the text before it is split: first those that apply to raw text, then the others. Longest first.
-    added: [Vec<(String, u32)>; 2],
+    pub(super) added: [Vec<(String, u32)>; 2],
     /// What each id stands for.
-    pieces: Vec<Vec<u8>>,
-    prefix_space: bool,
-    split: bool,
-}
-
-#[derive(Deserialize)]
-struct TokenizerFile {
-    #[serde(default)]
-    added_tokens: Vec<Added>,
-    #[serde(default)]
-    normalizer: Value,
-    #[serde(default)]
-    pre_tokenizer: Value,
-    model: Value,
-}
-
-#[derive(Deserialize)]
-struct Added {
-    id: u32,
-    content: String,
-    #[serde(default)]
-    single_word: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    #[serde(default)]
-    normalized: bool,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
-}
-
-/// Older files write a merge as "a b", newer ones as ["a", "b"].
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Line(String),
-    Pair(String, String),
+    pub(super) pieces: Vec<Vec<u8>>,
+    pub(super) prefix_space: bool,
+    pub(super) split: bool,
 }
 
 impl Bpe {
     /// Reads a `tokenizer.json`.
     pub fn open(path: &Path) -> Result<Bpe, Error> {
-        let text = fs::read_to_string(path).map_err(reading(path, "a Hugging Face tokenizer.json"))?;
-        let refuse = |expected: &str, got: String| Error::Tokenizer {
-            path: path.into(),
-            expected: expected.into(),
-            got,
-        };
-        let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());
-        let file: TokenizerFile = serde_json::from_str(&text).map_err(broken)?;
-        let kind = |part: &Value| part.get("type").unwrap_or(part).to_string();
-        let must = |holds: bool, expected: &str, got: String| {
-            if holds { Ok(()) } else { Err(refuse(expected, got)) }
-        };
-
-        must(file.normalizer.is_null(), "no normalizer", kind(&file.normalizer))?;
-        let splitter = &file.pre_tokenizer;
-        must(splitter["type"] == "ByteLevel", "the pre-tokenizer \"ByteLevel\"", kind(splitter))?;
-        let typed = file.model["type"] == "BPE" || file.model["type"].is_null();
-        must(typed, "a model of type \"BPE\"", kind(&file.model))?;
-        for field in
-            ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"]
-        {
-            let value = &file.model[field];
-            let off = value.is_null() || *value == false || *value == "" || *value == 0.0;
-            must(off, &format!("a model without {field}"), value.to_string())?;
-        }
-        for token in &file.added_tokens {
-            let plain = !(token.single_word || token.lstrip || token.rstrip);
-            must(plain, "added tokens without single_word, lstrip or rstrip", token.content.clone())?;
-        }
-        let prefix_space = splitter["add_prefix_space"] == true;
-        let split = splitter["use_regex"] != false;
-        let Model { vocab, merges } = Model::deserialize(file.model).map_err(broken)?;
-
-        let alphabet = alphabet();
-        let spelled: HashMap<char, u8> = alphabet.iter().copied().zip(0..=255).collect();
-        let bytes = alphabet.map(|c| vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied());
-        let known = |token: &str| {
-            vocab.get(token).copied().ok_or_else(|| refuse("merges of known tokens", token.to_owned()))
-        };
-        let mut ranks = HashMap::with_capacity(merges.len());
-        for (merge, rank) in merges.iter().zip(0..) {
-            let (a, b) = match merge {
-                Merge::Pair(a, b) => (a.as_str(), b.as_str()),
-                Merge::Line(line) => {
-                    line.split_once(' ').ok_or_else(|| refuse("two tokens in a merge", line.clone()))?
-                }
-            };
-            ranks.insert((known(a)?, known(b)?), (rank, known(&format!("{a}{b}"))?));
-        }
-
-        let largest = vocab.values().copied().chain(file.added_tokens.iter().map(|t| t.id)).max();
-        let largest = largest.ok_or_else(|| refuse("a vocabulary", "an empty one".into()))?;
-        // A gap as wide as the vocabulary is a slip of the pen, and would ask for memory without bound.
-        let dense = (largest as usize) < 2 * (vocab.len() + file.added_tokens.len());
-        must(dense, "ids that follow each other", largest.to_string())?;
-        let mut pieces = vec![Vec::new(); largest as usize + 1];
-        for (token, &id) in &vocab {
-            let spelling: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
-            pieces[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
-        }
-        let mut added = [Vec::new(), Vec::new()];
-        for token in file.added_tokens.into_iter().filter(|t| !t.content.is_empty()) {
-            pieces[token.id as usize] = token.content.as_bytes().to_vec();
-            added[usize::from(token.normalized)].push((token.content, token.id));
-        }
-        added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
-        Ok(Bpe { path: path.into(), bytes, merges: ranks, added, pieces, prefix_space, split })
+        super::tokenizer_json::read(path)
     }
 
     /// Ids are below this.
@@ -181,16 +69,20 @@ impl Bpe {
         ids: &mut Vec<u32>,
     ) -> Result<(), Error> {
         let [raw, normalized] = &self.added;
-        each_part(text, raw, &mut |part| match part {
-            Part::Added(id) => Ok(ids.push(id)),
-            Part::Text(text) => each_part(text, normalized, &mut |part| match part {
-                Part::Added(id) => Ok(ids.push(id)),
+        let parts = parts(text, raw).into_iter().flat_map(|part| match part {
+            Part::Text(text) => parts(text, normalized),
+            added => vec![added],
+        });
+        for part in parts {
+            match part {
+                Part::Added(id) => ids.push(id),
                 Part::Text(text) if self.prefix_space && !text.starts_with(' ') => {
-                    self.plain(&format!(" {text}"), seen, ids)
+                    self.plain(&format!(" {text}"), seen, ids)?;
                 }
-                Part::Text(text) => self.plain(text, seen, ids),
-            }),
-        })
+                Part::Text(text) => self.plain(text, seen, ids)?,
+            }
+        }
+        Ok(())
     }
 
     /// Text without added tokens.
@@ -201,7 +93,8 @@ impl Bpe {
         ids: &mut Vec<u32>,
     ) -> Result<(), Error> {
         if !self.split {
-            return Ok(ids.extend(self.merge(text)?));
+            ids.append(&mut self.merge(text)?);
+            return Ok(());
         }
         for word in Words(text) {
             if let Some(known) = seen.get(word) {
@@ -261,36 +154,121 @@ enum Part<'a> {
 }
 
 /// Cuts a text at added tokens: leftmost first, longest among those.
-fn each_part(
-    text: &str,
-    added: &[(String, u32)],
-    visit: &mut dyn FnMut(Part) -> Result<(), Error>,
-) -> Result<(), Error> {
+fn parts<'a>(text: &'a str, added: &[(String, u32)]) -> Vec<Part<'a>> {
     let mut opens = [false; 256];
     added.iter().for_each(|(content, _)| opens[usize::from(content.as_bytes()[0])] = true);
-    let (mut start, mut at) = (0, 0);
+    let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
     while at < text.len() {
         let rest = &text.as_bytes()[at..];
         let found = || added.iter().find(|(content, _)| rest.starts_with(content.as_bytes()));
         if let Some((content, id)) = opens[usize::from(rest[0])].then(found).flatten() {
             if start < at {
-                visit(Part::Text(&text[start..at]))?;
+                parts.push(Part::Text(&text[start..at]));
             }
-            visit(Part::Added(*id))?;
+            parts.push(Part::Added(*id));
             at += content.len();
             start = at;
         } else {
             at += 1;
         }
     }
-    if start < at { visit(Part::Text(&text[start..])) } else { Ok(()) }
+    if start < at {
+        parts.push(Part::Text(&text[start..]));
+    }
+    parts
 }
 
-/// The character each byte is written as.
-fn alphabet() -> [char; 256] {
-    let mut others = ('\u{100}'..).take(68);
-    std::array::from_fn(|byte| match byte as u8 {
-        b @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(b),
-        _ => others.next().expect("68 bytes are not printable in Latin-1"),
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::fs;
+
+    /// The merges of a tokenizer that Hugging Face's trainer learnt from a novel.
+    const MERGES: &str = "Ġ t|h e|Ġ a|i n|Ġ s|Ġt he|Ġ w|Ġ o|r e|h a|n d|Ġ b|e r|in g|Ġ m|h i|e d|Ġ f|o u|Ġ c|i t|l e|\
+        Ġa nd|Ġo f|a r|s t|l l|o n|e n|Ġt o|o r|Ġ in|Ġ d|Ġ p|a n|Ġ l|Ġ n|a t|Ġ hi|e s|o w|ha t|Ġ he|o m|Ġ ha|u t|a s|Ġ I|\
+        Ġ g|Ġb e|l y|Ġt h|Ġt hat|i s|Ġ e|l d|Ġo n|g h|o t|Ġhi s|Ġ it|s e|Ġ u|e e|â Ģ|âĢ Ķ|Ġs t|c k|i d|' s|v e|v er";
+
+    /// Odd texts, and their ids by Hugging Face's tokenizers 0.23.3.
+    const ODD: [(&str, &[u32]); 6] = [
+        (
+            "The whale's in there, and they're the others'",
+            &[
+                52, 258, 263, 266, 278, 326, 288, 262, 265, 12, 279, 262, 89, 7, 265, 262, 264, 84, 258, 82,
+                83, 7,
+            ],
+        ),
+        (
+            "  two  spaces\n\n\tand tabs \n",
+            &[221, 257, 87, 79, 221, 261, 80, 65, 67, 296, 199, 199, 198, 65, 267, 257, 65, 66, 83, 221, 199],
+        ),
+        (
+            "<|endoftext|>the<|endoftext|><|endoftext",
+            &[0, 84, 258, 0, 28, 92, 69, 267, 79, 70, 84, 69, 88, 84],
+        ),
+        (
+            "na\u{ef}ve caf\u{e9} \u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940} \u{4e2d}\u{6587} \u{1f469}\u{200d}\u{1f469}\u{200d}\u{1f467} \u{bd}\u{2167}",
+            &[
+                78, 65, 128, 108, 327, 276, 65, 70, 128, 103, 221, 157, 98, 118, 157, 98, 124, 157, 98, 102,
+                157, 99, 236, 157, 98, 100, 157, 99, 223, 221, 161, 117, 256, 163, 245, 230, 221, 173, 254,
+                240, 103, 321, 236, 173, 254, 240, 103, 321, 236, 173, 254, 240, 101, 221, 127, 122, 159,
+                228, 101,
+            ],
+        ),
+        (
+            "thethethethereallyeeeeeee=====",
+            &[84, 258, 84, 258, 84, 258, 84, 258, 265, 65, 283, 89, 320, 320, 320, 69, 29, 29, 29, 29, 29],
+        ),
+        (
+            "\x00\x7f\u{a0}\u{2028}'S 'tis I'LL we'll",
+            &[189, 222, 127, 255, 321, 102, 7, 51, 221, 7, 84, 310, 304, 7, 44, 44, 263, 69, 7, 283],
+        ),
+    ];
+
+    /// The trainer's file: first the special token, then the bytes in the order of their characters, then the merges.
+    fn trained(prefix_space: bool) -> Bpe {
+        let mut bytes = super::super::tokenizer_json::alphabet().map(String::from).to_vec();
+        bytes.sort_unstable();
+        let merges: Vec<_> = MERGES.split('|').collect();
+        let merged = merges.iter().map(|merge| merge.replace(' ', ""));
+        let vocab: HashMap<String, u32> = bytes.into_iter().chain(merged).zip(1..).collect();
+        let file = json!({
+            "added_tokens": [{"id": 0, "content": "<|endoftext|>", "normalized": false}],
+            "normalizer": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": prefix_space, "use_regex": true},
+            "model": {"type": "BPE", "dropout": null, "vocab": vocab, "merges": merges},
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        fs::write(&path, file.to_string()).unwrap();
+        Bpe::open(&path).unwrap()
+    }
+
+    #[test]
+    fn ids_are_hugging_faces() {
+        let bpe = trained(false);
+        assert_eq!((bpe.vocab(), bpe.added("<|endoftext|>"), bpe.added("the")), (329, Some(0), None));
+        for (text, ids) in ODD {
+            assert_eq!(bpe.encode(text).unwrap(), ids, "{text}");
+            let back: Vec<u8> = ids.iter().flat_map(|&id| bpe.piece(id)).copied().collect();
+            assert_eq!(back, text.as_bytes());
+        }
+        let ids = [0, 262, 0, 221, 28, 92, 69, 267, 79, 70, 84, 69, 88, 84];
+        assert_eq!(trained(true).encode(ODD[2].0).unwrap(), ids);
+    }
+
+    /// A word without end takes n log n steps: at n squared this test would not come back.
+    #[test]
+    fn long_words_are_merged_in_time() {
+        let ids = trained(false).encode(&"e".repeat(1_000_001)).unwrap();
+        assert_eq!((ids.len(), ids[0], ids[500_000]), (500_001, 320, 69));
+    }
+
+    #[test]
+    fn a_byte_without_a_token_is_refused() {
+        let mut bpe = trained(false);
+        bpe.bytes[usize::from(b'q')] = None;
+        let message = bpe.encode("a queue").unwrap_err().to_string();
+        assert!(message.ends_with("has no token for \"byte 0x71 of  queue\""), "{message}");
+    }
 }

@@ -16,19 +16,23 @@ const HINT: &str = "Fashion-MNIST comes with the Debian package dataset-fashion-
 
 /// The training images of a folder.
 pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
-    let path = find(folder, ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])?;
-    let (sizes, pixels) = parse::<3>(&path, 0x0803)?;
-    let [count, height, width] = sizes;
+    let images = find(folder, ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])?;
+    let labels = find(folder, ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"])?;
+    read_pair(&images, &labels)
+}
+
+/// A file of images and the file of their labels.
+pub(super) fn read_pair(images: &Path, labels: &Path) -> Result<Raw, Error> {
+    let ([count, height, width], pixels) = parse::<3>(images, 0x0803)?;
     if pixels.is_empty() {
-        return Err(Error::Empty { path, expected: "at least one image".into() });
+        return Err(Error::Empty { path: images.into(), expected: "at least one image".into() });
     }
-    let path = find(folder, ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"])?;
-    let ([got], labels) = parse::<1>(&path, 0x0801)?;
+    let ([got], marks) = parse::<1>(labels, 0x0801)?;
     if got != count {
-        return Err(Error::Labels { path, expected: count, got });
+        return Err(Error::Labels { path: labels.into(), expected: count, got });
     }
-    let classes = labels.iter().max().map_or(0, |&l| usize::from(l) + 1);
-    Ok(Raw { path: folder.into(), pixels, labels, shape: [height, width, 1], classes })
+    let classes = marks.iter().max().map_or(0, |&l| usize::from(l) + 1);
+    Ok(Raw { path: images.into(), pixels, labels: marks, shape: [height, width, 1], classes })
 }
 
 /// The first of these names that is there, as it is or with `.gz`.
@@ -70,7 +74,7 @@ fn parse<const N: usize>(path: &Path, magic: u32) -> Result<([usize; N], Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Dataset, Facts, HostBatch, Images, Inputs, Split};
+    use crate::data::{DataFacts, Dataset, HostBatch, Images, Inputs, Split};
     use flate2::{Compression, write::GzEncoder};
     use std::io::Write;
 
@@ -150,7 +154,7 @@ mod tests {
         assert!((images.standard().mean[0] - 72.94).abs() < 0.2, "{:?}", images.standard());
         assert!((images.standard().std[0] - 90.02).abs() < 0.2, "{:?}", images.standard());
         let data = Dataset::Images(images);
-        assert_eq!(data.facts(), Facts::Images { height: 28, width: 28, channels: 1, classes: 10 });
+        assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((28, 28, 1)), classes: Some(10) });
         assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (54_000, 6_000));
         let batch = data.batch(Split::Train, &[(0, 0), (0, 53_999)]).unwrap();
         let HostBatch { inputs: Inputs::Images { shape, .. }, samples: 2, .. } = batch else { panic!() };

@@ -4,7 +4,7 @@
 //! the same samples. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
 //! training split, both exact since the sums are integers. A channel that never varies is divided by 1.
 
-use super::{Error, Facts, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use super::{DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
 use std::path::{Path, PathBuf};
 
 /// The key of the shuffle that holds out validation images: the same for every run.
@@ -50,6 +50,11 @@ impl Images {
         Images::new(super::idx::read(folder)?, validation)
     }
 
+    /// The same from a file of images and a file of labels, whatever their names.
+    pub fn idx_pair(images: &Path, labels: &Path, validation: f64) -> Result<Images, Error> {
+        Images::new(super::idx::read_pair(images, labels)?, validation)
+    }
+
     /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left alone.
     pub fn cifar10(folder: &Path, validation: f64) -> Result<Images, Error> {
         Images::new(super::cifar::read(folder)?, validation)
@@ -90,9 +95,9 @@ impl Images {
         }
     }
 
-    pub(super) fn facts(&self) -> Facts {
+    pub(super) fn facts(&self) -> DataFacts {
         let [height, width, channels] = self.raw.shape;
-        Facts::Images { height, width, channels, classes: self.raw.classes }
+        DataFacts { vocab: None, image: Some((height, width, channels)), classes: Some(self.raw.classes) }
     }
 
     pub(super) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> HostBatch {
@@ -180,7 +185,7 @@ mod tests {
     #[test]
     fn training_pixels_are_standard() {
         let data = Dataset::Images(Images::new(raw(100), 0.1).unwrap());
-        assert_eq!(data.facts(), Facts::Images { height: 2, width: 3, channels: 2, classes: 256 });
+        assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((2, 3, 2)), classes: Some(256) });
         let Inputs::Images { pixels, shape } = all(&data, Split::Train).inputs else { panic!() };
         assert_eq!(shape, [90, 2, 3, 2]);
         let n = (pixels.len() / 2) as f32;

@@ -9,7 +9,7 @@
 //! | MNIST, Fashion-MNIST | `idx` |
 //! | CIFAR-10 | `cifar` |
 //! | drawn shapes | `shapes` |
-//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `bpe` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `bpe`, `split` |
 //! | token files (`.bin`) | `mapped` |
 //! | made-up sums | `arithmetic` |
 
@@ -26,6 +26,7 @@ mod shapes;
 mod split;
 mod text;
 mod tokenizer;
+mod tokenizer_json;
 mod tokens;
 
 pub use arithmetic::Arithmetic;
@@ -38,6 +39,8 @@ pub use shapes::{CLASSES as SHAPES, Shapes};
 pub use text::Text;
 pub use tokenizer::Tokenizer;
 pub use tokens::{Tokens, Windows};
+
+use espalier_plan::DataFacts;
 
 /// Samples to learn from, and samples to judge by.
 #[derive(Debug)]
@@ -55,29 +58,6 @@ pub enum Split {
     Train,
     /// What it never learns from. The same samples whatever the run's seed.
     Validation,
-}
-
-/// What a model must know of the data it will meet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Facts {
-    /// Of images.
-    Images {
-        /// Rows.
-        height: usize,
-        /// Columns.
-        width: usize,
-        /// Colours.
-        channels: usize,
-        /// Labels are below this.
-        classes: usize,
-    },
-    /// Of tokens.
-    Tokens {
-        /// Ids are below this.
-        vocab: usize,
-        /// Tokens in a sample.
-        seq: usize,
-    },
 }
 
 /// A batch in host memory.
@@ -135,7 +115,7 @@ impl Dataset {
     }
 
     /// What a model must know of the data.
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> DataFacts {
         match self {
             Dataset::Images(images) => images.facts(),
             Dataset::Tokens(tokens) => tokens.facts(),

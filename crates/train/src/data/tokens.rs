@@ -5,7 +5,7 @@
 //! places every time. The validation split is the end of the stream, in windows that never move.
 
 use super::{
-    Error, Facts, HostBatch, Inputs, Split,
+    DataFacts, Error, HostBatch, Inputs, Split,
     error::check_validation,
     mapped::{Mapped, Width},
     text::Text,
@@ -122,8 +122,8 @@ impl Tokens {
         }
     }
 
-    pub(super) fn facts(&self) -> Facts {
-        Facts::Tokens { vocab: self.vocab, seq: self.seq }
+    pub(super) fn facts(&self) -> DataFacts {
+        DataFacts { vocab: Some(self.vocab), image: None, classes: None }
     }
 
     pub(super) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {

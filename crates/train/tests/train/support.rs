@@ -114,7 +114,7 @@ pub fn tiny_cnn(overrides: &[&str]) -> Base {
 pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
     let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
     let dataset = Dataset::open(&run_file).unwrap();
-    let plan = Plan::new(run_file, dataset.facts().into()).unwrap();
+    let plan = Plan::new(run_file, dataset.facts()).unwrap();
     (plan, dataset, Device::cpu(threads).unwrap())
 }
 
