@@ -3,6 +3,7 @@
 //! Cloning shares the buffer. Writing asks for the only owner, so that no one else can see the change;
 //! a shared tensor that is written to is a mistake of ours and panics.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::cpu::buffer::Buffer;
@@ -126,6 +127,16 @@ impl Tensor {
     /// Its bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         Arc::get_mut(&mut self.buffer).expect("a tensor that is written to has one owner").bytes_mut()
+    }
+
+    /// Its bytes on the host: borrowed where the device is the host, a copy otherwise.
+    pub fn host_bytes(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.bytes())
+    }
+
+    /// Overwrites it with bytes of the host.
+    pub fn copy_from_host(&mut self, bytes: &[u8]) {
+        self.bytes_mut().copy_from_slice(bytes);
     }
 
     /// Whether nobody else holds its buffer, so that it may be written to.

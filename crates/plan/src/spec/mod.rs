@@ -7,8 +7,15 @@
 //! Shapes are those of one sample: text is `[seq]` ids, then `[seq, width]`; images are `[height, width, channels]`
 //! (channels last, as the kernels want them), whatever the order in a file.
 
+pub mod activations;
 pub mod count;
+pub mod custom;
 pub mod presets;
+pub mod shape;
+
+pub use activations::{Precision, Recompute};
+pub use count::{Buffer, Parameter};
+pub use shape::{Shape, ShapeError};
 
 use serde::Serialize;
 

@@ -93,7 +93,7 @@ pub(super) fn fetch<C>(at: *const C, bytes: usize) {
 }
 
 /// A vector of f32.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     /// How many.
     const N: usize;
     unsafe fn splat(x: f32) -> Self;

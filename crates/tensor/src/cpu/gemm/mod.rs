@@ -32,6 +32,7 @@ use crate::dtype::{DType, Float};
 use crate::ops::activation::Activation;
 use drive::Job;
 use engine::Engine;
+pub(crate) use engine::Lanes;
 
 /// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,265 @@
+//! Activation bytes: what the forward pass keeps for the backward pass.
+//!
+//! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
+//! before it saves its output; each edge counts once, however many want it. What a layer saves is one table,
+//! `saves`. A residual's input edge is shared by branch and shortcut, and its output is a new edge. The logits are
+//! kept for the loss.
+//!
+//! With `recompute = "block"` only the input edge of every block stays; the backward pass runs one block's forward
+//! again, so that one block's own edges (and the logits, in the last) exist at a time: the largest counts.
+
+use serde::Serialize;
+
+use super::shape::Shape;
+use super::{Activation, Layer, Model, ShapeError};
+
+/// What weights, gradients and activations are stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// The upper 16 bits of an f32; the optimizer keeps a master copy in f32.
+    Bf16,
+}
+
+impl Precision {
+    /// As the run file writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            Precision::F32 => 4,
+            Precision::Bf16 => 2,
+        }
+    }
+}
+
+/// What is computed twice to save memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Every block but the last runs its forward again just before its backward.
+    Block,
+}
+
+/// What one layer wants from the forward pass.
+struct Saves {
+    input: bool,
+    output: bool,
+    /// f32 numbers for each sample: statistics of rows.
+    per_sample: u64,
+    /// f32 numbers for the whole micro-batch: statistics of channels.
+    per_batch: u64,
+}
+
+/// The table. Residuals save nothing themselves: the walk goes into them.
+fn saves(layer: &Layer, input: Shape) -> Saves {
+    let (of_input, of_output) = match layer {
+        Layer::Linear { .. }
+        | Layer::TiedLinear { .. }
+        | Layer::Conv { .. }
+        | Layer::MaxPool { .. }
+        | Layer::BatchNorm { .. }
+        | Layer::LayerNorm { .. }
+        | Layer::RmsNorm { .. }
+        | Layer::Embedding { .. }
+        | Layer::Activation(Activation::Gelu | Activation::Silu) => (true, false),
+        Layer::Activation(Activation::Relu) => (false, true),
+        Layer::Attention { .. } => (true, true),
+        Layer::AvgPool { .. }
+        | Layer::GlobalAvgPool
+        | Layer::AdaptiveAvgPool { .. }
+        | Layer::Flatten
+        | Layer::PadChannels { .. }
+        | Layer::PositionEmbedding { .. }
+        | Layer::Dropout { .. }
+        | Layer::Residual { .. } => (false, false),
+    };
+    let per_sample = match layer {
+        Layer::LayerNorm { .. } => 2 * input.rows(),
+        Layer::RmsNorm { .. } => input.rows(),
+        Layer::Attention { heads, .. } => (*heads as u64).saturating_mul(input.rows()),
+        _ => 0,
+    };
+    let per_batch = match layer {
+        Layer::BatchNorm { channels, .. } => 2 * *channels as u64,
+        _ => 0,
+    };
+    Saves { input: of_input, output: of_output, per_sample, per_batch }
+}
+
+/// Bytes of one micro-batch, gathered during a walk.
+struct Tally {
+    samples: u64,
+    precision: Precision,
+    bytes: u64,
+}
+
+impl Tally {
+    fn edge_bytes(&self, shape: Shape) -> u64 {
+        let size = if matches!(shape, Shape::Tokens { .. }) { 4 } else { self.precision.size() };
+        shape.elements().saturating_mul(size).saturating_mul(self.samples)
+    }
+
+    fn add_edge(&mut self, shape: Shape, kept: bool) {
+        if kept {
+            self.bytes = self.bytes.saturating_add(self.edge_bytes(shape));
+        }
+    }
+
+    /// Adds what stands inside a chain of layers: its inner edges and its layers' statistics, not its two ends.
+    fn chain(&mut self, layers: &[Layer], input: Shape) -> Result<Ends, String> {
+        let mut ends = Ends { input: false, output: false, shape: input };
+        for (i, layer) in layers.iter().enumerate() {
+            let wants = self.layer(layer, ends.shape)?;
+            if i == 0 {
+                ends.input = wants.input;
+            } else {
+                self.add_edge(ends.shape, ends.output || wants.input);
+            }
+            ends.output = wants.output;
+            ends.shape = wants.shape;
+        }
+        Ok(ends)
+    }
+
+    fn layer(&mut self, layer: &Layer, input: Shape) -> Result<Ends, String> {
+        if let Layer::Residual { branch, shortcut } = layer {
+            let long = self.chain(branch, input)?;
+            let short = self.chain(shortcut, input)?;
+            // The two summands are edges too: they end inside the residual. An empty side is the input edge itself.
+            self.add_edge(long.shape, long.output);
+            self.add_edge(short.shape, short.output);
+            return Ok(Ends { input: long.input || short.input, output: false, shape: long.shape });
+        }
+        let wants = saves(layer, input);
+        let statistics = wants.per_sample.saturating_mul(self.samples).saturating_add(wants.per_batch);
+        self.bytes = self.bytes.saturating_add(statistics.saturating_mul(4));
+        Ok(Ends { input: wants.input, output: wants.output, shape: layer.output(input)? })
+    }
+}
+
+/// What a layer or a chain wants of the edges at its two ends, and the shape of the second.
+#[derive(Clone, Copy)]
+struct Ends {
+    input: bool,
+    output: bool,
+    shape: Shape,
+}
+
+impl Model {
+    /// Bytes that the forward pass of one micro-batch of `samples` keeps for the backward pass.
+    pub fn activation_bytes(
+        &self,
+        samples: usize,
+        precision: Precision,
+        recompute: Recompute,
+    ) -> Result<u64, ShapeError> {
+        self.check()?;
+        let mut tally = Tally { samples: samples as u64, precision, bytes: 0 };
+        let mut edge = Ends { input: false, output: false, shape: self.input.shape() };
+        // Edges between blocks; each block's own; both end in the logits.
+        let (mut between, mut own) = (0u64, Vec::new());
+        for block in self.blocks.iter().filter(|block| !block.layers.is_empty()) {
+            tally.bytes = 0;
+            let ends = tally.chain(&block.layers, edge.shape).expect("the shapes were checked");
+            own.push(tally.bytes);
+            let kept = recompute == Recompute::Block || edge.output || ends.input;
+            between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
+            edge = ends;
+        }
+        if let Some(last) = own.last_mut() {
+            *last = last.saturating_add(tally.edge_bytes(edge.shape));
+        }
+        let inside = match recompute {
+            Recompute::None => own.iter().fold(0, |n: u64, &b| n.saturating_add(b)),
+            Recompute::Block => own.into_iter().max().unwrap_or(0),
+        };
+        Ok(between.saturating_add(inside))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::presets::*;
+    use super::*;
+
+    fn bytes(model: &Model, samples: usize, recompute: Recompute) -> u64 {
+        model.activation_bytes(samples, Precision::F32, recompute).unwrap()
+    }
+
+    /// By hand: image (conv1 saves it), relu1 24x24x32, pool1 12x12x32 (conv2), relu2 8x8x64, the vector of 1024
+    /// (linear), 10 logits. Not kept: what a conv gives its relu, and pool2, which a flatten takes.
+    #[test]
+    fn simple_cnn_by_hand() {
+        let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 1024 + 10;
+        assert_eq!(bytes(&simple_cnn((28, 28, 1), 10), 3, Recompute::None), 3 * 4 * edges);
+    }
+
+    /// By hand, per token in f32: ids 1; layer: ln_1 input w + 2, c_attn input w, qkv 3w, attention output w and a
+    /// number a head, ln_2 input w + 2, c_fc input w, gelu input 4w, c_proj input 4w; ln_f input w + 2, head input w,
+    /// logits v. What the token embedding gives the position embedding is not kept.
+    #[test]
+    fn gpt_by_hand() {
+        let (w, h, s, v) = (8, 2, 4, 16);
+        let shape = Gpt { layers: 2, width: w, heads: h, context: s, vocab: v, ..Gpt::default() };
+        let model = gpt("gpt", &shape);
+        let layer = w + 2 + w + 3 * w + w + h + w + 2 + w + 4 * w + 4 * w;
+        let head = w + 2 + w + v;
+        assert_eq!(bytes(&model, 5, Recompute::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
+        // Recomputing: the inputs of embedding, two layers and head; then the larger of a layer's own and the head's.
+        let largest = (layer - w).max(head - w);
+        assert_eq!(bytes(&model, 5, Recompute::Block), (5 * 4 * s * (1 + 3 * w + largest)) as u64);
+        // In bf16 the ids and the statistics keep four bytes.
+        let four = 1 + 2 * (4 + h) + 2;
+        let two = 2 * (layer - 4 - h) + head - 2;
+        let half = model.activation_bytes(5, Precision::Bf16, Recompute::None).unwrap();
+        assert_eq!(half, (5 * s * (4 * four + 2 * two)) as u64);
+    }
+
+    /// The input of a projecting residual is shared: counted once although two convolutions save it.
+    #[test]
+    fn a_shared_edge_counts_once_and_channel_statistics_do_not_grow_with_the_batch() {
+        let conv = |name: &str| Layer::Conv {
+            name: name.into(),
+            input: 1,
+            output: 1,
+            kernel: 1,
+            stride: 1,
+            padding: 0,
+            bias: false,
+            init: super::super::Init::Constant(1.0),
+        };
+        let norm = Layer::BatchNorm { name: "n".into(), channels: 1, scale: 1.0 };
+        let both = Layer::Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] };
+        let model = Model {
+            name: "shared".into(),
+            input: super::super::Input::Image { height: 2, width: 2, channels: 1 },
+            blocks: vec![super::super::Block {
+                name: "only".into(),
+                layers: vec![both, Layer::GlobalAvgPool],
+            }],
+            classes: 1,
+        };
+        // The input (4), the norm's input (4), the logits (1); and two statistics for the batch.
+        assert_eq!(bytes(&model, 1, Recompute::None), 4 * (4 + 4 + 1 + 2));
+        assert_eq!(bytes(&model, 7, Recompute::None), 4 * (7 * (4 + 4 + 1) + 2));
+    }
+
+    #[test]
+    fn recomputing_never_keeps_more_than_all_edges_and_helps_deep_models() {
+        let model = gpt("gpt2-124m", &Gpt::preset("gpt2-124m").unwrap());
+        assert!(bytes(&model, 1, Recompute::Block) * 3 < bytes(&model, 1, Recompute::None));
+    }
+}

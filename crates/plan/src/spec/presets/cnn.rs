@@ -1,0 +1,103 @@
+//! The small models: a multi-layer perceptron, and the two networks of the data-parallelism study (Lee et al. 2021).
+//!
+//! All start from a truncated normal over the fan-in, with biases at 0.
+
+use super::super::{Layer, Model};
+use super::{ImageSize, RELU, block, fan_in, input, linear, windows};
+
+/// Linear layers `fc1`, `fc2`, ... with a ReLU between each two; the image is flattened first. A block per linear.
+pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
+    let mut width = image.0.saturating_mul(image.1).saturating_mul(image.2);
+    let mut blocks = Vec::new();
+    for (i, &output) in hidden.iter().chain([&classes]).enumerate() {
+        let name = format!("fc{}", i + 1);
+        let last = i == hidden.len();
+        let mut layers = if i == 0 { vec![Layer::Flatten] } else { Vec::new() };
+        layers.push(linear(&name, width, output, fan_in(if last { 1.0 } else { 2.0 }, width)));
+        if !last {
+            layers.push(RELU);
+        }
+        blocks.push(block(name, layers));
+        width = output;
+    }
+    Model { name: "mlp".into(), input: input(image), blocks, classes }
+}
+
+/// Two valid 5 x 5 convolutions of 32 and 64 channels, each with ReLU and a max pool of 2, then one linear layer.
+/// 62,346 parameters at 28 x 28 x 1 and 10 classes.
+pub fn simple_cnn(image: ImageSize, classes: usize) -> Model {
+    let (height, width, channels) = image;
+    let stage = |name: &str, input, output| {
+        let pool = Layer::MaxPool { kernel: 2, stride: 2, padding: 0 };
+        block(name, vec![conv(name, input, output, 5, 1, 0), RELU, pool])
+    };
+    let side = |n| windows(windows(windows(windows(n, 5, 1), 2, 2), 5, 1), 2, 2);
+    let flat = side(height).saturating_mul(side(width)).saturating_mul(64);
+    let head = vec![Layer::Flatten, linear("fc", flat, classes, fan_in(1.0, flat))];
+    let blocks = vec![stage("conv1", channels, 32), stage("conv2", 32, 64), block("head", head)];
+    Model { name: "simple-cnn".into(), input: input(image), blocks, classes }
+}
+
+/// A pre-activation residual network without batch norm: widths 16, 32, 64, one block each, the last two at stride
+/// 2 with a shortcut of average pool and zero channels. 75,050 parameters at 3 colours and 10 classes.
+pub fn resnet8(image: ImageSize, classes: usize) -> Model {
+    let mut blocks = vec![block("stem", vec![conv("conv", image.2, 16, 3, 1, 1)])];
+    let mut input_channels = 16;
+    for (i, output) in [16, 32, 64].into_iter().enumerate() {
+        let name = format!("block{}", i + 1);
+        let stride = if output == input_channels { 1 } else { 2 };
+        let branch = vec![
+            RELU,
+            conv(format!("{name}.conv1"), input_channels, output, 3, stride, 1),
+            RELU,
+            conv(format!("{name}.conv2"), output, output, 3, 1, 1),
+        ];
+        let shortcut = match stride {
+            1 => Vec::new(),
+            _ => vec![
+                Layer::AvgPool { kernel: 2, stride: 2 },
+                Layer::PadChannels { input: input_channels, output },
+            ],
+        };
+        blocks.push(block(name, vec![Layer::Residual { branch, shortcut }]));
+        input_channels = output;
+    }
+    let head = vec![RELU, Layer::GlobalAvgPool, linear("fc", 64, classes, fan_in(1.0, 64))];
+    blocks.push(block("head", head));
+    Model { name: "resnet8".into(), input: input(image), blocks, classes }
+}
+
+fn conv(
+    name: impl Into<String>,
+    input: usize,
+    output: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+) -> Layer {
+    let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
+    Layer::Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mlp_flattens_once_and_has_a_block_per_linear() {
+        let model = mlp((28, 28, 1), &[300, 100], 10);
+        model.check().unwrap();
+        let names: Vec<_> = model.blocks.iter().map(|b| b.name.as_str()).collect();
+        assert_eq!(names, ["fc1", "fc2", "fc3"]);
+        assert_eq!(model.parameter_count(), 266_610); // LeNet-300-100
+        mlp((28, 28, 1), &[], 10).check().unwrap();
+    }
+
+    #[test]
+    fn an_image_too_small_names_the_layer() {
+        let error = simple_cnn((10, 10, 1), 10).check().unwrap_err();
+        insta::assert_snapshot!(error, @"layer 3 (conv `conv2`): a window of 5 x 5 is larger than an image of 3 x 3 x 32");
+        let odd = resnet8((15, 15, 3), 10).check().unwrap_err();
+        insta::assert_snapshot!(odd, @"layer 2 (residual): its sides must have one shape: the branch gives an image of 8 x 8 x 32, the shortcut an image of 7 x 7 x 32");
+    }
+}

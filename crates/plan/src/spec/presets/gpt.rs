@@ -1,0 +1,184 @@
+//! GPT: GPT-2's architecture and Hugging Face's names without the `transformer.` prefix; GPT-3's sizes.
+//!
+//! All weights start from a normal of 0.02; projections that end a residual branch are divided by sqrt(2 layers),
+//! since the residual stream sums that many of them (Radford et al. 2019). With a dropout rate, there is a dropout
+//! after the embeddings and at the end of every branch; attention weights are not dropped.
+
+use serde::Serialize;
+
+use super::super::{Activation, Init, Input, Layer, Model, WeightOrder};
+use super::block;
+
+/// Which norm stands before each branch and before the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Norm {
+    /// Layer norm, with scale and shift.
+    #[default]
+    Layer,
+    /// RMS norm, with scale.
+    Rms,
+}
+
+/// The sizes and choices of a GPT.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Gpt {
+    /// Transformer layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Attention heads, of `width / heads` each.
+    pub heads: usize,
+    /// Tokens in a sample.
+    pub context: usize,
+    /// Tokens there are.
+    pub vocab: usize,
+    /// Dropout rate, 0 for none.
+    pub dropout: f32,
+    /// Whether the head uses the token embedding's weight.
+    pub tied: bool,
+    /// The norm.
+    pub norm: Norm,
+    /// The non-linearity of the multi-layer perceptron.
+    pub activation: Activation,
+}
+
+impl Default for Gpt {
+    /// Small enough for a laptop, with a vocabulary of bytes.
+    fn default() -> Gpt {
+        Gpt {
+            layers: 4,
+            width: 128,
+            heads: 4,
+            context: 128,
+            vocab: 256,
+            dropout: 0.0,
+            tied: true,
+            norm: Norm::Layer,
+            activation: Activation::Gelu,
+        }
+    }
+}
+
+impl Gpt {
+    /// Names of the published sizes.
+    pub const PRESETS: [&str; 6] =
+        ["gpt2-124m", "gpt2-350m", "gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b"];
+
+    /// A published size by name. GPT-3 XL has 16 heads here (the paper's 24 do not divide its width) and 13B a
+    /// width of 5120 (the paper's 5140 is not a multiple of its 40 heads).
+    pub fn preset(name: &str) -> Option<Gpt> {
+        let (layers, width, heads, context) = match name {
+            "gpt2-124m" => (12, 768, 12, 1024),
+            "gpt2-350m" => (24, 1024, 16, 1024),
+            "gpt3-xl" => (24, 2048, 16, 2048),
+            "gpt3-2.7b" => (32, 2560, 32, 2048),
+            "gpt3-6.7b" => (32, 4096, 32, 2048),
+            "gpt3-13b" => (40, 5120, 40, 2048),
+            _ => return None,
+        };
+        Some(Gpt { layers, width, heads, context, vocab: 50257, ..Gpt::default() })
+    }
+}
+
+/// Builds one. Blocks: `embedding`, `h.0` ..., `head` (the last norm and the logits).
+pub fn gpt(name: &str, shape: &Gpt) -> Model {
+    let &Gpt { layers, width, context, vocab, .. } = shape;
+    let init = Init::Normal(0.02);
+    let mut embedding = vec![
+        Layer::Embedding { name: "wte".into(), vocab, width, init },
+        Layer::PositionEmbedding { name: "wpe".into(), context, width, init },
+    ];
+    embedding.extend(dropout(shape));
+    let mut blocks = vec![block("embedding", embedding)];
+    blocks.extend((0..layers).map(|i| {
+        let name = format!("h.{i}");
+        let layers = transformer_layer(&name, shape);
+        block(name, layers)
+    }));
+    let logits = if shape.tied {
+        Layer::TiedLinear { weight: "wte.weight".into(), input: width, output: vocab }
+    } else {
+        let order = WeightOrder::OutIn;
+        Layer::Linear { name: "lm_head".into(), input: width, output: vocab, bias: false, order, init }
+    };
+    blocks.push(block("head", vec![norm("ln_f".into(), shape), logits]));
+    Model { name: name.into(), input: Input::Tokens { seq: context, vocab }, blocks, classes: vocab }
+}
+
+fn transformer_layer(name: &str, shape: &Gpt) -> Vec<Layer> {
+    let &Gpt { layers, width, heads, activation, .. } = shape;
+    let residual = 0.02 / (2.0 * layers as f32).sqrt();
+    let linear = |part: &str, input: usize, output: usize, deviation| Layer::Linear {
+        name: format!("{name}.{part}"),
+        input,
+        output,
+        bias: true,
+        order: WeightOrder::InOut,
+        init: Init::Normal(deviation),
+    };
+    let mut attention = vec![
+        norm(format!("{name}.ln_1"), shape),
+        linear("attn.c_attn", width, width.saturating_mul(3), 0.02),
+        Layer::Attention { heads, width },
+        linear("attn.c_proj", width, width, residual),
+    ];
+    let hidden = width.saturating_mul(4);
+    let mut perceptron = vec![
+        norm(format!("{name}.ln_2"), shape),
+        linear("mlp.c_fc", width, hidden, 0.02),
+        Layer::Activation(activation),
+        linear("mlp.c_proj", hidden, width, residual),
+    ];
+    attention.extend(dropout(shape));
+    perceptron.extend(dropout(shape));
+    [attention, perceptron].map(|branch| Layer::Residual { branch, shortcut: Vec::new() }).into()
+}
+
+fn norm(name: String, shape: &Gpt) -> Layer {
+    match shape.norm {
+        Norm::Layer => Layer::LayerNorm { name, width: shape.width },
+        Norm::Rms => Layer::RmsNorm { name, width: shape.width },
+    }
+}
+
+fn dropout(shape: &Gpt) -> Option<Layer> {
+    (shape.dropout > 0.0).then_some(Layer::Dropout { rate: shape.dropout })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_hugging_faces() {
+        let shape = Gpt { layers: 1, ..Gpt::default() };
+        let names: Vec<_> = gpt("gpt", &shape).parameters().into_iter().map(|p| p.name).collect();
+        let expected = "wte.weight wpe.weight h.0.ln_1.weight h.0.ln_1.bias h.0.attn.c_attn.weight \
+            h.0.attn.c_attn.bias h.0.attn.c_proj.weight h.0.attn.c_proj.bias h.0.ln_2.weight h.0.ln_2.bias \
+            h.0.mlp.c_fc.weight h.0.mlp.c_fc.bias h.0.mlp.c_proj.weight h.0.mlp.c_proj.bias ln_f.weight ln_f.bias";
+        assert_eq!(names, expected.split_whitespace().collect::<Vec<_>>());
+        let c_attn = &gpt("gpt", &shape).parameters()[4];
+        assert_eq!(c_attn.shape, [128, 384]);
+    }
+
+    #[test]
+    fn dropout_is_a_layer_only_where_it_drops() {
+        let count = |rate| {
+            let mut n = 0;
+            gpt("gpt", &Gpt { layers: 2, dropout: rate, ..Gpt::default() })
+                .for_each(&mut |layer| n += usize::from(matches!(layer, Layer::Dropout { .. })));
+            n
+        };
+        assert_eq!(count(0.0), 0);
+        assert_eq!(count(0.1), 5);
+    }
+
+    #[test]
+    fn variants_fit_and_wrong_heads_are_named() {
+        let other = Gpt { norm: Norm::Rms, activation: Activation::Silu, tied: false, ..Gpt::default() };
+        gpt("gpt", &other).check().unwrap();
+        let error = gpt("gpt", &Gpt { heads: 3, ..Gpt::default() }).check().unwrap_err();
+        insta::assert_snapshot!(error, @"layer 2 (residual), branch 2 (attention): 3 heads do not divide the width 128");
+    }
+}

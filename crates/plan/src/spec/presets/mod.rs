@@ -1,0 +1,64 @@
+//! The built-in models. Each constructor returns data; [`Model::check`](super::Model::check) says whether its sizes fit.
+//!
+//! Where a convolutional model ends in a flatten, the width of the next linear layer follows from the image. An
+//! image too small for the model gives a width of 0 here, and the check names the layer whose window does not fit.
+
+mod cnn;
+mod gpt;
+mod resnet;
+mod vgg;
+
+pub use cnn::{mlp, resnet8, simple_cnn};
+pub use gpt::{Gpt, Norm, gpt};
+pub use resnet::{ResNet, resnet};
+pub use vgg::{Vgg, vgg};
+
+use serde::Serialize;
+
+use super::{Activation, Block, Init, Input, Layer, WeightOrder};
+
+/// Rows, columns and colours of an image.
+pub type ImageSize = (usize, usize, usize);
+
+/// Which images a convolutional model of the ImageNet era is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Form {
+    /// As published, for 224 x 224.
+    #[serde(rename = "imagenet")]
+    ImageNet,
+    /// The usual form for CIFAR: the stem keeps the resolution, the head is one linear layer.
+    #[serde(rename = "32x32")]
+    Small,
+}
+
+impl Form {
+    /// The form that suits an image: the small one up to 64 pixels a side.
+    pub fn for_image((height, width, _): ImageSize) -> Form {
+        if height.max(width) <= 64 { Form::Small } else { Form::ImageNet }
+    }
+}
+
+fn input((height, width, channels): ImageSize) -> Input {
+    Input::Image { height, width, channels }
+}
+
+fn block(name: impl Into<String>, layers: Vec<Layer>) -> Block {
+    Block { name: name.into(), layers }
+}
+
+const RELU: Layer = Layer::Activation(Activation::Relu);
+
+/// Truncated normal over the fan-in. `gain` is 2 where a ReLU follows, which halves the variance (He et al. 2015),
+/// and 1 at the logits, where nothing follows.
+fn fan_in(gain: f32, fan: usize) -> Init {
+    Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
+}
+
+fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> Layer {
+    Layer::Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init }
+}
+
+/// The side of an image after windows of `kernel` at `stride`; 0 where none fits.
+fn windows(side: usize, kernel: usize, stride: usize) -> usize {
+    side.checked_sub(kernel).map_or(0, |room| room / stride + 1)
+}

@@ -1,0 +1,109 @@
+//! VGG (Simonyan & Zisserman 2014) with torchvision's names: convolutions are numbered among all layers of
+//! `features`, so batch norm changes the numbers.
+//!
+//! Convolutions start from He's normal over the fan-out with biases at 0, linear layers from a normal of 0.01.
+
+use super::super::{Init, Layer, Model};
+use super::{Form, ImageSize, RELU, block, input, linear};
+
+/// Which VGG.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Vgg {
+    /// vgg-16
+    V16,
+    /// vgg-19
+    V19,
+}
+
+impl Vgg {
+    /// All of them.
+    pub const ALL: [Vgg; 2] = [Vgg::V16, Vgg::V19];
+
+    /// As in a run file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Vgg::V16 => "vgg-16",
+            Vgg::V19 => "vgg-19",
+        }
+    }
+}
+
+/// Builds one. A block per group of convolutions, named for its first (`features.0`), and `head`.
+pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: bool) -> Model {
+    let deep = if net == Vgg::V16 { 3 } else { 4 };
+    let groups = [(2, 64), (2, 128), (deep, 256), (deep, 512), (deep, 512)];
+    let (mut blocks, mut channels, mut number) = (Vec::new(), image.2, 0);
+    for (convs, output) in groups {
+        let name = format!("features.{number}");
+        let mut layers = Vec::new();
+        for _ in 0..convs {
+            layers.push(conv(format!("features.{number}"), channels, output));
+            if batch_norm {
+                let name = format!("features.{}", number + 1);
+                layers.push(Layer::BatchNorm { name, channels: output, scale: 1.0 });
+            }
+            layers.push(RELU);
+            number += if batch_norm { 3 } else { 2 };
+            channels = output;
+        }
+        layers.push(Layer::MaxPool { kernel: 2, stride: 2, padding: 0 });
+        number += 1;
+        blocks.push(block(name, layers));
+    }
+    let dense = |name: &str, input, output| linear(name, input, output, Init::Normal(0.01));
+    let head = match form {
+        Form::ImageNet => vec![
+            Layer::AdaptiveAvgPool { size: 7 },
+            Layer::Flatten,
+            dense("classifier.0", 512 * 7 * 7, 4096),
+            RELU,
+            Layer::Dropout { rate: 0.5 },
+            dense("classifier.3", 4096, 4096),
+            RELU,
+            Layer::Dropout { rate: 0.5 },
+            dense("classifier.6", 4096, classes),
+        ],
+        // Five pools halve the image five times: 32 x 32 becomes 1 x 1.
+        Form::Small => {
+            let flat = (image.0 / 32).saturating_mul(image.1 / 32).saturating_mul(512);
+            vec![Layer::Flatten, dense("classifier", flat, classes)]
+        }
+    };
+    blocks.push(block("head", head));
+    let name = format!("{}{}", net.name(), if batch_norm { "-bn" } else { "" });
+    Model { name, input: input(image), blocks, classes }
+}
+
+fn conv(name: String, input: usize, output: usize) -> Layer {
+    let init = Init::Normal((2.0 / (output * 9) as f32).sqrt());
+    Layer::Conv { name, input, output, kernel: 3, stride: 1, padding: 1, bias: true, init }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_torchvisions() {
+        let names = |batch_norm| {
+            let model = vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, batch_norm);
+            model.parameters().into_iter().map(|p| p.name).collect::<Vec<_>>()
+        };
+        for name in ["features.0.weight", "features.28.bias", "classifier.3.weight", "classifier.6.bias"] {
+            assert!(names(false).iter().any(|n| n == name), "{name}");
+        }
+        for name in ["features.1.weight", "features.40.bias", "features.41.bias"] {
+            assert!(names(true).iter().any(|n| n == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_small_form_ends_in_one_linear_of_512() {
+        for (net, parameters) in [(Vgg::V16, 14_719_818), (Vgg::V19, 20_029_514)] {
+            let model = vgg(net, (32, 32, 3), 10, Form::Small, false);
+            model.check().unwrap();
+            assert_eq!(model.parameter_count(), parameters);
+            vgg(net, (32, 32, 3), 10, Form::Small, true).check().unwrap();
+        }
+    }
+}
