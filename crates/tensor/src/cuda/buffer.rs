@@ -231,7 +231,8 @@ mod tests {
         assert_eq!(take(500), None);
         assert_eq!(take(600), Some(1024));
         assert_eq!(take(PAGE - 5), Some(PAGE));
-        assert_eq!(take(PAGE - 5), Some(2 * PAGE));
+        assert_eq!(take(PAGE - 5), None);
+        assert_eq!(take(PAGE + 5), Some(2 * PAGE));
         assert_eq!(take(50 * PAGE), None);
         assert_eq!(take(60 * PAGE), Some(64 * PAGE));
         assert_eq!(take(0), Some(0));

@@ -202,6 +202,16 @@ impl Cuda {
             Ok(())
         })
     }
+
+    /// The products seen so far for which cuBLASLt had no algorithm, so that kernels of ours finished them.
+    pub fn unfused_products(&self) -> Result<Vec<String>> {
+        self.with_blas(|blas| {
+            let unfused = blas.plans.iter().filter(|(_, plan)| plan.is_none());
+            let mut unfused: Vec<_> = unfused.map(|(key, _)| key.to_string()).collect();
+            unfused.sort();
+            Ok(unfused)
+        })
+    }
 }
 
 /// A card's cuBLASLt: its handle, its scratch space, and a plan for every product seen.

@@ -1,6 +1,7 @@
 //! How one product is done: cuBLASLt's descriptions of it and the algorithms it offers.
 
 use std::ffi::c_void;
+use std::fmt;
 
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cublasLtHandle_t,
@@ -53,6 +54,14 @@ impl Key {
             Kind::Gelu | Kind::GeluBias | Kind::GeluBackward => self.n.is_multiple_of(8),
             _ => true,
         }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let t = |transposed| if transposed { "T" } else { "N" };
+        write!(f, "{} x {} x {} {}{} ", self.m, self.n, self.k, t(self.ta), t(self.tb))?;
+        write!(f, "{:?} to {:?} {:?}", self.input, self.output, self.kind)
     }
 }
 
