@@ -249,18 +249,28 @@ impl Blas {
         if !key.possible() {
             return Ok(false);
         }
-        if !self.plans.contains_key(&key) {
-            let plan = Plan::new(self.handle.0, &key, self.workspace_bytes)?;
-            let plan = match (plan, self.search) {
-                (Some(plan), Search::Timed) => Some(self.fastest(cuda, plan, product, c)?),
-                (plan, _) => plan,
+        if let Some(known) = self.plans.get(&key) {
+            return match known {
+                Some(plan) => self.queue(cuda, plan, plan.best(), product, c, None).map(|()| true),
+                None => Ok(false),
             };
-            self.plans.insert(key, plan);
         }
-        match &self.plans[&key] {
-            Some(plan) => self.queue(cuda, plan, plan.best(), product, c, None).map(|()| true),
-            None => Ok(false),
+        let mut plan = Plan::new(self.handle.0, &key, self.workspace_bytes)?;
+        if let (Some(plan), Search::Timed) = (&mut plan, self.search) {
+            self.fastest(cuda, plan, product, c)?;
         }
+        // What the library offers it may still refuse to run; nothing is queued then.
+        let ran = loop {
+            let Some(some) = &mut plan else { break false };
+            match self.queue(cuda, some, some.best(), product, c, None) {
+                Ok(()) => break true,
+                Err(_) if some.drop_best() => {}
+                Err(e) if key.kind == Kind::Plain => return Err(e),
+                Err(_) => plan = None,
+            }
+        };
+        self.plans.insert(key, plan);
+        Ok(ran)
     }
 
     fn key(&self, p: &Product<'_>, c: &Tensor) -> Key {
@@ -340,13 +350,7 @@ impl Blas {
 
     /// Puts the fastest of a plan's algorithms first. What is measured is the very product, once to warm up and
     /// then a few times; where it adds to `c`, the sum goes elsewhere.
-    fn fastest(
-        &self,
-        cuda: &Cuda,
-        mut plan: Plan,
-        product: &mut Product<'_>,
-        c: &mut Tensor,
-    ) -> Result<Plan> {
+    fn fastest(&self, cuda: &Cuda, plan: &mut Plan, product: &mut Product<'_>, c: &mut Tensor) -> Result<()> {
         const TIMES: u32 = 4;
         let elsewhere = match product.accumulate {
             true => Some(cuda.allocate(c.byte_len(), Category::Workspace)?),
@@ -356,13 +360,13 @@ impl Blas {
         let mut best = (0, std::time::Duration::MAX);
         for i in 0..plan.algorithms() {
             let algorithm = *plan.algorithm(i);
-            if self.queue(cuda, &plan, &algorithm, product, c, address).is_err() {
+            if self.queue(cuda, plan, &algorithm, product, c, address).is_err() {
                 continue;
             }
             cuda.compute().synchronize()?;
             let start = std::time::Instant::now();
             for _ in 0..TIMES {
-                self.queue(cuda, &plan, &algorithm, product, c, address)?;
+                self.queue(cuda, plan, &algorithm, product, c, address)?;
             }
             cuda.compute().synchronize()?;
             if start.elapsed() < best.1 {
@@ -370,7 +374,7 @@ impl Blas {
             }
         }
         plan.prefer(best.0);
-        Ok(plan)
+        Ok(())
     }
 }
 

@@ -47,13 +47,22 @@ pub(super) enum Kind {
     SumsOfB,
 }
 
+impl Kind {
+    /// Whether it reads a bias or writes sums.
+    fn has_vector(self) -> bool {
+        matches!(self, Kind::Bias | Kind::GeluBias | Kind::SumsOfA | Kind::SumsOfB)
+    }
+
+    /// Whether it keeps or reads what stands before the activation.
+    fn has_matrix(self) -> bool {
+        matches!(self, Kind::Gelu | Kind::GeluBias | Kind::GeluBackward)
+    }
+}
+
 impl Key {
     /// Whether it is worth asking: rows of what an epilogue keeps must be a multiple of 8 elements.
     pub(super) fn possible(&self) -> bool {
-        match self.kind {
-            Kind::Gelu | Kind::GeluBias | Kind::GeluBackward => self.n.is_multiple_of(8),
-            _ => true,
-        }
+        !self.kind.has_matrix() || self.n.is_multiple_of(8)
     }
 }
 
@@ -101,14 +110,11 @@ impl Plan {
             Kind::SumsOfA => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
         };
         operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
-        match key.kind {
-            Kind::Plain => {}
-            Kind::Bias | Kind::SumsOfA | Kind::SumsOfB => {
-                operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.output))?;
-            }
-            Kind::Gelu | Kind::GeluBias | Kind::GeluBackward => {
-                operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n as i64)?;
-            }
+        if key.kind.has_vector() {
+            operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.output))?;
+        }
+        if key.kind.has_matrix() {
+            operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n as i64)?;
         }
         // What lies as [rows, width] by rows lies as [width, rows] by columns.
         let stored = |rows: usize, width: usize, t: bool| if t { (rows, width) } else { (width, rows) };
@@ -121,8 +127,9 @@ impl Plan {
             result: Layout::new(key.output, key.n, key.m, key.batch)?,
             algorithms: Vec::new(),
         };
-        // A heuristic for an epilogue looks at these pointers' presence and alignment.
-        plan.point(Some(256), Some(256))?;
+        // The ranking of an epilogue's algorithms looks at its pointers' alignment, so they need a value.
+        let aligned = |used: bool| used.then_some(256);
+        plan.point(aligned(key.kind.has_vector()), aligned(key.kind.has_matrix()))?;
         plan.algorithms = plan.offers(handle, workspace)?;
         Ok(if plan.algorithms.is_empty() { None } else { Some(plan) })
     }
@@ -206,6 +213,12 @@ impl Plan {
 
     pub(super) fn algorithm(&self, i: usize) -> &cublasLtMatmulAlgo_t {
         &self.algorithms[i]
+    }
+
+    /// Forgets the best algorithm; whether another is left.
+    pub(super) fn drop_best(&mut self) -> bool {
+        self.algorithms.remove(0);
+        !self.algorithms.is_empty()
     }
 
     pub(super) fn prefer(&mut self, i: usize) {
