@@ -13,6 +13,8 @@ pub mod memory;
 pub mod ops;
 pub mod random;
 pub mod tensor;
+#[cfg(test)]
+mod testing;
 
 pub use device::Device;
 pub use dtype::{DType, Element, Float};

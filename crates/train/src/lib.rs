@@ -1,3 +1,15 @@
 //! The heart: layers, data, optimizer state, checkpoints, and the step that joins them.
 
+pub mod checkpoint;
 pub mod data;
+mod error;
+pub mod layers;
+pub mod model;
+pub mod run;
+pub mod state;
+mod summary;
+pub mod trainer;
+pub mod weights;
+
+pub use error::{Error, Result};
+pub use summary::{Rates, Summary, Validation};

@@ -2,7 +2,7 @@
 //!
 //! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
 //! before it saves its output; each edge counts once, however many want it. What a layer saves is one table,
-//! [`saves`]. A residual's input edge is shared by branch and shortcut, and its output is a new edge. The logits are
+//! `saves`. A residual's input edge is shared by branch and shortcut, and its output is a new edge. The logits are
 //! kept for the loss.
 //!
 //! With `recompute = "block"` only the input edge of every block stays; the backward pass runs one block's forward
@@ -25,6 +25,14 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// As the run file writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+
     /// Bytes of one element.
     pub fn size(self) -> u64 {
         match self {

@@ -9,6 +9,7 @@
 
 pub mod activations;
 pub mod count;
+pub mod custom;
 pub mod presets;
 pub mod shape;
 

@@ -67,7 +67,7 @@ impl Drop for Buffer {
 
 /// An owned allocation; capacity 0 owns nothing.
 #[derive(Debug)]
-struct Block {
+pub(super) struct Block {
     pointer: NonNull<u8>,
     capacity: usize,
 }
@@ -82,7 +82,8 @@ impl Block {
     const DANGLING: Block =
         Block { pointer: NonNull::without_provenance(std::num::NonZero::new(ALIGN).unwrap()), capacity: 0 };
 
-    fn new(len: usize) -> Option<Block> {
+    /// Zeroed memory for at least `len` bytes, unless the system has none.
+    pub(super) fn new(len: usize) -> Option<Block> {
         if len == 0 {
             return Some(Block::DANGLING);
         }
@@ -93,6 +94,16 @@ impl Block {
         // SAFETY: the layout is not empty.
         let pointer = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Block { pointer, capacity: layout.size() })
+    }
+
+    /// Its first byte.
+    pub(super) fn pointer(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+
+    /// The bytes it holds.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// A large block straight from the system, so that its pages are huge and come zeroed only when touched.

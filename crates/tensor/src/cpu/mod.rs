@@ -4,9 +4,12 @@
 //! pieces: so the same run gives the same bits on one thread and on many.
 
 pub mod buffer;
+pub mod correlate;
 pub mod gemm;
 pub mod isa;
+pub mod lanes;
 pub mod math;
+pub mod scratch;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
 use buffer::{Buffer, FreeBlocks};
 pub use isa::Isa;
+use scratch::Disjoint;
 
 /// A handle to the processor; clones share its threads, its ledger and its cache of blocks.
 #[derive(Debug, Clone)]
@@ -72,12 +76,16 @@ impl Cpu {
     }
 
     /// Runs `task(0) .. task(tasks - 1)` over the threads, in no particular order.
-    pub fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync + Send) {
-        match tasks {
-            0 => {}
-            1 => task(0),
-            _ if self.threads() == 1 => (0..tasks).for_each(task),
-            _ => self.enter(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task)),
+    pub fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        self.spread(tasks, &task);
+    }
+
+    /// [`Cpu::for_each`] behind a pointer: the thread pool's machinery is compiled once, not for every operation.
+    fn spread(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if tasks <= 1 || self.threads() == 1 {
+            (0..tasks).for_each(task);
+        } else {
+            self.enter(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task));
         }
     }
 
@@ -86,14 +94,15 @@ impl Cpu {
         &self,
         data: &mut [T],
         piece: usize,
-        task: impl Fn(Range<usize>, &mut [T]) + Sync + Send,
+        task: impl Fn(Range<usize>, &mut [T]) + Sync,
     ) {
-        let run = |(i, part): (usize, &mut [T])| task(i * piece..i * piece + part.len(), part);
-        if self.threads() == 1 || data.len() <= piece {
-            data.chunks_mut(piece).enumerate().for_each(run);
-        } else {
-            self.enter(|| data.par_chunks_mut(piece).enumerate().with_max_len(1).for_each(run));
-        }
+        let len = data.len();
+        let data = Disjoint::new(data);
+        self.spread(len.div_ceil(piece), &|i| {
+            let range = i * piece..((i + 1) * piece).min(len);
+            // SAFETY: the ranges of different tasks do not overlap.
+            task(range.clone(), unsafe { data.piece(range) });
+        });
     }
 
     /// Cuts `0..len` into pieces, maps each, and returns the results in the order of the pieces.
@@ -101,15 +110,14 @@ impl Cpu {
         &self,
         len: usize,
         piece: usize,
-        map: impl Fn(Range<usize>) -> R + Sync + Send,
+        map: impl Fn(Range<usize>) -> R + Sync,
     ) -> Vec<R> {
-        let pieces = len.div_ceil(piece);
-        let run = |i: usize| map(i * piece..((i + 1) * piece).min(len));
-        if self.threads() == 1 || pieces <= 1 {
-            (0..pieces).map(run).collect()
-        } else {
-            self.enter(|| (0..pieces).into_par_iter().with_max_len(1).map(run).collect())
-        }
+        let mut results: Vec<Option<R>> = (0..len.div_ceil(piece)).map(|_| None).collect();
+        self.for_pieces(&mut results, 1, |place, result| {
+            let start = place.start * piece;
+            result[0] = Some(map(start..(start + piece).min(len)));
+        });
+        results.into_iter().map(|result| result.expect("every piece was mapped")).collect()
     }
 
     /// A block of memory booked under `category`; see [`Buffer`].

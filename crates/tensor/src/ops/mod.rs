@@ -1,1 +1,20 @@
 //! The operations, one file each: what it means, its plain reference, its CPU code.
+
+pub mod activation;
+pub mod attention;
+pub mod batch_norm;
+pub mod cast;
+pub mod conv;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod elementwise;
+pub mod embedding;
+mod image;
+pub mod layer_norm;
+pub mod layout;
+pub mod matmul;
+mod pieces;
+pub mod pool;
+pub mod reduce;
+pub mod rms_norm;
+pub mod update;

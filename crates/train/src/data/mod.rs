@@ -1,1 +1,124 @@
-//! Data.
+//! What a model learns from: images and streams of tokens, read from files or made up.
+//!
+//! A dataset is opened once, has a training and a validation split, and gives any sample by its number; `order` says
+//! which sample is met when. Nothing here keeps a position, so stopping, resuming and sharing a batch between ranks
+//! need no state but the run's sample count. Batches are made on the host; the step moves them to a device.
+//!
+//! | where the data come from | file |
+//! |---|---|
+//! | MNIST, Fashion-MNIST | `idx` |
+//! | CIFAR-10 | `cifar` |
+//! | drawn shapes | `shapes` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `bpe`, `split` |
+//! | token files (`.bin`) | `mapped` |
+//! | made-up sums | `arithmetic` |
+
+mod arithmetic;
+mod bpe;
+mod cifar;
+mod error;
+mod idx;
+mod images;
+mod mapped;
+mod open;
+mod order;
+mod shapes;
+mod split;
+mod text;
+mod tokenizer;
+mod tokenizer_json;
+mod tokens;
+
+pub use arithmetic::Arithmetic;
+pub use bpe::Bpe;
+pub use error::Error;
+pub use images::{Images, Standard};
+pub use mapped::Width;
+pub use order::Order;
+pub use shapes::{CLASSES as SHAPES, Shapes};
+pub use text::Text;
+pub use tokenizer::Tokenizer;
+pub use tokens::{Tokens, Windows};
+
+use espalier_plan::DataFacts;
+
+/// Samples to learn from, and samples to judge by.
+#[derive(Debug)]
+pub enum Dataset {
+    /// Images with one label each.
+    Images(Images),
+    /// A stream of tokens, cut into windows.
+    Tokens(Tokens),
+}
+
+/// Which part of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// What the model learns from.
+    Train,
+    /// What it never learns from. The same samples whatever the run's seed.
+    Validation,
+}
+
+/// A batch in host memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostBatch {
+    /// What the model sees.
+    pub inputs: Inputs,
+    /// What it should say: a label per image, or the next id for every id.
+    pub targets: Vec<u32>,
+    /// Samples in the batch.
+    pub samples: usize,
+}
+
+/// What the model sees.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Inputs {
+    /// Images, standardised: each channel has mean 0 and variance 1 over the training split.
+    Images {
+        /// All pixels, channels last.
+        pixels: Vec<f32>,
+        /// Batch, height, width, channels.
+        shape: [usize; 4],
+    },
+    /// Token ids.
+    Tokens {
+        /// All ids, a row per sample.
+        ids: Vec<u32>,
+        /// Batch, tokens.
+        shape: [usize; 2],
+    },
+}
+
+impl Dataset {
+    /// Samples in a split; for training, in one epoch.
+    pub fn len(&self, split: Split) -> usize {
+        match self {
+            Dataset::Images(images) => images.len(split),
+            Dataset::Tokens(tokens) => tokens.len(split),
+        }
+    }
+
+    /// Whether a split has no samples: the validation split, where none was held out.
+    pub fn is_empty(&self, split: Split) -> bool {
+        self.len(split) == 0
+    }
+
+    /// The samples named by (epoch, index), in this order, as `Order::indices` gives them. The epoch moves the windows
+    /// of training tokens and is ignored elsewhere. Fails only on a token file with an id past the vocabulary that
+    /// was too large to check when it was opened.
+    pub fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
+        match self {
+            Dataset::Images(images) => Ok(images.batch(split, picks)),
+            Dataset::Tokens(tokens) => tokens.batch(split, picks),
+        }
+    }
+
+    /// What a model must know of the data.
+    pub fn facts(&self) -> DataFacts {
+        match self {
+            Dataset::Images(images) => images.facts(),
+            Dataset::Tokens(tokens) => tokens.facts(),
+        }
+    }
+}

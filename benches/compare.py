@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Espalier beside PyTorch: the same training steps and the same products, interleaved, as ratios of medians.
+
+    cargo build --release && cargo bench -p espalier-tensor --bench matmul --no-run
+    python benches/compare.py --peers DIR [--rounds 5] [--only gpt-f32,resnet8]
+
+DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch and numpy.
+An absolute time means little on a shared machine; a ratio taken in one interleaved run means something.
+"""
+import argparse, glob, json, os, struct, subprocess, sys, tempfile
+import numpy as np
+
+here = os.path.dirname(os.path.abspath(__file__))
+root = os.path.dirname(here)
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("--peers", required=True)
+arguments.add_argument("--rounds", type=int, default=5)
+arguments.add_argument("--threads", type=int, default=os.cpu_count())
+arguments.add_argument("--only", default="")
+arguments.add_argument("--binary", default=os.path.join(root, "target/release/espalier"))
+options = arguments.parse_args()
+work = tempfile.mkdtemp(prefix="espalier-compare-")
+random = np.random.default_rng(0)
+
+
+def run(command):
+    """Runs a program that ends its standard output with a JSON line; adds its peak resident memory."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=work)
+    out, err = process.stdout.read(), process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{err}")
+    result = json.loads(out.strip().splitlines()[-1])
+    result["rss"] = usage.ru_maxrss * 1024
+    return result
+
+
+def run_file(name, text):
+    path = os.path.join(work, name + ".toml")
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
+def ours(name, text, steps):
+    text += f"\n[device]\nkind = \"cpu\"\nthreads = {options.threads}\n"
+    path, turn = run_file(name, text), iter(range(10**6))
+    return lambda: run([options.binary, "train", path, "--json", "--out", f"{name}-{next(turn)}",
+                        "--set", f"train.steps={steps}", "--set", "train.eval_samples=8"])
+
+
+def peer(program, *flags):
+    return lambda: run([sys.executable, os.path.join(options.peers, program), "--threads", str(options.threads), *flags])
+
+
+def tokens(path, vocab, count):
+    random.integers(0, vocab, count).astype("<u2").tofile(os.path.join(work, path))
+
+
+def idx(folder, count, size):
+    os.makedirs(os.path.join(work, folder), exist_ok=True)
+    with open(os.path.join(work, folder, "train-images-idx3-ubyte"), "wb") as file:
+        file.write(struct.pack(">4i", 0x803, count, size, size) + random.integers(0, 256, count * size * size).astype("u1").tobytes())
+    with open(os.path.join(work, folder, "train-labels-idx1-ubyte"), "wb") as file:
+        file.write(struct.pack(">2i", 0x801, count) + random.integers(0, 10, count).astype("u1").tobytes())
+
+
+def cifar(folder, count):
+    os.makedirs(os.path.join(work, folder), exist_ok=True)
+    records = random.integers(0, 256, (count, 3073)).astype("u1")
+    records[:, 0] %= 10
+    records.tofile(os.path.join(work, folder, "data_batch_1.bin"))
+
+
+def gpt(precision, *flags):
+    tokens("tokens.bin", 8192, 8 * 257 * 40)
+    text = f"""
+[model]
+name = "gpt"
+layers = 4
+heads = 8
+width = 512
+context = 256
+vocab = 8192
+[data]
+kind = "tokens"
+path = "tokens.bin"
+[train]
+batch = 8
+precision = "{precision}"
+[optimizer]
+name = "adamw"
+[learning_rate]
+peak = 3e-4
+"""
+    shape = "--layers 4 --heads 8 --width 512 --vocab 8192 --seq 256 --batch 8".split()
+    return (ours("gpt-" + precision, text, 14), peer("torch_gpt.py", "--precision", precision, *shape, *flags), "tokens_per_s")
+
+
+def cnn(name, model, data, peer_name=None, steps=40):
+    text = f"""
+[model]
+name = "{model}"
+[data]
+{data}
+[train]
+batch = 128
+[optimizer]
+name = "momentum"
+[learning_rate]
+peak = 0.01
+"""
+    return (ours(name, text, steps), peer("torch_cnn.py", "--net", peer_name or name, "--batch", "128"), "images_per_s")
+
+
+TORCH_MATMUL = """
+import json, sys, time, torch
+m, k, n, dtype, threads = *map(int, sys.argv[1:4]), sys.argv[4], int(sys.argv[5])
+torch.set_num_threads(threads)
+t = torch.float32 if dtype == "f32" else torch.bfloat16
+a, b = torch.randn(m, k).to(t), torch.randn(k, n).to(t)
+for _ in range(3): torch.matmul(a, b)
+times = []
+for _ in range(20):
+    start = time.perf_counter(); torch.matmul(a, b); times.append(time.perf_counter() - start)
+print(json.dumps({"gflops": 2e-9 * m * n * k / sorted(times)[10]}))
+"""
+
+
+def matmul(m, k, n, dtype):
+    built = sorted(glob.glob(os.path.join(root, "target/release/deps/matmul-*[0-9a-f]")), key=os.path.getmtime)
+    if not built:
+        sys.exit("build the product benchmark first: cargo bench -p espalier-tensor --bench matmul --no-run")
+    shape = [str(m), str(k), str(n), dtype, str(options.threads)]
+    mine = lambda: run([built[-1], "--json", "--shape", *shape])
+    theirs = lambda: run([sys.executable, "-c", TORCH_MATMUL, *shape])
+    return (mine, theirs, "gflops")
+
+
+cases = {
+    "matmul-f32-2048x512x8192": lambda: matmul(2048, 512, 8192, "f32"),
+    "matmul-f32-1024": lambda: matmul(1024, 1024, 1024, "f32"),
+    "matmul-bf16-2048x512x8192": lambda: matmul(2048, 512, 8192, "bf16"),
+    "matmul-bf16-1024": lambda: matmul(1024, 1024, 1024, "bf16"),
+    "gpt-f32": lambda: gpt("f32"),
+    "gpt-bf16": lambda: gpt("bf16"),
+    "gpt-bf16-compiled": lambda: gpt("bf16", "--compile"),
+    "simple-cnn": lambda: (idx("mnist", 2000, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
+    "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar"'))[1],
+    "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar"', steps=8))[1],
+}
+chosen = [name for name in options.only.split(",") if name] or list(cases)
+median = lambda values: sorted(values)[len(values) // 2]
+print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}   {'unit':<14}{'our RSS':>10}{'torch RSS':>11}{'ratio':>8}")
+for name in chosen:
+    mine, theirs, unit = cases[name]()
+    pairs = [(mine(), theirs()) for _ in range(options.rounds)]
+    a, b = median([p[0][unit] for p in pairs]), median([p[1][unit] for p in pairs])
+    x, y = median([p[0]["rss"] for p in pairs]), median([p[1]["rss"] for p in pairs])
+    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x   {unit:<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)

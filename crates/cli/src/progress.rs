@@ -1,0 +1,158 @@
+//! What a person sees: a bar on a terminal, plain lines elsewhere, and tables before and after. All on standard error.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use espalier_plan::Plan;
+use espalier_train::data::{Dataset, Split};
+use espalier_train::run::Observer;
+use espalier_train::trainer::{Evaluation, StepReport};
+use espalier_train::{Rates, Summary};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Shows a run as it goes.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    steps: u64,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// A bar where standard error is a terminal, lines otherwise.
+    pub fn new() -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} {eta}");
+            ProgressBar::no_length().with_style(style.expect("a fixed template"))
+        });
+        Progress { bar, steps: 0, last_line: None }
+    }
+
+    /// Leaves the last state of the bar on the screen.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+
+    fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{text}")),
+            None => eprintln!("{text}"),
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn started(&mut self, done: u64, steps: u64) {
+        self.steps = steps;
+        if let Some(bar) = &self.bar {
+            bar.set_length(steps);
+            bar.set_position(done);
+        }
+        if done > 0 {
+            self.say(&format!("resumed after step {done}"));
+        }
+    }
+
+    fn step(&mut self, report: &StepReport, rates: Rates, memory: usize) {
+        let speed = match rates.tokens_per_s {
+            Some(tokens) => format!("{} tokens/s", count(tokens)),
+            None => format!("{} images/s", count(rates.samples_per_s)),
+        };
+        let text = format!("loss {:.4}  lr {:.2e}  {speed}  {}", report.loss, report.lr, bytes(memory));
+        if let Some(bar) = &self.bar {
+            bar.set_position(report.step);
+            bar.set_message(text);
+            return;
+        }
+        // Lines come at the start, the end, and every few seconds: enough for a log, not a flood.
+        let due = self.last_line.is_none_or(|at| at.elapsed() > Duration::from_secs(5));
+        if due || report.step == self.steps {
+            self.last_line = Some(Instant::now());
+            eprintln!("step {:>6}/{}  {text}", report.step, self.steps);
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
+        self.say(&format!(
+            "step {step:>6}: validation loss {:.4}, {:.1} % right",
+            evaluation.loss,
+            evaluation.accuracy * 100.0
+        ));
+    }
+
+    fn saved(&mut self, path: &Path) {
+        self.say(&format!("saved {}", path.display()));
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.say(&format!("warning: {text}"));
+    }
+}
+
+/// One paragraph before the first step.
+pub fn describe(plan: &Plan, dataset: &Dataset, threads: usize) {
+    let train = &plan.run.train;
+    eprintln!(
+        "{}: {} parameters, {}, on {threads} threads; {} training and {} validation samples; batch {} in {} micro-batch{}",
+        plan.model.name,
+        count(plan.parameters as f64),
+        train.precision.name(),
+        dataset.len(Split::Train),
+        dataset.len(Split::Validation),
+        train.batch,
+        train.micro_batches,
+        if train.micro_batches == 1 { "" } else { "es" },
+    );
+}
+
+/// The closing tables.
+pub fn summarise(summary: &Summary) {
+    eprintln!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
+    for (name, entry) in &summary.memory {
+        let show = |value: Option<u64>| value.map_or("-".into(), |b| bytes(b as usize));
+        eprintln!("  {name:<13}{:>12}{:>12}", show(entry.predicted), show(entry.measured.map(|b| b as u64)));
+    }
+    if let Some(peak) = summary.peak_bytes {
+        eprintln!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
+    }
+    let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else { return };
+    let speed = match (summary.tokens_per_s, summary.images_per_s) {
+        (Some(tokens), _) => format!(", {} tokens/s", count(tokens)),
+        (_, Some(images)) => format!(", {} images/s", count(images)),
+        _ => String::new(),
+    };
+    eprintln!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
+    let validation = &summary.validation;
+    if let Some(loss) = validation.loss {
+        let score = match (validation.perplexity, validation.accuracy) {
+            (Some(perplexity), _) => format!("perplexity {perplexity:.2}"),
+            (_, Some(accuracy)) => format!("accuracy {:.2} %", accuracy * 100.0),
+            _ => String::new(),
+        };
+        let best = validation.best_loss.map_or(String::new(), |best| format!("; best loss {best:.4}"));
+        eprintln!("validation loss {loss:.4}, {score}{best}");
+    }
+    if let Some(run) = &summary.run {
+        eprintln!("run folder {run}");
+    }
+}
+
+fn bytes(n: usize) -> String {
+    match n as f64 {
+        n if n >= 1e9 => format!("{:.2} GB", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} MB", n / 1e6),
+        n if n >= 1e3 => format!("{:.1} kB", n / 1e3),
+        n => format!("{n} B"),
+    }
+}
+
+fn count(n: f64) -> String {
+    match n {
+        n if n >= 1e9 => format!("{:.2} B", n / 1e9),
+        n if n >= 1e6 => format!("{:.2} M", n / 1e6),
+        n if n >= 1e4 => format!("{:.1} k", n / 1e3),
+        n => format!("{n:.0}"),
+    }
+}

@@ -1,0 +1,119 @@
+//! `espalier train`: from a run file to a trained model in a run folder.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_plan::Plan;
+use espalier_plan::config::RunFile;
+use espalier_tensor::Device;
+use espalier_train::data::Dataset;
+use espalier_train::run::{Outcome, Place, run};
+use espalier_train::{Error, Summary};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::progress::{self, Progress};
+
+/// Exit code of a run that was interrupted and has saved.
+const INTERRUPTED: u8 = 130;
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  espalier train runs/hello.toml
+  espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
+  espalier train runs/hello.toml --resume")]
+pub struct TrainArguments {
+    /// The run file (TOML); docs/run-file.md lists its fields.
+    run_file: PathBuf,
+    /// Override a field of the run file, as in `--set train.batch=16`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    /// The run folder; otherwise a new one below `out/`, named after the run file.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Go on from the newest checkpoint in the run folder (the newest folder of this name without --out).
+    #[arg(long)]
+    resume: bool,
+    /// Say what would run and what it would need, then stop.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the summary as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
+    let path = &arguments.run_file;
+    let text = fs::read_to_string(path).map_err(|why| Error::File {
+        path: path.clone(),
+        why: format!("the run file cannot be read: {why}"),
+    })?;
+    let mut run_file = RunFile::parse(&text, &arguments.overrides).map_err(Error::Plan)?;
+    let folder = std::path::absolute(path)?;
+    run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
+
+    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+    let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
+    let threads = match plan.run.device.threads {
+        0 => std::thread::available_parallelism()?.get(),
+        n => n,
+    };
+    let device = Device::cpu(threads).map_err(Error::Tensor)?;
+    progress::describe(&plan, &dataset, threads);
+    if arguments.dry_run {
+        let summary = Summary::planned(&plan, device.name());
+        progress::summarise(&summary);
+        print_json(arguments, &summary);
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let place = place(arguments);
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The first signal asks for a stop after the step; a second one does not wait.
+        flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
+        flag::register(signal, stop.clone())?;
+    }
+    let mut observer = Progress::new();
+    let Outcome { summary, interrupted } = run(plan, dataset, &device, &place, &stop, &mut observer)?;
+    observer.finish();
+    progress::summarise(&summary);
+    print_json(arguments, &summary);
+    if interrupted {
+        let set: String = arguments.overrides.iter().map(|o| format!(" --set '{o}'")).collect();
+        eprintln!(
+            "interrupted and saved; go on with: espalier train {}{set} --out {} --resume",
+            path.display(),
+            place.folder.display()
+        );
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_json(arguments: &TrainArguments, summary: &Summary) {
+    if arguments.json {
+        println!("{}", serde_json::to_string(summary).expect("a summary is plain data"));
+    }
+}
+
+/// The run folder: the one given, or `out/NAME`, `out/NAME-2`, ...: the first free one, or the last used one to resume.
+fn place(arguments: &TrainArguments) -> Place {
+    let resume = arguments.resume;
+    if let Some(folder) = &arguments.out {
+        return Place { folder: folder.clone(), resume };
+    }
+    let stem = arguments.run_file.file_stem().map_or("run".into(), |s| s.to_string_lossy());
+    let numbered = |n: usize| match n {
+        1 => PathBuf::from(format!("out/{stem}")),
+        n => PathBuf::from(format!("out/{stem}-{n}")),
+    };
+    let used = (1..).take_while(|&n| numbered(n).join("run.toml").exists()).count();
+    Place { folder: numbered(if resume { used.max(1) } else { used + 1 }), resume }
+}

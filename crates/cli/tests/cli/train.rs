@@ -1,0 +1,140 @@
+//! `espalier train`: its JSON, its folder, its signals.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::{TINY, command, said, train_in};
+
+fn json(stdout: &[u8]) -> Value {
+    let text = String::from_utf8(stdout.to_vec()).unwrap();
+    assert_eq!(text.lines().count(), 1, "one line of JSON and nothing else on standard output: {text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_run_prints_its_summary_and_leaves_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = train_in(folder.path(), TINY, &["--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let summary = json(&output.stdout);
+    assert_eq!(summary["steps"], 4);
+    assert_eq!(summary["device"], "cpu");
+    assert_eq!(summary["precision"], "f32");
+    assert!(summary["loss"].as_f64().unwrap() > 0.0);
+    assert!(summary["validation"]["perplexity"].as_f64().unwrap() > 1.0);
+    assert!(summary["validation"]["accuracy"].is_null());
+    assert!(summary["tokens_per_s"].as_f64().unwrap() > 0.0);
+    assert!(summary["images_per_s"].is_null());
+    assert_eq!(summary["weights_hash"].as_str().unwrap().len(), 64);
+    for category in ["weights", "gradients", "optimizer", "mask", "activations", "workspace", "communication"]
+    {
+        assert!(summary["memory"][category]["measured"].is_u64(), "{category}");
+    }
+    for category in ["weights", "optimizer"] {
+        let entry = &summary["memory"][category];
+        assert_eq!(entry["predicted"], entry["measured"], "{category}");
+    }
+    assert_eq!(summary["layout"]["data"], 1);
+    let run = folder.path().join(summary["run"].as_str().unwrap());
+    for file in ["run.toml", "plan.json", "metrics.jsonl", "checkpoints/step-000004/manifest.json"] {
+        assert!(run.join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn the_resolved_file_gives_the_same_run_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = json(&train_in(folder.path(), TINY, &["--json", "--out", "a", "--set", "seed=9"]).stdout);
+    let resolved = fs::read_to_string(folder.path().join("a/run.toml")).unwrap();
+    let again = json(&train_in(folder.path(), &resolved, &["--json", "--out", "b"]).stdout);
+    assert_eq!(first["weights_hash"], again["weights_hash"]);
+}
+
+#[test]
+fn a_dry_run_plans_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = train_in(folder.path(), TINY, &["--dry-run", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let plan = json(&output.stdout);
+    assert!(plan["loss"].is_null() && plan["weights_hash"].is_null());
+    assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
+    assert!(!folder.path().join("out").exists());
+}
+
+#[test]
+fn a_second_run_gets_a_folder_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    train_in(folder.path(), TINY, &[]);
+    let output = train_in(folder.path(), TINY, &["--json"]);
+    assert_eq!(json(&output.stdout)["run"], "out/run-2");
+}
+
+#[test]
+fn images_report_images_and_accuracy() {
+    let folder = tempfile::tempdir().unwrap();
+    let run_file = r#"
+        [model]
+        name = "resnet8"
+        [data]
+        kind = "shapes"
+        count = 64
+        [train]
+        steps = 2
+        batch = 8
+    "#;
+    let summary = json(&train_in(folder.path(), run_file, &["--json"]).stdout);
+    assert!(summary["images_per_s"].as_f64().unwrap() > 0.0);
+    assert!(summary["tokens_per_s"].is_null());
+    assert!(summary["validation"]["accuracy"].as_f64().is_some());
+    assert_eq!(summary["parameters"], 75_050);
+}
+
+/// Interrupts a long run once it has begun, and checks that it saved and goes on to the same end as an unbroken one.
+fn interrupted_by(signal: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = ["--set", "train.steps=400", "--set", "model.width=64"];
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let mut child = command(folder.path(), &[&["--out", "broken"], &steps[..]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("step ")), "the run says something at its first step");
+    let killed = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
+    assert!(rest.iter().any(|line| line.contains("--resume")), "it says how to go on: {rest:?}");
+
+    let resumed = command(folder.path(), &[&["--json", "--out", "broken", "--resume"], &steps[..]].concat())
+        .output()
+        .unwrap();
+    assert!(resumed.status.success(), "{}", said(&resumed));
+    let whole =
+        command(folder.path(), &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
+    assert_eq!(json(&resumed.stdout)["weights_hash"], json(&whole.stdout)["weights_hash"]);
+}
+
+#[test]
+fn control_c_saves_and_can_be_resumed() {
+    interrupted_by("-INT");
+}
+
+#[test]
+fn sigterm_saves_and_can_be_resumed() {
+    interrupted_by("-TERM");
+}
+
+#[test]
+fn a_diverging_run_exits_with_4() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes =
+        ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
+    let output = train_in(folder.path(), TINY, &changes);
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("diverged"), "{}", said(&output));
+}

@@ -1,0 +1,230 @@
+//! `[data]`: what is learnt from. The kind decides which other fields there are.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::Error;
+use super::fields;
+use super::reader::{Choice, MOST, Section};
+
+/// `[data]`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Data {
+    /// Which data, and where.
+    #[serde(flatten)]
+    pub source: Source,
+    /// The share of the samples that is held out for validation.
+    pub validation: f64,
+}
+
+/// The fields of each kind of data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Source {
+    /// Text files, or folders of them.
+    Text {
+        /// Files and folders.
+        path: Vec<PathBuf>,
+        /// A Hugging Face `tokenizer.json`; left out: every byte is a token.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tokenizer: Option<PathBuf>,
+        /// In folders, only files with one of these extensions; empty: all.
+        extensions: Vec<String>,
+    },
+    /// Files of token ids, little-endian, without a header.
+    Tokens {
+        /// Files.
+        path: Vec<PathBuf>,
+        /// `u16` or `u32`.
+        dtype: TokenType,
+    },
+    /// Images and labels in MNIST's format.
+    Idx {
+        /// Where they are.
+        #[serde(flatten)]
+        files: IdxFiles,
+    },
+    /// CIFAR-10 in its binary form.
+    Cifar10 {
+        /// The folder of `data_batch_1.bin` and the others.
+        path: PathBuf,
+    },
+    /// Drawn shapes with noise: images that need no download.
+    Shapes {
+        /// Images.
+        count: usize,
+        /// Rows and columns of each.
+        size: usize,
+    },
+    /// Sums written out as text: tokens that need no download.
+    Arithmetic {
+        /// Sums.
+        count: usize,
+        /// Digits of each number.
+        digits: usize,
+    },
+}
+
+/// Where images and labels in MNIST's format are.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum IdxFiles {
+    /// A folder with MNIST's file names.
+    Folder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Two files of any name.
+    Pair {
+        /// Images.
+        images: PathBuf,
+        /// Labels.
+        labels: PathBuf,
+    },
+}
+
+/// How a token id is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Two bytes.
+    #[default]
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl Choice for TokenType {
+    const ALL: &'static [(&'static str, Self)] = &[("u16", TokenType::U16), ("u32", TokenType::U32)];
+}
+
+/// `data.kind` alone.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Text,
+    Tokens,
+    Idx,
+    Cifar10,
+    Shapes,
+    Arithmetic,
+}
+
+impl Choice for Kind {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("text", Kind::Text),
+        ("tokens", Kind::Tokens),
+        ("idx", Kind::Idx),
+        ("cifar10", Kind::Cifar10),
+        ("shapes", Kind::Shapes),
+        ("arithmetic", Kind::Arithmetic),
+    ];
+}
+
+impl Data {
+    /// `data.kind` as written.
+    pub fn kind(&self) -> &'static str {
+        match self.source {
+            Source::Text { .. } => "text",
+            Source::Tokens { .. } => "tokens",
+            Source::Idx { .. } => "idx",
+            Source::Cifar10 { .. } => "cifar10",
+            Source::Shapes { .. } => "shapes",
+            Source::Arithmetic { .. } => "arithmetic",
+        }
+    }
+
+    /// Whether samples are text; images otherwise.
+    pub fn is_text(&self) -> bool {
+        matches!(self.source, Source::Text { .. } | Source::Tokens { .. } | Source::Arithmetic { .. })
+    }
+
+    /// Makes relative paths relative to `folder`, that of the run file.
+    pub fn resolve_paths(&mut self, folder: &Path) {
+        // Joining keeps an absolute path as it is.
+        let resolve = |path: &mut PathBuf| *path = folder.join(&*path);
+        match &mut self.source {
+            Source::Text { path, tokenizer, .. } => path.iter_mut().chain(tokenizer).for_each(resolve),
+            Source::Tokens { path, .. } => path.iter_mut().for_each(resolve),
+            Source::Idx { files: IdxFiles::Folder { path } } | Source::Cifar10 { path } => resolve(path),
+            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
+                [images, labels].into_iter().for_each(resolve);
+            }
+            Source::Shapes { .. } | Source::Arithmetic { .. } => {}
+        }
+    }
+
+    /// Without a kind: what the model can learn from without any file.
+    pub(super) fn read(section: &mut Section, text: bool) -> Result<Data, Error> {
+        let kind = section.choice("kind", if text { Kind::Arithmetic } else { Kind::Shapes })?;
+        let source = match kind {
+            Kind::Text => Source::Text {
+                path: read_paths(section, "a text file or folder, or a list of them")?,
+                tokenizer: section.text("tokenizer", "the path of a tokenizer.json")?.map(PathBuf::from),
+                extensions: section
+                    .texts("extensions", "a list of extensions, such as [\"txt\"]")?
+                    .into_iter()
+                    .map(|extension| extension.trim_start_matches('.').to_string())
+                    .collect(),
+            },
+            Kind::Tokens => Source::Tokens {
+                path: read_paths(section, "a file of token ids, or a list of them")?,
+                dtype: section.choice("dtype", TokenType::U16)?,
+            },
+            Kind::Idx => Source::Idx { files: read_idx(section)? },
+            Kind::Cifar10 => {
+                Source::Cifar10 { path: read_path(section, "path", "the folder of CIFAR-10's .bin files")? }
+            }
+            Kind::Shapes => Source::Shapes {
+                count: section.whole("count", 10_000, 1, MOST)?,
+                size: section.whole("size", 32, 16, 4096)?,
+            },
+            Kind::Arithmetic => Source::Arithmetic {
+                count: section.whole("count", 10_000, 1, MOST)?,
+                digits: section.whole("digits", 2, 1, 9)?,
+            },
+        };
+        let validation =
+            section.number("validation", 0.1, "a number in [0, 1)", |x| (0.0..1.0).contains(&x))?;
+        let data = Data { source, validation };
+        section.finish_variant("kind", data.kind(), fields::DATA)?;
+        Ok(data)
+    }
+}
+
+fn read_idx(section: &mut Section) -> Result<IdxFiles, Error> {
+    let folder = section.text("path", "the folder of MNIST's files")?.map(PathBuf::from);
+    let pair = ["images", "labels"].into_iter().find(|key| section.has(key));
+    match (folder, pair) {
+        (Some(_), Some(key)) => {
+            let problem = "and `data.path` exclude each other: name the folder or the two files".into();
+            Err(Error::Conflict { field: section.field(key), problem })
+        }
+        (Some(path), None) => {
+            section.get("images");
+            section.get("labels");
+            Ok(IdxFiles::Folder { path })
+        }
+        (None, Some(_)) => Ok(IdxFiles::Pair {
+            images: read_path(section, "images", "the file of images")?,
+            labels: read_path(section, "labels", "the file of labels")?,
+        }),
+        (None, None) => Err(Error::Missing {
+            field: section.field("path"),
+            expected: "the folder of MNIST's files (or `data.images` and `data.labels`)".into(),
+        }),
+    }
+}
+
+fn read_path(section: &mut Section, key: &'static str, expected: &str) -> Result<PathBuf, Error> {
+    let path = section.text(key, expected)?.map(PathBuf::from);
+    path.ok_or_else(|| Error::Missing { field: section.field(key), expected: expected.into() })
+}
+
+fn read_paths(section: &mut Section, expected: &str) -> Result<Vec<PathBuf>, Error> {
+    let paths: Vec<_> = section.texts("path", expected)?.into_iter().map(PathBuf::from).collect();
+    if paths.is_empty() {
+        return Err(Error::Missing { field: section.field("path"), expected: expected.into() });
+    }
+    Ok(paths)
+}

@@ -1,0 +1,89 @@
+//! The names of all fields: for hints that point into another section, and for the test that none lacks a
+//! description in the documentation.
+
+/// Sections with their fields; the empty name is the top of the file.
+pub(super) const ALL: &[(&str, &[&str])] = &[
+    ("", &["seed"]),
+    ("model", MODEL),
+    ("data", DATA),
+    (
+        "train",
+        &[
+            "steps",
+            "epochs",
+            "batch",
+            "micro_batches",
+            "precision",
+            "recompute",
+            "clip",
+            "max_bad_steps",
+            "eval_every",
+            "eval_samples",
+            "log_every",
+            "noise_scale",
+        ],
+    ),
+    ("optimizer", OPTIMIZER),
+    ("learning_rate", LEARNING_RATE),
+    ("checkpoint", &["every", "keep"]),
+    ("device", &["kind", "threads"]),
+];
+
+/// Of every family.
+pub(super) const MODEL: &[&str] = &[
+    "name",
+    "layers",
+    "heads",
+    "width",
+    "context",
+    "vocab",
+    "dropout",
+    "tied",
+    "norm",
+    "activation",
+    "classes",
+    "form",
+    "batch_norm",
+    "hidden",
+];
+
+/// Of every kind.
+pub(super) const DATA: &[&str] = &[
+    "kind",
+    "path",
+    "validation",
+    "tokenizer",
+    "extensions",
+    "dtype",
+    "images",
+    "labels",
+    "count",
+    "size",
+    "digits",
+];
+
+/// Of every optimizer.
+pub(super) const OPTIMIZER: &[&str] =
+    &["name", "momentum", "trust", "beta1", "beta2", "eps", "weight_decay", "exclude_from_decay"];
+
+/// Of every schedule.
+pub(super) const LEARNING_RATE: &[&str] = &[
+    "peak",
+    "schedule",
+    "warmup",
+    "scale_from_batch",
+    "end_factor",
+    "decay_steps",
+    "step_every",
+    "step_factor",
+];
+
+/// The full path of a field of this name in any section, or of a section nearly of this name.
+pub(super) fn elsewhere(key: &str) -> Option<String> {
+    let join = |section: &str| if section.is_empty() { key.into() } else { format!("{section}.{key}") };
+    let field = ALL.iter().find(|(_, fields)| fields.contains(&key)).map(|(section, _)| join(section));
+    let sections = ALL.iter().map(|(section, _)| *section).filter(|section| !section.is_empty());
+    // "lr" is what everyone writes first.
+    let habit = matches!(key, "lr" | "learning_rate").then(|| "learning_rate.peak".to_string());
+    field.or(habit).or_else(|| super::error::nearest(key, sections).map(String::from))
+}

@@ -1,0 +1,136 @@
+//! The run file: what a person writes, checked and completed.
+//!
+//! TOML in, a [`RunFile`] with a value for every field out, or one sentence naming the field that is wrong. Written
+//! back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk: the caller
+//! reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line for each field.
+
+mod data;
+mod error;
+mod fields;
+mod layers;
+mod learning_rate;
+mod model;
+mod optimizer;
+mod overrides;
+mod reader;
+#[cfg(test)]
+mod tests;
+mod train;
+
+pub use data::{Data, IdxFiles, Source, TokenType};
+pub use error::Error;
+pub use learning_rate::{LearningRate, Schedule};
+pub use model::{Family, FormChoice, Model};
+pub use optimizer::{Optimizer, Rule};
+pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
+
+pub use crate::spec::{Precision, Recompute};
+
+use std::path::Path;
+
+use serde::Serialize;
+use toml::Table;
+
+use reader::Section;
+
+/// More layers than any model has; a slip of the finger should not fill the memory.
+const LAYERS_MOST: usize = 10_000;
+
+/// A whole run file, every field with a value.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunFile {
+    /// Where all randomness comes from: initial weights, order of samples, dropout.
+    pub seed: u64,
+    /// Which network.
+    pub model: Model,
+    /// What it learns from.
+    pub data: Data,
+    /// How long, in what portions, how exactly.
+    pub train: Train,
+    /// The rule of a step.
+    pub optimizer: Optimizer,
+    /// The size of a step.
+    pub learning_rate: LearningRate,
+    /// When the state is saved.
+    pub checkpoint: Checkpoint,
+    /// What computes.
+    pub device: Device,
+}
+
+impl RunFile {
+    /// Reads a run file's text after putting in overrides of the form `a.b=c`.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<RunFile, Error> {
+        let mut table = text.parse::<Table>().map_err(|error| syntax(text, &error))?;
+        for text in overrides {
+            overrides::apply(&mut table, text)?;
+        }
+        let empty = Table::new();
+        let mut top = Section::new("", &table);
+        let seed = top.whole("seed", 0, 0, i64::MAX as usize)? as u64;
+        let mut model = top.section("model", &empty)?;
+        let mut data = top.section("data", &empty)?;
+        let mut train = top.section("train", &empty)?;
+        let mut optimizer = top.section("optimizer", &empty)?;
+        let mut learning_rate = top.section("learning_rate", &empty)?;
+        let mut checkpoint = top.section("checkpoint", &empty)?;
+        let mut device = top.section("device", &empty)?;
+        // Misspelt sections first: what they hold would otherwise seem to be missing from the others.
+        top.finish()?;
+
+        let model = Model::read(&mut model)?;
+        let data = Data::read(&mut data, model.takes_text())?;
+        let train = Train::read(&mut train)?;
+        let optimizer = Optimizer::read(&mut optimizer)?;
+        let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate(), train.length)?;
+        let checkpoint = Checkpoint::read(&mut checkpoint)?;
+        let device = Device::read(&mut device)?;
+        let run = RunFile { seed, model, data, train, optimizer, learning_rate, checkpoint, device };
+        run.check()?;
+        Ok(run)
+    }
+
+    /// What no section can see alone.
+    fn check(&self) -> Result<(), Error> {
+        let (model, kind) = (&self.model.name, self.data.kind());
+        if self.model.takes_text() != self.data.is_text() {
+            let (takes, gives) = if self.data.is_text() { ("images", "text") } else { ("text", "images") };
+            let problem = format!("is \"{kind}\", which gives {gives}, but the model {model} takes {takes}");
+            return Err(Error::Conflict { field: "data.kind".into(), problem });
+        }
+        if matches!(self.data.source, Source::Tokens { .. }) && self.model.vocab().is_none() {
+            let expected = "how many tokens there are, which token files do not say".into();
+            return Err(Error::Missing { field: "model.vocab".into(), expected });
+        }
+        let train = &self.train;
+        for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {
+            if value > 0 && self.data.validation == 0.0 {
+                let why = "with `data.validation` = 0".into();
+                return Err(Error::NoEffect { field: format!("train.{key}"), why });
+            }
+        }
+        Ok(())
+    }
+
+    /// The resolved file: every field, also those that were left out.
+    pub fn to_toml(&self) -> Result<String, Error> {
+        // Numbers and texts always can be written; a path can hold bytes that are not text.
+        toml::to_string(self).map_err(|_| Error::Value {
+            field: "data.path".into(),
+            expected: "a path that is valid Unicode".into(),
+            got: "one that is not".into(),
+            hint: None,
+        })
+    }
+
+    /// Makes relative paths relative to the folder of the run file.
+    pub fn resolve_paths(&mut self, folder: &Path) {
+        self.data.resolve_paths(folder);
+    }
+}
+
+/// One sentence of the TOML reader, and the line it speaks of.
+fn syntax(text: &str, error: &toml::de::Error) -> Error {
+    let start = error.span().map_or(0, |span| span.start.min(text.len()));
+    let line = text.as_bytes()[..start].iter().filter(|&&byte| byte == b'\n').count() + 1;
+    Error::Syntax { line, message: error.message().lines().collect::<Vec<_>>().join(", ") }
+}

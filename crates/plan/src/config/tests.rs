@@ -1,0 +1,296 @@
+//! The run file as a whole: defaults, sentences, and that writing and reading are inverses.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parse(text: &str) -> Result<RunFile, Error> {
+    RunFile::parse(text, &[])
+}
+
+fn sentence(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn an_empty_file_is_a_run() {
+    let run = parse("").unwrap();
+    insta::assert_snapshot!(run.to_toml().unwrap(), @r#"
+    seed = 0
+
+    [model]
+    name = "gpt"
+    layers = 4
+    heads = 4
+    width = 128
+    context = 128
+    dropout = 0.0
+    tied = true
+    norm = "layer"
+    activation = "gelu"
+
+    [data]
+    kind = "arithmetic"
+    count = 10000
+    digits = 2
+    validation = 0.1
+
+    [train]
+    steps = 100
+    batch = 32
+    micro_batches = 1
+    precision = "f32"
+    recompute = "none"
+    clip = 0.0
+    max_bad_steps = 5
+    eval_every = 0
+    eval_samples = 0
+    log_every = 10
+    noise_scale = false
+
+    [optimizer]
+    name = "adamw"
+    beta1 = 0.9
+    beta2 = 0.999
+    eps = 0.00000001
+    weight_decay = 0.01
+    exclude_from_decay = true
+
+    [learning_rate]
+    peak = 0.001
+    warmup = 0
+    schedule = "cosine"
+    end_factor = 0.1
+    decay_steps = 0
+
+    [checkpoint]
+    every = 0
+    keep = 3
+
+    [device]
+    kind = "auto"
+    threads = 0
+    "#);
+    assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
+}
+
+#[test]
+fn misspelt_fields_and_words() {
+    insta::assert_snapshot!(sentence("[train]\nbacth = 8"), @"`train.bacth` is not a field; did you mean `train.batch`?");
+    insta::assert_snapshot!(sentence("batch = 8"), @"`batch` is not a field; did you mean `train.batch`?");
+    insta::assert_snapshot!(sentence("[train]\nlr = 0.1"), @"`train.lr` is not a field; did you mean `learning_rate.peak`?");
+    insta::assert_snapshot!(sentence("[optimiser]\nname = \"adam\""), @"`optimiser` is not a field; did you mean `optimizer`?");
+    insta::assert_snapshot!(sentence("[train]\nfrobnicate = 1"), @"`train.frobnicate` is not a field");
+    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adma\""), @r#"`optimizer.name` must be "sgd", "momentum", "nesterov", "adam", "adamw", "lars" or "lamb", got "adma"; did you mean `adam`?"#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 18 known words, got "resnet50"; did you mean `resnet-50`?"#);
+    insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16""#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "tokens", "idx", "cifar10", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
+}
+
+#[test]
+fn wrong_types_and_impossible_values() {
+    insta::assert_snapshot!(sentence("[train]\nbatch = \"eight\""), @r#"`train.batch` must be a whole number of at least 1, got "eight""#);
+    insta::assert_snapshot!(sentence("[train]\nbatch = 8.5"), @"`train.batch` must be a whole number of at least 1, got 8.5");
+    insta::assert_snapshot!(sentence("[train]\nbatch = -8"), @"`train.batch` must be a whole number of at least 1, got -8");
+    insta::assert_snapshot!(sentence("[train]\nbatch = 99999999999"), @"`train.batch` must be a whole number of at most 16777216, got 99999999999");
+    insta::assert_snapshot!(sentence("[model]\nwidth = 0"), @"`model.width` must be a whole number of at least 1, got 0");
+    insta::assert_snapshot!(sentence("[model]\nheads = 3"), @"`model.heads` is 3, which does not divide `model.width` = 128");
+    insta::assert_snapshot!(sentence("[model]\ndropout = 1.0"), @"`model.dropout` must be a number in [0, 1), got 1.0");
+    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\nhidden = [10, 0]"), @"`model.hidden.1` must be a whole number of at least 1, got 0");
+    insta::assert_snapshot!(sentence("[learning_rate]\npeak = -0.1"), @"`learning_rate.peak` must be a number above 0, got -0.1");
+    insta::assert_snapshot!(sentence("[learning_rate]\npeak = nan"), @"`learning_rate.peak` must be a number above 0, got nan");
+    insta::assert_snapshot!(sentence("[optimizer]\nbeta1 = 1"), @"`optimizer.beta1` must be a number in [0, 1), got 1");
+    insta::assert_snapshot!(sentence("[data]\nvalidation = 1"), @"`data.validation` must be a number in [0, 1), got 1");
+    insta::assert_snapshot!(sentence("seed = -1"), @"`seed` must be a whole number of at least 0, got -1");
+    insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3");
+    insta::assert_snapshot!(sentence("[device]\nthreads = 5000"), @"`device.threads` must be a whole number of at most 4096, got 5000");
+    insta::assert_snapshot!(sentence("[train]\nsteps = = 3"), @"line 2: not TOML: extra `=`, expected nothing");
+    insta::assert_snapshot!(sentence("[train]\nsteps = 3\nsteps = 4"), @"line 3: not TOML: duplicate key");
+}
+
+#[test]
+fn settings_that_contradict_each_other() {
+    insta::assert_snapshot!(sentence("[train]\nsteps = 3\nepochs = 4"), @"`train.epochs` and `train.steps` exclude each other: write one of them");
+    insta::assert_snapshot!(sentence("[train]\nbatch = 8\nmicro_batches = 3"), @"`train.micro_batches` is 3, which does not divide `train.batch` = 8");
+    insta::assert_snapshot!(sentence("[learning_rate]\nwarmup = 100"), @"`learning_rate.warmup` is 100, but the run has 100 steps: it would never reach its peak");
+    insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\n[data]\nkind = \"arithmetic\""), @r#"`data.kind` is "arithmetic", which gives text, but the model resnet-50 takes images"#);
+    insta::assert_snapshot!(sentence("[data]\nkind = \"shapes\""), @r#"`data.kind` is "shapes", which gives images, but the model gpt takes text"#);
+    insta::assert_snapshot!(sentence("[data]\nkind = \"text\""), @"`data.path` is missing: a text file or folder, or a list of them");
+    let idx = "[model]\nname = \"mlp\"\n[data]\nkind = \"idx\"\n";
+    insta::assert_snapshot!(sentence(idx), @"`data.path` is missing: the folder of MNIST's files (or `data.images` and `data.labels`)");
+    insta::assert_snapshot!(sentence(&format!("{idx}path = \"a\"\nimages = \"b\"")), @"`data.images` and `data.path` exclude each other: name the folder or the two files");
+    insta::assert_snapshot!(sentence(&format!("{idx}images = \"b\"")), @"`data.labels` is missing: the file of labels");
+}
+
+#[test]
+fn settings_without_effect() {
+    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, weight_decay"#);
+    insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nexclude_from_decay = false"), @"`optimizer.exclude_from_decay` has no effect with `optimizer.weight_decay` = 0");
+    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup"#);
+    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"step\"\nstep_every = 100"), @"`learning_rate.step_every` has no effect with 100 steps between drops in a run of 100 steps");
+    insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
+    insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
+    insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1: it compares gradients of at least 2");
+    insta::assert_snapshot!(sentence("[train]\neval_every = 5\n[data]\nvalidation = 0"), @"`train.eval_every` has no effect with `data.validation` = 0");
+    insta::assert_snapshot!(sentence("[checkpoint]\nkeep = 5"), @"`checkpoint.keep` has no effect with `checkpoint.every` = 0: there is one, at the end");
+    insta::assert_snapshot!(sentence("[data]\nkind = \"arithmetic\"\nsize = 5"), @r#"`data.size` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
+}
+
+fn custom(layers: &str) -> String {
+    format!("[model]\nname = \"custom\"\nlayers = [{layers}]")
+}
+
+#[test]
+fn layers_are_read_and_named() {
+    let text = custom(
+        "{type=\"conv\", output=32, kernel=5}, {type=\"relu\"}, {type=\"max_pool\", kernel=2},
+         {type=\"residual\", branch=[{type=\"conv\", output=32, kernel=3, padding=1}]},
+         {type=\"flatten\"}, {type=\"linear\", output=10}",
+    );
+    let run = parse(&text).unwrap();
+    assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
+    assert!(!run.model.takes_text());
+    let text = custom("{type=\"embedding\", width=8}, {type=\"position\"}, {type=\"linear\", bias=false}");
+    assert_eq!(parse(&text).unwrap().model.context(), Some(128));
+
+    insta::assert_snapshot!(sentence("[model]\nname = \"custom\""), @r#"`model.layers` is missing: a list of layers, such as [{ type = "flatten" }, { type = "linear" }]"#);
+    insta::assert_snapshot!(sentence(&custom("")), @r#"`model.layers` must be a list of layers, such as [{ type = "flatten" }, { type = "linear" }], got an empty list"#);
+    insta::assert_snapshot!(sentence(&custom("3")), @r#"`model.layers.0` must be a layer, such as { type = "relu" }, got 3"#);
+    insta::assert_snapshot!(sentence(&custom("{kernel = 3}")), @"`model.layers.0.type` is missing: one of linear, conv, max_pool, avg_pool, global_avg_pool, adaptive_avg_pool, flatten, pad_channels, batch_norm, layer_norm, rms_norm, relu, gelu, silu, dropout, embedding, position, attention, residual");
+    insta::assert_snapshot!(sentence(&custom("{type=\"conv2d\"}")), @r#"`model.layers.0.type` must be one of 19 known words, got "conv2d"; did you mean `conv`?"#);
+    insta::assert_snapshot!(sentence(&custom("{type=\"conv\", output=3}")), @"`model.layers.0.kernel` is missing: a whole number of at least 1");
+    insta::assert_snapshot!(sentence(&custom("{type=\"relu\", output=3}")), @r#"`model.layers.0.output` has no effect with `model.layers.0.type` = "relu", whose fields are: none"#);
+    insta::assert_snapshot!(sentence(&custom("{type=\"linear\", ouput=3}")), @"`model.layers.0.ouput` is not a field; did you mean `model.layers.0.output`?");
+    insta::assert_snapshot!(sentence(&custom("{type=\"residual\", branch=[{type=\"gleu\"}]}")), @r#"`model.layers.0.branch.0.type` must be one of 19 known words, got "gleu"; did you mean `gelu`?"#);
+    let context = format!("{}\ncontext = 3", custom("{type=\"flatten\"}"));
+    insta::assert_snapshot!(sentence(&context), @"`model.context` has no effect with images: only a model whose first layer is an embedding takes text");
+}
+
+#[test]
+fn overrides_pass_the_same_checks() {
+    let set = |all: &[&str]| {
+        RunFile::parse("[train]\nbatch = 8", &all.iter().map(|s| s.to_string()).collect::<Vec<_>>())
+    };
+    let run = set(&["train.batch=64", "model.name=resnet8", "optimizer.name=sgd", "learning_rate.peak=1e-2"]);
+    let run = run.unwrap();
+    assert_eq!((run.train.batch, run.model.name.as_str()), (64, "resnet8"));
+    assert_eq!(run.learning_rate.peak, 0.01);
+    insta::assert_snapshot!(set(&["train.bach=3"]).unwrap_err(), @"`train.bach` is not a field; did you mean `train.batch`?");
+    insta::assert_snapshot!(set(&["train.batch=many"]).unwrap_err(), @r#"`train.batch` must be a whole number of at least 1, got "many""#);
+}
+
+#[test]
+fn paths_are_relative_to_the_run_file() {
+    let text =
+        "[data]\nkind = \"text\"\npath = [\"a.txt\", \"/b\"]\ntokenizer = \"t.json\"\nextensions = \".rs\"";
+    let mut run = parse(text).unwrap();
+    run.resolve_paths(Path::new("/runs"));
+    let Source::Text { path, tokenizer, extensions } = &run.data.source else { panic!("not text") };
+    assert_eq!(*path, [Path::new("/runs/a.txt"), Path::new("/b")]);
+    assert_eq!(tokenizer.as_deref(), Some(Path::new("/runs/t.json")));
+    assert_eq!(*extensions, ["rs"]);
+    assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
+}
+
+#[test]
+fn epochs_become_steps() {
+    let run = parse("[train]\nepochs = 3\nbatch = 10").unwrap();
+    assert_eq!(run.train.length, Length::Epochs(3));
+    assert_eq!(run.train.length.steps(109, run.train.batch), 30);
+    assert_eq!(run.train.length.steps(4, run.train.batch), 3);
+    assert_eq!(Length::Steps(7).steps(0, 1), 7);
+}
+
+/// Every field of every variant has a line in the documentation, and is in the list that hints come from.
+#[test]
+fn every_field_is_documented() {
+    let page = include_str!("../../../../docs/run-file.md");
+    for (section, names) in fields::ALL {
+        for name in *names {
+            assert!(page.contains(&format!("| `{name}` |")), "docs/run-file.md lacks `{section}.{name}`");
+        }
+    }
+    for text in valid_files() {
+        let table: Table = parse(&text).unwrap().to_toml().unwrap().parse().unwrap();
+        for (section, value) in &table {
+            let listed = |name: &str, key: &str| {
+                fields::ALL.iter().any(|(section, names)| *section == name && names.contains(&key))
+            };
+            match value.as_table() {
+                Some(fields) => {
+                    fields.keys().for_each(|key| assert!(listed(section, key), "{section}.{key}"));
+                }
+                None => assert!(listed("", section), "{section}"),
+            }
+        }
+    }
+    for name in Model::names() {
+        assert!(page.contains(&format!("`{name}`")), "docs/run-file.md lacks the model {name}");
+    }
+}
+
+/// One file for each model, data kind, optimizer and schedule.
+fn valid_files() -> Vec<String> {
+    let mut files: Vec<String> = Model::names()
+        .filter(|name| *name != "custom")
+        .map(|name| format!("[model]\nname = \"{name}\""))
+        .collect();
+    files.push(custom("{type=\"flatten\"}, {type=\"linear\"}"));
+    files.push("[data]\nkind = \"text\"\npath = \"a\"\ntokenizer = \"b\"".into());
+    files.push("[data]\nkind = \"tokens\"\npath = \"a\"".into());
+    for data in
+        ["idx\"\npath = \"a", "idx\"\nimages = \"a\"\nlabels = \"b", "cifar10\"\npath = \"c", "shapes"]
+    {
+        files.push(format!("[model]\nname = \"resnet8\"\nclasses = 10\n[data]\nkind = \"{data}\""));
+    }
+    for name in ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"] {
+        files.push(format!("[optimizer]\nname = \"{name}\""));
+    }
+    for name in ["constant", "linear", "cosine", "step"] {
+        files.push(format!("[learning_rate]\nschedule = \"{name}\"\nscale_from_batch = 256"));
+    }
+    files.push("[train]\nepochs = 2".into());
+    files
+}
+
+proptest! {
+    /// Whatever can be written resolves to a file that reads back as the same value.
+    #[test]
+    fn writing_and_reading_are_inverses(
+        file in prop::sample::select(valid_files()),
+        seed in 0..i64::MAX,
+        micro in 1usize..100,
+        batches in 1usize..100,
+        clip in 0.0f64..1e9,
+        decay in prop::num::f64::POSITIVE | prop::num::f64::SUBNORMAL | prop::num::f64::ZERO,
+        peak in 1e-300f64..1e300,
+        (bf16, block, noise) in any::<(bool, bool, bool)>(),
+        every in 1usize..1_000_000,
+    ) {
+        let overrides = [
+            format!("seed={seed}"),
+            format!("train.batch={}", micro * batches),
+            format!("train.micro_batches={micro}"),
+            format!("train.clip={clip:e}"),
+            format!("train.precision={}", if bf16 { "bf16" } else { "f32" }),
+            format!("train.recompute={}", if block { "block" } else { "none" }),
+            format!("train.noise_scale={}", noise && micro > 1),
+            format!("train.eval_every={every}"),
+            format!("optimizer.weight_decay={:e}", decay.abs()),
+            format!("learning_rate.peak={peak:e}"),
+            format!("checkpoint.every={every}"),
+            format!("checkpoint.keep={micro}"),
+        ];
+        let run = RunFile::parse(&file, &overrides).unwrap();
+        let text = run.to_toml().unwrap();
+        prop_assert_eq!(&RunFile::parse(&text, &[]).unwrap(), &run);
+        prop_assert_eq!(run.train.clip, clip);
+        prop_assert_eq!(run.learning_rate.peak, peak);
+    }
+
+    /// No text makes the reader panic.
+    #[test]
+    fn nonsense_is_an_error_and_no_more(text in "[a-z\\[\\]=. \"0-9\n{},-]{0,60}", set in "[a-z.=0-9\"\\[\\]]{0,20}") {
+        let _ = RunFile::parse(&text, &[set]);
+    }
+}

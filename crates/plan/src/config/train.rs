@@ -1,0 +1,168 @@
+//! `[train]`, `[checkpoint]`, `[device]`: how long, in what portions, how exactly, and where.
+
+use serde::Serialize;
+
+use super::Error;
+use super::reader::{Choice, LARGEST, MOST, Section};
+use crate::spec::{Precision, Recompute};
+
+/// `[train]`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Train {
+    /// `steps` or `epochs`.
+    #[serde(flatten)]
+    pub length: Length,
+    /// Samples in a step, over all ranks.
+    pub batch: usize,
+    /// Portions of a step's batch that run one after the other; they divide the batch.
+    pub micro_batches: usize,
+    /// What weights, gradients and activations are stored in.
+    pub precision: Precision,
+    /// What is computed twice to save memory.
+    pub recompute: Recompute,
+    /// Gradients longer than this are scaled down to it; 0: never.
+    pub clip: f64,
+    /// So many steps in a row without a finite gradient end the run.
+    pub max_bad_steps: usize,
+    /// Steps between validations; 0: only at the end.
+    pub eval_every: usize,
+    /// Validation samples used each time; 0: all.
+    pub eval_samples: usize,
+    /// Steps between lines of the log.
+    pub log_every: usize,
+    /// Whether to estimate the gradient noise scale from the micro-batches.
+    pub noise_scale: bool,
+}
+
+/// How long a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Length {
+    /// So many optimizer steps.
+    Steps(usize),
+    /// So many times through the training data.
+    Epochs(usize),
+}
+
+impl Length {
+    /// Steps of the run when an epoch has `samples` samples; the last, smaller batch of an epoch is left out, but a
+    /// run has at least one step.
+    pub fn steps(self, samples: usize, batch: usize) -> usize {
+        match self {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => epochs.saturating_mul((samples / batch.max(1)).max(1)),
+        }
+    }
+}
+
+impl Choice for Precision {
+    const ALL: &'static [(&'static str, Self)] = &[("f32", Precision::F32), ("bf16", Precision::Bf16)];
+}
+
+impl Choice for Recompute {
+    const ALL: &'static [(&'static str, Self)] = &[("none", Recompute::None), ("block", Recompute::Block)];
+}
+
+impl Train {
+    /// Samples that run at a time.
+    pub fn micro_batch(&self) -> usize {
+        self.batch / self.micro_batches
+    }
+
+    pub(super) fn read(section: &mut Section) -> Result<Train, Error> {
+        let steps = section.optional_whole("steps", 1, MOST)?;
+        let epochs = section.optional_whole("epochs", 1, MOST)?;
+        let length = match (steps, epochs) {
+            (Some(_), Some(_)) => {
+                let problem = "and `train.steps` exclude each other: write one of them".into();
+                return Err(Error::Conflict { field: section.field("epochs"), problem });
+            }
+            (None, Some(epochs)) => Length::Epochs(epochs),
+            (steps, None) => Length::Steps(steps.unwrap_or(100)),
+        };
+        let train = Train {
+            length,
+            batch: section.whole("batch", 32, 1, LARGEST)?,
+            micro_batches: section.whole("micro_batches", 1, 1, LARGEST)?,
+            precision: section.choice("precision", Precision::F32)?,
+            recompute: section.choice("recompute", Recompute::None)?,
+            clip: section.number("clip", 0.0, "a number of at least 0 (0: off)", |x| x >= 0.0)?,
+            max_bad_steps: section.whole("max_bad_steps", 5, 1, MOST)?,
+            eval_every: section.whole("eval_every", 0, 0, MOST)?,
+            eval_samples: section.whole("eval_samples", 0, 0, MOST)?,
+            log_every: section.whole("log_every", 10, 1, MOST)?,
+            noise_scale: section.boolean("noise_scale", false)?,
+        };
+        if !train.batch.is_multiple_of(train.micro_batches) {
+            let problem =
+                format!("is {}, which does not divide `train.batch` = {}", train.micro_batches, train.batch);
+            return Err(Error::Conflict { field: section.field("micro_batches"), problem });
+        }
+        if train.noise_scale && train.micro_batches < 2 {
+            let why = "with `train.micro_batches` = 1: it compares gradients of at least 2".into();
+            return Err(Error::NoEffect { field: section.field("noise_scale"), why });
+        }
+        section.finish()?;
+        Ok(train)
+    }
+}
+
+/// `[checkpoint]`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Checkpoint {
+    /// Steps between checkpoints; 0: only at the end.
+    pub every: usize,
+    /// How many are kept, the newest.
+    pub keep: usize,
+}
+
+impl Checkpoint {
+    pub(super) fn read(section: &mut Section) -> Result<Checkpoint, Error> {
+        let standard = 3;
+        let checkpoint = Checkpoint {
+            every: section.whole("every", 0, 0, MOST)?,
+            keep: section.whole("keep", standard, 1, MOST)?,
+        };
+        if checkpoint.every == 0 && checkpoint.keep != standard {
+            let why = "with `checkpoint.every` = 0: there is one, at the end".into();
+            return Err(Error::NoEffect { field: section.field("keep"), why });
+        }
+        section.finish()?;
+        Ok(checkpoint)
+    }
+}
+
+/// `[device]`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Device {
+    /// Which.
+    pub kind: DeviceKind,
+    /// Threads of the CPU; 0: all there are.
+    pub threads: usize,
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The best there is.
+    #[default]
+    Auto,
+    /// The CPU, whatever else there is.
+    Cpu,
+}
+
+impl Choice for DeviceKind {
+    const ALL: &'static [(&'static str, Self)] = &[("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu)];
+}
+
+impl Device {
+    pub(super) fn read(section: &mut Section) -> Result<Device, Error> {
+        let device = Device {
+            kind: section.choice("kind", DeviceKind::Auto)?,
+            threads: section.whole("threads", 0, 0, 4096)?,
+        };
+        section.finish()?;
+        Ok(device)
+    }
+}

@@ -1,0 +1,196 @@
+//! The plan: a run file and the facts of its data, resolved once into everything a run needs to know. After this,
+//! nothing reads the run file for a size.
+
+use serde::Serialize;
+
+use crate::config::{Error, Family, LearningRate, RunFile};
+use crate::memory::Memory;
+use crate::spec::custom::custom;
+use crate::spec::presets::{self, Gpt, ImageSize};
+use crate::spec::{Input, Model};
+
+/// What only the data knows. What does not apply is `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct DataFacts {
+    /// Tokens there are: every id is below this.
+    pub vocab: Option<usize>,
+    /// Rows, columns and colours of an image.
+    pub image: Option<ImageSize>,
+    /// Kinds of image: every label is below this.
+    pub classes: Option<usize>,
+}
+
+/// A resolved run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// The run file it was made from.
+    pub run: RunFile,
+    /// What the data said.
+    pub facts: DataFacts,
+    /// The model, every size known, all shapes checked.
+    pub model: Model,
+    /// Samples that run at a time.
+    pub micro_batch: usize,
+    /// The rate with its peak for this batch.
+    pub learning_rate: LearningRate,
+    /// Numbers that are trained.
+    pub parameters: u64,
+    /// Flops of one step, forward and backward, recomputation included.
+    pub step_flops: f64,
+    /// Predicted bytes.
+    pub memory: Memory,
+}
+
+impl Plan {
+    /// Resolves a run, or says what in it does not fit the data or itself.
+    pub fn new(run: RunFile, facts: DataFacts) -> Result<Plan, Error> {
+        let model = build(&run, facts)?;
+        model.check()?;
+        let train = &run.train;
+        let (micro_batch, recompute) = (train.micro_batch(), train.recompute);
+        Ok(Plan {
+            parameters: model.parameter_count(),
+            step_flops: model.train_flops(train.batch, recompute)?,
+            memory: Memory::predict(&model, &run.optimizer, train.precision, recompute, micro_batch)?,
+            learning_rate: run.learning_rate.for_batch(train.batch),
+            micro_batch,
+            model,
+            facts,
+            run,
+        })
+    }
+
+    /// Steps of the whole run when there are so many training samples.
+    pub fn total_steps(&self, samples: usize) -> usize {
+        self.run.train.length.steps(samples, self.run.train.batch)
+    }
+}
+
+/// The model that the run file names, with the sizes that the data decides.
+fn build(run: &RunFile, facts: DataFacts) -> Result<Model, Error> {
+    let image = || {
+        facts.image.ok_or_else(|| Error::Conflict {
+            field: "data.kind".into(),
+            problem: format!("gives no images, but the model {} takes them", run.model.name),
+        })
+    };
+    let classes = |written| at_least("model.classes", written, facts.classes, "classes");
+    let vocab = |field, written| at_least(field, written, facts.vocab, "tokens");
+    Ok(match run.model.family {
+        Family::Gpt { layers, heads, width, context, vocab: written, dropout, tied, norm, activation } => {
+            let vocab = vocab("model.vocab", written)?;
+            let dropout = dropout as f32;
+            let shape = Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation };
+            presets::gpt(&run.model.name, &shape)
+        }
+        Family::GptPreset { context, vocab: written, dropout } => {
+            let vocab = vocab("model.vocab", Some(written))?;
+            let size = Gpt::preset(&run.model.name).expect("the name was checked when it was read");
+            presets::gpt(&run.model.name, &Gpt { context, vocab, dropout: dropout as f32, ..size })
+        }
+        Family::Mlp { ref hidden, classes: written } => presets::mlp(image()?, hidden, classes(written)?),
+        Family::SimpleCnn { classes: written } => presets::simple_cnn(image()?, classes(written)?),
+        Family::Resnet8 { classes: written } => presets::resnet8(image()?, classes(written)?),
+        Family::ResNet { net, classes: written, form } => {
+            let image = image()?;
+            presets::resnet(net, image, classes(written)?, form.form(image))
+        }
+        Family::Vgg { net, classes: written, form, batch_norm } => {
+            let image = image()?;
+            presets::vgg(net, image, classes(written)?, form.form(image), batch_norm)
+        }
+        Family::Custom { classes: written, context: Some(seq), ref layers } => {
+            let vocab = vocab("model.classes", written)?;
+            custom(Input::Tokens { seq, vocab }, vocab, layers)?
+        }
+        Family::Custom { classes: written, context: None, ref layers } => {
+            let (height, width, channels) = image()?;
+            custom(Input::Image { height, width, channels }, classes(written)?, layers)?
+        }
+    })
+}
+
+/// A number of logits: what is written, or else what the data has; never fewer than that.
+fn at_least(field: &str, written: Option<usize>, data: Option<usize>, what: &str) -> Result<usize, Error> {
+    match (written, data) {
+        (Some(n), Some(least)) if n < least => {
+            let problem = format!("is {n}, but the data has {least} {what}");
+            Err(Error::Conflict { field: field.into(), problem })
+        }
+        (Some(n), _) | (None, Some(n)) => Ok(n),
+        (None, None) => {
+            let expected = format!("the data does not say how many {what} there are");
+            Err(Error::Missing { field: field.into(), expected })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: DataFacts = DataFacts { vocab: Some(256), image: None, classes: None };
+    const IMAGES: DataFacts = DataFacts { vocab: None, image: Some((32, 32, 3)), classes: Some(10) };
+
+    fn plan(text: &str, facts: DataFacts) -> Result<Plan, Error> {
+        Plan::new(RunFile::parse(text, &[])?, facts)
+    }
+
+    fn sentence(text: &str, facts: DataFacts) -> String {
+        plan(text, facts).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_data_decides_what_is_left_out() {
+        assert_eq!(plan("", TEXT).unwrap().model.classes, 256);
+        assert_eq!(plan("[model]\nvocab = 300", TEXT).unwrap().model.classes, 300);
+        assert_eq!(plan("[model]\nname = \"gpt2-124m\"", TEXT).unwrap().parameters, 124_439_808);
+        let resnet = plan("[model]\nname = \"resnet-18\"", IMAGES).unwrap();
+        assert_eq!(resnet.parameters, 11_173_962); // the usual form for CIFAR-10
+        let large = "[model]\nname = \"resnet-18\"\nform = \"imagenet\"\nclasses = 1000";
+        assert_eq!(plan(large, IMAGES).unwrap().parameters, 11_689_512);
+        let facts = DataFacts { image: Some((28, 28, 1)), ..IMAGES };
+        assert_eq!(plan("[model]\nname = \"simple-cnn\"", facts).unwrap().parameters, 62_346);
+    }
+
+    #[test]
+    fn every_model_can_be_planned() {
+        for name in crate::config::Model::names().filter(|name| *name != "custom") {
+            let text = format!("[model]\nname = \"{name}\"");
+            let facts = if name.starts_with("gpt") { TEXT } else { IMAGES };
+            let plan = plan(&text, facts).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(plan.step_flops > 0.0 && plan.memory.activations > 0, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_data() {
+        insta::assert_snapshot!(sentence("[model]\nvocab = 100", TEXT), @"`model.vocab` is 100, but the data has 256 tokens");
+        insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\nclasses = 5", IMAGES), @"`model.classes` is 5, but the data has 10 classes");
+        insta::assert_snapshot!(sentence("", DataFacts::default()), @"`model.vocab` is missing: the data does not say how many tokens there are");
+        insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"", TEXT), @"`data.kind` gives no images, but the model resnet8 takes them");
+        let tiny = DataFacts { image: Some((16, 16, 3)), ..IMAGES };
+        insta::assert_snapshot!(sentence("[model]\nname = \"vgg-16\"", tiny), @"`model`: layer 30 (max_pool): a window of 2 x 2 is larger than an image of 1 x 1 x 512");
+        let custom = "[model]\nname = \"custom\"\nlayers = [{type=\"flatten\"}, {type=\"linear\", output=7}]";
+        insta::assert_snapshot!(sentence(custom, IMAGES), @"`model`: output: the last layer must give a vector of 10 (one logit a class), got a vector of 7");
+    }
+
+    #[test]
+    fn batches_and_rates() {
+        let text = "[train]\nbatch = 512\nmicro_batches = 4\nepochs = 2\n\
+                    [learning_rate]\npeak = 0.1\nschedule = \"constant\"\nscale_from_batch = 256";
+        let plan = plan(text, TEXT).unwrap();
+        assert_eq!(plan.micro_batch, 128);
+        assert_eq!(plan.learning_rate.at(0, 10), 0.2);
+        assert_eq!(plan.total_steps(5120), 20);
+    }
+
+    #[test]
+    fn a_plan_can_be_written_as_json() {
+        let json = serde_json::to_value(plan("", TEXT).unwrap()).unwrap();
+        assert_eq!(json["model"]["blocks"].as_array().unwrap().len(), 6);
+        assert_eq!(json["run"]["model"]["name"], "gpt");
+        assert_eq!(json["run"]["train"]["steps"], 100);
+        assert_eq!(json["memory"]["workspace"], serde_json::Value::Null);
+    }
+}

@@ -1,0 +1,137 @@
+//! The f32 kernel with AVX-512: 14 x 32 sums in 28 of the 32 registers, and packing by 16 x 16 transposition.
+
+use std::arch::x86_64::*;
+
+use super::engine::{Engine, Lanes, Rows, float_engine, registers};
+use super::pack::{self, Source};
+use crate::dtype::{DType, Float};
+
+/// Ones for the first `n` of 16 lanes.
+#[inline(always)]
+pub(super) fn first(n: usize) -> __mmask16 {
+    ((1u32 << n) - 1) as __mmask16
+}
+
+// SAFETY (of every body): the caller is compiled for AVX-512 and passes pointers that hold the lanes.
+impl Lanes for __m512 {
+    const N: usize = 16;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, n: usize) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_maskz_loadu_ps(first(n), from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, n: usize) {
+        // SAFETY: see above.
+        unsafe { _mm512_mask_storeu_ps(to, first(n), self) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(self, x: __m512, y: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(x, y, self) }
+    }
+}
+
+/// `n` elements (at most 16) as f32, zeros after them.
+#[inline(always)]
+unsafe fn load<T: Float>(from: *const T, n: usize) -> __m512 {
+    // SAFETY: as for `Lanes`; masked lanes are not touched.
+    unsafe {
+        match T::DTYPE {
+            DType::F32 => _mm512_maskz_loadu_ps(first(n), from.cast()),
+            _ => {
+                let half = _mm256_maskz_loadu_epi16(first(n), from.cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+            }
+        }
+    }
+}
+
+/// Transposes 16 x 16 lanes of 32 bits: pairs, then fours, then the 128-bit quarters twice.
+#[inline(always)]
+pub(super) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: as for `Lanes`; registers only.
+    unsafe {
+        let mut t = r;
+        for i in (0..16).step_by(2) {
+            t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+            t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+        }
+        let mut u = t;
+        for i in (0..16).step_by(4) {
+            u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+            u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+            u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+            u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+        }
+        // u[4g + c] holds, in quarter q, column 4q + c of rows 4g .. 4g + 3.
+        let mut out = u;
+        for c in 0..4 {
+            let low = _mm512_shuffle_i32x4::<0x88>(u[c], u[4 + c]);
+            let high = _mm512_shuffle_i32x4::<0x88>(u[8 + c], u[12 + c]);
+            out[c] = _mm512_shuffle_i32x4::<0x88>(low, high);
+            out[8 + c] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+            let low = _mm512_shuffle_i32x4::<0xdd>(u[c], u[4 + c]);
+            let high = _mm512_shuffle_i32x4::<0xdd>(u[8 + c], u[12 + c]);
+            out[4 + c] = _mm512_shuffle_i32x4::<0x88>(low, high);
+            out[12 + c] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+        }
+        out
+    }
+}
+
+/// As [`pack::panel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, depth: usize, out: *mut f32) {
+    // SAFETY: the caller's promise; loads and stores are masked at the edges.
+    unsafe {
+        if source.outer == 1 {
+            for p in 0..depth {
+                for i in (0..width).step_by(16) {
+                    let x = load(source.at.add(p * source.depth + i), count.saturating_sub(i).min(16));
+                    _mm512_mask_storeu_ps(out.add(p * width + i), first((width - i).min(16)), x);
+                }
+            }
+        } else if source.depth == 1 {
+            for i in (0..width).step_by(16) {
+                for p in (0..depth).step_by(16) {
+                    let steps = (depth - p).min(16);
+                    let mut block = [_mm512_setzero_si512(); 16];
+                    for r in 0..count.saturating_sub(i).min(16) {
+                        block[r] =
+                            _mm512_castps_si512(load(source.at.add((i + r) * source.outer + p), steps));
+                    }
+                    let block = transpose(block);
+                    let lanes = first((width - i).min(16));
+                    for (s, x) in block.into_iter().enumerate().take(steps) {
+                        let to = out.add((p + s) * width + i);
+                        _mm512_mask_storeu_ps(to, lanes, _mm512_castsi512_ps(x));
+                    }
+                }
+            }
+        } else {
+            pack::panel(source, count, width, depth, out)
+        }
+    }
+}
+
+float_engine! {
+    /// f32 with AVX-512.
+    Avx512, __m512, features: ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"], rows: 14,
+    each: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], depth: 256, slab: 1024, pack: pack_panel
+}

@@ -1,0 +1,363 @@
+//! The loops. `b` is packed once, in pieces of columns, and shared by the threads; then each task takes a block of
+//! rows and columns of `c`, packs its rows of `a` into its own cache, and calls the kernel tile by tile.
+//!
+//! Where `c` is small and `k` is long (the gradient of a convolution's weights), there are not enough blocks
+//! for the threads: `k` is cut into pieces of a fixed length, whose sums are added in order.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::engine::{Engine, Rows};
+use super::finish::{Out, finish};
+use super::pack::Source;
+use super::scratch::{self, Scratch};
+use super::{Epilogue, Matrix, MatrixMut};
+use crate::cpu::{Cpu, Isa};
+use crate::dtype::{DType, Float};
+use crate::ops::activation::Activation;
+
+/// Bytes of `b` that are packed at once, unless 512 columns are more.
+const SHARED_BYTES: usize = 16 << 20;
+/// Bytes of packed `a` that a task keeps in the second-level cache.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Columns of a task whose sums must wait for the next slab of depth.
+const WAITING_COLS: usize = 512;
+/// Products below this many multiplications stay on the calling thread.
+const SMALL: usize = 1 << 19;
+/// With so few columns, `a` is read where it lies if the kernel can: packing would not pay.
+const IN_PLACE_COLS: usize = 128;
+/// Length of a piece where `k` is cut, and the largest `c` for which it is.
+const PIECE: usize = 4096;
+const SMALL_OUT: usize = 1 << 16;
+
+/// One product: operands, destination, and what to do on the way out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job<'a, T, O> {
+    isa: Isa,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Source<T>,
+    /// Seen by columns.
+    b: Source<T>,
+    out: Out<O>,
+    accumulate: bool,
+    bias: Option<&'a [T]>,
+    activation: Option<Activation>,
+    number: u64,
+}
+
+// SAFETY: operands are only read, and tasks write disjoint blocks of `out`.
+unsafe impl<T: Sync, O: Send> Sync for Job<'_, T, O> {}
+
+impl<'a, T: Float, O: Float> Job<'a, T, O> {
+    /// Checks that everything lies inside its slice.
+    pub fn new(
+        isa: Isa,
+        m: usize,
+        n: usize,
+        k: usize,
+        a: Matrix<'a, T>,
+        b: Matrix<'a, T>,
+        c: MatrixMut<'a, O>,
+        accumulate: bool,
+        epilogue: Epilogue<'a, T, O>,
+    ) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        assert!(a.holds(m, k) && b.holds(k, n) && c.holds(m, n), "a product reaches beyond its operands");
+        assert!(epilogue.bias.is_none_or(|bias| bias.len() == n), "a bias of another width");
+        assert!(epilogue.pre.as_ref().is_none_or(|pre| pre.holds(m, n)), "pre-activations do not fit");
+        let pre = epilogue.pre.map(|pre| (pre.data.as_mut_ptr(), pre.row_stride));
+        Job {
+            isa,
+            m,
+            n,
+            k,
+            a: Source { at: a.data.as_ptr(), outer: a.row_stride, depth: a.col_stride },
+            b: Source { at: b.data.as_ptr(), outer: b.col_stride, depth: b.row_stride },
+            out: Out { c: c.data.as_mut_ptr(), c_stride: c.row_stride, pre },
+            accumulate,
+            bias: epilogue.bias,
+            activation: epilogue.activation,
+            number: NUMBER.fetch_add(1, Relaxed),
+        }
+    }
+
+    /// Whether sums may be made right in `c`.
+    fn sums_in_place(&self) -> bool {
+        O::DTYPE == DType::F32 && self.bias.is_none() && self.activation.is_none() && self.out.pre.is_none()
+    }
+
+    /// Columns of `b` packed at once.
+    fn shared_cols<E: Engine>(&self) -> usize {
+        let fit = SHARED_BYTES / (self.k.max(1) * size_of::<E::Cell>()) / E::COLS * E::COLS;
+        fit.max(512)
+    }
+
+    /// Rows of a block of `a` that fits its cache.
+    fn block_rows<E: Engine>(&self) -> usize {
+        let depth = self.k.clamp(1, E::SLAB);
+        (BLOCK_BYTES / (depth * size_of::<E::Cell>())).clamp(64, 1024)
+    }
+
+    /// Hands finished sums of `rows` x `cols` at (i, j) on.
+    fn finish(&self, sums: *const f32, stride: usize, i: usize, j: usize, rows: usize, cols: usize) {
+        let out = Out {
+            c: self.out.c.wrapping_add(i * self.out.c_stride + j),
+            c_stride: self.out.c_stride,
+            pre: self.out.pre.map(|(at, stride)| (at.wrapping_add(i * stride + j), stride)),
+        };
+        let bias = self.bias.map(|bias| &bias[j..j + cols]);
+        finish(self.isa, sums, stride, rows, cols, out, self.accumulate, bias, self.activation);
+    }
+}
+
+/// The whole product on this thread.
+pub(super) fn serial<E: Engine, T: Float, O: Float>(job: &Job<'_, T, O>) {
+    let padded = job.k.next_multiple_of(E::UNIT);
+    let shared_cols = job.shared_cols::<E>().min(job.n.next_multiple_of(E::COLS));
+    let rows = job.block_rows::<E>().next_multiple_of(E::rows(job.n));
+    scratch::with_shared(|space| {
+        let panels: *mut E::Cell = space.room(shared_cols * padded);
+        for j in (0..job.n).step_by(shared_cols) {
+            let cols = j..job.n.min(j + shared_cols);
+            // SAFETY: `panels` has room for all columns of the piece; the operands hold what is read.
+            unsafe { E::pack_b(job.b.from(j, 0), cols.len(), 0, job.k, padded, panels) };
+            let width = if job.k > E::SLAB { WAITING_COLS } else { cols.len() };
+            scratch::with(|scratch| {
+                for i in (0..job.m).step_by(rows) {
+                    for from in cols.clone().step_by(width) {
+                        let part = from..cols.end.min(from + width);
+                        let shared = panels.wrapping_add((part.start - j) * padded);
+                        block::<E, T, O>(job, shared, padded, i..job.m.min(i + rows), part, scratch);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// The product over the threads of `cpu`.
+pub(super) fn parallel<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T, O>) {
+    if job.m * job.n <= SMALL_OUT && job.k >= 2 * PIECE {
+        return pieces_of_depth::<E, T, O>(cpu, job);
+    }
+    if cpu.threads() == 1 || job.m * job.n * job.k <= SMALL {
+        return serial::<E, T, O>(job);
+    }
+    let padded = job.k.next_multiple_of(E::UNIT);
+    let shared_cols = job.shared_cols::<E>().min(job.n.next_multiple_of(E::COLS));
+    scratch::with_shared(|space| {
+        let panels = Shared(space.room::<E::Cell>(shared_cols * padded));
+        for j in (0..job.n).step_by(shared_cols) {
+            let cols = j..job.n.min(j + shared_cols);
+            share_columns::<E, T, O>(cpu, job, &panels, padded, &cols);
+            let (rows, width) = task_size::<E, T, O>(cpu.threads(), job, cols.len());
+            let across = cols.len().div_ceil(width);
+            // Neighbouring tasks share their rows of `a`; a thread takes neighbours, and packs them once.
+            cpu.for_each(job.m.div_ceil(rows) * across, |task| {
+                let (i, part) = (task / across * rows, j + task % across * width);
+                let part = part..cols.end.min(part + width);
+                let shared = panels.at().wrapping_add((part.start - j) * padded);
+                scratch::with(|scratch| {
+                    block::<E, T, O>(job, shared, padded, i..job.m.min(i + rows), part, scratch)
+                });
+            });
+        }
+    });
+}
+
+/// Packs columns of `b`, in pieces of columns and depth.
+fn share_columns<E: Engine, T: Float, O: Float>(
+    cpu: &Cpu,
+    job: &Job<'_, T, O>,
+    panels: &Shared<E::Cell>,
+    padded: usize,
+    cols: &Range<usize>,
+) {
+    const COLS: usize = 128;
+    const DEPTH: usize = 512;
+    let down = job.k.div_ceil(DEPTH);
+    cpu.for_each(cols.len().div_ceil(COLS) * down, |task| {
+        let (j, p) = (task / down * COLS, task % down * DEPTH);
+        let (count, end) = ((cols.len() - j).min(COLS), job.k.min(p + DEPTH));
+        // SAFETY: as in `serial`; tasks write disjoint parts of the panels.
+        unsafe {
+            E::pack_b(job.b.from(cols.start + j, 0), count, p, end, padded, panels.at().add(j * padded))
+        };
+    });
+}
+
+/// Rows and columns of a task: as large as the cache allows, but several for each thread.
+fn task_size<E: Engine, T: Float, O: Float>(
+    threads: usize,
+    job: &Job<'_, T, O>,
+    cols: usize,
+) -> (usize, usize) {
+    let tile_rows = E::rows(cols);
+    let wanted = 4 * threads;
+    let mut width = if job.k > E::SLAB { WAITING_COLS.min(cols) } else { cols };
+    let mut rows = job.block_rows::<E>().min(job.m).next_multiple_of(tile_rows);
+    let tasks = |rows: usize, width: usize| job.m.div_ceil(rows) * cols.div_ceil(width);
+    while tasks(rows, width) < wanted && width >= 512 {
+        width = (width / 2).next_multiple_of(E::COLS);
+    }
+    while tasks(rows, width) < wanted && rows >= 128 {
+        rows = (rows / 2).next_multiple_of(tile_rows);
+    }
+    while tasks(rows, width) < wanted && width >= 4 * E::COLS {
+        width = (width / 2).next_multiple_of(E::COLS);
+    }
+    (rows, width)
+}
+
+/// The product as a sum of products over pieces of `k`.
+fn pieces_of_depth<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T, O>) {
+    let (area, pieces) = (job.m * job.n, job.k.div_ceil(PIECE));
+    scratch::with_shared(|space| {
+        let partial = Shared(space.room::<f32>(area * pieces));
+        cpu.for_each(pieces, |piece| {
+            let p = piece * PIECE;
+            let part = Job {
+                isa: job.isa,
+                m: job.m,
+                n: job.n,
+                k: (job.k - p).min(PIECE),
+                a: job.a.from(0, p),
+                b: job.b.from(0, p),
+                out: Out { c: partial.at().wrapping_add(piece * area), c_stride: job.n, pre: None },
+                accumulate: false,
+                bias: None,
+                activation: None,
+                // Pieces differ in their operands: none may take another's packed rows for its own.
+                number: job.number ^ ((piece as u64 + 1) << 40),
+            };
+            serial::<E, T, f32>(&part);
+        });
+        // SAFETY: all pieces are written, and the threads are done with them.
+        let (sum, rest) =
+            unsafe { std::slice::from_raw_parts_mut(partial.at(), area * pieces) }.split_at_mut(area);
+        for part in rest.chunks_exact(area) {
+            sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+        }
+        job.finish(sum.as_ptr(), job.n, 0, 0, job.m, job.n);
+    });
+}
+
+/// Memory that several tasks write, each its own part.
+struct Shared<C>(*mut C);
+
+// SAFETY: a task only touches the part that its number gives it.
+unsafe impl<C> Sync for Shared<C> {}
+
+impl<C> Shared<C> {
+    fn at(&self) -> *mut C {
+        self.0
+    }
+}
+
+/// A block of `a` as the kernel will read it.
+struct Placed<C> {
+    rows: Rows<C>,
+    /// Elements from one row that begins a tile to the next, per row.
+    outer: usize,
+}
+
+impl<C> Placed<C> {
+    /// Row `i`, which begins a tile, at depth `p`.
+    fn at<E: Engine>(&self, i: usize, p: usize) -> Rows<C> {
+        let Rows { at, row, step, tile } = self.rows;
+        Rows { at: at.wrapping_add(i * self.outer + p / E::UNIT * step), row, step, tile }
+    }
+}
+
+/// Rows of `a` over one slab: where they lie if that is good enough, or else packed.
+fn place<E: Engine, T: Float, O: Float>(
+    job: &Job<'_, T, O>,
+    rows: &Range<usize>,
+    slab: usize,
+    depth: usize,
+    cols: usize,
+    scratch: &mut Scratch,
+) -> Placed<E::Cell> {
+    let source = job.a.from(rows.start, slab);
+    if cols <= IN_PLACE_COLS
+        && let Some(placed) = E::in_place(source, rows.len(), depth)
+    {
+        return Placed { rows: placed, outer: source.outer };
+    }
+    let padded = depth.next_multiple_of(E::UNIT);
+    let at: *mut E::Cell = scratch.a.room(rows.len().next_multiple_of(E::rows(1)) * padded);
+    let held = Some((job.number, rows.start, slab));
+    if scratch.holds != held {
+        // SAFETY: room for whole panels was just made; the operand holds these rows and depths.
+        unsafe { E::pack_a(source, rows.len(), depth, padded, at) };
+        scratch.holds = held;
+    }
+    Placed { rows: E::packed(at, padded), outer: padded }
+}
+
+/// One block of `c`. `panels` are the packed columns `cols`.
+fn block<E: Engine, T: Float, O: Float>(
+    job: &Job<'_, T, O>,
+    panels: *const E::Cell,
+    padded: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let session = E::begin();
+    let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);
+    // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.
+    // 16 more than a power of two, so that rows do not all fall into the same set of the cache.
+    let stride = if one_slab { E::COLS } else { cols.len().next_multiple_of(E::COLS) + 16 };
+    let height = if one_pass { E::rows(1) } else { rows.len().next_multiple_of(E::rows(1)) };
+    let sums: *mut f32 = scratch.sums.room(height * stride);
+    let c: *mut f32 = job.out.c.cast();
+    // A product of depth 0 still writes its zeros: one slab, one pass of no steps.
+    let mut slab = 0;
+    loop {
+        let depth = (job.k - slab).min(E::SLAB);
+        let a = place::<E, T, O>(job, &rows, slab, depth, cols.len(), scratch);
+        for j in cols.clone().step_by(E::COLS) {
+            let width = (cols.end - j).min(E::COLS);
+            let tile_rows = E::rows(width);
+            let b = panels.wrapping_add((j - cols.start) * padded);
+            let mut p = slab;
+            loop {
+                let steps = (slab + depth - p).min(E::DEPTH);
+                let (first, last) = (p == 0, p + steps == job.k);
+                let b = b.wrapping_add(E::depth_offset(p, width));
+                for i in rows.clone().step_by(tile_rows) {
+                    let height = (rows.end - i).min(tile_rows);
+                    let a = a.at::<E>(i - rows.start, p - slab);
+                    let whole = E::EXACT || (height % 16 == 0 && width % 16 == 0);
+                    // SAFETY: packed operands hold whole tiles; `sums` and `c` hold what a tile writes.
+                    unsafe {
+                        if whole && job.sums_in_place() {
+                            let at = c.add(i * job.out.c_stride + j);
+                            let add = !first || job.accumulate;
+                            E::tile(height, width, steps, a, b, padded, at, job.out.c_stride, add);
+                        } else {
+                            let row = if one_pass { 0 } else { i - rows.start };
+                            let at = sums.add(row * stride + if one_slab { 0 } else { j - cols.start });
+                            E::tile(height, width, steps, a, b, padded, at, stride, !first);
+                            if last {
+                                job.finish(at, stride, i, j, height, width);
+                            }
+                        }
+                    }
+                }
+                p += steps;
+                if p >= slab + depth {
+                    break;
+                }
+            }
+        }
+        slab += depth;
+        if slab >= job.k {
+            break;
+        }
+    }
+    drop(session);
+}

@@ -1,0 +1,237 @@
+//! What a kernel offers to the loops of [`super::drive`], and the one f32 kernel, written over a vector type.
+//!
+//! The packed form of an operand is a row of panels. A panel holds some rows of `a` (or columns of `b`) for
+//! all of the packed depth, in the order in which the kernel reads them; rows (columns) that do not exist
+//! are zeros. Row (column) `i`, the first of its panel, begins at `i * padded depth`.
+
+use super::pack::Source;
+use crate::dtype::Float;
+
+/// Where a kernel finds its rows of `a`, in elements of the packed type.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows<C> {
+    /// The first element.
+    pub at: *const C,
+    /// From one row to the next.
+    pub row: usize,
+    /// From one step in depth to the next (AMX: 32 elements of depth are one step).
+    pub step: usize,
+    /// AMX: from one tile of 16 rows to the next.
+    pub tile: usize,
+}
+
+/// A kernel with its packed form. Functions are unsafe because they call for instructions that the processor
+/// must have, and work on bare pointers.
+pub(super) trait Engine {
+    /// The packed type.
+    type Cell: Copy;
+    /// Rows of a panel of `a`.
+    const ROWS: usize;
+    /// Columns of a panel of `b`.
+    const COLS: usize;
+    /// Depth is packed in multiples of this.
+    const UNIT: usize;
+    /// Depth of one call of [`Engine::tile`]: what keeps a panel of `b` in the first-level cache.
+    const DEPTH: usize;
+    /// Depth for which a block of `a` is packed at once; a multiple of `DEPTH`.
+    const SLAB: usize;
+    /// Whether [`Engine::tile`] writes nothing beyond `rows` x `cols`.
+    const EXACT: bool;
+    /// Held while tiles are computed.
+    type Session;
+
+    /// Prepares the thread.
+    fn begin() -> Self::Session;
+    /// Rows that [`Engine::tile`] takes at once for so many columns; a multiple of `ROWS`.
+    fn rows(_cols: usize) -> usize {
+        Self::ROWS
+    }
+    /// `a` where it lies, if the kernel can read it there: `rows` x `depth` of it.
+    fn in_place<T: Float>(_a: Source<T>, _rows: usize, _depth: usize) -> Option<Rows<Self::Cell>> {
+        None
+    }
+    /// `a` as [`Engine::pack_a`] has left it at `at`, with panels of `padded` depth.
+    fn packed(at: *const Self::Cell, padded: usize) -> Rows<Self::Cell>;
+    /// Packs `rows` x `depth` of `a` into panels of `padded` depth.
+    unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut Self::Cell);
+    /// Packs `from..to` of the depth of `cols` columns into panels of `padded` depth; `b` is seen by columns.
+    unsafe fn pack_b<T: Float>(
+        b: Source<T>,
+        cols: usize,
+        from: usize,
+        to: usize,
+        padded: usize,
+        out: *mut Self::Cell,
+    );
+    /// Where depth `p` begins in a panel of `b` of `cols` columns.
+    fn depth_offset(p: usize, cols: usize) -> usize;
+    /// `c = a b`, or `c += a b` if `add`, for one panel of columns and at most `rows(cols)` rows.
+    unsafe fn tile(
+        rows: usize,
+        cols: usize,
+        depth: usize,
+        a: Rows<Self::Cell>,
+        b: *const Self::Cell,
+        b_padded: usize,
+        c: *mut f32,
+        c_stride: usize,
+        add: bool,
+    );
+}
+
+/// A vector of f32.
+pub(crate) trait Lanes: Copy {
+    /// How many.
+    const N: usize;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `n` only; zeros after them.
+    unsafe fn load_part(from: *const f32, n: usize) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// The first `n` only.
+    unsafe fn store_part(self, to: *mut f32, n: usize);
+    /// `self + x y`.
+    unsafe fn add_product(self, x: Self, y: Self) -> Self;
+}
+
+/// An `R` x `V`-vector piece of `c` in registers. `b`'s panel is `V` vectors wide.
+///
+/// # Safety
+/// `a` and `b` hold `depth` steps, `c` holds `R` rows of `cols`, and the caller is compiled for `L`.
+#[inline(always)]
+pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
+    cols: usize,
+    depth: usize,
+    a: Rows<f32>,
+    b: *const f32,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
+    // SAFETY: the caller's promise covers every access below.
+    unsafe {
+        let mut sums = [[L::splat(0.0); V]; R];
+        let full = cols == V * L::N;
+        let part = |v: usize| cols.saturating_sub(v * L::N).min(L::N);
+        if add {
+            for r in 0..R {
+                for v in 0..V {
+                    let at = c.add(r * c_stride + v * L::N);
+                    sums[r][v] = if full { L::load(at) } else { L::load_part(at, part(v)) };
+                }
+            }
+        }
+        let (mut at, mut b) = (a.at, b);
+        for _ in 0..depth {
+            let mut columns = [L::splat(0.0); V];
+            for v in 0..V {
+                columns[v] = L::load(b.add(v * L::N));
+            }
+            for r in 0..R {
+                let x = L::splat(*at.add(r * a.row));
+                for v in 0..V {
+                    sums[r][v] = sums[r][v].add_product(x, columns[v]);
+                }
+            }
+            at = at.add(a.step);
+            b = b.add(V * L::N);
+        }
+        for r in 0..R {
+            for v in 0..V {
+                let at = c.add(r * c_stride + v * L::N);
+                if full { sums[r][v].store(at) } else { sums[r][v].store_part(at, part(v)) }
+            }
+        }
+    }
+}
+
+/// An f32 [`Engine`] over a vector type: `rows` x two vectors, one vector for narrow panels.
+macro_rules! float_engine {
+    ($(#[$meta:meta])* $name:ident, $lanes:ty, features: [$($feature:literal)?], rows: $rows:literal,
+     each: [$($r:literal)*], depth: $depth:literal, slab: $slab:literal, pack: $pack:path) => {
+        $(#[$meta])*
+        pub(super) struct $name;
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn tile_of<const R: usize, const V: usize>(
+            cols: usize, depth: usize, a: Rows<f32>, b: *const f32, c: *mut f32, c_stride: usize, add: bool,
+        ) {
+            // SAFETY: the caller's promise; a packed `a` has constant strides, which the compiler should see.
+            unsafe {
+                if a.row == 1 && a.step == $rows {
+                    let a = Rows { row: 1, step: $rows, ..a };
+                    registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
+                } else if a.step == 1 {
+                    let a = Rows { step: 1, ..a };
+                    registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
+                } else {
+                    registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
+                }
+            }
+        }
+
+        impl Engine for $name {
+            type Cell = f32;
+            const ROWS: usize = $rows;
+            const COLS: usize = 2 * <$lanes as Lanes>::N;
+            const UNIT: usize = 1;
+            const DEPTH: usize = $depth;
+            const SLAB: usize = $slab;
+            const EXACT: bool = true;
+            type Session = ();
+
+            fn begin() {}
+
+            fn in_place<T: Float>(a: Source<T>, _rows: usize, _depth: usize) -> Option<Rows<f32>> {
+                let lies_well = T::DTYPE == DType::F32 && (a.outer == 1 || a.depth == 1);
+                lies_well.then(|| Rows { at: a.at.cast(), row: a.outer, step: a.depth, tile: 0 })
+            }
+
+            fn packed(at: *const f32, _padded: usize) -> Rows<f32> {
+                Rows { at, row: 1, step: $rows, tile: 0 }
+            }
+
+            unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut f32) {
+                for i in (0..rows).step_by($rows) {
+                    // SAFETY: the caller's `out` holds whole panels.
+                    unsafe { $pack(a.from(i, 0), (rows - i).min($rows), $rows, depth, out.add(i * padded)) };
+                }
+            }
+
+            unsafe fn pack_b<T: Float>(
+                b: Source<T>, cols: usize, from: usize, to: usize, padded: usize, out: *mut f32,
+            ) {
+                // A few steps of depth over all panels, then the next: long runs of `b`'s rows.
+                let run = if b.outer == 1 { 16 } else { to - from };
+                for p in (from..to).step_by(run.max(1)) {
+                    for j in (0..cols).step_by(Self::COLS) {
+                        let n = (cols - j).min(Self::COLS);
+                        let offset = j * padded + Self::depth_offset(p, n);
+                        let width = Self::depth_offset(1, n);
+                        // SAFETY: as above.
+                        unsafe { $pack(b.from(j, p), n, width, run.min(to - p), out.add(offset)) };
+                    }
+                }
+            }
+
+            fn depth_offset(p: usize, cols: usize) -> usize {
+                p * if cols > <$lanes as Lanes>::N { Self::COLS } else { <$lanes as Lanes>::N }
+            }
+
+            unsafe fn tile(
+                rows: usize, cols: usize, depth: usize, a: Rows<f32>, b: *const f32, _b_padded: usize,
+                c: *mut f32, c_stride: usize, add: bool,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (rows, cols > <$lanes as Lanes>::N) {
+                        $(($r, true) => tile_of::<$r, 2>(cols, depth, a, b, c, c_stride, add),
+                          ($r, false) => tile_of::<$r, 1>(cols, depth, a, b, c, c_stride, add),)*
+                        _ => unreachable!("a panel has at most {} rows", $rows),
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use float_engine;

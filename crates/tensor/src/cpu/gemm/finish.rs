@@ -1,0 +1,69 @@
+//! The way out: a piece of finished f32 sums gets its bias and its activation, is rounded and stored.
+
+use crate::dtype::Float;
+use crate::ops::activation::Activation;
+use crate::simd;
+
+/// Where a piece goes: rows of `c` (and of the values before the activation), `stride` apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Out<O> {
+    pub c: *mut O,
+    pub c_stride: usize,
+    pub pre: Option<(*mut O, usize)>,
+}
+
+simd! {
+    /// Finishes `rows` x `cols` sums at `sums`, `stride` apart. A bias has `cols` elements.
+    pub(super) fn finish[T: Float, O: Float](
+        sums: *const f32,
+        stride: usize,
+        rows: usize,
+        cols: usize,
+        out: Out<O>,
+        accumulate: bool,
+        bias: Option<&[T]>,
+        activation: Option<Activation>,
+    ) {
+        for r in 0..rows {
+            // SAFETY: the driver hands out pieces that lie in their matrices and that no one else writes.
+            let (sums, c, pre) = unsafe {
+                (
+                    std::slice::from_raw_parts(sums.add(r * stride), cols),
+                    std::slice::from_raw_parts_mut(out.c.add(r * out.c_stride), cols),
+                    out.pre.map(|(at, stride)| std::slice::from_raw_parts_mut(at.add(r * stride), cols)),
+                )
+            };
+            match (accumulate, bias) {
+                (false, None) => sums.iter().zip(&mut *c).for_each(|(x, c)| *c = O::from_f32(*x)),
+                (false, Some(bias)) => {
+                    for ((x, b), c) in sums.iter().zip(bias).zip(&mut *c) {
+                        *c = O::from_f32(*x + b.to_f32());
+                    }
+                }
+                (true, None) => {
+                    sums.iter().zip(&mut *c).for_each(|(x, c)| *c = O::from_f32(c.to_f32() + *x));
+                }
+                (true, Some(bias)) => {
+                    for ((x, b), c) in sums.iter().zip(bias).zip(&mut *c) {
+                        *c = O::from_f32(c.to_f32() + *x + b.to_f32());
+                    }
+                }
+            }
+            if let Some(pre) = pre {
+                pre.copy_from_slice(c);
+            }
+            match activation {
+                None => {}
+                Some(Activation::Relu) => activate(c, |x| Activation::Relu.apply(x)),
+                Some(Activation::Gelu) => activate(c, |x| Activation::Gelu.apply(x)),
+                Some(Activation::Silu) => activate(c, |x| Activation::Silu.apply(x)),
+            }
+        }
+    }
+}
+
+/// The activation is a constant of each call, so that the loop has no branch in it.
+#[inline(always)]
+fn activate<O: Float>(row: &mut [O], f: impl Fn(f32) -> f32) {
+    row.iter_mut().for_each(|x| *x = O::from_f32(f(x.to_f32())));
+}

@@ -1,0 +1,144 @@
+//! Matrix products on the processor, after Goto and van de Geijn, "Anatomy of High-Performance Matrix
+//! Multiplication" (2008): both operands are copied into panels that a small kernel reads in order.
+//!
+//! `a: [m, k]`, `b: [k, n]`, `c: [m, n]`; `a` and `b` may lie in any way (transposed, one head of a wider
+//! matrix), the rows of `c` are contiguous. Sums are always in f32.
+//!
+//! - [`drive`]: the loops over blocks, and what runs on which thread;
+//! - [`engine`]: what a kernel offers to those loops; `avx512`, `avx2`, `portable` for f32, `amx` for bf16;
+//! - [`pack`] and [`finish`]: the way in and the way out;
+//! - [`scratch`]: memory that a thread keeps between calls.
+//!
+//! An element of `c` is summed over `k` in an order that only `k` decides. Blocks of rows and columns, and so
+//! the number of threads, never change its bits.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod drive;
+mod engine;
+mod finish;
+mod pack;
+mod portable;
+mod scratch;
+#[cfg(test)]
+mod tests;
+
+use super::{Cpu, Isa};
+use crate::dtype::{DType, Float};
+use crate::ops::activation::Activation;
+use drive::Job;
+use engine::Engine;
+pub(crate) use engine::Lanes;
+
+/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a, T> {
+    /// Where element (0, 0) stands first.
+    pub data: &'a [T],
+    /// Elements between one row and the next.
+    pub row_stride: usize,
+    /// Elements between one column and the next.
+    pub col_stride: usize,
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// The matrix of `width` columns that `data` holds row after row, or its transpose.
+    pub fn of(data: &'a [T], width: usize, transposed: bool) -> Matrix<'a, T> {
+        let (row_stride, col_stride) = if transposed { (1, width) } else { (width, 1) };
+        Matrix { data, row_stride, col_stride }
+    }
+
+    fn holds(&self, rows: usize, cols: usize) -> bool {
+        rows == 0
+            || cols == 0
+            || (rows - 1) * self.row_stride + (cols - 1) * self.col_stride < self.data.len()
+    }
+}
+
+/// A matrix to write, rows contiguous.
+#[derive(Debug)]
+pub struct MatrixMut<'a, T> {
+    /// Where element (0, 0) stands first.
+    pub data: &'a mut [T],
+    /// Elements between one row and the next.
+    pub row_stride: usize,
+}
+
+impl<T> MatrixMut<'_, T> {
+    fn holds(&self, rows: usize, cols: usize) -> bool {
+        cols <= self.row_stride.max(if rows == 1 { cols } else { 0 })
+            && (rows == 0 || cols == 0 || (rows - 1) * self.row_stride + cols <= self.data.len())
+    }
+}
+
+/// What happens to a finished sum on its way to `c`, while it is still in the cache.
+#[derive(Debug)]
+pub struct Epilogue<'a, T, O> {
+    /// A row of length `n` that is added to every row.
+    pub bias: Option<&'a [T]>,
+    /// Applied last, to the value as `c`'s type holds it: the same bits as a separate pass.
+    pub activation: Option<Activation>,
+    /// Where the value before the activation is kept, for the backward pass.
+    pub pre: Option<MatrixMut<'a, O>>,
+}
+
+impl<T, O> Epilogue<'_, T, O> {
+    /// The sum as it is.
+    pub fn none() -> Self {
+        Epilogue { bias: None, activation: None, pre: None }
+    }
+}
+
+/// `c = a b` or `c += a b` on the calling thread; a: [m, k], b: [k, n], c: [m, n]. Sums in f32.
+pub fn serial<T: Float, O: Float>(
+    isa: Isa,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    c: MatrixMut<'_, O>,
+    accumulate: bool,
+) {
+    let job = Job::new(isa, m, n, k, a, b, c, accumulate, Epilogue::none());
+    dispatch(isa, None, &job);
+}
+
+/// As [`serial`], over the threads of `cpu`, with an [`Epilogue`]. The bits do not depend on their number.
+pub fn parallel<T: Float, O: Float>(
+    cpu: &Cpu,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    c: MatrixMut<'_, O>,
+    accumulate: bool,
+    epilogue: Epilogue<'_, T, O>,
+) {
+    let isa = cpu.isa();
+    let job = Job::new(isa, m, n, k, a, b, c, accumulate, epilogue);
+    dispatch(isa, Some(cpu), &job);
+}
+
+fn dispatch<T: Float, O: Float>(isa: Isa, cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
+    fn go<E: Engine, T: Float, O: Float>(cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
+        match cpu {
+            Some(cpu) => drive::parallel::<E, T, O>(cpu, job),
+            None => drive::serial::<E, T, O>(job),
+        }
+    }
+    match (isa, T::DTYPE) {
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Amx, DType::Bf16) => go::<amx::Amx, T, O>(cpu, job),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Amx | Isa::Avx512, _) => go::<avx512::Avx512, T, O>(cpu, job),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, _) => go::<avx2::Avx2, T, O>(cpu, job),
+        _ => go::<portable::Portable, T, O>(cpu, job),
+    }
+}

@@ -1,0 +1,61 @@
+//! Memory that a thread keeps between products, so that a small one does not pay for an allocation.
+//!
+//! It is bounded by the block sizes of [`super::drive`], a few MiB, and not booked in a ledger: it belongs to
+//! the thread and not to a device.
+
+use std::cell::Cell;
+
+use crate::cpu::buffer::Block;
+
+/// The pieces that one product needs.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// A block of `a`, packed.
+    pub a: Space,
+    /// Which block that is: the product's number, its first row, its first depth.
+    pub holds: Option<(u64, usize, usize)>,
+    /// Sums on their way.
+    pub sums: Space,
+}
+
+/// A block that grows when asked to.
+#[derive(Debug, Default)]
+pub(super) struct Space(Option<Block>);
+
+impl Space {
+    /// Room for `len` elements, 64-byte aligned, with any content.
+    pub fn room<C>(&mut self, len: usize) -> *mut C {
+        let bytes = (len * size_of::<C>()).max(64);
+        match &self.0 {
+            Some(block) if block.capacity() >= bytes => {}
+            _ => {
+                self.0 = None;
+                let block =
+                    Block::new(bytes).unwrap_or_else(|| panic!("no memory: {bytes} bytes of scratch"));
+                self.0 = Some(block);
+            }
+        }
+        self.0.as_ref().expect("just made").pointer().cast()
+    }
+}
+
+thread_local! {
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
+    static PACKED: Cell<Space> = const { Cell::new(Space(None)) };
+}
+
+/// Lends this thread's scratch. A call within the call finds none and makes its own.
+pub(super) fn with<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+    let mut scratch = SCRATCH.take().unwrap_or_default();
+    let result = work(&mut scratch);
+    SCRATCH.set(Some(scratch));
+    result
+}
+
+/// As [`with`], for the panels of `b` (or partial sums), which the threads share while one of them owns it.
+pub(super) fn with_shared<R>(work: impl FnOnce(&mut Space) -> R) -> R {
+    let mut space = PACKED.take();
+    let result = work(&mut space);
+    PACKED.set(space);
+    result
+}

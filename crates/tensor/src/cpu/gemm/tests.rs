@@ -1,0 +1,213 @@
+//! Every instruction set, transposition and edge against a plain sum in f64, and the same bits on any threads.
+//!
+//! Tolerance: an f32 sum of k products in any order is within k units of 2^-23 of the sum of magnitudes, and a
+//! result rounded to bf16 within 2^-8 of itself.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::bf16;
+use crate::random;
+
+/// `rows` x `cols` numbers in a matrix that is wider than they are, so that every stride is exercised.
+struct Stored<T> {
+    data: Vec<T>,
+    stride: usize,
+    transposed: bool,
+}
+
+impl<T: Float> Stored<T> {
+    fn new(rows: usize, cols: usize, transposed: bool, extra: usize, stream: u64) -> Stored<T> {
+        let (lines, width) = if transposed { (cols, rows) } else { (rows, cols) };
+        let stride = width + extra;
+        let key = random::key(11, stream);
+        // What lies between the lines must never be read as a number.
+        let at = |i: usize| match i % stride < width {
+            true => random::uniform(key, i as u64) as f32 - 0.4,
+            false => f32::NAN,
+        };
+        let data = (0..lines * stride - extra).map(|i| T::from_f32(at(i))).collect();
+        Stored { data, stride, transposed }
+    }
+
+    fn view(&self) -> Matrix<'_, T> {
+        Matrix::of(&self.data, self.stride, self.transposed)
+    }
+
+    fn at(&self, i: usize, j: usize) -> f64 {
+        let v = self.view();
+        f64::from(v.data[i * v.row_stride + j * v.col_stride].to_f32())
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    ta: bool,
+    tb: bool,
+    extra: usize,
+    accumulate: bool,
+    bias: bool,
+    activation: Option<Activation>,
+}
+
+fn close<O: Float>(got: O, exact: f64, magnitude: f64, k: usize) -> bool {
+    let rounding = if O::DTYPE == DType::Bf16 { exact.abs() / 256.0 } else { 0.0 };
+    (f64::from(got.to_f32()) - exact).abs() <= rounding + (k as f64 + 8.0) * magnitude / 8_388_608.0 + 1e-6
+}
+
+/// Runs a case and compares all of it; returns what was computed.
+fn check<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: Case) -> Vec<O> {
+    let Case { m, n, k, ta, tb, extra, accumulate, bias, activation } = case;
+    let (a, b) = (Stored::<T>::new(m, k, ta, extra, 1), Stored::<T>::new(k, n, tb, extra, 2));
+    let row = Stored::<T>::new(1, n, false, 0, 3);
+    let stride = n + extra;
+    let before: Vec<O> = (0..m * stride).map(|i| O::from_f32((i % 7) as f32 - 3.0)).collect();
+    let (mut c, mut pre) = (before.clone(), before.clone());
+    let out = MatrixMut { data: &mut c[..m * stride - extra], row_stride: stride };
+    match cpu {
+        None => serial(isa, m, n, k, a.view(), b.view(), out, accumulate),
+        Some(cpu) => {
+            let kept = MatrixMut { data: &mut pre, row_stride: stride };
+            let epilogue = Epilogue {
+                bias: bias.then_some(&row.data[..]),
+                activation,
+                pre: activation.is_some().then_some(kept),
+            };
+            parallel(cpu, m, n, k, a.view(), b.view(), out, accumulate, epilogue);
+        }
+    }
+    for i in 0..m {
+        for j in 0..stride {
+            let at = i * stride + j;
+            if j >= n {
+                assert_eq!(c[at], before[at], "wrote beside the matrix at {i}, {j}: {case:?}");
+                continue;
+            }
+            let products = (0..k).map(|p| a.at(i, p) * b.at(p, j));
+            let (mut sum, mut magnitude) = products.fold((0.0, 0.0), |(s, a), x| (s + x, a + x.abs()));
+            for (wanted, x) in [(accumulate, before[at].to_f32()), (bias, row.data[j].to_f32())] {
+                if wanted {
+                    sum += f64::from(x);
+                    magnitude += f64::from(x).abs();
+                }
+            }
+            let sum_in = if activation.is_some() { pre[at] } else { c[at] };
+            assert!(close(sum_in, sum, magnitude, k), "{isa:?} {case:?} ({i}, {j}): {sum_in:?}, not {sum}");
+            if let Some(activation) = activation {
+                // Vector code may fuse what scalar code does not: a few units in the last place.
+                let exact = f64::from(activation.apply(pre[at].to_f32()));
+                assert!(close(c[at], exact, exact.abs(), 8), "{activation:?} of {sum_in:?}: {:?}", c[at]);
+            }
+        }
+    }
+    c
+}
+
+#[test]
+fn every_instruction_set_and_transposition_at_the_edges_of_tiles() {
+    let sizes =
+        [(1, 1, 1), (15, 17, 33), (17, 33, 129), (33, 15, 1), (129, 129, 17), (64, 64, 64), (16, 32, 32)];
+    for isa in Isa::available() {
+        for (m, n, k) in sizes {
+            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+                for (extra, accumulate) in [(0, false), (5, true)] {
+                    let case = Case { m, n, k, ta, tb, extra, accumulate, ..Case::default() };
+                    check::<f32, f32>(None, isa, case);
+                    check::<bf16, bf16>(None, isa, case);
+                    check::<bf16, f32>(None, isa, case);
+                    check::<f32, bf16>(None, isa, case);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn depths_beyond_one_pass_and_one_slab() {
+    for isa in Isa::available() {
+        for k in [513, 1100, 2049, 5000] {
+            let case = Case { m: 37, n: 50, k, tb: true, accumulate: true, ..Case::default() };
+            check::<f32, f32>(None, isa, case);
+            check::<bf16, bf16>(None, isa, case);
+            check::<bf16, f32>(None, isa, case);
+        }
+    }
+}
+
+#[test]
+fn a_product_of_no_depth_is_zero() {
+    for isa in Isa::available() {
+        let mut c = [7.0f32; 6];
+        let nothing = Matrix { data: &[] as &[bf16], row_stride: 0, col_stride: 1 };
+        serial(isa, 2, 3, 0, nothing, nothing, MatrixMut { data: &mut c, row_stride: 3 }, false);
+        assert_eq!(c, [0.0; 6]);
+    }
+}
+
+#[test]
+fn strides_that_are_contiguous_in_neither_direction() {
+    for isa in Isa::available() {
+        let a = Stored::<bf16>::new(40, 80, false, 0, 1);
+        let mut c = vec![0.0f32; 20 * 20];
+        // Every second row and column of `a`, times itself transposed.
+        let (left, right) = (
+            Matrix { data: &a.data, row_stride: 160, col_stride: 2 },
+            Matrix { data: &a.data, row_stride: 2, col_stride: 160 },
+        );
+        serial(isa, 20, 20, 40, left, right, MatrixMut { data: &mut c, row_stride: 20 }, false);
+        for i in 0..20 {
+            for j in 0..20 {
+                let exact: f64 = (0..40).map(|p| a.at(2 * i, 2 * p) * a.at(2 * j, 2 * p)).sum();
+                assert!(close(c[i * 20 + j], exact, 20.0, 40), "{isa:?} {i} {j}");
+            }
+        }
+    }
+}
+
+/// Blocks, shared columns, cut depths and epilogues, on one, two and three threads.
+#[test]
+fn threads_do_not_change_the_bits() {
+    let cases = [
+        (300, 700, 600, false, false),
+        (700, 130, 1030, true, false),
+        (130, 1100, 70, false, true),
+        (25, 16, 9000, true, false),
+        (1, 515, 2100, false, false),
+    ];
+    for isa in Isa::available() {
+        let cpus = [1, 2, 3].map(|threads| Cpu::with_isa(threads, isa).unwrap());
+        for (m, n, k, ta, tb) in cases {
+            for activation in [None, Some(Activation::Gelu)] {
+                let bias = activation.is_some();
+                let case = Case { m, n, k, ta, tb, activation, bias, ..Case::default() };
+                let f32s = cpus.each_ref().map(|cpu| check::<f32, f32>(Some(cpu), isa, case));
+                let halves = cpus.each_ref().map(|cpu| check::<bf16, bf16>(Some(cpu), isa, case));
+                assert!(f32s[0] == f32s[1] && f32s[0] == f32s[2], "{isa:?} {case:?}");
+                assert!(halves[0] == halves[1] && halves[0] == halves[2], "{isa:?} {case:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_product_agrees_with_the_reference(
+        (m, n, k) in (1usize..140, 1usize..140, 1usize..700),
+        (ta, tb, accumulate, bias) in any::<(bool, bool, bool, bool)>(),
+        extra in 0usize..9,
+        which in 0usize..4,
+    ) {
+        let activation = [None, Some(Activation::Relu), Some(Activation::Gelu), Some(Activation::Silu)][which];
+        let case = Case { m, n, k, ta, tb, extra, accumulate, bias, activation };
+        for isa in Isa::available() {
+            let cpu = Cpu::with_isa(2, isa).unwrap();
+            check::<f32, f32>(Some(&cpu), isa, case);
+            check::<bf16, bf16>(Some(&cpu), isa, case);
+        }
+    }
+}

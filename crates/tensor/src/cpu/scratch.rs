@@ -1,0 +1,63 @@
+//! What parallel tasks share: scratch space that is lent to one task at a time, and a slice of which each
+//! task writes elements that no other touches.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use super::Cpu;
+use crate::error::Result;
+
+/// As many pieces of scratch space as tasks can run at once; how many depends on sizes alone, so that the
+/// ledger's workspace peak is the same in every run.
+#[derive(Debug)]
+pub struct Scratch<S>(Mutex<Vec<S>>);
+
+impl<S> Scratch<S> {
+    /// One piece for each of `tasks`, or for each thread where these are fewer.
+    pub fn new(cpu: &Cpu, tasks: usize, piece: impl Fn() -> Result<S>) -> Result<Scratch<S>> {
+        let pieces = (0..tasks.min(cpu.threads())).map(|_| piece()).collect::<Result<Vec<S>>>()?;
+        Ok(Scratch(Mutex::new(pieces)))
+    }
+
+    /// Lends a piece to `work`. Its content is whatever the last borrower left.
+    pub fn lend<R>(&self, work: impl FnOnce(&mut S) -> R) -> R {
+        let taken = self.0.lock().expect("no panic while locked").pop();
+        let mut piece = taken.expect("no more borrowers than threads");
+        let result = work(&mut piece);
+        self.0.lock().expect("no panic while locked").push(piece);
+        result
+    }
+}
+
+/// A slice that tasks on several threads write to, each its own elements.
+#[derive(Debug)]
+pub struct Disjoint<'a, T> {
+    pointer: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a mutable slice, whose parts may go to other threads; `piece` demands that they do not overlap.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    /// Takes the slice over for as long as it is borrowed.
+    pub fn new(slice: &'a mut [T]) -> Disjoint<'a, T> {
+        Disjoint { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Safety
+    /// No two pieces that live at the same time may overlap.
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    pub unsafe fn piece(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        // SAFETY: in bounds by the assertion, unaliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) }
+    }
+}

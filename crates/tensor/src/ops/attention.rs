@@ -1,0 +1,484 @@
+//! Causal multi-head attention that never holds a sequence x sequence matrix (Dao et al. 2022).
+//!
+//! ```text
+//! s = q k' / sqrt(d) where key <= query,   p = softmax(s),   y = p v
+//! dv = p' dy,   dp = dy v',   ds = p (dp - rowsum(dy y)) / sqrt(d),   dq = ds k,   dk = ds' q
+//! ```
+//! qkv: [batch, seq, 3 c], queries, keys and values side by side, each [heads, d] within c = heads d;
+//! y: [batch, seq, c]; logsumexp of the scores of each query: f32 [batch, heads, seq].
+//!
+//! One task owns one head of one sequence. Forward, a block of queries meets the keys block by block and
+//! keeps a running maximum and sum; backward, the probabilities are formed again from the logsumexp. Blocks
+//! past the diagonal are not computed. Probabilities enter products in the tensor's own type, sums are f32.
+
+use crate::cpu::Cpu;
+use crate::cpu::gemm::{Matrix, MatrixMut, serial};
+use crate::cpu::math::exp;
+use crate::cpu::scratch::{Disjoint, Scratch};
+use crate::device::Device;
+use crate::dtype::{DType, Element, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::simd;
+use crate::tensor::Tensor;
+use crate::with_float;
+
+/// Queries in a block.
+const QUERIES: usize = 64;
+/// Keys in a block.
+const KEYS: usize = 128;
+
+/// The attention's output and the logsumexp that [`backward`] needs.
+pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
+    let z = Sizes::new(qkv, heads);
+    let device = qkv.device();
+    let Device::Cpu(cpu) = &device;
+    let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Activations)?;
+    let mut logsumexp = Tensor::empty(&device, &[z.batch, heads, z.t], DType::F32, Category::Activations)?;
+    with_float!(qkv.dtype(), T => {
+        let qkv = qkv.slice::<T>();
+        let space = || Space::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
+        let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let y = Disjoint::new(y.slice_mut::<T>());
+        let logsumexp = Disjoint::new(logsumexp.slice_mut::<f32>());
+        cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
+            // SAFETY: a task has the rows of one head of one sequence to itself.
+            let logsumexp = unsafe { logsumexp.piece(task * z.t..(task + 1) * z.t) };
+            forward_head::<T>(cpu, &z, z.head(qkv, task), space, logsumexp, |row, values| {
+                let at = z.row(task, row);
+                // SAFETY: as above: no other task has this head's columns in this row.
+                let y = unsafe { y.piece(at..at + z.d) };
+                y.iter_mut().zip(values).for_each(|(y, x)| *y = T::from_f32(*x));
+            });
+        }));
+    });
+    Ok((y, logsumexp))
+}
+
+/// The gradient of `qkv`, from what [`forward`] took and gave.
+pub fn backward(dy: &Tensor, qkv: &Tensor, y: &Tensor, logsumexp: &Tensor, heads: usize) -> Result<Tensor> {
+    let z = Sizes::new(qkv, heads);
+    assert_eq!(dy.shape(), [z.batch, z.t, z.c], "the gradient of attention's output");
+    assert_eq!(y.shape(), dy.shape(), "attention's output");
+    assert_eq!(logsumexp.shape(), [z.batch, heads, z.t], "attention's logsumexp");
+    assert!(dy.dtype() == qkv.dtype() && y.dtype() == qkv.dtype(), "attention's tensors have one type");
+    let device = qkv.device();
+    let Device::Cpu(cpu) = &device;
+    let mut dqkv = qkv.empty_like(Category::Activations)?;
+    with_float!(qkv.dtype(), T => {
+        let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
+        let logsumexp = logsumexp.slice::<f32>();
+        let space = || Space::new(&device, T::DTYPE, &[3 * z.t * z.d, z.t], 2);
+        let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let dqkv = Disjoint::new(dqkv.slice_mut::<T>());
+        cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
+            let head = z.head(qkv, task);
+            let at = z.row(task, 0);
+            let logsumexp = &logsumexp[task * z.t..(task + 1) * z.t];
+            backward_head::<T>(cpu, &z, head, &dy[at..], &y[at..], logsumexp, space);
+            let sums = space.sums[0].slice::<f32>();
+            for part in 0..3 {
+                for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
+                    let at = z.qkv_row(task, row) + part * z.c;
+                    // SAFETY: a task has one head of one sequence, its columns in every row, to itself.
+                    let dqkv = unsafe { dqkv.piece(at..at + z.d) };
+                    dqkv.iter_mut().zip(sum).for_each(|(d, sum)| *d = T::from_f32(*sum));
+                }
+            }
+        }));
+    });
+    Ok(dqkv)
+}
+
+/// The sizes of one call.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    t: usize,
+    c: usize,
+    heads: usize,
+    d: usize,
+    scale: f32,
+}
+
+impl Sizes {
+    fn new(qkv: &Tensor, heads: usize) -> Sizes {
+        let &[batch, t, width] = qkv.shape() else {
+            panic!("qkv is [batch, seq, 3 c], got {:?}", qkv.shape())
+        };
+        assert!(heads > 0 && width % (3 * heads) == 0, "{width} columns are not 3 x {heads} heads");
+        let d = width / 3 / heads;
+        Sizes { batch, t, c: width / 3, heads, d, scale: 1.0 / (d as f32).sqrt() }
+    }
+
+    fn tasks(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    /// Where a task's columns begin in row `row` of its sequence, in a tensor [batch, seq, c].
+    fn row(&self, task: usize, row: usize) -> usize {
+        ((task / self.heads) * self.t + row) * self.c + task % self.heads * self.d
+    }
+
+    /// The same for the queries in [batch, seq, 3 c]; keys are c further on, values 2 c.
+    fn qkv_row(&self, task: usize, row: usize) -> usize {
+        ((task / self.heads) * self.t + row) * 3 * self.c + task % self.heads * self.d
+    }
+
+    /// The queries, keys and values of a task, rows 3 c apart.
+    fn head<'a, T>(&self, qkv: &'a [T], task: usize) -> [&'a [T]; 3] {
+        let at = self.qkv_row(task, 0);
+        [&qkv[at..], &qkv[at + self.c..], &qkv[at + 2 * self.c..]]
+    }
+}
+
+/// A task's scratch space: running sums, blocks of scores in f32, blocks of probabilities in the tensor's type.
+#[derive(Debug)]
+struct Space {
+    sums: Vec<Tensor>,
+    scores: Vec<Tensor>,
+    probabilities: Vec<Tensor>,
+}
+
+impl Space {
+    fn new(device: &Device, dtype: DType, sums: &[usize], blocks: usize) -> Result<Space> {
+        let empty = |len: usize, dtype| Tensor::empty(device, &[len], dtype, Category::Workspace);
+        let block = |dtype| (0..blocks).map(|_| empty(QUERIES * KEYS, dtype)).collect::<Result<Vec<_>>>();
+        Ok(Space {
+            sums: sums.iter().map(|&len| empty(len, DType::F32)).collect::<Result<Vec<_>>>()?,
+            scores: block(DType::F32)?,
+            probabilities: block(dtype)?,
+        })
+    }
+}
+
+/// Rows that start `first` rows into a strided slice.
+fn rows<T>(data: &[T], stride: usize, first: usize) -> Matrix<'_, T> {
+    Matrix { data: &data[first * stride..], row_stride: stride, col_stride: 1 }
+}
+
+/// The same for writing.
+fn rows_mut<T>(data: &mut [T], stride: usize, first: usize) -> MatrixMut<'_, T> {
+    MatrixMut { data: &mut data[first * stride..], row_stride: stride }
+}
+
+/// The transpose.
+fn turned<T>(m: Matrix<'_, T>) -> Matrix<'_, T> {
+    Matrix { data: m.data, row_stride: m.col_stride, col_stride: m.row_stride }
+}
+
+fn forward_head<T: Float>(
+    cpu: &Cpu,
+    z: &Sizes,
+    [q, k, v]: [&[T]; 3],
+    space: &mut Space,
+    logsumexp: &mut [f32],
+    write: impl Fn(usize, &[f32]),
+) {
+    let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
+    let [sums, running] = &mut space.sums[..] else { unreachable!("two sums forward") };
+    let (out, running) = (sums.slice_mut::<f32>(), running.slice_mut::<f32>());
+    let (maxima, totals) = running.split_at_mut(QUERIES);
+    let scores = space.scores[0].slice_mut::<f32>();
+    let p = space.probabilities[0].slice_mut::<T>();
+    for i in (0..z.t).step_by(QUERIES) {
+        let m = QUERIES.min(z.t - i);
+        maxima.fill(f32::NEG_INFINITY);
+        totals.fill(0.0);
+        out.fill(0.0);
+        for j in (0..i + m).step_by(KEYS) {
+            let n = KEYS.min(i + m - j);
+            let (q, k, v) = (rows(q, stride, i), rows(k, stride, j), rows(v, stride, j));
+            serial(isa, m, n, d, q, turned(k), rows_mut(scores, KEYS, 0), false);
+            for r in 0..m {
+                // Query i + r sees keys up to itself; in this block the first `seen`, at least one of them
+                // in the first block.
+                let seen = (i + r + 1).saturating_sub(j).min(n);
+                let row = r * KEYS..r * KEYS + n;
+                let (scores, p) = (&scores[row.clone()], &mut p[row]);
+                let out = &mut out[r * d..(r + 1) * d];
+                softmax_row(isa, scores, seen, z.scale, p, &mut maxima[r], &mut totals[r], out);
+            }
+            serial(isa, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, 0), true);
+        }
+        for r in 0..m {
+            let out = &mut out[r * d..(r + 1) * d];
+            out.iter_mut().for_each(|x| *x /= totals[r]);
+            write(i + r, out);
+            logsumexp[i + r] = maxima[r] + totals[r].ln();
+        }
+    }
+}
+
+/// Leaves dq, dk and dv in `space.sums[0]`: [3, t, d].
+fn backward_head<T: Float>(
+    cpu: &Cpu,
+    z: &Sizes,
+    [q, k, v]: [&[T]; 3],
+    dy: &[T],
+    y: &[T],
+    logsumexp: &[f32],
+    space: &mut Space,
+) {
+    let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
+    let [sums, inner] = &mut space.sums[..] else { unreachable!("two sums backward") };
+    let (sums, inner) = (sums.slice_mut::<f32>(), inner.slice_mut::<f32>());
+    let [s, dp] = &mut space.scores[..] else { unreachable!("two blocks of scores backward") };
+    let (s, dp) = (s.slice_mut::<f32>(), dp.slice_mut::<f32>());
+    let [p, ds] = &mut space.probabilities[..] else { unreachable!("two blocks of probabilities backward") };
+    let (p, ds) = (p.slice_mut::<T>(), ds.slice_mut::<T>());
+    sums.fill(0.0);
+    let (dq, dkv) = sums.split_at_mut(z.t * d);
+    let (dk, dv) = dkv.split_at_mut(z.t * d);
+    for (r, inner) in inner.iter_mut().enumerate() {
+        *inner = dot(isa, &dy[r * z.c..][..d], &y[r * z.c..][..d]);
+    }
+    for j in (0..z.t).step_by(KEYS) {
+        for i in (j / QUERIES * QUERIES..z.t).step_by(QUERIES) {
+            let m = QUERIES.min(z.t - i);
+            let n = KEYS.min(i + m - j);
+            let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
+            let (k, v) = (rows(k, stride, j), rows(v, stride, j));
+            serial(isa, m, n, d, q, turned(k), rows_mut(s, KEYS, 0), false);
+            serial(isa, m, n, d, dy, turned(v), rows_mut(dp, KEYS, 0), false);
+            for r in 0..m {
+                let seen = (i + r + 1).saturating_sub(j).min(n);
+                let row = r * KEYS..r * KEYS + n;
+                let (s, dp) = (&s[row.clone()], &dp[row.clone()]);
+                let (p, ds) = (&mut p[row.clone()], &mut ds[row]);
+                gradient_row(isa, s, dp, seen, z.scale, logsumexp[i + r], inner[i + r], p, ds);
+            }
+            serial(isa, n, d, m, turned(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
+            serial(isa, n, d, m, turned(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
+            serial(isa, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
+        }
+    }
+}
+
+/// Sums over this many lanes at once; the order of additions is the same for every instruction set.
+const LANES: usize = 16;
+
+#[inline(always)]
+fn total(lanes: [f32; LANES]) -> f32 {
+    let mut lanes = lanes;
+    let mut half = LANES / 2;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] += lanes[l + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+simd! {
+    /// sum of a b.
+    fn dot[T: Float](a: &[T], b: &[T]) -> f32 {
+        let mut lanes = [0.0f32; LANES];
+        let (a16, b16) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+        let rest = a16.remainder().iter().zip(b16.remainder());
+        let rest: f32 = rest.map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+        for (a, b) in a16.zip(b16) {
+            for l in 0..LANES {
+                lanes[l] += a[l].to_f32() * b[l].to_f32();
+            }
+        }
+        total(lanes) + rest
+    }
+
+    /// One query's scores of a block of keys, of which it sees the first `seen`: the weights e^(s - maximum),
+    /// and what came before brought to the new maximum.
+    fn softmax_row[T: Float](
+        scores: &[f32],
+        seen: usize,
+        scale: f32,
+        p: &mut [T],
+        maximum: &mut f32,
+        sum: &mut f32,
+        out: &mut [f32],
+    ) {
+        let (visible, past) = p.split_at_mut(seen);
+        past.fill(T::from_f32(0.0));
+        if seen == 0 {
+            return;
+        }
+        let scores = &scores[..seen];
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let chunks = scores.chunks_exact(LANES);
+        let mut largest = chunks.remainder().iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
+        for s in chunks {
+            for l in 0..LANES {
+                lanes[l] = if s[l] > lanes[l] { s[l] } else { lanes[l] };
+            }
+        }
+        for s in lanes {
+            largest = if s > largest { s } else { largest };
+        }
+        let new = maximum.max(largest * scale);
+        let mut lanes = [0.0f32; LANES];
+        let mut rest = 0.0;
+        let (p16, s16) = (visible.chunks_exact_mut(LANES), scores.chunks_exact(LANES));
+        let tail = s16.remainder();
+        for (p, s) in p16.zip(s16) {
+            for l in 0..LANES {
+                let e = exp(s[l] * scale - new);
+                p[l] = T::from_f32(e);
+                lanes[l] += e;
+            }
+        }
+        let from = seen - tail.len();
+        for (p, s) in visible[from..].iter_mut().zip(tail) {
+            let e = exp(s * scale - new);
+            *p = T::from_f32(e);
+            rest += e;
+        }
+        if new > *maximum {
+            let shrink = exp(*maximum - new);
+            *sum *= shrink;
+            out.iter_mut().for_each(|x| *x *= shrink);
+        }
+        *sum += total(lanes) + rest;
+        *maximum = new;
+    }
+
+    /// One query's probabilities in a block of keys, and the gradients of its scores.
+    fn gradient_row[T: Float](
+        scores: &[f32],
+        dp: &[f32],
+        seen: usize,
+        scale: f32,
+        logsumexp: f32,
+        inner: f32,
+        p: &mut [T],
+        ds: &mut [T],
+    ) {
+        p[seen..].fill(T::from_f32(0.0));
+        ds[seen..].fill(T::from_f32(0.0));
+        let (scores, dp, p, ds) = (&scores[..seen], &dp[..seen], &mut p[..seen], &mut ds[..seen]);
+        for k in 0..seen {
+            let e = exp(scores[k] * scale - logsumexp);
+            p[k] = T::from_f32(e);
+            ds[k] = T::from_f32(e * (dp[k] - inner) * scale);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
+
+    /// `(y, logsumexp)` with the whole matrix of scores.
+    fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
+        let (mut y, mut logsumexp) = (vec![0.0; z.batch * z.t * z.c], vec![0.0; z.tasks() * z.t]);
+        for task in 0..z.tasks() {
+            for i in 0..z.t {
+                let p = plain_scores(qkv, z, task, i);
+                let total = p.iter().map(|s| s.exp()).sum::<f64>().ln();
+                logsumexp[task * z.t + i] = total;
+                for (j, s) in p.iter().enumerate() {
+                    for l in 0..z.d {
+                        y[z.row(task, i) + l] += (s - total).exp() * qkv[z.qkv_row(task, j) + 2 * z.c + l];
+                    }
+                }
+            }
+        }
+        (y, logsumexp)
+    }
+
+    /// A query's scores of the keys it sees.
+    fn plain_scores(qkv: &[f64], z: &Sizes, task: usize, i: usize) -> Vec<f64> {
+        let at = |j: usize, part: usize| &qkv[z.qkv_row(task, j) + part * z.c..][..z.d];
+        (0..=i).map(|j| dot(at(i, 0), at(j, 1)) / (z.d as f64).sqrt()).collect()
+    }
+
+    fn plain_backward(dy: &[f64], qkv: &[f64], z: &Sizes) -> Vec<f64> {
+        let mut dqkv = vec![0.0; qkv.len()];
+        for task in 0..z.tasks() {
+            let at = |j: usize, part: usize| z.qkv_row(task, j) + part * z.c;
+            for i in 0..z.t {
+                let dy = &dy[z.row(task, i)..][..z.d];
+                let scores = plain_scores(qkv, z, task, i);
+                let total = scores.iter().map(|s| s.exp()).sum::<f64>();
+                let p: Vec<f64> = scores.iter().map(|s| s.exp() / total).collect();
+                let dp: Vec<f64> = (0..=i).map(|j| dot(dy, &qkv[at(j, 2)..][..z.d])).collect();
+                let inner = dot(&p, &dp);
+                for j in 0..=i {
+                    let ds = p[j] * (dp[j] - inner) / (z.d as f64).sqrt();
+                    for l in 0..z.d {
+                        dqkv[at(i, 0) + l] += ds * qkv[at(j, 1) + l];
+                        dqkv[at(j, 1) + l] += ds * qkv[at(i, 0) + l];
+                        dqkv[at(j, 2) + l] += p[j] * dy[l];
+                    }
+                }
+            }
+        }
+        dqkv
+    }
+
+    fn sizes(batch: usize, t: usize, heads: usize, d: usize) -> Sizes {
+        Sizes { batch, t, c: heads * d, heads, d, scale: 1.0 / (d as f32).sqrt() }
+    }
+
+    /// Both passes against the plain loops, everywhere. The gradient in bf16 may be off by 2^-6 of its largest
+    /// element: y, the probabilities and ds are rounded on the way to it.
+    fn compare(z: &Sizes, seed: u64) {
+        let shape = [z.batch, z.t, 3 * z.c];
+        let qkv = values(seed, shape.iter().product(), 1.5);
+        let dy = values(seed + 1, qkv.len() / 3, 1.0);
+        let (y, logsumexp) = plain_forward(&wide(&qkv), z);
+        let dqkv = plain_backward(&wide(&dy), &wide(&qkv), z);
+        let run = |device: &Device, dtype| {
+            let qkv = tensor(device, dtype, &shape, &qkv);
+            let dy = tensor(device, dtype, &[z.batch, z.t, z.c], &dy);
+            let (y, logsumexp) = forward(&qkv, z.heads).unwrap();
+            let dqkv = backward(&dy, &qkv, &y, &logsumexp, z.heads).unwrap();
+            [y, logsumexp, dqkv]
+        };
+        check(&[y, logsumexp], |device, dtype| run(device, dtype)[..2].to_vec());
+        for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 64.0)] {
+            for threads in devices() {
+                let [one, two, three] = threads.each_ref().map(|device| run(device, dtype)[2].clone());
+                assert!(one.bytes() == two.bytes() && one.bytes() == three.bytes(), "bits on more threads");
+                assert_close(&one.to_f32(), &dqkv, tolerance);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn both_passes_agree_with_plain_loops(
+            (batch, t, heads, d) in (1usize..4, 1usize..90, 1usize..4, 1usize..40),
+            seed in 0u64..1000,
+        ) {
+            compare(&sizes(batch, t, heads, d), seed);
+        }
+    }
+
+    #[test]
+    fn sequences_longer_than_a_block_agree_with_plain_loops() {
+        for (t, d) in [(QUERIES, 16), (KEYS + 1, 8), (2 * KEYS + QUERIES + 3, 64)] {
+            compare(&sizes(1, t, 2, d), 3);
+        }
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        let device = Device::cpu(1).unwrap();
+        let qkv = tensor(&device, DType::F32, &[1, 70, 24], &values(1, 70 * 24, 60.0));
+        let (y, logsumexp) = forward(&qkv, 2).unwrap();
+        let dqkv = backward(&y, &qkv, &y, &logsumexp, 2).unwrap();
+        assert!(y.to_f32().iter().chain(&dqkv.to_f32()).all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
+        let z = sizes(1, 4, 2, 3);
+        let (qkv, dy) = (wide(&values(1, 72, 1.0)), wide(&values(2, 24, 1.0)));
+        let dqkv: Vec<f32> = plain_backward(&dy, &qkv, &z).into_iter().map(|x| x as f32).collect();
+        assert_close(&dqkv, &gradient(&qkv, |qkv| dot(&plain_forward(qkv, &z).0, &dy)), 1e-6);
+    }
+}

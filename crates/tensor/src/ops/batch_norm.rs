@@ -1,0 +1,317 @@
+//! Batch normalisation: every channel gets mean 0 and variance 1 over the batch, then a scale and a shift.
+//!
+//! ```text
+//! xhat = (x - mean) rstd,   rstd = 1 / sqrt(variance + eps),   y = xhat scale + shift
+//! dx = scale rstd (dy - (dshift + xhat dscale) / n),   dscale = sum dy xhat,   dshift = sum dy
+//! ```
+//! x: [.., c], n rows of c channels; mean, rstd, variance: f32 [c]; scale, shift: [c]. The variance is the
+//! biased one (divided by n), which normalises; a running estimate wants it times n / (n - 1).
+//!
+//! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
+//! the rule of Chan, Golub and LeVeque (1979): no cancellation, and the same bits on any number of threads.
+
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::simd;
+use crate::tensor::Tensor;
+use crate::with_float;
+
+/// Elements in a piece of rows.
+const PIECE: usize = 16 << 10;
+
+/// Channels whose sums wait in registers.
+const BLOCK: usize = 64;
+
+/// Normalises by the batch's own statistics: `(y, mean, rstd)`.
+pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
+    let (device, c) = (x.device(), x.width());
+    let Device::Cpu(cpu) = &device;
+    let rows = rows_of(x);
+    let pieces = x.rows().div_ceil(rows);
+    let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
+    let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
+    with_float!(x.dtype(), T => {
+        let x = x.slice::<T>();
+        cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
+            let start = range.start / (2 * c) * rows * c;
+            moments(cpu.isa(), &x[start..(start + rows * c).min(x.len())], part);
+        });
+    });
+    let parts = parts.slice::<f32>();
+    for (k, (mean, rstd)) in mean.slice_mut::<f32>().iter_mut().zip(rstd.slice_mut::<f32>()).enumerate() {
+        let (mut n, mut m, mut squares) = (0.0f64, 0.0f64, 0.0f64);
+        for (i, part) in parts.chunks_exact(2 * c).enumerate() {
+            let more = rows.min(x.rows() - i * rows) as f64;
+            let delta = f64::from(part[k]) - m;
+            squares += f64::from(part[c + k]) + delta * delta * n * more / (n + more);
+            n += more;
+            m += delta * more / n;
+        }
+        *mean = m as f32;
+        *rstd = (1.0 / (squares / n.max(1.0) + f64::from(eps)).sqrt()) as f32;
+    }
+    let y = normalise(x, scale, shift, mean.slice(), rstd.slice())?;
+    Ok((y, mean, rstd))
+}
+
+/// Normalises by given statistics.
+pub fn evaluate(
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    mean: &Tensor,
+    variance: &Tensor,
+    eps: f32,
+) -> Result<Tensor> {
+    let rstd: Vec<f32> = variance.slice::<f32>().iter().map(|v| 1.0 / (v + eps).sqrt()).collect();
+    normalise(x, scale, shift, mean.slice(), &rstd)
+}
+
+/// The gradients `(dx, dscale, dshift)` of [`forward`].
+pub fn backward(
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (device, c) = (x.device(), x.width());
+    let Device::Cpu(cpu) = &device;
+    assert_eq!(dy.shape(), x.shape(), "the gradient of a normalised tensor");
+    assert_eq!(dy.dtype(), x.dtype(), "a tensor and its gradient have one type");
+    let (mean, rstd) = (mean.slice::<f32>(), rstd.slice::<f32>());
+    let rows = rows_of(x);
+    let pieces = x.rows().div_ceil(rows);
+    let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let mut dx = x.empty_like(Category::Activations)?;
+    // Per channel: dx = a dy + b (x - mean) + d.
+    let mut line = vec![0.0f32; 3 * c];
+    let mut sums = vec![0.0f64; 2 * c];
+    with_float!(x.dtype(), T => {
+        let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
+        cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
+            let start = range.start / (2 * c) * rows * c;
+            let end = (start + rows * c).min(x.len());
+            gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, part);
+        });
+        for part in parts.slice::<f32>().chunks_exact(2 * c) {
+            sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(*part));
+        }
+        let n = (x.len() / c).max(1) as f64;
+        for (k, scale) in scale.to_f32().into_iter().enumerate() {
+            let rstd = f64::from(rstd[k]);
+            sums[c + k] *= rstd;
+            let a = f64::from(scale) * rstd;
+            line[k] = a as f32;
+            line[c + k] = (-a * rstd * sums[c + k] / n) as f32;
+            line[2 * c + k] = (-a * sums[k] / n) as f32;
+        }
+        cpu.for_pieces(dx.slice_mut::<T>(), rows * c, |range, dx| {
+            input_gradient(cpu.isa(), &dy[range.clone()], &x[range], dx, mean, &line);
+        });
+    });
+    let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
+    let gradient = |sums| Tensor::from_f32(&device, &[c], scale.dtype(), sums, Category::Gradients);
+    Ok((dx, gradient(&sums[c..])?, gradient(&sums[..c])?))
+}
+
+/// How many rows make a piece.
+fn rows_of(x: &Tensor) -> usize {
+    assert!(x.width() > 0, "a normalised tensor has channels");
+    (PIECE / x.width()).max(1)
+}
+
+fn normalise(x: &Tensor, scale: &Tensor, shift: &Tensor, mean: &[f32], rstd: &[f32]) -> Result<Tensor> {
+    let (device, c) = (x.device(), x.width());
+    let Device::Cpu(cpu) = &device;
+    for (len, what) in
+        [(scale.len(), "scale"), (shift.len(), "shift"), (mean.len(), "mean"), (rstd.len(), "variance")]
+    {
+        assert_eq!(len, c, "a channel's {what}");
+    }
+    let mut y = x.empty_like(Category::Activations)?;
+    // Per channel: y = a x + b.
+    let a: Vec<f32> = scale.to_f32().iter().zip(rstd).map(|(scale, rstd)| scale * rstd).collect();
+    let shift = shift.to_f32();
+    let rows = rows_of(x);
+    with_float!(x.dtype(), T => {
+        let x = x.slice::<T>();
+        cpu.for_pieces(y.slice_mut::<T>(), rows * c, |range, y| {
+            apply(cpu.isa(), &x[range], y, &a, mean, &shift);
+        });
+    });
+    Ok(y)
+}
+
+simd! {
+    /// Each channel's mean, then its sum of squared distances from it: `part` is [2, c].
+    fn moments[T: Float](x: &[T], part: &mut [f32]) {
+        let c = part.len() / 2;
+        let share = 1.0 / (x.len() / c) as f32;
+        let (mean, squares) = part.split_at_mut(c);
+        for c0 in (0..c).step_by(BLOCK) {
+            let n = BLOCK.min(c - c0);
+            let mut sum = [0.0f32; BLOCK];
+            for row in x.chunks_exact(c) {
+                for (sum, x) in sum.iter_mut().zip(&row[c0..c0 + n]) {
+                    *sum += x.to_f32();
+                }
+            }
+            sum.iter_mut().for_each(|sum| *sum *= share);
+            // What the rounded mean is off by shows in the sum of the distances from it.
+            let (mut square, mut off) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+            for row in x.chunks_exact(c) {
+                let row = &row[c0..c0 + n];
+                for k in 0..n {
+                    let distance = row[k].to_f32() - sum[k];
+                    off[k] += distance;
+                    square[k] += distance * distance;
+                }
+            }
+            for k in 0..n {
+                sum[k] += off[k] * share;
+                square[k] -= off[k] * off[k] * share;
+            }
+            mean[c0..c0 + n].copy_from_slice(&sum[..n]);
+            squares[c0..c0 + n].copy_from_slice(&square[..n]);
+        }
+    }
+
+    /// Each channel's sum of dy, then of dy (x - mean): `part` is [2, c].
+    fn gradient_sums[T: Float](dy: &[T], x: &[T], mean: &[f32], part: &mut [f32]) {
+        let c = mean.len();
+        let (sums, products) = part.split_at_mut(c);
+        for c0 in (0..c).step_by(BLOCK) {
+            let n = BLOCK.min(c - c0);
+            let (mut sum, mut product, mut centre) = ([0.0f32; BLOCK], [0.0f32; BLOCK], [0.0f32; BLOCK]);
+            centre[..n].copy_from_slice(&mean[c0..c0 + n]);
+            for (dy, x) in dy.chunks_exact(c).zip(x.chunks_exact(c)) {
+                let (dy, x) = (&dy[c0..c0 + n], &x[c0..c0 + n]);
+                for k in 0..n {
+                    sum[k] += dy[k].to_f32();
+                    product[k] += dy[k].to_f32() * (x[k].to_f32() - centre[k]);
+                }
+            }
+            sums[c0..c0 + n].copy_from_slice(&sum[..n]);
+            products[c0..c0 + n].copy_from_slice(&product[..n]);
+        }
+    }
+
+    /// `y = a (x - mean) + b`, channel by channel.
+    fn apply[T: Float](x: &[T], y: &mut [T], a: &[f32], mean: &[f32], b: &[f32]) {
+        let c = a.len();
+        for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+            for ((((y, x), a), mean), b) in y.iter_mut().zip(x).zip(a).zip(mean).zip(b) {
+                *y = T::from_f32((x.to_f32() - mean) * a + b);
+            }
+        }
+    }
+
+    /// `dx = a dy + b (x - mean) + d` with `line` = [a, b, d], channel by channel.
+    fn input_gradient[T: Float](dy: &[T], x: &[T], dx: &mut [T], mean: &[f32], line: &[f32]) {
+        let c = mean.len();
+        let (a, b, d) = (&line[..c], &line[c..2 * c], &line[2 * c..3 * c]);
+        for ((dy, x), dx) in dy.chunks_exact(c).zip(x.chunks_exact(c)).zip(dx.chunks_exact_mut(c)) {
+            for k in 0..c {
+                let slope = b[k] * (x[k].to_f32() - mean[k]);
+                dx[k] = T::from_f32(a[k] * dy[k].to_f32() + (slope + d[k]));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
+
+    const EPS: f32 = 1e-5;
+
+    /// `(y, mean, rstd)` by the textbook.
+    fn plain_forward(x: &[f64], scale: &[f64], shift: &[f64]) -> [Vec<f64>; 3] {
+        let c = scale.len();
+        let n = (x.len() / c) as f64;
+        let column = |k: usize| x.iter().skip(k).step_by(c);
+        let mean: Vec<f64> = (0..c).map(|k| column(k).sum::<f64>() / n).collect();
+        let variance = |k: usize| column(k).map(|x| (x - mean[k]).powi(2)).sum::<f64>() / n;
+        let rstd: Vec<f64> = (0..c).map(|k| 1.0 / (variance(k) + f64::from(EPS)).sqrt()).collect();
+        let y = |(i, x): (usize, &f64)| (x - mean[i % c]) * rstd[i % c] * scale[i % c] + shift[i % c];
+        [x.iter().enumerate().map(y).collect(), mean, rstd]
+    }
+
+    /// `(dx, dscale, dshift)` by the formula above.
+    fn plain_backward(dy: &[f64], x: &[f64], scale: &[f64]) -> [Vec<f64>; 3] {
+        let c = scale.len();
+        let n = (x.len() / c) as f64;
+        let (mut dscale, mut dshift) = (vec![0.0; c], vec![0.0; c]);
+        let [xhat, _, rstd] = plain_forward(x, &vec![1.0; c], &vec![0.0; c]);
+        for (i, dy) in dy.iter().enumerate() {
+            dscale[i % c] += dy * xhat[i];
+            dshift[i % c] += dy;
+        }
+        let dx = |(i, dy): (usize, &f64)| {
+            let k = i % c;
+            scale[k] * rstd[k] * (dy - (dshift[k] + xhat[i] * dscale[k]) / n)
+        };
+        [dy.iter().enumerate().map(dx).collect(), dscale, dshift]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn both_passes_agree_with_the_textbook(
+            (batch, h, w, c) in (1usize..9, 1usize..20, 2usize..20, 1usize..200),
+            seed in 0u64..1000,
+        ) {
+            let shape = [batch, h, w, c];
+            let x = values(seed, shape.iter().product(), 1.0);
+            let dy = values(seed + 1, x.len(), 1.0);
+            let (scale, shift) = (values(seed + 2, c, 1.0), values(seed + 3, c, 1.0));
+            let (scale64, shift64) = (wide(&scale), wide(&shift));
+            let [y, mean, rstd] = plain_forward(&wide(&x), &scale64, &shift64);
+            let [dx, dscale, dshift] = plain_backward(&wide(&dy), &wide(&x), &scale64);
+            let expected = [y.clone(), mean, rstd.clone(), y, dx, dscale, dshift];
+            check(&expected, |device, dtype| {
+                let x = tensor(device, dtype, &shape, &x);
+                let dy = tensor(device, dtype, &shape, &dy);
+                let (scale, shift) = (tensor(device, dtype, &[c], &scale), tensor(device, dtype, &[c], &shift));
+                let (y, mean, rstd) = forward(&x, &scale, &shift, EPS).unwrap();
+                let variance = rstd.to_f32().iter().map(|r| 1.0 / (r * r) - EPS).collect::<Vec<_>>();
+                let variance = tensor(device, DType::F32, &[c], &variance);
+                let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS).unwrap();
+                let (dx, dscale, dshift) = backward(&dy, &x, &scale, &mean, &rstd).unwrap();
+                vec![y, mean, rstd, again, dx, dscale, dshift]
+            });
+        }
+    }
+
+    #[test]
+    fn the_textbook_backward_is_the_derivative_of_its_forward() {
+        let (x, dy) = (wide(&values(1, 24, 1.0)), wide(&values(2, 24, 1.0)));
+        let (scale, shift) = (wide(&values(3, 3, 1.0)), wide(&values(4, 3, 1.0)));
+        let loss = |x: &[f64], scale: &[f64], shift: &[f64]| dot(&plain_forward(x, scale, shift)[0], &dy);
+        let [dx, dscale, dshift] = plain_backward(&dy, &x, &scale);
+        let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
+        assert_close(&narrow(dx), &gradient(&x, |x| loss(x, &scale, &shift)), 1e-5);
+        assert_close(&narrow(dscale), &gradient(&scale, |scale| loss(&x, scale, &shift)), 1e-5);
+        assert_close(&narrow(dshift), &gradient(&shift, |shift| loss(&x, &scale, shift)), 1e-5);
+    }
+
+    #[test]
+    fn a_mean_far_from_zero_costs_no_accuracy() {
+        let x: Vec<f32> = values(1, 60_000, 1.0).iter().map(|x| x * 0.125 + 1000.0).collect();
+        let [_, mean, rstd] = plain_forward(&wide(&x), &[1.0, 1.0], &[0.0, 0.0]);
+        for [device, ..] in devices() {
+            let one = tensor(device, DType::F32, &[2], &[1.0, 1.0]);
+            let x = tensor(device, DType::F32, &[30_000, 2], &x);
+            let (_, m, r) = forward(&x, &one, &one, EPS).unwrap();
+            assert_close(&m.to_f32(), &mean, 1e-7);
+            assert_close(&r.to_f32(), &rstd, 1e-5);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A tensor in another float type: exact when it widens, to the nearest when it narrows.
+
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::pieces::PIECE;
+use crate::tensor::Tensor;
+use crate::{simd, with_float};
+
+/// A copy of `x` as `dtype`; a plain copy if it already is.
+pub fn cast(x: &Tensor, dtype: DType, category: Category) -> Result<Tensor> {
+    let Device::Cpu(cpu) = x.device();
+    let mut y = Tensor::empty(&x.device(), x.shape(), dtype, category)?;
+    with_float!(x.dtype(), T => with_float!(dtype, U => {
+        let x = x.slice::<T>();
+        cpu.for_pieces(y.slice_mut::<U>(), PIECE, |at, y| convert(cpu.isa(), &x[at], y));
+    }));
+    Ok(y)
+}
+
+simd! {
+    /// y = x, rounded where need be.
+    pub(crate) fn convert[T: Float, U: Float](x: &[T], y: &mut [U]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = U::from_f32(x.to_f32());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{devices, tensor, values};
+
+    #[test]
+    fn widening_is_exact_and_narrowing_rounds_to_the_nearest() {
+        let n = 40_001;
+        let x: Vec<f32> = values(3, n, 1.0).iter().map(|x| x * 1.003).collect();
+        let nearest: Vec<f32> = x.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
+        for device in devices().iter().flatten() {
+            let full = tensor(device, DType::F32, &[n], &x);
+            let narrow = cast(&full, DType::Bf16, Category::Weights).unwrap();
+            assert_eq!(narrow.to_f32(), nearest);
+            assert_eq!(cast(&narrow, DType::F32, Category::Weights).unwrap().to_f32(), nearest);
+            assert_eq!(cast(&full, DType::F32, Category::Weights).unwrap().to_f32(), x);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Convolution of channels-last images.
+//!
+//! ```text
+//! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - p, j s + v - p, c] w[o, c, u, v]
+//! ```
+//! with stride s, padding p and zeros outside the image.
+//! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: [o]; y: [batch, oh, ow, o].
+//!
+//! In f32 the images are read where they lie ([`direct`]); in bf16 the windows are copied into the rows of a
+//! matrix ([`patches`]), because the processor's bf16 unit multiplies whole matrices.
+
+mod direct;
+mod patches;
+
+use super::image;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+/// The geometry of a square convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conv {
+    /// The window's side.
+    pub kernel: usize,
+    /// Steps of the window, both ways.
+    pub stride: usize,
+    /// Zeros added on every side.
+    pub padding: usize,
+}
+
+impl Conv {
+    /// How many windows fit along a side of `size` pixels.
+    pub fn output_size(&self, size: usize) -> usize {
+        let padded = size + 2 * self.padding;
+        assert!(padded >= self.kernel, "a window of {} does not fit {size} pixels", self.kernel);
+        (padded - self.kernel) / self.stride + 1
+    }
+}
+
+/// The convolution of `x` with `w`, plus `bias`.
+pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: Conv) -> Result<Tensor> {
+    let z = Sizes::new(x.shape(), w.shape()[0], conv);
+    z.check_weight(w);
+    assert_eq!(x.dtype(), w.dtype(), "a convolution's input and weight have one type");
+    let bias = bias.map(Tensor::to_f32);
+    assert!(bias.as_ref().is_none_or(|bias| bias.len() == z.o), "a convolution's bias is [output]");
+    let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Activations)?;
+    match x.dtype() {
+        DType::F32 => direct::forward(x, w, bias.as_deref(), &z, &mut y)?,
+        _ => patches::forward(x, w, bias.as_deref(), &z, &mut y)?,
+    }
+    Ok(y)
+}
+
+/// The gradient of `x`, whose shape is `input_shape`.
+pub fn backward_input(dy: &Tensor, w: &Tensor, conv: Conv, input_shape: &[usize]) -> Result<Tensor> {
+    let z = Sizes::new(input_shape, w.shape()[0], conv);
+    z.check_weight(w);
+    assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
+    assert_eq!(dy.dtype(), w.dtype(), "a convolution's gradient and weight have one type");
+    match dy.dtype() {
+        DType::F32 => direct::backward_input(dy, w, &z),
+        _ => patches::backward_input(dy, w, &z),
+    }
+}
+
+/// The gradient of `w`: [o, c, kernel, kernel].
+pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: Conv) -> Result<Tensor> {
+    let z = Sizes::new(x.shape(), dy.width(), conv);
+    assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
+    assert_eq!(x.dtype(), dy.dtype(), "a convolution's input and gradient have one type");
+    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Gradients)?;
+    match x.dtype() {
+        DType::F32 => direct::backward_weight(x, dy, &z, &mut dw)?,
+        _ => patches::backward_weight(x, dy, &z, &mut dw)?,
+    }
+    Ok(dw)
+}
+
+/// The sizes of one call.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    h: usize,
+    w: usize,
+    c: usize,
+    oh: usize,
+    ow: usize,
+    o: usize,
+    conv: Conv,
+}
+
+impl Sizes {
+    fn new(input: &[usize], o: usize, conv: Conv) -> Sizes {
+        let [batch, h, w, c] = image::shape(input);
+        let z = Sizes { batch, h, w, c, oh: conv.output_size(h), ow: conv.output_size(w), o, conv };
+        assert!(batch * h * w * c * o * conv.kernel > 0, "an empty convolution: {z:?}");
+        z
+    }
+
+    /// Elements under one window.
+    fn window(&self) -> usize {
+        self.conv.kernel * self.conv.kernel * self.c
+    }
+
+    /// Rows of output pixels, all images.
+    fn rows(&self) -> usize {
+        self.batch * self.oh
+    }
+
+    fn input_shape(&self) -> [usize; 4] {
+        [self.batch, self.h, self.w, self.c]
+    }
+
+    fn output_shape(&self) -> [usize; 4] {
+        [self.batch, self.oh, self.ow, self.o]
+    }
+
+    fn weight_shape(&self) -> [usize; 4] {
+        [self.o, self.c, self.conv.kernel, self.conv.kernel]
+    }
+
+    fn check_weight(&self, w: &Tensor) {
+        assert_eq!(
+            w.shape(),
+            self.weight_shape(),
+            "a convolution's weight is [output, input, kernel, kernel]"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{assert_close, check, dot, gradient, tensor, values, wide};
+
+    /// Calls `f(y index, x index, w index)` for every product of the convolution.
+    fn products(z: &Sizes, mut f: impl FnMut(usize, usize, usize)) {
+        let Conv { kernel, stride, padding } = z.conv;
+        for n in 0..z.batch {
+            for (i, j, o) in grid(z.oh, z.ow, z.o) {
+                for (u, v, c) in grid(kernel, kernel, z.c) {
+                    let (row, column) = (i * stride + u, j * stride + v);
+                    if row >= padding && row - padding < z.h && column >= padding && column - padding < z.w {
+                        let y = ((n * z.oh + i) * z.ow + j) * z.o + o;
+                        let x = ((n * z.h + row - padding) * z.w + column - padding) * z.c + c;
+                        f(y, x, ((o * z.c + c) * kernel + u) * kernel + v);
+                    }
+                }
+            }
+        }
+    }
+
+    fn grid(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        (0..a * b * c).map(move |i| (i / c / b, i / c % b, i % c))
+    }
+
+    fn plain_forward(x: &[f64], w: &[f64], bias: &[f64], z: &Sizes) -> Vec<f64> {
+        let pixels = z.rows() * z.ow;
+        let mut out: Vec<f64> = bias.iter().copied().cycle().take(pixels * z.o).collect();
+        products(z, |y, xi, wi| out[y] += x[xi] * w[wi]);
+        out
+    }
+
+    fn plain_backward(dy: &[f64], x: &[f64], w: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
+        let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
+        products(z, |y, xi, wi| {
+            dx[xi] += dy[y] * w[wi];
+            dw[wi] += dy[y] * x[xi];
+        });
+        (dx, dw)
+    }
+
+    /// All three passes against the plain loops, everywhere.
+    fn compare(shape: [usize; 4], o: usize, conv: Conv, seed: u64) {
+        let z = Sizes::new(&shape, o, conv);
+        let weight = [o, z.c, conv.kernel, conv.kernel];
+        let spread = 1.0 / (z.window() as f64).sqrt();
+        let x = values(seed, shape.iter().product(), 1.0);
+        let w = values(seed + 1, weight.iter().product(), spread);
+        let bias = values(seed + 2, o, 1.0);
+        let dy = values(seed + 3, z.output_shape().iter().product(), 1.0);
+        let (x64, w64) = (wide(&x), wide(&w));
+        let y = plain_forward(&x64, &w64, &vec![0.0; o], &z);
+        let biased = plain_forward(&x64, &w64, &wide(&bias), &z);
+        let (dx, dw) = plain_backward(&wide(&dy), &x64, &w64, &z);
+        check(&[y, biased, dx, dw], |device, dtype| {
+            let x = tensor(device, dtype, &shape, &x);
+            let w = tensor(device, dtype, &weight, &w);
+            let bias = tensor(device, dtype, &[o], &bias);
+            let dy = tensor(device, dtype, &z.output_shape(), &dy);
+            vec![
+                forward(&x, &w, None, conv).unwrap(),
+                forward(&x, &w, Some(&bias), conv).unwrap(),
+                backward_input(&dy, &w, conv, &shape).unwrap(),
+                backward_weight(&x, &dy, conv).unwrap(),
+            ]
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn all_passes_agree_with_plain_loops(
+            (kernel, stride, padding) in (1usize..6, 1usize..4, 0usize..4),
+            (batch, h, w) in (1usize..5, 5usize..12, 5usize..12),
+            (c, o) in (1usize..20, 1usize..40),
+            seed in 0u64..1000,
+        ) {
+            compare([batch, h, w, c], o, Conv { kernel, stride, padding }, seed);
+        }
+    }
+
+    #[test]
+    fn the_layers_of_known_networks_agree_with_plain_loops() {
+        for (shape, o, kernel, stride, padding) in [
+            ([2, 28, 28, 1], 32, 5, 1, 0),
+            ([2, 12, 12, 32], 64, 5, 1, 0),
+            ([2, 32, 32, 3], 16, 3, 1, 1),
+            ([1, 16, 16, 16], 32, 3, 2, 1),
+            ([3, 7, 7, 4], 8, 3, 2, 1),
+            ([2, 8, 8, 24], 48, 1, 1, 0),
+            ([2, 8, 8, 24], 20, 1, 2, 0),
+            ([2, 2, 2, 64], 96, 3, 1, 1),
+        ] {
+            compare(shape, o, Conv { kernel, stride, padding }, 7);
+        }
+    }
+
+    #[test]
+    fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
+        let z = Sizes::new(&[1, 5, 4, 2], 3, Conv { kernel: 3, stride: 2, padding: 1 });
+        let (x, w) = (wide(&values(1, 40, 1.0)), wide(&values(2, 54, 1.0)));
+        let dy = wide(&values(3, z.rows() * z.ow * z.o, 1.0));
+        let loss = |x: &[f64], w: &[f64]| dot(&plain_forward(x, w, &[0.0; 3], &z), &dy);
+        let (dx, dw) = plain_backward(&dy, &x, &w, &z);
+        let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
+        assert_close(&narrow(dx), &gradient(&x, |x| loss(x, &w)), 1e-6);
+        assert_close(&narrow(dw), &gradient(&w, |w| loss(&x, w)), 1e-6);
+    }
+
+    #[test]
+    fn sizes_follow_the_usual_rule() {
+        let size = |kernel, stride, padding, n| Conv { kernel, stride, padding }.output_size(n);
+        assert_eq!(
+            (size(5, 1, 0, 28), size(3, 2, 1, 7), size(3, 2, 1, 32), size(1, 1, 0, 9)),
+            (24, 4, 16, 9)
+        );
+    }
+}

@@ -1,0 +1,191 @@
+//! Convolution by patches: a few rows of output at a time, the windows under them become the rows of a matrix,
+//! their columns in the order u, v, c, so that channels-last pixels are copied in runs of kernel x c, and one
+//! matrix product does the rest. The patches of a piece stay in the second-level cache.
+
+use std::ops::Range;
+
+use super::{Conv, Sizes, image};
+use crate::cpu::gemm::{Matrix, MatrixMut, serial};
+use crate::cpu::scratch::Scratch;
+use crate::device::Device;
+use crate::dtype::{DType, Element, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+use crate::with_float;
+
+/// How many elements of patches a task lays out at a time.
+const PATCHES: usize = 64 << 10;
+
+/// Into how many partial sums a weight's gradient is cut.
+const GROUPS: usize = 8;
+
+impl Sizes {
+    /// How many rows of output pixels make a piece.
+    fn piece(&self) -> usize {
+        (PATCHES / (self.ow * self.window())).clamp(1, self.rows())
+    }
+
+    /// Whether a pixel is its own patch.
+    fn pointwise(&self) -> bool {
+        self.conv == Conv { kernel: 1, stride: 1, padding: 0 }
+    }
+
+    /// Which of the kernel's rows (or columns) fall on the image at output row (column) `at`, and on which of
+    /// its `size` rows (columns) the first of them does.
+    fn clip(&self, at: usize, size: usize) -> (Range<usize>, usize) {
+        let start = at * self.conv.stride;
+        let low = self.conv.padding.saturating_sub(start).min(self.conv.kernel);
+        let high = (size + self.conv.padding).saturating_sub(start).min(self.conv.kernel).max(low);
+        (low..high, if low < high { start + low - self.conv.padding } else { 0 })
+    }
+}
+
+pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
+    let device = x.device();
+    let Device::Cpu(cpu) = &device;
+    with_float!(x.dtype(), T => {
+        let weight = permute_weight::<T>(w, z)?;
+        let (x, weight) = (x.slice::<T>(), weight.slice::<T>());
+        let tasks = z.rows().div_ceil(z.piece());
+        let scratch = Scratch::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
+        cpu.for_pieces(y.slice_mut::<T>(), z.piece() * z.ow * z.o, |range, y| scratch.lend(|patches| {
+            let first = range.start / (z.ow * z.o);
+            let pixels = y.len() / z.o;
+            let patches = gather(x, patches.slice_mut::<T>(), first..first + pixels / z.ow, z);
+            if let Some(bias) = bias {
+                for y in y.chunks_exact_mut(z.o) {
+                    y.iter_mut().zip(bias).for_each(|(y, b)| *y = T::from_f32(*b));
+                }
+            }
+            let patches = Matrix { data: patches, row_stride: z.window(), col_stride: 1 };
+            let weight = Matrix { data: weight, row_stride: z.o, col_stride: 1 };
+            let y = MatrixMut { data: y, row_stride: z.o };
+            serial(cpu.isa(), pixels, z.o, z.window(), patches, weight, y, bias.is_some());
+        }));
+    });
+    Ok(())
+}
+
+pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+    let device = dy.device();
+    let Device::Cpu(cpu) = &device;
+    with_float!(dy.dtype(), T => {
+        let weight = permute_weight::<T>(w, z)?;
+        let (dy, weight) = (dy.slice::<T>(), weight.slice::<T>());
+        let rows = z.piece().min(z.oh);
+        let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
+        let scratch = Scratch::new(cpu, z.batch, space)?;
+        image::sum(&device, &z.input_shape(), T::DTYPE, |n, dx| scratch.lend(|patches| {
+            let patches = patches.slice_mut::<f32>();
+            for first in (0..z.oh).step_by(rows) {
+                let last = (first + rows).min(z.oh);
+                let pixels = (last - first) * z.ow;
+                let dy = &dy[(n * z.oh + first) * z.ow * z.o..][..pixels * z.o];
+                let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
+                let transposed = Matrix { data: weight, row_stride: 1, col_stride: z.o };
+                let product = MatrixMut { data: &mut patches[..pixels * z.window()], row_stride: z.window() };
+                serial(cpu.isa(), pixels, z.window(), z.o, dy, transposed, product, false);
+                scatter(patches, dx, first..last, z);
+            }
+        }))
+    })
+}
+
+pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
+    let device = x.device();
+    let Device::Cpu(cpu) = &device;
+    let size = z.window() * z.o;
+    let share = z.rows().div_ceil(GROUPS).max(1);
+    let groups = z.rows().div_ceil(share);
+    let mut sums = Tensor::zeros(&device, &[groups, size], DType::F32, Category::Workspace)?;
+    with_float!(x.dtype(), T => {
+        let (x, dy) = (x.slice::<T>(), dy.slice::<T>());
+        let scratch = Scratch::new(cpu, groups, || patch_space(&device, z, T::DTYPE))?;
+        cpu.for_pieces(sums.slice_mut::<f32>(), size, |range, sum| scratch.lend(|space| {
+            let start = range.start / size * share;
+            let end = (start + share).min(z.rows());
+            for first in (start..end).step_by(z.piece()) {
+                let last = (first + z.piece()).min(end);
+                let patches = gather(x, space.slice_mut::<T>(), first..last, z);
+                let patches = Matrix { data: patches, row_stride: 1, col_stride: z.window() };
+                let dy = &dy[first * z.ow * z.o..last * z.ow * z.o];
+                let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
+                let pixels = (last - first) * z.ow;
+                let sum = MatrixMut { data: &mut *sum, row_stride: z.o };
+                serial(cpu.isa(), z.window(), z.o, pixels, patches, dy, sum, true);
+            }
+        }));
+        let sums = sums.slice::<f32>();
+        let area = z.conv.kernel * z.conv.kernel;
+        cpu.for_pieces(dw.slice_mut::<T>(), z.c * area, |range, dw| {
+            let o = range.start / (z.c * area);
+            for (i, dw) in dw.iter_mut().enumerate() {
+                let at = ((i % area) * z.c + i / area) * z.o + o;
+                *dw = T::from_f32((0..groups).map(|g| sums[g * size + at]).sum());
+            }
+        });
+    });
+    Ok(())
+}
+
+/// [o, c, u, v] as [u, v, c, o].
+fn permute_weight<T: Float>(w: &Tensor, z: &Sizes) -> Result<Tensor> {
+    let mut permuted = Tensor::empty(&w.device(), &[z.window(), z.o], T::DTYPE, Category::Workspace)?;
+    let area = z.conv.kernel * z.conv.kernel;
+    let w = w.slice::<T>();
+    for (row, permuted) in permuted.slice_mut::<T>().chunks_exact_mut(z.o).enumerate() {
+        let (uv, c) = (row / z.c, row % z.c);
+        permuted.iter_mut().enumerate().for_each(|(o, p)| *p = w[(o * z.c + c) * area + uv]);
+    }
+    Ok(permuted)
+}
+
+fn patch_space(device: &Device, z: &Sizes, dtype: DType) -> Result<Tensor> {
+    let len = if z.pointwise() { 0 } else { z.piece() * z.ow * z.window() };
+    Tensor::empty(device, &[len], dtype, Category::Workspace)
+}
+
+/// The patches of these rows of output pixels, one a row; `x` itself where a pixel is its own patch.
+fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &Sizes) -> &'a [T] {
+    let (run, pixel) = (z.conv.kernel * z.c, z.window());
+    if z.pointwise() {
+        return &x[rows.start * z.ow * z.c..rows.end * z.ow * z.c];
+    }
+    let space = &mut space[..rows.len() * z.ow * pixel];
+    for (row, patches) in rows.zip(space.chunks_exact_mut(z.ow * pixel)) {
+        let image = &x[row / z.oh * z.h * z.w * z.c..][..z.h * z.w * z.c];
+        let (us, top) = z.clip(row % z.oh, z.h);
+        for (j, patch) in patches.chunks_exact_mut(pixel).enumerate() {
+            let (vs, left) = z.clip(j, z.w);
+            for (u, patch) in patch.chunks_exact_mut(run).enumerate() {
+                if !us.contains(&u) {
+                    patch.fill(T::from_f32(0.0));
+                    continue;
+                }
+                let inside = vs.start * z.c..vs.end * z.c;
+                let source = ((top + u - us.start) * z.w + left) * z.c;
+                patch[..inside.start].fill(T::from_f32(0.0));
+                patch[inside.clone()].copy_from_slice(&image[source..][..inside.len()]);
+                patch[inside.end..].fill(T::from_f32(0.0));
+            }
+        }
+    }
+    space
+}
+
+/// Adds the patches of these rows of one image's output pixels to where they were taken from.
+fn scatter(patches: &[f32], image: &mut [f32], rows: Range<usize>, z: &Sizes) {
+    let (run, pixel) = (z.conv.kernel * z.c, z.window());
+    for (row, patches) in rows.zip(patches.chunks_exact(z.ow * pixel)) {
+        let (us, top) = z.clip(row, z.h);
+        for (j, patch) in patches.chunks_exact(pixel).enumerate() {
+            let (vs, left) = z.clip(j, z.w);
+            for u in us.clone() {
+                let inside = &patch[u * run..][vs.start * z.c..vs.end * z.c];
+                let target = ((top + u - us.start) * z.w + left) * z.c;
+                image[target..][..inside.len()].iter_mut().zip(inside).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+}

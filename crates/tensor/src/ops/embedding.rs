@@ -1,0 +1,178 @@
+//! Rows of a table by their number, and learned positions.
+//!
+//! ids: u32 `[b, t]`; table: `[v, c]`; x, dy: `[b, t, c]`; positions: `[context, c]`, t <= context.
+//!
+//! The gradient of a table adds up the rows of dy that share an id. They are first brought together by a counting
+//! sort, so that each sum has one owner and a fixed order, without atomics.
+
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::elementwise::sum_into;
+use crate::ops::pieces::{self, PIECE};
+use crate::ops::reduce::add_rows;
+use crate::tensor::Tensor;
+use crate::with_float;
+
+/// `y[b, t] = table[ids[b, t]]`.
+pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
+    let (vocab, c) = (table.rows(), table.width());
+    let Device::Cpu(cpu) = table.device();
+    let shape = [ids.shape(), &[c]].concat();
+    let ids = ids.slice::<u32>();
+    let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Activations)?;
+    with_float!(table.dtype(), T => {
+        let table = table.slice::<T>();
+        cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
+            for (y, &id) in y.chunks_exact_mut(c).zip(&ids[at.start / c..]) {
+                let id = checked(id, vocab);
+                y.copy_from_slice(&table[id * c..(id + 1) * c]);
+            }
+        });
+    });
+    Ok(y)
+}
+
+/// dtable `[vocab, c]` in the type of dy: row i is the sum of the dy whose id is i.
+pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize) -> Result<Tensor> {
+    let c = dy.width();
+    assert_eq!(ids.len(), dy.rows(), "embedding: ids and dy");
+    let Device::Cpu(cpu) = dy.device();
+    let scratch = |len| Tensor::zeros(&dy.device(), &[len], DType::U32, Category::Workspace);
+    let ids = ids.slice::<u32>();
+
+    // Afterwards ends[i] is one past the last place of id i in `order`, and places of one id ascend.
+    let (mut ends, mut order) = (scratch(vocab + 1)?, scratch(ids.len())?);
+    let (ends, order) = (ends.slice_mut::<u32>(), order.slice_mut::<u32>());
+    for &id in ids {
+        ends[checked(id, vocab) + 1] += 1;
+    }
+    for i in 0..vocab {
+        ends[i + 1] += ends[i];
+    }
+    for (place, &id) in ids.iter().enumerate() {
+        let end = &mut ends[id as usize];
+        order[*end as usize] = place as u32;
+        *end += 1;
+    }
+    let (ends, order) = (&*ends, &*order);
+
+    let mut table = Tensor::empty(&dy.device(), &[vocab, c], dy.dtype(), Category::Gradients)?;
+    with_float!(dy.dtype(), T => {
+        let dy = dy.slice::<T>();
+        let table = table.slice_mut::<T>();
+        cpu.for_pieces(table, PIECE, |_, table| table.fill(T::from_f32(0.0)));
+        // A frequent id is shared out by columns. Most sums are short, so a thread takes some at a time.
+        let present = table.chunks_mut(c.max(1)).enumerate().filter_map(|(id, row)| {
+            let start = if id == 0 { 0 } else { ends[id - 1] };
+            let places = &order[start as usize..ends[id] as usize];
+            (!places.is_empty()).then_some((places, row))
+        });
+        let mut sums: Vec<_> = present
+            .flat_map(|(places, row)| row.chunks_mut(SHARE).enumerate().map(move |(i, row)| (places, i, row)))
+            .collect();
+        cpu.for_pieces(&mut sums, 8, |_, sums| {
+            for (places, i, row) in sums {
+                add_rows(cpu.isa(), dy, c, *i * SHARE, places.iter().map(|&place| place as usize), row);
+            }
+        });
+    });
+    Ok(table)
+}
+
+/// Columns of a row of the table that one task sums.
+const SHARE: usize = 256;
+
+/// `x[b, t] + table[t]`; overwrites x if nobody else holds it.
+pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
+    let (t, c) = time_and_width(&x);
+    assert!(table.width() == c && table.rows() >= t, "positions: {:?} for {:?}", table.shape(), x.shape());
+    let Device::Cpu(cpu) = x.device();
+    let mut y = pieces::writable(x)?;
+    with_float!(y.dtype(), T => with_float!(table.dtype(), U => {
+        let table = table.slice::<U>();
+        cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
+            for (i, y) in y.chunks_exact_mut(c).enumerate() {
+                let position = (at.start / c + i) % t;
+                sum_into(cpu.isa(), &table[position * c..(position + 1) * c], y);
+            }
+        });
+    }));
+    Ok(y)
+}
+
+/// dtable `[context, c]` in the type of dy: the sum of dy over the batch; zero beyond its t.
+pub fn positions_backward(dy: &Tensor, context: usize) -> Result<Tensor> {
+    let (t, c) = time_and_width(dy);
+    assert!(t <= context, "positions: {t} steps in a context of {context}");
+    let Device::Cpu(cpu) = dy.device();
+    let rows = dy.rows();
+    let mut table = Tensor::empty(&dy.device(), &[context, c], dy.dtype(), Category::Gradients)?;
+    with_float!(dy.dtype(), T => {
+        let dy = dy.slice::<T>();
+        cpu.for_pieces(table.slice_mut::<T>(), c.max(1), |at, row| {
+            let position = at.start / c;
+            let end = if position < t { rows } else { 0 };
+            add_rows(cpu.isa(), dy, c, 0, (position..end).step_by(t.max(1)), row);
+        });
+    });
+    Ok(table)
+}
+
+fn time_and_width(x: &Tensor) -> (usize, usize) {
+    let &[_, t, c] = x.shape() else { panic!("positions: [b, t, c] was expected, got {:?}", x.shape()) };
+    (t, c)
+}
+
+fn checked(id: u32, vocab: usize) -> usize {
+    assert!((id as usize) < vocab, "embedding: id {id} in a table of {vocab} rows");
+    id as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, devices, indices, integers, tensor, values};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn rows_are_found_and_their_gradients_gathered(
+            b in 1usize..5, t in 1usize..60, c in 1usize..600, vocab in 1usize..90, spare in 0usize..4, seed: u64,
+        ) {
+            let ids = integers(seed, b * t, vocab);
+            let table = values(seed, vocab * c, 1.0);
+            let places = values(seed ^ 1, (t + spare) * c, 1.0);
+            let dy = values(seed ^ 2, b * t * c, 1.0);
+            let mut y = vec![0.0; b * t * c];
+            let mut shifted = y.clone();
+            let (mut dtable, mut dplaces) = (vec![0.0; vocab * c], vec![0.0; (t + spare) * c]);
+            for i in 0..b * t {
+                for j in 0..c {
+                    y[i * c + j] = f64::from(table[ids[i] as usize * c + j]);
+                    shifted[i * c + j] = y[i * c + j] + f64::from(places[i % t * c + j]);
+                    dtable[ids[i] as usize * c + j] += f64::from(dy[i * c + j]);
+                    dplaces[i % t * c + j] += f64::from(dy[i * c + j]);
+                }
+            }
+            check(&[y, shifted, dtable, dplaces], |device, dtype| {
+                let ids = indices(device, &[b, t], &ids);
+                let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table)).unwrap();
+                let places = tensor(device, dtype, &[t + spare, c], &places);
+                let shifted = add_positions(y.clone(), &places).unwrap();
+                let dy = tensor(device, dtype, &[b, t, c], &dy);
+                let dtable = backward(&ids, &dy, vocab).unwrap();
+                vec![y, shifted, dtable, positions_backward(&dy, t + spare).unwrap()]
+            });
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "id 7 in a table of 7 rows")]
+    fn an_id_beyond_the_table_is_named() {
+        let device = &devices()[0][0];
+        let _ = forward(&indices(device, &[1, 1], &[7]), &tensor(device, DType::F32, &[7, 1], &[0.0; 7]));
+    }
+}

@@ -1,0 +1,43 @@
+//! How operations cut their work: into pieces of a size that depends on the shapes alone.
+
+use crate::cpu::Cpu;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::cast;
+use crate::tensor::Tensor;
+
+/// Elements of a piece: enough to hide the cost of handing it to a thread, and within the second-level cache.
+pub(crate) const PIECE: usize = 1 << 14;
+
+/// Rows of a piece.
+pub(crate) fn rows(width: usize) -> usize {
+    (PIECE / width.max(1)).max(1)
+}
+
+/// Runs `task` on every item, over the threads, in no particular order.
+pub(crate) fn each<T: Send>(cpu: &Cpu, items: impl Iterator<Item = T>, task: impl Fn(T) + Sync) {
+    let mut items: Vec<Option<T>> = items.map(Some).collect();
+    cpu.for_pieces(&mut items, 1, |_, item| task(item[0].take().expect("each item is met once")));
+}
+
+/// The tensor itself if nobody else holds it, otherwise a copy that may be written to.
+pub(crate) fn writable(mut x: Tensor) -> Result<Tensor> {
+    if x.is_unique() {
+        return Ok(x);
+    }
+    let Device::Cpu(cpu) = x.device();
+    let mut copy = x.empty_like(Category::Activations)?;
+    let bytes = x.bytes();
+    cpu.for_pieces(copy.bytes_mut(), 4 * PIECE, |at, copy| copy.copy_from_slice(&bytes[at]));
+    Ok(copy)
+}
+
+/// A small tensor (a norm's scale) in f32, so that kernels need no second type.
+pub(crate) fn widened(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F32 => Ok(x.clone()),
+        _ => cast::cast(x, DType::F32, Category::Workspace),
+    }
+}

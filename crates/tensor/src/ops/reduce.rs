@@ -1,0 +1,160 @@
+//! Sums over many elements. x: `[rows, c]`.
+//!
+//! Column sums run in f32 over fixed pieces of rows, whose partial sums are added in their order; norms and dot
+//! products run in f64, which costs nothing beside the memory they read.
+
+use crate::cpu::lanes;
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::pieces::{self, PIECE};
+use crate::tensor::Tensor;
+use crate::{simd, with_float};
+
+/// The sum of the rows of x `[.., c]`, a `[c]` in its type: the gradient of a bias.
+pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
+    let Device::Cpu(cpu) = x.device();
+    let (rows, c) = (x.rows(), x.width());
+    let piece = partial_rows(c);
+    let mut partial = partials(x, rows, c)?;
+    with_float!(x.dtype(), T => {
+        let x = x.slice::<T>();
+        let sums = partial.slice_mut::<f32>().chunks_mut(c.max(1)).enumerate();
+        pieces::each(&cpu, sums, |(i, sums)| {
+            add_rows(cpu.isa(), x, c, 0, i * piece..((i + 1) * piece).min(rows), sums)
+        });
+    });
+    total(&partial, 0, c, x.dtype(), category)
+}
+
+/// The sum of the squares.
+pub fn squared_norm(x: &Tensor) -> f64 {
+    let Device::Cpu(cpu) = x.device();
+    with_float!(x.dtype(), T => {
+        let x = x.slice::<T>();
+        cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum()
+    })
+}
+
+/// The sum of the products of elements that stand in the same place.
+pub fn dot(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.shape(), b.shape(), "dot");
+    let Device::Cpu(cpu) = a.device();
+    with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
+        let (a, b) = (a.slice::<T>(), b.slice::<U>());
+        cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum()
+    }))
+}
+
+/// How many rows of width c one partial sum covers: some pieces' worth, as each leaves a row of its own behind.
+pub(crate) fn partial_rows(c: usize) -> usize {
+    (4 * PIECE / c.max(1)).max(32)
+}
+
+/// Room for the partial sums of `rows` rows of width c, `width` numbers each: `[pieces, width]`.
+pub(crate) fn partials(x: &Tensor, rows: usize, width: usize) -> Result<Tensor> {
+    let pieces = rows.div_ceil(partial_rows(x.width()));
+    Tensor::empty(&x.device(), &[pieces, width], DType::F32, Category::Workspace)
+}
+
+/// The sum of columns `first .. first + c` of partial sums, in their order.
+pub(crate) fn total(
+    partial: &Tensor,
+    first: usize,
+    c: usize,
+    dtype: DType,
+    category: Category,
+) -> Result<Tensor> {
+    let Device::Cpu(cpu) = partial.device();
+    let mut y = Tensor::empty(&partial.device(), &[c], dtype, category)?;
+    let (rows, width) = (partial.rows(), partial.width());
+    let partial = partial.slice::<f32>();
+    with_float!(dtype, T => cpu.for_pieces(y.slice_mut::<T>(), COLUMNS, |at, y| {
+        add_rows(cpu.isa(), partial, width, first + at.start, 0..rows, y)
+    }));
+    Ok(y)
+}
+
+/// Columns that are summed at a time: their sums stay in the first-level cache.
+pub(crate) const COLUMNS: usize = 512;
+
+simd! {
+    /// y = the sum of the given rows of x, from column `first` on, as many columns as y has.
+    pub(crate) fn add_rows[T: Float, O: Float, I: RowNumbers](
+        x: &[T],
+        width: usize,
+        first: usize,
+        rows: I,
+        y: &mut [O],
+    ) {
+        for (i, y) in y.chunks_mut(COLUMNS).enumerate() {
+            let mut sums = [0f32; COLUMNS];
+            let sums = &mut sums[..y.len()];
+            for row in rows.clone() {
+                let start = row * width + first + i * COLUMNS;
+                for (sum, x) in sums.iter_mut().zip(&x[start..start + y.len()]) {
+                    *sum += x.to_f32();
+                }
+            }
+            for (y, sum) in y.iter_mut().zip(sums) {
+                *y = O::from_f32(*sum);
+            }
+        }
+    }
+
+    fn square[T: Float](x: &[T]) -> f64 {
+        lanes::sum(x, |x| f64::from(x) * f64::from(x))
+    }
+
+    fn product[T: Float, U: Float](a: &[T], b: &[U]) -> f64 {
+        lanes::sum2(a, b, |a, b| f64::from(a) * f64::from(b))
+    }
+}
+
+/// Row numbers that can be run through more than once.
+pub(crate) trait RowNumbers: Iterator<Item = usize> + Clone {}
+impl<I: Iterator<Item = usize> + Clone> RowNumbers for I {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, devices, tensor, values, wide};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn sums_agree_with_plain_loops(rows in 0usize..700, c in 1usize..1200, seed: u64) {
+            let rows = rows.min(300_000 / c);
+            let (a, b) = (values(seed, rows * c, 1.0), values(seed ^ 1, rows * c, 1.0));
+            let mut columns = vec![0.0; c];
+            for (i, &x) in a.iter().enumerate() {
+                columns[i % c] += f64::from(x);
+            }
+            check(&[columns], |device, dtype| {
+                vec![sum_rows(&tensor(device, dtype, &[rows, c], &a), Category::Gradients).unwrap()]
+            });
+            let (a64, b64) = (wide(&a), wide(&b));
+            let (square, product) = (crate::testing::dot(&a64, &a64), crate::testing::dot(&a64, &b64));
+            for threads in devices() {
+                for dtype in [DType::F32, DType::Bf16] {
+                    let [one, two, three] = threads.each_ref().map(|device| {
+                        let x = tensor(device, dtype, &[rows, c], &a);
+                        (squared_norm(&x), dot(&x, &tensor(device, dtype, &[rows, c], &b)))
+                    });
+                    prop_assert_eq!(one, two);
+                    prop_assert_eq!(one, three);
+                    prop_assert!((one.0 - square).abs() <= 1e-12 * square);
+                    prop_assert!((one.1 - product).abs() <= 1e-12 * square.max(1e-30));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn squares_beyond_the_range_of_f32_do_not_overflow() {
+        let x = tensor(&devices()[0][0], DType::F32, &[3], &[1e30, 0.0, 0.0]);
+        assert!((squared_norm(&x) / 1e60 - 1.0).abs() < 1e-6);
+    }
+}

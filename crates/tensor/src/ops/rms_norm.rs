@@ -1,0 +1,152 @@
+//! Normalisation by the root mean square (Zhang & Sennrich 2019) over the last dimension.
+//!
+//! x, y: `[rows, c]`; scale: `[c]`; statistics: f32 `[rows]` = rstd.
+//!
+//! With h = x rstd and rstd = 1/sqrt(mean(x^2) + eps):
+//!
+//! - y = h scale
+//! - dx = rstd (d - h mean(d h)), d = dy scale
+//! - dscale = sum over rows of dy h
+
+use crate::cpu::lanes;
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::{pieces, reduce};
+use crate::tensor::Tensor;
+use crate::{simd, with_float};
+
+/// (y, statistics).
+pub fn forward(x: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!(scale.shape(), [c], "rms_norm: scale");
+    let Device::Cpu(cpu) = x.device();
+    let scale = pieces::widened(scale)?;
+    let scale = scale.slice::<f32>();
+    let mut y = x.empty_like(Category::Activations)?;
+    let mut statistics = Tensor::empty(&x.device(), &[rows], DType::F32, Category::Activations)?;
+    let piece = pieces::rows(c);
+    with_float!(x.dtype(), T => {
+        let x = x.slice::<T>().chunks(piece * c);
+        let y = y.slice_mut::<T>().chunks_mut(piece * c);
+        let parts = x.zip(y).zip(statistics.slice_mut::<f32>().chunks_mut(piece));
+        pieces::each(&cpu, parts, |((x, y), rstd)| normalise(cpu.isa(), x, scale, eps, y, rstd));
+    });
+    Ok((y, statistics))
+}
+
+/// dx.
+pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tensor) -> Result<Tensor> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!(dy.shape(), x.shape(), "rms_norm: dy and x");
+    assert_eq!(
+        (scale.shape(), statistics.shape()),
+        (&[c][..], &[rows][..]),
+        "rms_norm: scale and statistics"
+    );
+    let Device::Cpu(cpu) = x.device();
+    let scale = pieces::widened(scale)?;
+    let (scale, rstd) = (scale.slice::<f32>(), statistics.slice::<f32>());
+    let mut dx = x.empty_like(Category::Activations)?;
+    let piece = pieces::rows(c);
+    with_float!(x.dtype(), T => {
+        let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
+        cpu.for_pieces(dx.slice_mut::<T>(), piece * c, |at, dx| {
+            let rstd = &rstd[at.start / c..at.end / c];
+            differentiate(cpu.isa(), &dy[at.clone()], &x[at], scale, rstd, dx)
+        });
+    });
+    Ok(dx)
+}
+
+/// dscale, as `dtype`.
+pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DType) -> Result<Tensor> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!(dy.shape(), x.shape(), "rms_norm: dy and x");
+    assert_eq!(statistics.shape(), [rows], "rms_norm: statistics");
+    let Device::Cpu(cpu) = x.device();
+    let piece = reduce::partial_rows(c);
+    let mut partial = reduce::partials(x, rows, c)?;
+    with_float!(x.dtype(), T => {
+        let parts = dy.slice::<T>().chunks(piece * c).zip(x.slice::<T>().chunks(piece * c));
+        let parts = parts.zip(statistics.slice::<f32>().chunks(piece));
+        let parts = parts.zip(partial.slice_mut::<f32>().chunks_mut(c));
+        pieces::each(&cpu, parts, |(((dy, x), rstd), dscale)| add_products(cpu.isa(), dy, x, rstd, dscale));
+    });
+    reduce::total(&partial, 0, c, dtype, Category::Gradients)
+}
+
+simd! {
+    fn normalise[T: Float](x: &[T], scale: &[f32], eps: f32, y: &mut [T], rstd: &mut [f32]) {
+        let c = scale.len();
+        for ((x, y), rstd) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(rstd) {
+            *rstd = 1.0 / (lanes::sum(x, |x| x * x) / c as f32 + eps).sqrt();
+            for ((y, x), scale) in y.iter_mut().zip(x).zip(scale) {
+                *y = T::from_f32(x.to_f32() * *rstd * scale);
+            }
+        }
+    }
+
+    fn differentiate[T: Float](dy: &[T], x: &[T], scale: &[f32], rstd: &[f32], dx: &mut [T]) {
+        let c = scale.len();
+        let rows = dy.chunks_exact(c).zip(x.chunks_exact(c)).zip(dx.chunks_exact_mut(c));
+        for (((dy, x), dx), &rstd) in rows.zip(rstd) {
+            let mean_dh = lanes::sum3(dy, x, scale, |dy, x, scale| dy * scale * x) * rstd / c as f32;
+            for (((dx, dy), x), scale) in dx.iter_mut().zip(dy).zip(x).zip(scale) {
+                *dx = T::from_f32(rstd * (dy.to_f32() * scale - x.to_f32() * rstd * mean_dh));
+            }
+        }
+    }
+
+    fn add_products[T: Float](dy: &[T], x: &[T], rstd: &[f32], dscale: &mut [f32]) {
+        dscale.fill(0.0);
+        let c = dscale.len();
+        for ((dy, x), rstd) in dy.chunks_exact(c).zip(x.chunks_exact(c)).zip(rstd) {
+            for ((dscale, dy), x) in dscale.iter_mut().zip(dy).zip(x) {
+                *dscale += dy.to_f32() * (x.to_f32() * rstd);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, dot, gradient, tensor, values, wide};
+    use proptest::prelude::*;
+
+    fn reference(x: &[f64], scale: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
+        let (mut y, mut statistics) = (vec![], vec![]);
+        for x in x.chunks(scale.len()) {
+            let rstd = 1.0 / (dot(x, x) / scale.len() as f64 + eps).sqrt();
+            y.extend(x.iter().zip(scale).map(|(x, scale)| x * rstd * scale));
+            statistics.push(rstd);
+        }
+        (y, statistics)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn all_passes_agree_with_the_formula(rows in 1usize..300, c in 1usize..150, seed: u64) {
+            let eps = 1e-2;
+            let (x, dy) = (values(seed, rows * c, 2.0), values(seed ^ 1, rows * c, 1.0));
+            let scale = values(seed ^ 2, c, 1.0);
+            let [x64, dy64, scale64] = [&x, &dy, &scale].map(|x| wide(x));
+            let (y, statistics) = reference(&x64, &scale64, eps);
+            // Rows do not see each other: their differences can be taken one by one.
+            let row = |(x, dy): (&[f64], &[f64])| gradient(x, |x| dot(&reference(x, &scale64, eps).0, dy));
+            let dx = x64.chunks(c).zip(dy64.chunks(c)).flat_map(row).collect();
+            let dscale = gradient(&scale64, |scale| dot(&reference(&x64, scale, eps).0, &dy64));
+            check(&[y, statistics, dx, dscale], |device, dtype| {
+                let (x, dy) = (tensor(device, dtype, &[rows, c], &x), tensor(device, dtype, &[rows, c], &dy));
+                let scale = tensor(device, dtype, &[c], &scale);
+                let (y, statistics) = forward(&x, &scale, eps as f32).unwrap();
+                let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
+                let dscale = backward_weights(&dy, &x, &statistics, DType::F32).unwrap();
+                vec![y, statistics, dx, dscale]
+            });
+        }
+    }
+}

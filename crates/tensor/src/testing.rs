@@ -1,0 +1,98 @@
+//! What the tests of the operations share.
+//!
+//! A test computes on every instruction set, in both float types and on one, two and three threads, whose bits
+//! must agree, and compares with a plain reference in f64. Inputs are numbers that bf16 holds exactly, so that
+//! one reference serves both types.
+
+use std::sync::OnceLock;
+
+use crate::cpu::{Cpu, Isa};
+use crate::{Category, DType, Device, Float, Tensor, bf16, random};
+
+/// For every instruction set, the device with one, two and three threads.
+pub fn devices() -> &'static [[Device; 3]] {
+    static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let device = |isa, threads| Device::Cpu(Cpu::with_isa(threads, isa).unwrap());
+        Isa::available().map(|isa| [1, 2, 3].map(|threads| device(isa, threads))).collect()
+    })
+}
+
+/// Standard normal numbers, times `spread`, that bf16 holds exactly.
+pub fn values(seed: u64, n: usize, spread: f64) -> Vec<f32> {
+    let key = random::key(seed, n as u64);
+    let round = |x: f64| <bf16 as Float>::from_f32(x as f32).to_f32();
+    (0..n as u64).map(|i| round(random::normal(key, i) * spread)).collect()
+}
+
+/// Integers below `bound`.
+pub fn integers(seed: u64, n: usize, bound: usize) -> Vec<u32> {
+    let key = random::key(seed, n as u64);
+    (0..n as u64).map(|i| (random::uniform(key, i) * bound as f64) as u32).collect()
+}
+
+/// A tensor from values.
+pub fn tensor(device: &Device, dtype: DType, shape: &[usize], data: &[f32]) -> Tensor {
+    assert_eq!(shape.iter().product::<usize>(), data.len());
+    Tensor::from_f32(device, shape, dtype, data, Category::Activations).unwrap()
+}
+
+/// A tensor of indices.
+pub fn indices(device: &Device, shape: &[usize], data: &[u32]) -> Tensor {
+    Tensor::from_slice(device, shape, data, Category::Activations).unwrap()
+}
+
+/// Widens a slice.
+pub fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// Runs `compute` everywhere and compares each tensor it returns with the expected values: to within 5e-5 of
+/// the tensor's largest element for f32, 2^-7 for bf16, which rounds to 2^-9 and is then added up.
+pub fn check(expected: &[Vec<f64>], compute: impl Fn(&Device, DType) -> Vec<Tensor>) {
+    for dtype in [DType::F32, DType::Bf16] {
+        for threads in devices() {
+            let [one, two, three] = threads.each_ref().map(|device| compute(device, dtype));
+            assert_eq!(one.len(), expected.len());
+            for (i, x) in one.iter().enumerate() {
+                assert_eq!(x.bytes(), two[i].bytes(), "two threads, output {i}");
+                assert_eq!(x.bytes(), three[i].bytes(), "three threads, output {i}");
+                let tolerance = if x.dtype() == DType::F32 { 5e-5 } else { 1.0 / 128.0 };
+                assert_close(&x.to_f32(), &expected[i], tolerance);
+            }
+        }
+    }
+}
+
+/// Asserts that values agree to within `tolerance`, relative to the largest expected one.
+#[track_caller]
+pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    let largest = expected.iter().fold(1e-30, |m: f64, x| m.max(x.abs()));
+    for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(got) - expected).abs();
+        assert!(error <= tolerance * largest, "element {i}: {got}, expected {expected}");
+    }
+}
+
+/// The gradient of `f` at `x` by central differences.
+pub fn gradient(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let mut x = x.to_vec();
+    let h = 1e-5;
+    (0..x.len())
+        .map(|i| {
+            let middle = x[i];
+            x[i] = middle + h;
+            let above = f(&x);
+            x[i] = middle - h;
+            let below = f(&x);
+            x[i] = middle;
+            (above - below) / (2.0 * h)
+        })
+        .collect()
+}
+
+/// The dot product of two slices, for losses.
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

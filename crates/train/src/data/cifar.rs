@@ -1,0 +1,111 @@
+//! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes. The planes
+//! are woven into channels-last pixels, as the kernels want them.
+
+use super::{Error, error::reading, images::Raw};
+use std::{fs, path::Path};
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+const RECORD: usize = 1 + 3 * PLANE;
+const CLASSES: usize = 10;
+
+/// The training images of a folder, its files in the order of their names.
+pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
+    let missing = || Error::Missing {
+        path: folder.join("data_batch_1.bin"),
+        expected: "data_batch_1.bin to data_batch_5.bin".into(),
+        hint: "the binary version of CIFAR-10 (cifar-10-binary.tar.gz) is at https://www.cs.toronto.edu/~kriz/cifar.html",
+    };
+    let entries = fs::read_dir(folder).map_err(|_| missing())?;
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("data_batch_") && name.ends_with(".bin")
+    });
+    paths.sort();
+    if paths.is_empty() {
+        return Err(missing());
+    }
+    let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+    for path in &paths {
+        append(path, &mut pixels, &mut labels)?;
+    }
+    Ok(Raw { path: folder.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
+}
+
+fn append(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u8>) -> Result<(), Error> {
+    let bytes = fs::read(path).map_err(reading(path, "a CIFAR-10 file"))?;
+    let (records, rest) = bytes.as_chunks::<RECORD>();
+    if records.is_empty() || !rest.is_empty() {
+        let (expected, got) = (RECORD as u64, bytes.len() as u64);
+        return Err(Error::Uneven { path: path.into(), unit: "records", expected, got });
+    }
+    pixels.reserve(records.len() * 3 * PLANE);
+    for (position, record) in records.iter().enumerate() {
+        let got = usize::from(record[0]);
+        if got >= CLASSES {
+            return Err(Error::Label { path: path.into(), position, expected: CLASSES, got });
+        }
+        labels.push(record[0]);
+        let planes = &record[1..];
+        pixels.extend((0..PLANE).flat_map(|i| [planes[i], planes[PLANE + i], planes[2 * PLANE + i]]));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Images, Split};
+
+    /// A record whose pixel i is (i, i + 1, i + 2), modulo 256.
+    fn record(label: u8) -> Vec<u8> {
+        let planes = (0..3usize).flat_map(|c| (0..PLANE).map(move |i| (i + c) as u8));
+        std::iter::once(label).chain(planes).collect()
+    }
+
+    fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
+        folder
+    }
+
+    /// Planes become channels, files come in order, the test file stays out.
+    #[test]
+    fn a_folder_is_read() {
+        let files = [
+            ("data_batch_2.bin", record(7)),
+            ("data_batch_1.bin", [record(3), record(9)].concat()),
+            ("test_batch.bin", record(0)),
+            ("batches.meta.txt", b"airplane\n".to_vec()),
+        ];
+        let folder = folder(&files);
+        let raw = read(folder.path()).unwrap();
+        assert_eq!(raw.labels, [3, 9, 7]);
+        assert_eq!((raw.pixels.len(), raw.shape), (3 * 3 * PLANE, [32, 32, 3]));
+        assert_eq!(raw.pixels[..6], [0, 1, 2, 1, 2, 3]);
+        assert_eq!(Images::cifar10(folder.path(), 0.3).unwrap().len(Split::Train), 2);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let error = |bytes: Vec<u8>| read(folder(&[("data_batch_1.bin", bytes)]).path()).unwrap_err();
+        let cut = error(record(1)[..3000].to_vec());
+        assert!(matches!(cut, Error::Uneven { expected: 3073, got: 3000, .. }));
+        assert!(
+            cut.to_string().ends_with("expected a whole number of 3073-byte records, got 3000 bytes"),
+            "{cut}"
+        );
+        assert!(matches!(error(vec![]), Error::Uneven { got: 0, .. }));
+        let label = error([record(1), record(10)].concat());
+        assert!(matches!(label, Error::Label { position: 1, expected: 10, got: 10, .. }));
+    }
+
+    #[test]
+    fn a_missing_set_says_how_to_get_it() {
+        for path in [Path::new("/no/such/folder"), folder(&[]).path()] {
+            let message = read(path).unwrap_err().to_string();
+            assert!(message.contains("data_batch_1.bin") && message.contains("toronto.edu"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What can be wrong with data. Each error is one sentence that names the file, what was expected there and what was
+//! found instead; a well-known set that is missing comes with the way to get it.
+
+use std::{io, path::PathBuf};
+
+/// Something about the data a person asked for is wrong.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each variant's sentence says what its fields are")]
+pub enum Error {
+    /// A file or set is not there.
+    #[error("{} is not there: expected {expected}{}{hint}", .path.display(), if .hint.is_empty() { "" } else { "; " })]
+    Missing { path: PathBuf, expected: String, hint: &'static str },
+
+    /// The system refused to read it, or a gzip is broken.
+    #[error("{} cannot be read: {source}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+
+    /// Not the file it should be.
+    #[error("{} is not an IDX file of this kind: expected the magic number {expected:#010x}, got {got:#010x}", .path.display())]
+    Magic { path: PathBuf, expected: u32, got: u32 },
+
+    /// Longer or shorter than its header says.
+    #[error("{} has the wrong size: expected {expected} bytes, got {got}", .path.display())]
+    Size { path: PathBuf, expected: u64, got: u64 },
+
+    /// A file of equal records ends within one.
+    #[error("{} is cut off: expected a whole number of {expected}-byte {unit}, got {got} bytes", .path.display())]
+    Uneven { path: PathBuf, unit: &'static str, expected: u64, got: u64 },
+
+    /// Not as many labels as images.
+    #[error("{} does not fit its images: expected {expected} labels, got {got}", .path.display())]
+    Labels { path: PathBuf, expected: usize, got: usize },
+
+    /// A label past the last class.
+    #[error("{} has a wrong label at sample {position}: expected one below {expected}, got {got}", .path.display())]
+    Label { path: PathBuf, position: usize, expected: usize, got: usize },
+
+    /// A token past the vocabulary.
+    #[error("{} has a token past the vocabulary at position {position}: expected one below {expected}, got {got}", .path.display())]
+    Vocabulary { path: PathBuf, position: u64, expected: usize, got: u32 },
+
+    /// Nothing in it.
+    #[error("{} holds nothing to train on: expected {expected}", .path.display())]
+    Empty { path: PathBuf, expected: String },
+
+    /// Fewer tokens than a split needs for one window.
+    #[error("{} is too short for the {split} windows: expected at least {expected} tokens, got {got}", .path.display())]
+    TooShort { path: PathBuf, split: &'static str, expected: u64, got: u64 },
+
+    /// Fewer images than a split needs.
+    #[error("{} is too small for the {split} split: expected at least {expected} image, got {got}", .path.display())]
+    TooFew { path: PathBuf, split: &'static str, expected: usize, got: usize },
+
+    /// A tokenizer reads characters, and these are none.
+    #[error("{} is not UTF-8 at byte {position}, which a tokenizer needs: expected text, or train on bytes", .path.display())]
+    NotText { path: PathBuf, position: usize },
+
+    /// A tokenizer file that is broken, or asks for something we do not do.
+    #[error("{} is not a tokenizer we can read: expected {expected}, got {got}", .path.display())]
+    Tokenizer { path: PathBuf, expected: String, got: String },
+
+    /// Text that the vocabulary cannot spell.
+    #[error("{} has no token for {got:?}", .path.display())]
+    NoToken { path: PathBuf, got: String },
+
+    /// A field of the run file.
+    #[error("data.{field} is wrong: expected {expected}, got {got}")]
+    Setting { field: &'static str, expected: &'static str, got: String },
+}
+
+/// A `map_err` that adds the path to an input error; a file that is not there says what was expected of it.
+pub(super) fn reading(path: &std::path::Path, expected: &str) -> impl FnOnce(io::Error) -> Error {
+    move |source| match source.kind() {
+        io::ErrorKind::NotFound => Error::Missing { path: path.into(), expected: expected.into(), hint: "" },
+        _ => Error::Read { path: path.into(), source },
+    }
+}
+
+/// A fraction to hold out: at least 0 and below 1.
+pub(super) fn check_validation(fraction: f64) -> Result<(), Error> {
+    if (0.0..1.0).contains(&fraction) {
+        return Ok(());
+    }
+    let expected = "a fraction of at least 0 and below 1";
+    Err(Error::Setting { field: "validation", expected, got: fraction.to_string() })
+}

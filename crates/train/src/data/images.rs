@@ -1,0 +1,205 @@
+//! Images with labels, kept as bytes and standardised on the way into a batch.
+//!
+//! The validation split is held out by a shuffle that depends on the number of images alone, so every run judges by
+//! the same samples. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
+//! training split, both exact since the sums are integers. A channel that never varies is divided by 1.
+
+use super::{DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use std::path::{Path, PathBuf};
+
+/// The key of the shuffle that holds out validation images: the same for every run.
+const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
+
+/// Images with one label each.
+#[derive(Debug)]
+pub struct Images {
+    raw: Raw,
+    /// The first `held_out` places of the shuffle are the validation split.
+    shuffle: Permutation,
+    held_out: usize,
+    standard: Standard,
+    /// The standardised value of every byte, channel by channel.
+    values: Vec<[f32; 256]>,
+}
+
+/// Images as a reader delivers them. pixels: [count, height, width, channels], labels: [count]
+#[derive(Debug)]
+pub(super) struct Raw {
+    /// Where they come from, for errors.
+    pub path: PathBuf,
+    pub pixels: Vec<u8>,
+    pub labels: Vec<u8>,
+    /// Height, width, channels.
+    pub shape: [usize; 3],
+    pub classes: usize,
+}
+
+/// How pixels were standardised, in units of a byte's 0 to 255.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standard {
+    /// Of each channel over the training split.
+    pub mean: Vec<f64>,
+    /// Of each channel over the training split.
+    pub std: Vec<f64>,
+}
+
+impl Images {
+    /// MNIST, Fashion-MNIST or any set in their format: a folder with `train-images-idx3-ubyte` and
+    /// `train-labels-idx1-ubyte`, plain or `.gz`. The set's own test files are left alone.
+    pub fn idx(folder: &Path, validation: f64) -> Result<Images, Error> {
+        Images::new(super::idx::read(folder)?, validation)
+    }
+
+    /// The same from a file of images and a file of labels, whatever their names.
+    pub fn idx_pair(images: &Path, labels: &Path, validation: f64) -> Result<Images, Error> {
+        Images::new(super::idx::read_pair(images, labels)?, validation)
+    }
+
+    /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left alone.
+    pub fn cifar10(folder: &Path, validation: f64) -> Result<Images, Error> {
+        Images::new(super::cifar::read(folder)?, validation)
+    }
+
+    /// Drawn shapes.
+    pub fn shapes(shapes: &super::Shapes, validation: f64) -> Result<Images, Error> {
+        Images::new(shapes.draw()?, validation)
+    }
+
+    fn new(raw: Raw, validation: f64) -> Result<Images, Error> {
+        check_validation(validation)?;
+        let count = raw.labels.len();
+        debug_assert_eq!(raw.pixels.len(), count * raw.shape.iter().product::<usize>());
+        // Whoever asks for a validation split gets at least one image of it.
+        let held_out =
+            if validation > 0.0 { ((count as f64 * validation).round() as usize).max(1) } else { 0 };
+        if held_out >= count {
+            return Err(Error::TooFew { path: raw.path, split: "training", expected: 1, got: 0 });
+        }
+        let shuffle = Permutation::new(HELD_OUT, count as u64);
+        let train = (held_out..count).map(|i| shuffle.at(i as u64) as usize);
+        let standard = Standard::of(&raw, train);
+        let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
+        let values = standard.mean.iter().zip(&standard.std).map(value).collect();
+        Ok(Images { raw, shuffle, held_out, standard, values })
+    }
+
+    /// How pixels are standardised.
+    pub fn standard(&self) -> &Standard {
+        &self.standard
+    }
+
+    pub(super) fn len(&self, split: Split) -> usize {
+        match split {
+            Split::Train => self.raw.labels.len() - self.held_out,
+            Split::Validation => self.held_out,
+        }
+    }
+
+    pub(super) fn facts(&self) -> DataFacts {
+        let [height, width, channels] = self.raw.shape;
+        DataFacts { vocab: None, image: Some((height, width, channels)), classes: Some(self.raw.classes) }
+    }
+
+    pub(super) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> HostBatch {
+        let [height, width, channels] = self.raw.shape;
+        let mut pixels = Vec::with_capacity(picks.len() * self.raw.stride());
+        let mut targets = Vec::with_capacity(picks.len());
+        for &(_, index) in picks {
+            assert!(index < self.len(split), "image {index} of a split of {}", self.len(split));
+            let place = if split == Split::Train { self.held_out + index } else { index };
+            let sample = self.shuffle.at(place as u64) as usize;
+            targets.push(u32::from(self.raw.labels[sample]));
+            for pixel in self.raw.image(sample).chunks_exact(channels) {
+                pixels.extend(pixel.iter().zip(&self.values).map(|(&v, values)| values[usize::from(v)]));
+            }
+        }
+        let inputs = Inputs::Images { pixels, shape: [picks.len(), height, width, channels] };
+        HostBatch { inputs, targets, samples: picks.len() }
+    }
+}
+
+impl Raw {
+    fn stride(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn image(&self, i: usize) -> &[u8] {
+        &self.pixels[i * self.stride()..][..self.stride()]
+    }
+}
+
+impl Standard {
+    fn of(raw: &Raw, samples: impl Iterator<Item = usize>) -> Standard {
+        let channels = raw.shape[2];
+        let mut seen = vec![[0u64; 256]; channels];
+        for sample in samples {
+            for pixel in raw.image(sample).chunks_exact(channels) {
+                pixel.iter().zip(&mut seen).for_each(|(&v, seen)| seen[usize::from(v)] += 1);
+            }
+        }
+        let moment = |seen: &[u64; 256], power: u32| -> f64 {
+            seen.iter().zip(0u64..).map(|(n, v)| n * v.pow(power)).sum::<u64>() as f64
+                / seen.iter().sum::<u64>() as f64
+        };
+        let mean: Vec<f64> = seen.iter().map(|s| moment(s, 1)).collect();
+        let variance = seen.iter().zip(&mean).map(|(s, m)| moment(s, 2) - m * m);
+        let std = variance.map(|v| if v > 1e-6 { v.sqrt() } else { 1.0 }).collect();
+        Standard { mean, std }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Dataset;
+
+    /// `count` images of 2 x 3 pixels and 2 channels; the second channel is constant.
+    fn raw(count: usize) -> Raw {
+        let pixels = (0..count * 6).flat_map(|i| [(i * 37 % 251) as u8, 9]).collect();
+        let labels = (0..count).map(|i| i as u8).collect();
+        Raw { path: "made up".into(), pixels, labels, shape: [2, 3, 2], classes: 256 }
+    }
+
+    fn all(data: &Dataset, split: Split) -> HostBatch {
+        let picks: Vec<_> = (0..data.len(split)).map(|i| (0, i)).collect();
+        data.batch(split, &picks).unwrap()
+    }
+
+    /// The two splits are disjoint, together they are the set, and another run finds the same.
+    #[test]
+    fn splits_part_the_set() {
+        let data = Dataset::Images(Images::new(raw(100), 0.2).unwrap());
+        assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (80, 20));
+        let mut labels = all(&data, Split::Train).targets;
+        let held_out = all(&data, Split::Validation).targets;
+        assert!(held_out.windows(2).any(|w| w[0] > w[1]), "held out without a shuffle: {held_out:?}");
+        labels.extend(&held_out);
+        labels.sort_unstable();
+        assert!(labels.into_iter().eq(0..100));
+        assert_eq!(
+            held_out,
+            all(&Dataset::Images(Images::new(raw(100), 0.2).unwrap()), Split::Validation).targets
+        );
+    }
+
+    #[test]
+    fn training_pixels_are_standard() {
+        let data = Dataset::Images(Images::new(raw(100), 0.1).unwrap());
+        assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((2, 3, 2)), classes: Some(256) });
+        let Inputs::Images { pixels, shape } = all(&data, Split::Train).inputs else { panic!() };
+        assert_eq!(shape, [90, 2, 3, 2]);
+        let n = (pixels.len() / 2) as f32;
+        let first = || pixels.iter().step_by(2);
+        assert!((first().sum::<f32>() / n).abs() < 1e-4);
+        assert!((first().map(|x| x * x).sum::<f32>() / n - 1.0).abs() < 1e-4);
+        assert!(pixels.iter().skip(1).step_by(2).all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn what_cannot_be_split_is_refused() {
+        assert!(matches!(Images::new(raw(10), 1.0), Err(Error::Setting { field: "validation", .. })));
+        assert!(matches!(Images::new(raw(1), 0.5), Err(Error::TooFew { .. })));
+        assert!(Dataset::Images(Images::new(raw(10), 0.0).unwrap()).is_empty(Split::Validation));
+        assert_eq!(Images::new(raw(10), 0.001).unwrap().len(Split::Validation), 1);
+    }
+}

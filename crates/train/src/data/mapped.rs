@@ -1,0 +1,224 @@
+//! Token files: ids as little-endian u16 or u32, without a header, in one file or many that are read as one stream.
+//!
+//! They are mapped into memory, so a set larger than memory costs what is read of it, and ranks of one machine share
+//! the pages. An id past the vocabulary would index outside the embedding, so it is an error: found at opening in files
+//! below 1 GB, and on reading in those above, where looking at every id first would delay the start by minutes.
+//!
+//! The `unsafe` here is the only block outside the tensor and comm crates: no safe function maps a file.
+
+use super::{Error, error::reading};
+use memmap2::Mmap;
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+/// Files below this are checked at opening.
+const CHECKED: u64 = 1 << 30;
+
+/// How wide an id is in a token file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    /// Two bytes, little-endian.
+    U16,
+    /// Four bytes, little-endian.
+    U32,
+}
+
+/// Token files as one stream.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    width: Width,
+    vocab: usize,
+    files: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    bytes: Mmap,
+    /// The stream's position of its first id, and of the first past it.
+    start: u64,
+    end: u64,
+}
+
+impl Mapped {
+    /// Files, or folders whose `.bin` files are meant, in the order of their names.
+    pub(super) fn open(paths: &[PathBuf], width: Width, vocab: usize) -> Result<Mapped, Error> {
+        let mut stream = Mapped { width, vocab, files: Vec::new() };
+        if paths.is_empty() {
+            return Err(Error::Setting {
+                field: "paths",
+                expected: "at least one token file",
+                got: "none".into(),
+            });
+        }
+        for path in paths {
+            if path.is_dir() {
+                let entries = fs::read_dir(path).map_err(reading(path, "a folder of token files"))?;
+                let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+                found.retain(|path| path.extension().is_some_and(|e| e == "bin") && path.is_file());
+                found.sort();
+                if found.is_empty() {
+                    return Err(Error::Empty {
+                        path: path.clone(),
+                        expected: "at least one .bin file".into(),
+                    });
+                }
+                found.into_iter().try_for_each(|path| stream.push(path, CHECKED))?;
+            } else {
+                stream.push(path.clone(), CHECKED)?;
+            }
+        }
+        Ok(stream)
+    }
+
+    /// Ids in all files.
+    pub(super) fn len(&self) -> u64 {
+        self.files.last().map_or(0, |part| part.end)
+    }
+
+    /// Appends the ids `start .. start + count`, which may cross from file to file.
+    pub(super) fn read(&self, start: u64, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
+        let end = start + count as u64;
+        debug_assert!(end <= self.len());
+        let first = self.files.partition_point(|part| part.end <= start);
+        for part in self.files[first..].iter().take_while(|part| part.start < end) {
+            let from = start.max(part.start) - part.start;
+            let bytes = &part.bytes[from as usize * self.width.bytes()
+                ..(end.min(part.end) - part.start) as usize * self.width.bytes()];
+            let written = out.len();
+            match self.width {
+                Width::U16 => {
+                    out.extend(bytes.as_chunks().0.iter().map(|b| u32::from(u16::from_le_bytes(*b))))
+                }
+                Width::U32 => out.extend(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b))),
+            }
+            self.check(&part.path, from, &out[written..])?;
+        }
+        Ok(())
+    }
+
+    /// Adds a file to the stream; `checked` is the size below which every id is looked at.
+    fn push(&mut self, path: PathBuf, checked: u64) -> Result<(), Error> {
+        let expected = "a token file of little-endian ids";
+        let file = File::open(&path).map_err(reading(&path, expected))?;
+        // SAFETY: the map is read-only and lives as long as the bytes we lend. Whoever cuts the file short while a run
+        // reads it ends that run with SIGBUS, and whoever overwrites it changes the ids, which are checked at each read:
+        // both are the contract of every mapped file, and neither can be ruled out by code here.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(reading(&path, expected))?;
+        let (size, width) = (bytes.len() as u64, self.width.bytes() as u64);
+        if size % width != 0 {
+            return Err(Error::Uneven { path, unit: "ids", expected: width, got: size });
+        }
+        if size == 0 {
+            return Err(Error::Empty { path, expected: "at least one id".into() });
+        }
+        let start = self.len();
+        let end = start + size / width;
+        self.files.push(Part { path, bytes, start, end });
+        if size < checked {
+            let mut ids = Vec::new();
+            for from in (start..end).step_by(1 << 16) {
+                ids.clear();
+                self.read(from, (end - from).min(1 << 16) as usize, &mut ids)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `ids` stand in this file from position `from` on.
+    fn check(&self, path: &Path, from: u64, ids: &[u32]) -> Result<(), Error> {
+        // The largest first: a scan for it runs at memory speed, and almost always ends the matter.
+        if ids.iter().max().is_none_or(|&id| (id as usize) < self.vocab) {
+            return Ok(());
+        }
+        let past = ids.iter().zip(from..).find(|(id, _)| **id as usize >= self.vocab);
+        let (got, position) = past.map(|(id, at)| (*id, at)).expect("the largest id is past the vocabulary");
+        Err(Error::Vocabulary { path: path.into(), position, expected: self.vocab, got })
+    }
+}
+
+impl Width {
+    fn bytes(self) -> usize {
+        match self {
+            Width::U16 => 2,
+            Width::U32 => 4,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Dataset, Split, Tokens, Windows};
+
+    fn write(path: PathBuf, ids: &[u16]) -> PathBuf {
+        fs::write(&path, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+        path
+    }
+
+    /// Reads cross file borders, a folder is read in the order of its names, and other files stay out.
+    #[test]
+    fn a_folder_is_one_stream() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path().join("b.bin"), &[3, 4, 5, 6]);
+        write(folder.path().join("a.bin"), &[0, 1, 2]);
+        write(folder.path().join("c.bin"), &[7]);
+        fs::write(folder.path().join("notes.txt"), "odd").unwrap();
+        let stream = Mapped::open(&[folder.path().into()], Width::U16, 8).unwrap();
+        assert_eq!(stream.len(), 8);
+        for start in 0..8 {
+            for end in start..=8 {
+                let mut ids = Vec::new();
+                stream.read(start, (end - start) as usize, &mut ids).unwrap();
+                assert!(ids.into_iter().eq(start as u32..end as u32));
+            }
+        }
+    }
+
+    #[test]
+    fn four_byte_ids_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ids.bin");
+        fs::write(&path, [70_000u32, 1, 2].map(u32::to_le_bytes).concat()).unwrap();
+        let windows = Windows { seq: 2, validation: 0.0, seed: 0 };
+        let tokens = Tokens::files(std::slice::from_ref(&path), Width::U32, 70_001, windows).unwrap();
+        let batch = Dataset::Tokens(tokens).batch(Split::Train, &[(0, 0)]).unwrap();
+        assert_eq!(batch.targets, [1, 2]);
+        assert!(matches!(Tokens::files(&[path], Width::U32, 70_000, windows), Err(Error::Vocabulary { .. })));
+    }
+
+    /// The error names the file and the place in it, at opening and, for a file too large for that, on reading.
+    #[test]
+    fn a_token_past_the_vocabulary_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let good = write(folder.path().join("good.bin"), &[1; 10]);
+        let bad = write(folder.path().join("bad.bin"), &[1, 2, 50_000, 9]);
+        let message = Mapped::open(&[good.clone(), bad.clone()], Width::U16, 9).unwrap_err().to_string();
+        let end = "bad.bin has a token past the vocabulary at position 2: expected one below 9, got 50000";
+        assert!(message.ends_with(end), "{message}");
+
+        let mut large = Mapped { width: Width::U16, vocab: 9, files: Vec::new() };
+        large.push(good, 0).unwrap();
+        large.push(bad, 0).unwrap();
+        let mut ids = Vec::new();
+        large.read(0, 12, &mut ids).unwrap();
+        let error = large.read(8, 5, &mut ids).unwrap_err();
+        assert!(matches!(error, Error::Vocabulary { position: 2, got: 50_000, .. }), "{error}");
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |paths: &[PathBuf]| Mapped::open(paths, Width::U16, 9).unwrap_err();
+        assert!(matches!(open(&[folder.path().join("none.bin")]), Error::Missing { .. }));
+        assert!(matches!(open(&[folder.path().into()]), Error::Empty { .. }));
+        assert!(matches!(open(&[]), Error::Setting { field: "paths", .. }));
+        let path = folder.path().join("odd.bin");
+        fs::write(&path, [0; 7]).unwrap();
+        assert!(matches!(open(std::slice::from_ref(&path)), Error::Uneven { expected: 2, got: 7, .. }));
+        fs::write(&path, []).unwrap();
+        assert!(matches!(open(&[path]), Error::Empty { .. }));
+    }
+}

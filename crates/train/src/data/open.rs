@@ -1,0 +1,58 @@
+//! From the run file's `[data]` to an opened dataset, and from a batch on the host to one on the device.
+
+use espalier_plan::RunFile;
+use espalier_plan::config::{IdxFiles, Source, TokenType};
+use espalier_tensor::ops::cast::cast;
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use super::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows};
+
+impl Dataset {
+    /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and vocabulary.
+    pub fn open(run: &RunFile) -> Result<Dataset, Error> {
+        let validation = run.data.validation;
+        let windows = || Windows { seq: run.model.context().unwrap_or(1), validation, seed: run.seed };
+        Ok(match &run.data.source {
+            Source::Text { path, tokenizer, extensions } => {
+                let (paths, extensions) = (path.clone(), extensions.clone());
+                let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
+                Dataset::Tokens(Tokens::text(&text, windows())?)
+            }
+            Source::Tokens { path, dtype } => {
+                let width = match dtype {
+                    TokenType::U16 => Width::U16,
+                    TokenType::U32 => Width::U32,
+                };
+                let vocab = run.model.vocab().expect("a run file with token files says how many there are");
+                Dataset::Tokens(Tokens::files(path, width, vocab, windows())?)
+            }
+            Source::Idx { files: IdxFiles::Folder { path } } => {
+                Dataset::Images(Images::idx(path, validation)?)
+            }
+            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
+                Dataset::Images(Images::idx_pair(images, labels, validation)?)
+            }
+            Source::Cifar10 { path } => Dataset::Images(Images::cifar10(path, validation)?),
+            &Source::Shapes { count, size } => {
+                Dataset::Images(Images::shapes(&Shapes { count, size, seed: run.seed }, validation)?)
+            }
+            &Source::Arithmetic { count, digits } => {
+                let sums = Arithmetic { count, digits: digits as u32, seed: run.seed };
+                Dataset::Tokens(Tokens::arithmetic(&sums, windows())?)
+            }
+        })
+    }
+}
+
+impl Inputs {
+    /// Copies the inputs to a device, images in the type that its kernels compute in.
+    pub fn upload(&self, device: &Device, dtype: DType) -> espalier_tensor::Result<Tensor> {
+        match self {
+            Inputs::Tokens { ids, shape } => Tensor::from_slice(device, shape, ids, Category::Activations),
+            Inputs::Images { pixels, shape } => {
+                let pixels = Tensor::from_slice(device, shape, pixels, Category::Activations)?;
+                if dtype == DType::F32 { Ok(pixels) } else { cast(&pixels, dtype, Category::Activations) }
+            }
+        }
+    }
+}

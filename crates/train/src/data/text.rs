@@ -1,0 +1,223 @@
+//! Text files, or folders of them, as one stream of bytes or of a tokenizer's ids.
+//!
+//! A folder is read to its depths in the order of its names, without hidden files and folders, without build outputs
+//! (`target`, `node_modules`), without links to folders, and without binary files (a zero byte among the first 8,192,
+//! as git has it). A file that is named itself is read whatever it is.
+//!
+//! As bytes, files follow each other as they are. A tokenizer that knows `<|endoftext|>` puts it after each file, as
+//! GPT-2's training data had it.
+
+use super::{Bpe, Error, Tokenizer, error::reading, tokens::Stream};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Text to read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Text {
+    /// Files and folders.
+    pub paths: Vec<PathBuf>,
+    /// If any, only files of folders with one of these, with or without the dot.
+    pub extensions: Vec<String>,
+    /// A Hugging Face `tokenizer.json`; bytes without.
+    pub tokenizer: Option<PathBuf>,
+}
+
+impl Text {
+    /// All the text, as ids.
+    pub(super) fn read(&self) -> Result<(Stream, Tokenizer), Error> {
+        let files = self.files()?;
+        let read = |path: &PathBuf| fs::read(path).map_err(reading(path, "a text file"));
+        let (stream, tokenizer, empty) = if let Some(path) = &self.tokenizer {
+            let bpe = Bpe::open(path)?;
+            let (mut ids, mut seen) = (Vec::new(), HashMap::new());
+            let end = bpe.added("<|endoftext|>");
+            for file in &files {
+                let text = String::from_utf8(read(file)?).map_err(|e| Error::NotText {
+                    path: file.clone(),
+                    position: e.utf8_error().valid_up_to(),
+                })?;
+                bpe.encode_into(&text, &mut seen, &mut ids)?;
+                ids.extend(end.filter(|_| !text.is_empty()));
+            }
+            let empty = ids.is_empty();
+            (Stream::Ids(ids), Tokenizer::Bpe(Box::new(bpe)), empty)
+        } else {
+            let mut bytes = Vec::new();
+            for file in &files {
+                bytes.append(&mut read(file)?);
+            }
+            let empty = bytes.is_empty();
+            (Stream::Bytes(bytes), Tokenizer::Bytes, empty)
+        };
+        if empty {
+            return Err(Error::Empty { path: self.paths[0].clone(), expected: "text".into() });
+        }
+        Ok((stream, tokenizer))
+    }
+
+    /// The files that are meant, in the order in which they are read.
+    fn files(&self) -> Result<Vec<PathBuf>, Error> {
+        let setting = |field, expected, got: &str| Error::Setting { field, expected, got: got.into() };
+        if self.paths.is_empty() {
+            return Err(setting("paths", "at least one file or folder", "none"));
+        }
+        if !self.extensions.is_empty() && !self.paths.iter().any(|path| path.is_dir()) {
+            return Err(setting("extensions", "a folder among the paths to apply them to", "only files"));
+        }
+        let mut files = Vec::new();
+        for path in &self.paths {
+            if !path.is_dir() {
+                files.push(path.clone());
+                continue;
+            }
+            let mut found = Vec::new();
+            walk(path, &mut found)?;
+            found.retain(|file| self.wanted(file));
+            let mut kept = Vec::new();
+            for file in found {
+                if !is_binary(&file)? {
+                    kept.push(file);
+                }
+            }
+            if kept.is_empty() {
+                let with = self.extensions.join(" or ");
+                let expected = if with.is_empty() {
+                    "text files".into()
+                } else {
+                    format!("text files ending in {with}")
+                };
+                return Err(Error::Empty { path: path.clone(), expected });
+            }
+            kept.sort();
+            files.append(&mut kept);
+        }
+        Ok(files)
+    }
+
+    fn wanted(&self, file: &Path) -> bool {
+        let has =
+            |extension: &String| file.extension().is_some_and(|e| e == extension.trim_start_matches('.'));
+        self.extensions.is_empty() || self.extensions.iter().any(has)
+    }
+}
+
+fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
+    let failed = |source| Error::Read { path: folder.into(), source };
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let (name, path, kind) = (entry.file_name(), entry.path(), entry.file_type().map_err(failed)?);
+        if name.as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        if kind.is_dir() {
+            if name != "target" && name != "node_modules" {
+                walk(&path, found)?;
+            }
+        } else if path.is_file() {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn is_binary(path: &Path) -> Result<bool, Error> {
+    use std::io::Read;
+    let mut head = Vec::new();
+    let file = fs::File::open(path).map_err(reading(path, "a text file"))?;
+    file.take(8192).read_to_end(&mut head).map_err(reading(path, "a text file"))?;
+    Ok(head.contains(&0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{DataFacts, Dataset, Split, Tokens, Windows};
+
+    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        folder
+    }
+
+    fn bytes(text: &Text) -> Vec<u8> {
+        let Ok((Stream::Bytes(bytes), Tokenizer::Bytes)) = text.read() else { panic!() };
+        bytes
+    }
+
+    /// Depth, order, and what is left out.
+    #[test]
+    fn a_folder_is_read_in_order() {
+        let folder = folder(&[
+            ("b.txt", b"two "),
+            ("a/z.rs", b"one "),
+            ("c/d/e.txt", b"three"),
+            (".hidden", b"no"),
+            (".git/config.txt", b"no"),
+            ("target/out.txt", b"no"),
+            ("picture.png", b"no\0"),
+        ]);
+        let mut text = Text { paths: vec![folder.path().into()], ..Text::default() };
+        assert_eq!(bytes(&text), b"one two three");
+        text.extensions = vec![".txt".into()];
+        assert_eq!(bytes(&text), b"two three");
+        text.paths.insert(0, folder.path().join("picture.png"));
+        assert_eq!(bytes(&text), b"no\0two three");
+    }
+
+    #[test]
+    fn text_becomes_windows() {
+        let folder = folder(&[("a.txt", b"abcdefghij")]);
+        let text = Text { paths: vec![folder.path().join("a.txt")], ..Text::default() };
+        let tokens = Tokens::text(&text, Windows { seq: 4, validation: 0.5, seed: 0 }).unwrap();
+        let data = Dataset::Tokens(tokens);
+        assert_eq!(data.facts(), DataFacts { vocab: Some(256), image: None, classes: None });
+        assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"ghij".map(u32::from));
+    }
+
+    /// A tokenizer's end-of-text follows each file; what is not UTF-8 is an error that says where.
+    #[test]
+    fn a_tokenizer_closes_each_file() {
+        let json = br#"{"added_tokens": [{"id": 2, "content": "<|endoftext|>"}], "pre_tokenizer": {"type": "ByteLevel"},
+            "model": {"vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+        let folder = folder(&[
+            ("1.txt", b"ab"),
+            ("2.txt", b"b"),
+            ("3.txt", b""),
+            ("bad.md", b"ab\xff"),
+            ("t.json", json),
+        ]);
+        let tokenizer = Some(folder.path().join("t.json"));
+        let mut text = Text { paths: vec![folder.path().into()], extensions: vec!["txt".into()], tokenizer };
+        let Ok((Stream::Ids(ids), Tokenizer::Bpe(_))) = text.read() else { panic!() };
+        assert_eq!(ids, [0, 1, 2, 1, 2]);
+        text.extensions = vec!["md".into()];
+        assert!(matches!(text.read(), Err(Error::NotText { position: 2, .. })));
+    }
+
+    #[test]
+    fn nothing_to_read_is_named() {
+        let folder = folder(&[("empty.txt", b""), ("bare/.hidden", b"no")]);
+        let error = |paths: &[&str], extensions: &[&str]| {
+            let paths = paths.iter().map(|path| folder.path().join(path)).collect();
+            let extensions = extensions.iter().map(|e| e.to_string()).collect();
+            Text { paths, extensions, tokenizer: None }.read().unwrap_err()
+        };
+        assert!(
+            error(&["empty.txt"], &[])
+                .to_string()
+                .ends_with("empty.txt holds nothing to train on: expected text")
+        );
+        assert!(matches!(error(&["bare"], &[]), Error::Empty { .. }));
+        assert!(error(&[""], &["py"]).to_string().ends_with("expected text files ending in py"));
+        assert!(matches!(error(&["none.txt"], &[]), Error::Missing { .. }));
+        assert!(matches!(error(&[], &[]), Error::Setting { field: "paths", .. }));
+        assert!(matches!(error(&["empty.txt"], &["txt"]), Error::Setting { field: "extensions", .. }));
+    }
+}

@@ -1,0 +1,71 @@
+//! From text to ids and back: bytes, the alphabet of sums, or a Hugging Face tokenizer.
+
+use super::{Bpe, Error, arithmetic};
+
+/// What turns text into ids and ids into text.
+#[derive(Debug)]
+pub enum Tokenizer {
+    /// Every byte is its own id.
+    Bytes,
+    /// The few characters of made-up sums.
+    Arithmetic,
+    /// Byte-level pair encoding, from a `tokenizer.json`.
+    Bpe(Box<Bpe>),
+}
+
+impl Tokenizer {
+    /// Ids are below this.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => 256,
+            Tokenizer::Arithmetic => arithmetic::VOCAB,
+            Tokenizer::Bpe(bpe) => bpe.vocab(),
+        }
+    }
+
+    /// The ids of a text, such as a prompt.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        match self {
+            Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Tokenizer::Arithmetic => text
+                .chars()
+                .map(|c| u8::try_from(c).ok().and_then(arithmetic::id).map(u32::from).ok_or(c))
+                .collect::<Result<_, char>>()
+                .map_err(|c| Error::NoToken { path: "the alphabet of sums".into(), got: c.to_string() }),
+            Tokenizer::Bpe(bpe) => bpe.encode(text),
+        }
+    }
+
+    /// The bytes these ids stand for. They need not be whole characters, and an id without a meaning is left out.
+    pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
+        match self {
+            Tokenizer::Bytes => ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect(),
+            Tokenizer::Arithmetic => {
+                ids.iter().filter_map(|&id| arithmetic::ALPHABET.get(id as usize)).copied().collect()
+            }
+            Tokenizer::Bpe(bpe) => ids.iter().flat_map(|&id| bpe.piece(id)).copied().collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_return_to_their_text() {
+        for (tokenizer, text) in [(Tokenizer::Bytes, "naïve\0"), (Tokenizer::Arithmetic, "12-15=-3\n")] {
+            let ids = tokenizer.encode(text).unwrap();
+            assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab()));
+            assert_eq!(tokenizer.decode(&ids), text.as_bytes());
+            assert_eq!(tokenizer.decode(&[u32::MAX]), b"");
+        }
+    }
+
+    #[test]
+    fn a_character_without_an_id_is_refused() {
+        for text in ["2*3", "2＋3"] {
+            assert!(matches!(Tokenizer::Arithmetic.encode(text), Err(Error::NoToken { .. })));
+        }
+    }
+}

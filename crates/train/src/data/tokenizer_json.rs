@@ -1,0 +1,185 @@
+//! Hugging Face's `tokenizer.json`, of the byte-level BPE kind.
+//!
+//! Whatever in the file would change ids and is not done here, such as a normalizer or another split, is refused by
+//! name, never approximated; token files (`.bin`), made with any tokenizer at all, are the way around. Post-processing,
+//! truncation and padding are left aside: they concern single inputs, not a stream to learn from.
+
+use super::{Bpe, Error, error::reading};
+use serde::Deserialize;
+use serde_json::Value;
+use std::{cmp::Reverse, collections::HashMap, fs, path::Path};
+
+/// Reads the file.
+pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
+    let text = fs::read_to_string(path).map_err(reading(path, "a Hugging Face tokenizer.json"))?;
+    let refuse =
+        |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
+    let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());
+    let file: TokenizerFile = serde_json::from_str(&text).map_err(broken)?;
+    let kind = |part: &Value| part.get("type").unwrap_or(part).to_string();
+    let must = |holds: bool, expected: &str, got: String| {
+        if holds { Ok(()) } else { Err(refuse(expected, got)) }
+    };
+
+    must(file.normalizer.is_null(), "no normalizer", kind(&file.normalizer))?;
+    let splitter = &file.pre_tokenizer;
+    must(splitter["type"] == "ByteLevel", "the pre-tokenizer \"ByteLevel\"", kind(splitter))?;
+    let typed = file.model["type"] == "BPE" || file.model["type"].is_null();
+    must(typed, "a model of type \"BPE\"", kind(&file.model))?;
+    for field in
+        ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"]
+    {
+        let value = &file.model[field];
+        let off = value.is_null() || *value == false || *value == "" || *value == 0.0;
+        must(off, &format!("a model without {field}"), value.to_string())?;
+    }
+    for token in &file.added_tokens {
+        let plain = !(token.single_word || token.lstrip || token.rstrip);
+        must(plain, "added tokens without single_word, lstrip or rstrip", token.content.clone())?;
+    }
+    let prefix_space = splitter["add_prefix_space"] == true;
+    let split = splitter["use_regex"] != false;
+    let Model { vocab, merges } = Model::deserialize(file.model).map_err(broken)?;
+
+    let alphabet = alphabet();
+    let spelled: HashMap<char, u8> = alphabet.iter().copied().zip(0..=255).collect();
+    let bytes = alphabet.map(|c| vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied());
+    let known = |token: &str| {
+        vocab.get(token).copied().ok_or_else(|| refuse("merges of known tokens", token.to_owned()))
+    };
+    let mut ranks = HashMap::with_capacity(merges.len());
+    for (merge, rank) in merges.iter().zip(0..) {
+        let (a, b) = match merge {
+            Merge::Pair(a, b) => (a.as_str(), b.as_str()),
+            Merge::Line(line) => {
+                line.split_once(' ').ok_or_else(|| refuse("two tokens in a merge", line.clone()))?
+            }
+        };
+        ranks.insert((known(a)?, known(b)?), (rank, known(&format!("{a}{b}"))?));
+    }
+
+    let largest = vocab.values().copied().chain(file.added_tokens.iter().map(|t| t.id)).max();
+    let largest = largest.ok_or_else(|| refuse("a vocabulary", "an empty one".into()))?;
+    // A gap as wide as the vocabulary is a slip of the pen, and would ask for memory without bound.
+    let dense = (largest as usize) < 2 * (vocab.len() + file.added_tokens.len());
+    must(dense, "ids that follow each other", largest.to_string())?;
+    let mut pieces = vec![Vec::new(); largest as usize + 1];
+    for (token, &id) in &vocab {
+        let spelling: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
+        pieces[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
+    }
+    let mut added = [Vec::new(), Vec::new()];
+    for token in file.added_tokens.into_iter().filter(|t| !t.content.is_empty()) {
+        pieces[token.id as usize] = token.content.as_bytes().to_vec();
+        added[usize::from(token.normalized)].push((token.content, token.id));
+    }
+    added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
+    Ok(Bpe { path: path.into(), bytes, merges: ranks, added, pieces, prefix_space, split })
+}
+
+#[derive(Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    model: Value,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    #[serde(default)]
+    normalized: bool,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+}
+
+/// Older files write a merge as "a b", newer ones as ["a", "b"].
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Line(String),
+    Pair(String, String),
+}
+
+/// The character each byte is written as: those that are printable in Latin-1 stand for themselves, the others follow
+/// from U+0100 on.
+pub(super) fn alphabet() -> [char; 256] {
+    let mut others = ('\u{100}'..).take(68);
+    std::array::from_fn(|byte| match byte as u8 {
+        b @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(b),
+        _ => others.next().expect("68 bytes are not printable in Latin-1"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn open(file: &Value) -> Result<Bpe, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        fs::write(&path, file.to_string()).unwrap();
+        Bpe::open(&path)
+    }
+
+    fn small() -> Value {
+        json!({
+            "added_tokens": [{"id": 3, "content": "<e>"}],
+            "pre_tokenizer": {"type": "ByteLevel"},
+            "model": {"type": "BPE", "vocab": {"a": 0, "Ġ": 1, "Ġa": 2}, "merges": ["Ġ a"]},
+        })
+    }
+
+    /// Merges as lines and as pairs mean the same.
+    #[test]
+    fn both_spellings_of_merges_are_read() {
+        let mut file = small();
+        assert_eq!(open(&file).unwrap().encode("a a<e>").unwrap(), [0, 2, 3]);
+        file["model"]["merges"] = json!([["Ġ", "a"]]);
+        assert_eq!(open(&file).unwrap().encode("a a<e>").unwrap(), [0, 2, 3]);
+    }
+
+    #[test]
+    fn what_we_cannot_do_is_refused_by_name() {
+        let cases = [
+            ("/normalizer", json!({"type": "NFC"}), "expected no normalizer, got \"NFC\""),
+            ("/pre_tokenizer", json!({"type": "Split"}), "\"ByteLevel\", got \"Split\""),
+            ("/pre_tokenizer", json!(null), "\"ByteLevel\", got null"),
+            ("/model/type", json!("WordPiece"), "\"BPE\", got \"WordPiece\""),
+            ("/model/byte_fallback", json!(true), "a model without byte_fallback, got true"),
+            ("/added_tokens/0/lstrip", json!(true), "lstrip or rstrip, got <e>"),
+            ("/model/merges/0", json!("Ġ b"), "merges of known tokens, got b"),
+            ("/model/merges/0", json!("Ġ"), "two tokens in a merge, got Ġ"),
+            ("/model/vocab", json!([]), "a Hugging Face tokenizer.json, got invalid type"),
+            ("/added_tokens/0/id", json!(4_000_000), "ids that follow each other, got 4000000"),
+        ];
+        for (place, value, message) in cases {
+            let mut file = small();
+            let (parent, field) = place.rsplit_once('/').unwrap();
+            match file.pointer_mut(parent).unwrap() {
+                Value::Array(list) => list[field.parse::<usize>().unwrap()] = value,
+                object => object[field] = value,
+            }
+            let error = open(&file).unwrap_err();
+            assert!(matches!(error, Error::Tokenizer { .. }));
+            assert!(error.to_string().contains(message), "{place}: {error}");
+        }
+        assert!(matches!(Bpe::open(Path::new("/no/tokenizer.json")), Err(Error::Missing { .. })));
+    }
+}

@@ -1,0 +1,241 @@
+//! A stream of tokens, cut into windows.
+//!
+//! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one as
+//! targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut at the same
+//! places every time. The validation split is the end of the stream, in windows that never move.
+
+use super::{
+    DataFacts, Error, HostBatch, Inputs, Split,
+    error::check_validation,
+    mapped::{Mapped, Width},
+    text::Text,
+    tokenizer::Tokenizer,
+};
+use espalier_tensor::random;
+use std::path::PathBuf;
+
+/// Apart from every other use of the run's seed.
+const PURPOSE: u64 = u64::from_be_bytes(*b"windows ");
+
+/// How a stream is cut into samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Windows {
+    /// Tokens in a sample.
+    pub seq: usize,
+    /// The fraction of the stream, at its end, that is held out; one window at least, unless it is 0.
+    pub validation: f64,
+    /// The run's seed: it moves the training windows from epoch to epoch.
+    pub seed: u64,
+}
+
+/// A stream of tokens, cut into windows.
+#[derive(Debug)]
+pub struct Tokens {
+    stream: Stream,
+    tokenizer: Option<Tokenizer>,
+    vocab: usize,
+    seq: usize,
+    key: u64,
+    /// Where the training part of the stream ends.
+    held_out: u64,
+    /// Windows of each split.
+    train: usize,
+    validation: usize,
+    /// The offset of an epoch is at most this: `seq - 1`, or less in a stream of very few windows.
+    slack: u64,
+}
+
+/// Where the ids lie.
+#[derive(Debug)]
+pub(super) enum Stream {
+    /// Ids below 256.
+    Bytes(Vec<u8>),
+    /// Ids of a tokenizer.
+    Ids(Vec<u32>),
+    /// Ids in files.
+    Files(Mapped),
+}
+
+impl Tokens {
+    /// Text files or folders of them.
+    pub fn text(text: &Text, windows: Windows) -> Result<Tokens, Error> {
+        let (stream, tokenizer) = text.read()?;
+        let name = text.paths[0].clone();
+        Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)
+    }
+
+    /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`.
+    pub fn files(paths: &[PathBuf], width: Width, vocab: usize, windows: Windows) -> Result<Tokens, Error> {
+        let files = Mapped::open(paths, width, vocab)?;
+        Tokens::new(paths[0].clone(), Stream::Files(files), vocab, None, windows)
+    }
+
+    /// Made-up sums.
+    pub fn arithmetic(sums: &super::Arithmetic, windows: Windows) -> Result<Tokens, Error> {
+        let tokenizer = Tokenizer::Arithmetic;
+        let stream = Stream::Bytes(sums.write()?);
+        Tokens::new("data.arithmetic".into(), stream, tokenizer.vocab(), Some(tokenizer), windows)
+    }
+
+    fn new(
+        path: PathBuf,
+        stream: Stream,
+        vocab: usize,
+        tokenizer: Option<Tokenizer>,
+        windows: Windows,
+    ) -> Result<Tokens, Error> {
+        let Windows { seq, validation, seed } = windows;
+        check_validation(validation)?;
+        if seq == 0 {
+            return Err(Error::Setting { field: "seq", expected: "at least one token", got: "0".into() });
+        }
+        // Every window needs the token after its last, too.
+        let (length, window) = (stream.len(), seq as u64 + 1);
+        let kept_back =
+            if validation > 0.0 { ((length as f64 * validation).round() as u64).max(window) } else { 0 };
+        let held_out = length.saturating_sub(kept_back);
+        if held_out < window {
+            let split = if kept_back > 0 { "training and validation" } else { "training" };
+            let expected = if kept_back > 0 { 2 * window } else { window };
+            if length < expected {
+                return Err(Error::TooShort { path, split, expected, got: length });
+            }
+            return Err(Error::TooShort { path, split: "training", expected: window, got: held_out });
+        }
+        // As many windows as fit after the largest offset, so that every epoch has the same number.
+        let train = ((held_out - seq as u64) / seq as u64).max(1);
+        let slack = (held_out - 1 - train * seq as u64).min(seq as u64 - 1);
+        let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
+        let key = random::key(seed, PURPOSE);
+        Ok(Tokens { stream, tokenizer, vocab, seq, key, held_out, train, validation, slack })
+    }
+
+    /// What turns text into these ids and back; none for token files.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    pub(super) fn len(&self, split: Split) -> usize {
+        match split {
+            Split::Train => self.train,
+            Split::Validation => self.validation,
+        }
+    }
+
+    pub(super) fn facts(&self) -> DataFacts {
+        DataFacts { vocab: Some(self.vocab), image: None, classes: None }
+    }
+
+    pub(super) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
+        let mut ids = Vec::with_capacity(picks.len() * self.seq);
+        let mut targets = Vec::with_capacity(picks.len() * self.seq);
+        let mut window = Vec::with_capacity(self.seq + 1);
+        for &(epoch, index) in picks {
+            assert!(index < self.len(split), "window {index} of a split of {}", self.len(split));
+            let offset = if split == Split::Train { self.offset(epoch) } else { self.held_out };
+            window.clear();
+            self.stream.read(offset + (index * self.seq) as u64, self.seq + 1, &mut window)?;
+            ids.extend_from_slice(&window[..self.seq]);
+            targets.extend_from_slice(&window[1..]);
+        }
+        let inputs = Inputs::Tokens { ids, shape: [picks.len(), self.seq] };
+        Ok(HostBatch { inputs, targets, samples: picks.len() })
+    }
+
+    /// Where the first window of an epoch starts.
+    fn offset(&self, epoch: u64) -> u64 {
+        u64::from(random::bits(self.key, epoch)) % (self.slack + 1)
+    }
+}
+
+impl Stream {
+    fn len(&self) -> u64 {
+        match self {
+            Stream::Bytes(bytes) => bytes.len() as u64,
+            Stream::Ids(ids) => ids.len() as u64,
+            Stream::Files(files) => files.len(),
+        }
+    }
+
+    /// Appends the ids `start .. start + count`.
+    fn read(&self, start: u64, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
+        match self {
+            Stream::Bytes(bytes) => {
+                out.extend(bytes[start as usize..][..count].iter().map(|&b| u32::from(b)))
+            }
+            Stream::Ids(ids) => out.extend_from_slice(&ids[start as usize..][..count]),
+            Stream::Files(files) => files.read(start, count, out)?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Dataset;
+    use proptest::prelude::*;
+
+    /// A stream that counts: each id is its own position.
+    fn counting(length: u32, windows: Windows) -> Result<Dataset, Error> {
+        let stream = Stream::Ids((0..length).collect());
+        Tokens::new("counting".into(), stream, length as usize, None, windows).map(Dataset::Tokens)
+    }
+
+    fn batch(data: &Dataset, split: Split, epoch: u64) -> (Vec<u32>, Vec<u32>) {
+        let picks: Vec<_> = (0..data.len(split)).map(|i| (epoch, i)).collect();
+        let batch = data.batch(split, &picks).unwrap();
+        let Inputs::Tokens { ids, shape } = batch.inputs else { panic!() };
+        assert_eq!((shape[0], shape[0] * shape[1]), (picks.len(), ids.len()));
+        (ids, batch.targets)
+    }
+
+    proptest! {
+        /// An epoch's windows lie end to end, targets follow inputs, and no training window touches what is held out.
+        #[test]
+        fn windows_tile_their_split(length in 2u32..3000, seq in 1usize..80, percent in 0u32..60, seed: u64, epoch in 0u64..50) {
+            let windows = Windows { seq, validation: f64::from(percent) / 100.0, seed };
+            let Ok(data) = counting(length, windows) else { return Ok(()) };
+            let (train, next) = batch(&data, Split::Train, epoch);
+            prop_assert!((train[0] as usize) < seq);
+            prop_assert!(train.windows(2).all(|w| w[1] == w[0] + 1));
+            prop_assert!(train.iter().zip(&next).all(|(a, b)| *b == a + 1));
+            let (held_out, _) = batch(&data, Split::Validation, epoch);
+            prop_assert_eq!(held_out.is_empty(), percent == 0);
+            if let Some(first) = held_out.first() {
+                prop_assert!(next.last().unwrap() < first);
+                prop_assert_eq!(&held_out, &batch(&data, Split::Validation, epoch + 1).0);
+            }
+        }
+    }
+
+    /// The offset moves with the epoch and the seed, and over time every offset comes up.
+    #[test]
+    fn windows_move_between_epochs() {
+        let starts = |seed| -> Vec<u32> {
+            let data = counting(1000, Windows { seq: 8, validation: 0.1, seed }).unwrap();
+            (0..200).map(|epoch| batch(&data, Split::Train, epoch).0[0]).collect()
+        };
+        let mut seen = starts(1);
+        assert_ne!(seen, starts(2));
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn fewer_tokens_than_a_window_are_refused() {
+        let windows = |seq, validation| Windows { seq, validation, seed: 0 };
+        let short = counting(8, windows(8, 0.0)).unwrap_err();
+        assert_eq!(
+            short.to_string(),
+            "counting is too short for the training windows: expected at least 9 tokens, got 8"
+        );
+        assert_eq!(counting(9, windows(8, 0.0)).unwrap().len(Split::Train), 1);
+        assert!(matches!(counting(17, windows(8, 0.1)), Err(Error::TooShort { expected: 18, got: 17, .. })));
+        assert_eq!(counting(18, windows(8, 0.1)).unwrap().len(Split::Validation), 1);
+        assert!(matches!(counting(100, windows(8, 0.95)), Err(Error::TooShort { expected: 9, got: 5, .. })));
+        assert!(matches!(counting(100, windows(0, 0.1)), Err(Error::Setting { field: "seq", .. })));
+        assert!(matches!(counting(100, windows(8, -0.1)), Err(Error::Setting { field: "validation", .. })));
+    }
+}

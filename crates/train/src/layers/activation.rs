@@ -1,0 +1,32 @@
+//! Element-wise non-linearities that stand alone.
+
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::activation::{self, Activation};
+
+use super::{Backward, Forward, Layer};
+use crate::Result;
+
+/// What the backward pass of an activation reads: the output for ReLU, which the next layer keeps anyway,
+/// the input for the others.
+pub(crate) fn saved_of(kind: Activation, before: Tensor, after: &Tensor) -> Tensor {
+    match kind {
+        Activation::Relu => after.clone(),
+        Activation::Gelu | Activation::Silu => before,
+    }
+}
+
+/// An activation.
+#[derive(Debug)]
+pub(crate) struct ActivationLayer(pub Activation);
+
+impl Layer for ActivationLayer {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let y = activation::forward(self.0, &x)?;
+        pass.stash.push(saved_of(self.0, x, &y));
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        Ok(Some(activation::backward(self.0, &pass.stash.pop(), dy)?))
+    }
+}

@@ -1,0 +1,41 @@
+//! Convolution over height and width.
+
+use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::ops::reduce::sum_rows;
+use espalier_tensor::{Category, Tensor};
+
+use super::{Backward, Forward, Layer};
+use crate::Result;
+use crate::weights::ParameterId;
+
+/// A convolution, images channels last.
+#[derive(Debug)]
+pub(crate) struct ConvLayer {
+    pub weight: ParameterId,
+    pub bias: Option<ParameterId>,
+    pub conv: Conv,
+}
+
+impl Layer for ConvLayer {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let bias = self.bias.map(|id| pass.weights.get(id));
+        let y = conv::forward(&x, pass.weights.get(self.weight), bias, self.conv)?;
+        pass.stash.push(x);
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        let x = pass.stash.pop();
+        let shape = x.shape().to_vec();
+        let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
+        let (conv, bias, upstream) = (self.conv, self.bias, dy.clone());
+        let gradients = Box::new(move || {
+            let weight = conv::backward_weight(&x, &upstream, conv)?;
+            let bias = bias.map(|_| sum_rows(&upstream, Category::Gradients)).transpose()?;
+            Ok([weight].into_iter().chain(bias).collect())
+        });
+        pass.sink.accept(&ids, gradients)?;
+        let input = |_| conv::backward_input(&dy, pass.weights.get(self.weight), self.conv, &shape);
+        Ok(input_gradient.then_some(()).map(input).transpose()?)
+    }
+}

@@ -1,0 +1,167 @@
+//! Layers: forward and backward, one file each. A layer's mathematics does not know that it is parallel.
+//!
+//! A layer is immutable and holds only the ids of its parameters. What the backward pass needs is pushed on a
+//! [`Stash`] by the forward pass and popped in reverse: one stash per micro-batch in flight. Gradients of
+//! parameters leave through the [`GradientSink`] the moment they can be computed; they are handed over as a closure, so
+//! that a sink may also compute them later (zero-bubble pipelines run input and weight gradients apart).
+
+mod activation;
+mod attention;
+mod conv;
+mod dropout;
+mod embedding;
+mod linear;
+mod norm;
+mod pool;
+mod recompute;
+mod residual;
+
+use std::fmt::Debug;
+
+use espalier_tensor::Tensor;
+
+pub(crate) use activation::ActivationLayer;
+pub(crate) use attention::Attention;
+pub(crate) use conv::ConvLayer;
+pub(crate) use dropout::Dropout;
+pub(crate) use embedding::{Embedding, PositionEmbedding};
+pub(crate) use linear::Linear;
+pub(crate) use norm::{BatchNorm, LayerNorm, RmsNorm};
+pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
+pub(crate) use recompute::Recompute;
+pub(crate) use residual::{Residual, Sequence};
+
+use crate::Result;
+use crate::weights::{BufferId, ParameterId, Weights};
+
+/// A step of the forward pass and its reverse.
+pub trait Layer: Send + Sync + Debug {
+    /// The output for `x`, leaving on the stash what [`Layer::backward`] needs.
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor>;
+
+    /// From the gradient of the output to that of the input, which is left out where `input_gradient` is false
+    /// (the first layer of a model) or the input has none (token ids).
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>>;
+}
+
+/// Whether a forward pass is followed by a backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Dropout drops, batch norm measures.
+    Train,
+    /// Dropout passes, batch norm uses its running statistics.
+    Evaluate,
+}
+
+/// What a forward pass reads and leaves behind.
+#[derive(Debug)]
+pub struct Forward<'a> {
+    /// Parameters and running statistics.
+    pub weights: &'a Weights,
+    /// What the pass is for.
+    pub mode: Mode,
+    /// The key of this micro-batch's random numbers: a function of seed, step and micro-batch.
+    pub random: u64,
+    /// What the backward pass will pop.
+    pub stash: &'a mut Stash,
+    /// What batch norm measured, to be folded into the running statistics if the step is taken.
+    pub statistics: &'a mut Vec<BatchStatistics>,
+}
+
+/// What a backward pass reads and where its gradients go.
+pub struct Backward<'a> {
+    /// The weights that the forward pass used.
+    pub weights: &'a Weights,
+    /// The key that the forward pass used.
+    pub random: u64,
+    /// What the forward pass left.
+    pub stash: &'a mut Stash,
+    /// Where gradients of parameters go.
+    pub sink: &'a mut dyn GradientSink,
+}
+
+/// The mean and variance of one batch, measured by a batch norm.
+#[derive(Debug)]
+pub struct BatchStatistics {
+    /// The running mean to update.
+    pub mean_id: BufferId,
+    /// The running variance to update.
+    pub variance_id: BufferId,
+    /// The batch's mean, f32 `[channels]`.
+    pub mean: Tensor,
+    /// One over the batch's standard deviation, f32 `[channels]`.
+    pub rstd: Tensor,
+    /// Values that each was taken over.
+    pub count: usize,
+}
+
+/// Tensors that wait for the backward pass, last in, first out.
+#[derive(Debug)]
+pub struct Stash {
+    saved: Vec<Tensor>,
+    keep: bool,
+}
+
+impl Stash {
+    /// A stash that keeps what is pushed.
+    pub fn new() -> Stash {
+        Stash { saved: Vec::new(), keep: true }
+    }
+
+    /// A stash that forgets at once: for evaluation, and for a block that will be recomputed.
+    pub fn forgetful() -> Stash {
+        Stash { saved: Vec::new(), keep: false }
+    }
+
+    /// Saves a tensor.
+    pub fn push(&mut self, tensor: Tensor) {
+        if self.keep {
+            self.saved.push(tensor);
+        }
+    }
+
+    /// Takes the last one saved.
+    pub fn pop(&mut self) -> Tensor {
+        self.saved.pop().expect("every pop of a backward pass has its push in the forward pass")
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.saved.is_empty()
+    }
+}
+
+impl Default for Stash {
+    fn default() -> Self {
+        Stash::new()
+    }
+}
+
+/// Computes the gradients of some parameters when called: the product that needs no neighbour's result.
+pub type WeightGradients = Box<dyn FnOnce() -> Result<Vec<Tensor>> + Send>;
+
+/// The one door that every gradient of a parameter passes.
+pub trait GradientSink {
+    /// Takes the gradients of `parameters`, in their order, of one micro-batch. A tied parameter comes once per use.
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()>;
+}
+
+/// A sink that keeps the closures for later, so that input gradients can run ahead of weight gradients.
+#[derive(Default)]
+pub struct Deferred {
+    waiting: Vec<(Vec<ParameterId>, WeightGradients)>,
+}
+
+impl GradientSink for Deferred {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+        self.waiting.push((parameters.to_vec(), gradients));
+        Ok(())
+    }
+}
+
+impl Deferred {
+    /// Computes all that waits, in the order in which it came, into `sink`.
+    pub fn run(self, sink: &mut dyn GradientSink) -> Result<()> {
+        self.waiting.into_iter().try_for_each(|(parameters, gradients)| sink.accept(&parameters, gradients))
+    }
+}

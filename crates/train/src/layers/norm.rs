@@ -1,0 +1,119 @@
+//! Layer norm, RMS norm and batch norm, with their learnt scales and shifts.
+
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm};
+
+use super::{Backward, BatchStatistics, Forward, Layer, Mode};
+use crate::Result;
+use crate::weights::{BufferId, ParameterId};
+
+const EPS: f32 = 1e-5;
+
+/// Over the last dimension: subtract the mean, divide by the deviation, scale, shift.
+#[derive(Debug)]
+pub(crate) struct LayerNorm {
+    pub scale: ParameterId,
+    pub shift: ParameterId,
+}
+
+impl Layer for LayerNorm {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+        let (y, statistics) = layer_norm::forward(&x, scale, shift, EPS)?;
+        pass.stash.push(x);
+        pass.stash.push(statistics);
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
+        let scale = pass.weights.get(self.scale);
+        let dx = layer_norm::backward_input(&dy, &x, scale, &statistics)?;
+        let dtype = scale.dtype();
+        let gradients = Box::new(move || {
+            let (scale, shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
+            Ok(vec![scale, shift])
+        });
+        pass.sink.accept(&[self.scale, self.shift], gradients)?;
+        Ok(Some(dx))
+    }
+}
+
+/// Over the last dimension: divide by the root mean square, scale.
+#[derive(Debug)]
+pub(crate) struct RmsNorm {
+    pub scale: ParameterId,
+}
+
+impl Layer for RmsNorm {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (y, statistics) = rms_norm::forward(&x, pass.weights.get(self.scale), EPS)?;
+        pass.stash.push(x);
+        pass.stash.push(statistics);
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
+        let scale = pass.weights.get(self.scale);
+        let dx = rms_norm::backward_input(&dy, &x, scale, &statistics)?;
+        let dtype = scale.dtype();
+        let gradients = Box::new(move || Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
+        pass.sink.accept(&[self.scale], gradients)?;
+        Ok(Some(dx))
+    }
+}
+
+/// Over batch, height and width; running statistics serve evaluation.
+#[derive(Debug)]
+pub(crate) struct BatchNorm {
+    pub scale: ParameterId,
+    pub shift: ParameterId,
+    pub running_mean: BufferId,
+    pub running_variance: BufferId,
+}
+
+impl Layer for BatchNorm {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+        if pass.mode == Mode::Evaluate {
+            let (mean, variance) =
+                (pass.weights.buffer(self.running_mean), pass.weights.buffer(self.running_variance));
+            return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, EPS)?);
+        }
+        let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, EPS)?;
+        pass.statistics.push(BatchStatistics {
+            mean_id: self.running_mean,
+            variance_id: self.running_variance,
+            mean: mean.clone(),
+            rstd: rstd.clone(),
+            count: x.rows(),
+        });
+        pass.stash.push(x);
+        pass.stash.push(mean);
+        pass.stash.push(rstd);
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
+        let (dx, scale, shift) = batch_norm::backward(&dy, &x, pass.weights.get(self.scale), &mean, &rstd)?;
+        pass.sink.accept(&[self.scale, self.shift], Box::new(move || Ok(vec![scale, shift])))?;
+        Ok(Some(dx))
+    }
+}
+
+impl BatchStatistics {
+    /// Folds the batch's statistics into the running ones with PyTorch's momentum of 0.1; the variance is the
+    /// unbiased one, as there.
+    pub fn fold_into(&self, mean: &mut [f32], variance: &mut [f32]) {
+        const MOMENTUM: f32 = 0.1;
+        let unbias = self.count as f32 / (self.count.max(2) - 1) as f32;
+        for (c, (running_mean, running_variance)) in mean.iter_mut().zip(variance).enumerate() {
+            let (batch_mean, rstd) = (self.mean.slice::<f32>()[c], self.rstd.slice::<f32>()[c]);
+            let batch_variance = (1.0 / (rstd * rstd) - EPS).max(0.0) * unbias;
+            *running_mean += MOMENTUM * (batch_mean - *running_mean);
+            *running_variance += MOMENTUM * (batch_variance - *running_variance);
+        }
+    }
+}

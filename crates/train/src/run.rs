@@ -1,0 +1,273 @@
+//! A whole run: the folder it leaves, the loop over steps, and the summary at its end.
+//!
+//!     run.toml  plan.json  metrics.jsonl  checkpoints/
+//!
+//! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use espalier_plan::Plan;
+use espalier_plan::spec::Input;
+use espalier_tensor::{Category, Device};
+use serde_json::json;
+
+use crate::checkpoint::Checkpoints;
+use crate::data::Dataset;
+use crate::summary::{Rates, Summary, Validation};
+use crate::trainer::{Evaluation, StepReport, Trainer};
+use crate::{Error, Result};
+
+/// Hears what happens; every method may be left out.
+pub trait Observer {
+    /// The run begins (or goes on) after `done` of `steps` steps.
+    fn started(&mut self, _done: u64, _steps: u64) {}
+    /// A step was tried. `rates` are those of the last few steps, `memory` the bytes in use at their peak.
+    fn step(&mut self, _report: &StepReport, _rates: Rates, _memory: usize) {}
+    /// The model was evaluated after `step` steps.
+    fn evaluated(&mut self, _step: u64, _evaluation: Evaluation) {}
+    /// A checkpoint was written.
+    fn saved(&mut self, _path: &Path) {}
+    /// Something a person should know: a broken checkpoint that was passed over, a skipped step.
+    fn warning(&mut self, _text: &str) {}
+}
+
+/// An observer that hears nothing.
+impl Observer for () {}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What to print and to hand to programs.
+    pub summary: Summary,
+    /// Whether it was stopped before its last step; it has saved and can be resumed.
+    pub interrupted: bool,
+}
+
+/// Where a run lives, and whether it goes on from a checkpoint there.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The run folder.
+    pub folder: PathBuf,
+    /// Continue what is there; otherwise the folder must not hold a run.
+    pub resume: bool,
+}
+
+/// Trains to the end, or until `stop` is set.
+pub fn run(
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
+    device.enter(|| Run::start(plan, dataset, device, place, observer)?.go(stop, observer))
+}
+
+struct Run {
+    plan: Plan,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    metrics: Metrics,
+    folder: PathBuf,
+    tokens_per_sample: Option<usize>,
+    step_seconds: Vec<f64>,
+    last_loss: Option<f64>,
+    validation: Option<Evaluation>,
+    begin: Instant,
+}
+
+impl Run {
+    fn start(
+        plan: Plan,
+        dataset: Dataset,
+        device: &Device,
+        place: &Place,
+        observer: &mut dyn Observer,
+    ) -> Result<Run> {
+        let folder = place.folder.clone();
+        let config = folder.join("run.toml");
+        if place.resume && !config.exists() {
+            return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
+        }
+        if !place.resume && config.exists() {
+            return Err(Error::file(
+                &folder,
+                "a run is here already: add --resume to go on, or choose another --out",
+            ));
+        }
+        let checkpoints = Checkpoints::new(
+            folder.join("checkpoints"),
+            plan.run.checkpoint.keep,
+            &plan.model.name,
+            plan.run.train.precision.name(),
+        );
+        let mut trainer = Trainer::new(plan.clone(), dataset, device)?;
+        if place.resume {
+            let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
+            if trainer.load(&checkpoints, report)?.is_none() {
+                observer.warning("no whole checkpoint was found: the run starts from its beginning");
+            }
+        }
+        write(&folder, "run.toml", &plan.run.to_toml()?)?;
+        write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
+        let metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
+        let tokens_per_sample = match plan.model.input {
+            Input::Tokens { seq, .. } => Some(seq),
+            Input::Image { .. } => None,
+        };
+        Ok(Run {
+            plan,
+            trainer,
+            checkpoints,
+            metrics,
+            folder,
+            tokens_per_sample,
+            step_seconds: Vec::new(),
+            last_loss: None,
+            validation: None,
+            begin: Instant::now(),
+        })
+    }
+
+    fn go(mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome> {
+        let train = self.plan.run.train.clone();
+        let every = self.plan.run.checkpoint.every;
+        let steps = self.trainer.steps();
+        observer.started(self.trainer.progress().step, steps);
+        while self.trainer.progress().step < steps {
+            let report = self.trainer.step()?;
+            let step = report.step;
+            self.step_seconds.push(report.seconds);
+            if report.taken {
+                self.last_loss = Some(report.loss);
+            } else {
+                let bad_steps = self.trainer.progress().bad_steps;
+                observer.warning(&format!(
+                    "step {step} was skipped: loss {}, gradient norm {}",
+                    report.loss, report.grad_norm
+                ));
+                if bad_steps >= train.max_bad_steps as u64 {
+                    return Err(Error::Diverged { step, bad_steps, loss: report.loss });
+                }
+            }
+            let peak = self.trainer.device().ledger().total_peak();
+            observer.step(&report, self.recent_rates(), peak);
+            let last = step == steps;
+            if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
+                self.metrics.step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64())?;
+            }
+            if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
+                self.validation = self.trainer.evaluate()?;
+                if let Some(evaluation) = self.validation {
+                    observer.evaluated(step, evaluation);
+                    self.metrics.evaluation(step, &self.validation())?;
+                }
+            }
+            let interrupted = stop.load(Ordering::Relaxed) && !last;
+            if last || interrupted || (every > 0 && step.is_multiple_of(every as u64)) {
+                observer.saved(&self.trainer.save(&self.checkpoints)?);
+            }
+            if interrupted {
+                return Ok(Outcome { summary: self.summary(), interrupted: true });
+            }
+        }
+        Ok(Outcome { summary: self.summary(), interrupted: false })
+    }
+
+    fn validation(&self) -> Validation {
+        Validation::new(
+            self.validation,
+            self.trainer.progress().best_validation,
+            self.tokens_per_sample.is_some(),
+        )
+    }
+
+    fn recent_rates(&self) -> Rates {
+        let recent = &self.step_seconds[self.step_seconds.len().saturating_sub(20)..];
+        Rates::from_steps(recent, self.plan.run.train.batch, self.tokens_per_sample)
+    }
+
+    fn summary(&self) -> Summary {
+        let ledger = self.trainer.device().ledger();
+        let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);
+        let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
+        summary.steps = self.trainer.progress().step;
+        summary.loss = self.last_loss;
+        summary.validation = self.validation();
+        summary.rate(rates);
+        for category in Category::ALL {
+            summary.measured(category, ledger.peak(category));
+        }
+        summary.peak_bytes = Some(ledger.total_peak());
+        summary.seconds = Some(self.begin.elapsed().as_secs_f64());
+        summary.weights_hash = Some(self.trainer.weights().hash());
+        summary.run = Some(self.folder.display().to_string());
+        summary
+    }
+}
+
+/// Writes a file of the run folder whole or not at all.
+fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let (path, temporary) = (folder.join(name), folder.join(format!(".{name}.writing")));
+    let attempt = || -> std::io::Result<()> {
+        fs::create_dir_all(folder)?;
+        fs::write(&temporary, text)?;
+        fs::rename(&temporary, &path)
+    };
+    attempt().map_err(|why| Error::file(&path, format!("cannot be written: {why}")))
+}
+
+/// metrics.jsonl: a line per logged step and per evaluation.
+struct Metrics {
+    file: File,
+    path: PathBuf,
+}
+
+impl Metrics {
+    /// Opens it for a run that has done `step` steps; lines of steps that will be taken again are dropped.
+    fn open(path: &Path, step: u64) -> Result<Metrics> {
+        let fail = |why: std::io::Error| Error::file(path, why);
+        if let Ok(old) = File::open(path) {
+            let still_true = |line: &String| {
+                let parsed: Option<serde_json::Value> = serde_json::from_str(line).ok();
+                parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
+            };
+            let kept: Vec<String> =
+                BufReader::new(old).lines().map_while(Result::ok).filter(still_true).collect();
+            fs::write(path, kept.iter().map(|line| format!("{line}\n")).collect::<String>()).map_err(fail)?;
+        }
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
+        Ok(Metrics { file, path: path.into() })
+    }
+
+    fn line(&mut self, value: serde_json::Value) -> Result<()> {
+        writeln!(self.file, "{value}").map_err(|why| Error::file(&self.path, why))
+    }
+
+    fn step(&mut self, report: &StepReport, rates: Rates, time: f64) -> Result<()> {
+        let mut line = json!({
+            "step": report.step, "loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm,
+            "accuracy": report.accuracy, "sparsity": 0.0, "time": time,
+        });
+        match rates.tokens_per_s {
+            Some(tokens) => line["tokens_per_s"] = json!(tokens),
+            None => line["images_per_s"] = json!(rates.samples_per_s),
+        }
+        if let Some(noise) = report.noise_scale {
+            line["noise_scale"] = json!(noise);
+        }
+        if !report.taken {
+            line["skipped"] = json!(true);
+        }
+        self.line(line)
+    }
+
+    fn evaluation(&mut self, step: u64, validation: &Validation) -> Result<()> {
+        self.line(json!({ "step": step, "validation": validation }))
+    }
+}

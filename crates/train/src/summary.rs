@@ -1,0 +1,192 @@
+//! The closing summary of a run, as programs read it; the fields are promised in the contract of the command line.
+
+use std::collections::BTreeMap;
+
+use espalier_plan::Plan;
+use espalier_tensor::Category;
+use serde::Serialize;
+
+use crate::trainer::Evaluation;
+
+/// What a run, or the plan of one, comes to.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Steps done.
+    pub steps: u64,
+    /// The loss of the last step taken.
+    pub loss: Option<f64>,
+    /// On held-out data, at the end.
+    pub validation: Validation,
+    /// Tokens a second, for text.
+    pub tokens_per_s: Option<f64>,
+    /// Images a second, for images.
+    pub images_per_s: Option<f64>,
+    /// The median time of a step.
+    pub step_ms: Option<f64>,
+    /// `cpu`.
+    pub device: String,
+    /// `f32` or `bf16`.
+    pub precision: String,
+    /// How the run is spread over ranks.
+    pub layout: Layout,
+    /// All parameters.
+    pub parameters: u64,
+    /// Prunable parameters that are kept.
+    pub kept: u64,
+    /// The share of prunable parameters that is gone.
+    pub sparsity: f64,
+    /// Bytes of weights, gradients, optimizer state and mask for each prunable parameter.
+    pub state_bytes_per_parameter: f64,
+    /// Peak bytes by category, predicted and measured.
+    pub memory: BTreeMap<&'static str, Bytes>,
+    /// The most bytes in use at once.
+    pub peak_bytes: Option<usize>,
+    /// Bytes sent per step and rank.
+    pub bytes_sent: BTreeMap<&'static str, u64>,
+    /// Wall-clock seconds, evaluation and checkpoints included.
+    pub seconds: Option<f64>,
+    /// blake3 of all weights in the order of their names.
+    pub weights_hash: Option<String>,
+    /// The run folder.
+    pub run: Option<String>,
+}
+
+/// Bytes of one category.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Bytes {
+    /// What the plan says, where it says something.
+    pub predicted: Option<u64>,
+    /// The peak that the ledger saw.
+    pub measured: Option<usize>,
+}
+
+/// Ranks on each axis.
+#[derive(Debug, Clone, Serialize)]
+pub struct Layout {
+    data: usize,
+    pipeline: usize,
+    tensor: usize,
+    spatial: usize,
+    schedule: Option<String>,
+    micro_batches: usize,
+}
+
+/// The last evaluation.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Validation {
+    /// The mean loss.
+    pub loss: Option<f64>,
+    /// The share of right predictions, for images.
+    pub accuracy: Option<f64>,
+    /// e to the loss, for text.
+    pub perplexity: Option<f64>,
+    /// The lowest loss of all evaluations.
+    pub best_loss: Option<f64>,
+}
+
+impl Validation {
+    /// From an evaluation of a text or an image model.
+    pub fn new(evaluation: Option<Evaluation>, best_loss: Option<f64>, text: bool) -> Validation {
+        Validation {
+            loss: evaluation.map(|e| e.loss),
+            accuracy: evaluation.filter(|_| !text).map(|e| e.accuracy),
+            perplexity: evaluation.filter(|_| text).map(|e| e.loss.exp()),
+            best_loss,
+        }
+    }
+}
+
+/// How fast steps go.
+#[derive(Debug, Clone, Copy)]
+pub struct Rates {
+    /// The median time of a step.
+    pub step_ms: f64,
+    /// Samples a second at that time.
+    pub samples_per_s: f64,
+    /// Tokens a second at that time, for text.
+    pub tokens_per_s: Option<f64>,
+}
+
+impl Rates {
+    /// From the times of some steps.
+    pub fn from_steps(seconds: &[f64], batch: usize, tokens_per_sample: Option<usize>) -> Rates {
+        let mut sorted = seconds.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let median = sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN);
+        let samples_per_s = batch as f64 / median;
+        let tokens_per_s = tokens_per_sample.map(|tokens| samples_per_s * tokens as f64);
+        Rates { step_ms: median * 1e3, samples_per_s, tokens_per_s }
+    }
+}
+
+impl Summary {
+    /// What is known before the first step: what `--dry-run` prints.
+    pub fn planned(plan: &Plan, device: &str) -> Summary {
+        let predicted = &plan.memory;
+        let memory = Category::ALL
+            .into_iter()
+            .map(|category| {
+                let predicted = match category {
+                    Category::Weights => Some(predicted.weights),
+                    Category::Gradients => Some(predicted.gradients),
+                    Category::Optimizer => Some(predicted.optimizer),
+                    Category::Mask => Some(predicted.mask),
+                    Category::Activations => Some(predicted.activations),
+                    Category::Workspace => predicted.workspace,
+                    Category::Communication => Some(predicted.communication),
+                };
+                (category.name(), Bytes { predicted, measured: None })
+            })
+            .collect();
+        let state =
+            predicted.gradients + predicted.optimizer + plan.parameters * plan.run.train.precision.size();
+        let parameters = plan.model.parameters();
+        let kept = parameters.iter().filter(|p| p.prunable).map(|p| p.elements()).sum();
+        Summary {
+            steps: 0,
+            loss: None,
+            validation: Validation::default(),
+            tokens_per_s: None,
+            images_per_s: None,
+            step_ms: None,
+            device: device.into(),
+            precision: plan.run.train.precision.name().into(),
+            layout: Layout {
+                data: 1,
+                pipeline: 1,
+                tensor: 1,
+                spatial: 1,
+                schedule: None,
+                micro_batches: plan.run.train.micro_batches,
+            },
+            parameters: plan.parameters,
+            kept,
+            sparsity: 0.0,
+            // Dense state is the same for every parameter, prunable or not.
+            state_bytes_per_parameter: state as f64 / plan.parameters as f64,
+            memory,
+            peak_bytes: None,
+            bytes_sent: ["all_reduce", "all_gather", "reduce_scatter", "point_to_point", "halo"]
+                .map(|kind| (kind, 0))
+                .into(),
+            seconds: None,
+            weights_hash: None,
+            run: None,
+        }
+    }
+
+    /// Records how fast the run went.
+    pub fn rate(&mut self, rates: Rates) {
+        self.step_ms = rates.step_ms.is_finite().then_some(rates.step_ms);
+        self.tokens_per_s = rates.tokens_per_s.filter(|r| r.is_finite());
+        let images = self.tokens_per_s.is_none() && rates.samples_per_s.is_finite();
+        self.images_per_s = images.then_some(rates.samples_per_s);
+    }
+
+    /// Records a category's measured peak.
+    pub fn measured(&mut self, category: Category, bytes: usize) {
+        if let Some(entry) = self.memory.get_mut(category.name()) {
+            entry.measured = Some(bytes);
+        }
+    }
+}

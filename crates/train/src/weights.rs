@@ -1,0 +1,131 @@
+//! The weights of a rank: parameters in the precision of the kernels, and running statistics in f32.
+//!
+//! Initial values depend on the seed and the parameter's name alone, never on the layout.
+
+use std::collections::HashMap;
+
+use espalier_plan::spec::{self, Init};
+use espalier_tensor::{Category, DType, Device, Tensor, random};
+
+use crate::Result;
+
+/// Which parameter: its place in [`spec::Model::parameters`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParameterId(pub usize);
+
+/// Which running statistic: its place in [`spec::Model::buffers`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BufferId(pub usize);
+
+/// All weights of a model.
+#[derive(Debug)]
+pub struct Weights {
+    parameters: Vec<Tensor>,
+    buffers: Vec<Tensor>,
+    names: Vec<String>,
+    buffer_names: Vec<String>,
+}
+
+impl Weights {
+    /// Fresh weights for a model.
+    pub fn initialise(model: &spec::Model, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
+        let parameters = model.parameters();
+        let buffers = model.buffers();
+        Ok(Weights {
+            parameters: parameters
+                .iter()
+                .map(|p| {
+                    let values = initial_values(&p.name, p.elements() as usize, p.init, seed);
+                    Ok(Tensor::from_f32(device, &p.shape, dtype, &values, Category::Weights)?)
+                })
+                .collect::<Result<_>>()?,
+            buffers: buffers
+                .iter()
+                .map(|b| {
+                    let values = vec![b.start; b.elements() as usize];
+                    Ok(Tensor::from_slice(device, &b.shape, &values, Category::Weights)?)
+                })
+                .collect::<Result<_>>()?,
+            names: parameters.into_iter().map(|p| p.name).collect(),
+            buffer_names: buffers.into_iter().map(|b| b.name).collect(),
+        })
+    }
+
+    /// A parameter.
+    pub fn get(&self, id: ParameterId) -> &Tensor {
+        &self.parameters[id.0]
+    }
+
+    /// A parameter, to be changed.
+    pub fn get_mut(&mut self, id: ParameterId) -> &mut Tensor {
+        &mut self.parameters[id.0]
+    }
+
+    /// A running statistic.
+    pub fn buffer(&self, id: BufferId) -> &Tensor {
+        &self.buffers[id.0]
+    }
+
+    /// Two running statistics, to be changed.
+    pub fn buffers_mut(&mut self, a: BufferId, b: BufferId) -> [&mut Tensor; 2] {
+        self.buffers.get_disjoint_mut([a.0, b.0]).expect("two different statistics of this model")
+    }
+
+    /// The ids of all parameters.
+    pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
+        (0..self.parameters.len()).map(ParameterId)
+    }
+
+    /// A parameter's name.
+    pub fn name(&self, id: ParameterId) -> &str {
+        &self.names[id.0]
+    }
+
+    /// Parameters and running statistics with their names, as a checkpoint holds them.
+    pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
+        names.zip(self.parameters.iter().chain(&self.buffers))
+    }
+
+    /// The same, to be changed.
+    pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
+        let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
+        names.zip(self.parameters.iter_mut().chain(&mut self.buffers))
+    }
+
+    /// blake3 of the bytes of all parameters and statistics in the order of their names.
+    pub fn hash(&self) -> String {
+        let mut all: Vec<_> = self.named().collect();
+        all.sort_unstable_by_key(|(name, _)| *name);
+        let mut hasher = blake3::Hasher::new();
+        for (_, tensor) in all {
+            hasher.update(&tensor.host_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+}
+
+/// Names to ids.
+pub(crate) fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<String, usize> {
+    names.into_iter().enumerate().map(|(i, name)| (name.to_owned(), i)).collect()
+}
+
+/// Element `i` is a function of the seed, the name and `i`.
+fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
+    let digest = blake3::hash(name.as_bytes());
+    let purpose = u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"));
+    let key = random::key(seed, purpose);
+    let draw = |f: &(dyn Fn(u64) -> f64 + Sync)| (0..len as u64).map(|i| f(i) as f32).collect();
+    match init {
+        Init::Constant(value) => vec![value; len],
+        Init::Normal(std) => draw(&|i| std as f64 * random::normal(key, i)),
+        Init::TruncatedNormal(std) => {
+            // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
+            const LOW: f64 = 0.022_750_131_948;
+            const WIDTH: f64 = 0.954_499_736_104;
+            const DEVIATION: f64 = 0.879_625_661_034;
+            let truncated = move |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, i));
+            draw(&|i| std as f64 / DEVIATION * truncated(i))
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Every backward pass against finite differences of its own forward pass, summed in f64.
+//!
+//! The loss is a fixed random combination of the logits. For each parameter tensor the derivative along random
+//! directions is compared with the gradient. A layer without parameters stands behind one that has some, so that its
+//! input gradient is tested too.
+
+use espalier_plan::spec::{Activation, Init, Input, Layer, Model as Spec, WeightOrder};
+use espalier_tensor::random::{key, normal};
+use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Stash};
+use espalier_train::model::Model;
+use espalier_train::state::Gradients;
+use espalier_train::weights::{ParameterId, Weights};
+
+use crate::support::{conv, linear, model};
+
+const BATCH: usize = 3;
+const RANDOM: u64 = 11;
+
+fn input(spec: &Spec, device: &Device) -> Tensor {
+    let k = key(5, 5);
+    match spec.input {
+        Input::Tokens { seq, vocab } => {
+            let ids: Vec<u32> = (0..BATCH * seq).map(|i| (i * 7 + i / 5) as u32 % vocab as u32).collect();
+            Tensor::from_slice(device, &[BATCH, seq], &ids, Category::Activations).unwrap()
+        }
+        Input::Image { height, width, channels } => {
+            let n = BATCH * height * width * channels;
+            let pixels: Vec<f32> = (0..n as u64).map(|i| normal(k, i) as f32).collect();
+            Tensor::from_slice(device, &[BATCH, height, width, channels], &pixels, Category::Activations)
+                .unwrap()
+        }
+    }
+}
+
+fn loss_weights(n: usize) -> Vec<f32> {
+    (0..n as u64).map(|i| normal(key(6, 6), i) as f32).collect()
+}
+
+fn loss(model: &Model, weights: &Weights, x: Tensor) -> f64 {
+    let mut pass = Forward {
+        weights,
+        mode: Mode::Train,
+        random: RANDOM,
+        stash: &mut Stash::forgetful(),
+        statistics: &mut Vec::new(),
+    };
+    let logits = model.forward(x, &mut pass).unwrap().to_f32();
+    logits.iter().zip(loss_weights(logits.len())).map(|(y, r)| *y as f64 * r as f64).sum()
+}
+
+fn backward(model: &Model, weights: &Weights, x: Tensor, sink: &mut dyn GradientSink) {
+    let mut stash = Stash::new();
+    let mut pass = Forward {
+        weights,
+        mode: Mode::Train,
+        random: RANDOM,
+        stash: &mut stash,
+        statistics: &mut Vec::new(),
+    };
+    let logits = model.forward(x, &mut pass).unwrap();
+    let upstream = loss_weights(logits.len());
+    let upstream =
+        Tensor::from_slice(&logits.device(), logits.shape(), &upstream, Category::Activations).unwrap();
+    let mut pass = Backward { weights, random: RANDOM, stash: &mut stash, sink };
+    model.backward(upstream, &mut pass).unwrap();
+    assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");
+}
+
+fn gradients(model: &Model, weights: &Weights, x: Tensor) -> Vec<Vec<f32>> {
+    let mut sink = Gradients::new(weights.ids().count());
+    backward(model, weights, x, &mut sink);
+    weights.ids().map(|id| sink.get(id).expect("every parameter has a gradient").to_f32()).collect()
+}
+
+fn shift(weights: &mut Weights, id: ParameterId, direction: &[f32], by: f32) {
+    for (w, d) in weights.get_mut(id).slice_mut::<f32>().iter_mut().zip(direction) {
+        *w += by * d;
+    }
+}
+
+fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
+    let device = Device::cpu(2).unwrap();
+    let spec = model(input_shape, layers, classes, false);
+    let built = Model::build(&spec, false);
+    let mut weights = Weights::initialise(&spec, &device, DType::F32, 3).unwrap();
+    // Scales of 1 and shifts of 0 would hide mistakes: move every parameter off its start.
+    for id in weights.ids() {
+        let noise: Vec<f32> =
+            (0..weights.get(id).len() as u64).map(|i| normal(key(8, id.0 as u64), i) as f32).collect();
+        shift(&mut weights, id, &noise, 0.1);
+    }
+    let x = input(&spec, &device);
+    let exact = gradients(&built, &weights, x.clone());
+
+    for id in weights.ids() {
+        for trial in 0..3 {
+            let k = key(9 + trial, id.0 as u64);
+            let gradient = &exact[id.0];
+            let direction: Vec<f32> = (0..gradient.len() as u64).map(|i| normal(k, i) as f32).collect();
+            let predicted: f64 = gradient.iter().zip(&direction).map(|(g, d)| *g as f64 * *d as f64).sum();
+            let size = (direction.len() as f32).sqrt();
+            let step = 4e-3 / size;
+            let start = weights.get(id).to_f32();
+            let mut loss_at = |by: f32| {
+                shift(&mut weights, id, &direction, by);
+                let loss = loss(&built, &weights, x.clone());
+                weights.get_mut(id).slice_mut().copy_from_slice(&start);
+                loss
+            };
+            let (up, down) = (loss_at(step), loss_at(-step));
+            let measured = (up - down) / (2.0 * step as f64);
+            let norm = gradient.iter().map(|g| (*g as f64).powi(2)).sum::<f64>().sqrt();
+            let error = (measured - predicted).abs();
+            assert!(
+                error <= 0.01 * norm.max(1e-2),
+                "{} along direction {trial}: measured {measured}, gradient says {predicted} (norm {norm})",
+                weights.name(id)
+            );
+        }
+    }
+
+    // The same bits when weight gradients are put off, and when blocks are recomputed.
+    let mut deferred = Deferred::default();
+    backward(&built, &weights, x.clone(), &mut deferred);
+    let mut sink = Gradients::new(weights.ids().count());
+    deferred.run(&mut sink).unwrap();
+    for id in weights.ids() {
+        assert_eq!(sink.get(id).unwrap().to_f32(), exact[id.0], "{} put off", weights.name(id));
+    }
+    let blocks = spec.blocks.iter().flat_map(|block| block.layers.clone()).collect();
+    let split = model(input_shape, blocks, classes, true);
+    assert_eq!(gradients(&Model::build(&split, true), &weights, x), exact, "recomputed");
+}
+
+const TEXT: Input = Input::Tokens { seq: 6, vocab: 11 };
+const IMAGE: Input = Input::Image { height: 7, width: 6, channels: 2 };
+
+/// An embedding of width 8, the layers, and a head of 11 logits.
+fn text(layers: Vec<Layer>, width: usize) -> Vec<Layer> {
+    let embedding =
+        Layer::Embedding { name: "embedding".into(), vocab: 11, width: 8, init: Init::Normal(1.0) };
+    [embedding].into_iter().chain(layers).chain([linear("head", width, 11)]).collect()
+}
+
+/// A first convolution to 4 channels, the layers, and a head of 3 classes behind a global mean.
+fn image(layers: Vec<Layer>, channels: usize) -> Vec<Layer> {
+    [conv("stem", 2, 4, 3, 1, 1)]
+        .into_iter()
+        .chain(layers)
+        .chain([Layer::GlobalAvgPool, linear("head", channels, 3)])
+        .collect()
+}
+
+#[test]
+fn embedding_and_positions() {
+    let position =
+        Layer::PositionEmbedding { name: "position".into(), context: 9, width: 8, init: Init::Normal(1.0) };
+    check(TEXT, text(vec![position], 8), 11);
+}
+
+#[test]
+fn linear_in_both_orders_and_every_activation() {
+    for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+        let other = Layer::Linear {
+            name: "conv1d".into(),
+            input: 8,
+            output: 10,
+            bias: true,
+            order: WeightOrder::InOut,
+            init: Init::Normal(0.4),
+        };
+        // The first activation is fused into its linear layer, the second stands alone behind a norm.
+        let norm = Layer::LayerNorm { name: "norm".into(), width: 10 };
+        let layers = vec![other, Layer::Activation(kind), norm, Layer::Activation(kind)];
+        check(TEXT, text(layers, 10), 11);
+    }
+}
+
+#[test]
+fn a_tied_head() {
+    let layers = vec![
+        Layer::Embedding { name: "wte".into(), vocab: 11, width: 8, init: Init::Normal(0.5) },
+        linear("middle", 8, 8),
+        Layer::TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 },
+    ];
+    check(TEXT, layers, 11);
+}
+
+#[test]
+fn norms_of_rows() {
+    check(TEXT, text(vec![Layer::LayerNorm { name: "norm".into(), width: 8 }], 8), 11);
+    check(TEXT, text(vec![Layer::RmsNorm { name: "norm".into(), width: 8 }], 8), 11);
+}
+
+#[test]
+fn attention() {
+    let layers = vec![linear("qkv", 8, 24), Layer::Attention { heads: 2, width: 8 }];
+    check(TEXT, text(layers, 8), 11);
+}
+
+#[test]
+fn dropout() {
+    check(TEXT, text(vec![Layer::Dropout { rate: 0.4 }, linear("middle", 8, 8)], 8), 11);
+}
+
+#[test]
+fn residual_with_and_without_a_shortcut() {
+    let branch = || vec![Layer::Activation(Activation::Silu), linear("branch", 8, 8)];
+    check(TEXT, text(vec![Layer::Residual { branch: branch(), shortcut: vec![] }], 8), 11);
+    let shortcut = vec![linear("shortcut", 8, 8)];
+    check(TEXT, text(vec![Layer::Residual { branch: branch(), shortcut }], 8), 11);
+}
+
+#[test]
+fn convolutions_of_all_kinds() {
+    for (kernel, stride, padding) in
+        [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (5, 1, 0), (3, 2, 0), (2, 1, 1)]
+    {
+        check(IMAGE, image(vec![conv("conv", 4, 5, kernel, stride, padding)], 5), 3);
+    }
+}
+
+#[test]
+fn pools() {
+    for pool in [
+        Layer::MaxPool { kernel: 2, stride: 2, padding: 0 },
+        Layer::MaxPool { kernel: 3, stride: 2, padding: 1 },
+        Layer::AvgPool { kernel: 2, stride: 2 },
+        Layer::AvgPool { kernel: 3, stride: 1 },
+        Layer::AdaptiveAvgPool { size: 3 },
+    ] {
+        check(IMAGE, image(vec![pool], 4), 3);
+    }
+}
+
+#[test]
+fn batch_norm() {
+    check(IMAGE, image(vec![Layer::BatchNorm { name: "bn".into(), channels: 4, scale: 1.0 }], 4), 3);
+}
+
+#[test]
+fn flatten_and_added_channels() {
+    let layers = vec![
+        conv("stem", 2, 4, 3, 1, 1),
+        Layer::PadChannels { input: 4, output: 6 },
+        Layer::Flatten,
+        linear("head", 6 * 7 * 6, 3),
+    ];
+    check(IMAGE, layers, 3);
+}

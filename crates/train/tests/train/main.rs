@@ -1,0 +1,7 @@
+//! What the crate promises as a whole, one file a promise.
+
+mod gradients;
+mod memory;
+mod resume;
+mod steps;
+mod support;

@@ -1,0 +1,138 @@
+//! Small pieces that several tests use.
+
+use espalier_plan::Plan;
+use espalier_plan::config::RunFile;
+use espalier_plan::spec::{Block, Init, Input, Layer, Model, WeightOrder};
+use espalier_tensor::Device;
+use espalier_train::data::Dataset;
+use espalier_train::run::Observer;
+
+/// A model of the given layers, all in one block, or one block a layer.
+pub fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bool) -> Model {
+    let blocks = match block_a_layer {
+        false => vec![Block { name: "all".into(), layers }],
+        true => layers
+            .into_iter()
+            .enumerate()
+            .map(|(i, layer)| Block { name: format!("block{i}"), layers: vec![layer] })
+            .collect(),
+    };
+    let model = Model { name: "test".into(), input, blocks, classes };
+    model.check().expect("a test's model has shapes that fit");
+    model
+}
+
+/// A linear layer in PyTorch's order.
+pub fn linear(name: &str, input: usize, output: usize) -> Layer {
+    let init = Init::Normal(0.5);
+    Layer::Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init }
+}
+
+/// A convolution with bias.
+pub fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+    let init = Init::Normal(0.4);
+    Layer::Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init }
+}
+
+/// A run file with overrides.
+#[derive(Clone)]
+pub struct Base {
+    text: &'static str,
+    overrides: Vec<String>,
+}
+
+impl Base {
+    /// One more override.
+    pub fn set(&self, change: impl ToString) -> Base {
+        let mut base = self.clone();
+        base.overrides.push(change.to_string());
+        base
+    }
+}
+
+fn base(text: &'static str, overrides: &[&str]) -> Base {
+    Base { text, overrides: overrides.iter().map(|o| o.to_string()).collect() }
+}
+
+/// A GPT of a few thousand parameters on generated text.
+pub fn tiny_gpt(overrides: &[&str]) -> Base {
+    const TEXT: &str = r#"
+        seed = 4
+        [model]
+        name = "gpt"
+        layers = 2
+        heads = 2
+        width = 16
+        context = 24
+        [data]
+        kind = "arithmetic"
+        count = 400
+        [train]
+        batch = 4
+        eval_samples = 4
+        [learning_rate]
+        peak = 1e-2
+        schedule = "cosine"
+        warmup = 1
+        decay_steps = 8
+    "#;
+    base(TEXT, overrides)
+}
+
+/// A convolutional network with batch norm and a residual branch on drawn shapes.
+pub fn tiny_cnn(overrides: &[&str]) -> Base {
+    const TEXT: &str = r#"
+        seed = 4
+        [model]
+        name = "custom"
+        layers = [
+            { type = "conv", output = 8, kernel = 3, padding = 1, bias = false },
+            { type = "batch_norm" },
+            { type = "relu" },
+            { type = "max_pool", kernel = 2 },
+            { type = "residual", branch = [{ type = "conv", output = 8, kernel = 3, padding = 1 }, { type = "relu" }] },
+            { type = "global_avg_pool" },
+            { type = "linear", output = 10 },
+        ]
+        [data]
+        kind = "shapes"
+        count = 200
+        size = 16
+        [train]
+        batch = 8
+        eval_samples = 8
+        [optimizer]
+        name = "momentum"
+        [learning_rate]
+        peak = 0.02
+        schedule = "constant"
+    "#;
+    base(TEXT, overrides)
+}
+
+/// Everything that a run needs, from a run file.
+pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
+    let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
+    let dataset = Dataset::open(&run_file).unwrap();
+    let plan = Plan::new(run_file, dataset.facts()).unwrap();
+    (plan, dataset, Device::cpu(threads).unwrap())
+}
+
+/// An observer that remembers.
+#[derive(Default)]
+pub struct Heard {
+    /// What `started` was told.
+    pub resumed_after: Option<u64>,
+    /// All warnings.
+    pub warnings: Vec<String>,
+}
+
+impl Observer for Heard {
+    fn started(&mut self, done: u64, _: u64) {
+        self.resumed_after = Some(done);
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.warnings.push(text.into());
+    }
+}
