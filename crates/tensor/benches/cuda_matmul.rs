@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use espalier_tensor::cuda::blas::{Epilogue, Product, Search};
 use espalier_tensor::cuda::{Args, Build, Cuda, Source};
+use espalier_tensor::ops::activation::Activation;
+use espalier_tensor::ops::matmul::{matmul, matmul_activated};
 use espalier_tensor::{Category, DType, Device, Error, Tensor};
 
 fn main() {
@@ -26,6 +28,7 @@ fn main() {
     for product in cuda.unfused_products().unwrap() {
         println!("  finished by our kernels: {product}");
     }
+    operations(&device);
     repeat(&device);
     speed(&cuda, &device);
     println!("held {} MiB, peak booked {} MiB", cuda.held() >> 20, cuda.ledger().total_peak() >> 20);
@@ -69,8 +72,9 @@ fn memory(cuda: &Cuda, device: &Device) {
     println!("copies and memory: as they should be");
 }
 
-const SHARED: Source = Source {
-    name: "shared.cu",
+const TURNED: Source = Source {
+    name: "turned.cu",
+    shared: "",
     text: r#"
         // y[i] = x[WIDTH - 1 - i] * scale + block sum of x, through dynamic shared memory.
         KERNEL(256) turned(const T* x, T* y, float scale, u32 width) {
@@ -90,7 +94,7 @@ fn kernels(cuda: &Cuda, device: &Device) {
     for dtype in [DType::F32, DType::Bf16] {
         let build = Build { element: Some(dtype), defines: &[("WIDTH", WIDTH as i64)] };
         let start = Instant::now();
-        let kernel = cuda.kernel(&SHARED, build, "turned").unwrap();
+        let kernel = cuda.kernel(&TURNED, build, "turned").unwrap();
         let waited = start.elapsed();
         let x = Tensor::from_f32(device, &[WIDTH], dtype, &vec![0.5; WIDTH], Category::Activations).unwrap();
         let mut y = x.empty_like(Category::Activations).unwrap();
@@ -237,6 +241,31 @@ fn products(device: &Device) -> f64 {
         }
     }
     worst
+}
+
+/// The operation on the card beside the same on the processor.
+fn operations(device: &Device) {
+    let cpu = Device::cpu(4).unwrap();
+    for dtype in [DType::F32, DType::Bf16] {
+        for (m, n, k) in [(129, 96, 200), (31, 13, 7)] {
+            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+                let shape = |rows, cols, t| if t { [cols, rows] } else { [rows, cols] };
+                let on = |device: &Device| {
+                    let a = tensor(device, &shape(m, k, ta), dtype, 1);
+                    let b = tensor(device, &shape(k, n, tb), dtype, 2);
+                    let bias = tensor(device, &[n], dtype, 3);
+                    let c = matmul(&a, ta, &b, tb, Some(&bias), Category::Activations).unwrap();
+                    let (pre, y) = matmul_activated(&a, ta, &b, tb, Some(&bias), Activation::Gelu).unwrap();
+                    [c, pre, y]
+                };
+                for (card, host) in on(device).iter().zip(on(&cpu)) {
+                    let host: Vec<f64> = host.to_f32().into_iter().map(f64::from).collect();
+                    compare(&format!("matmul {dtype:?} {m}x{n}x{k}"), card, &host, k);
+                }
+            }
+        }
+    }
+    println!("the operation agrees with the processor's");
 }
 
 /// Shapes whose sums an algorithm would like to split: the same bits, again and again.

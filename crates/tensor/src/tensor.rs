@@ -212,16 +212,6 @@ impl Tensor {
         }
     }
 
-    /// Its bytes on the host: borrowed where the device is the host, a copy otherwise.
-    pub fn host_bytes(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.bytes())
-    }
-
-    /// Overwrites it with bytes of the host.
-    pub fn copy_from_host(&mut self, bytes: &[u8]) {
-        self.bytes_mut().copy_from_slice(bytes);
-    }
-
     /// Whether nobody else holds its buffer, so that it may be written to.
     pub fn is_unique(&mut self) -> bool {
         match &mut self.storage {

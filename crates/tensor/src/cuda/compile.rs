@@ -23,7 +23,9 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 pub struct Source {
     /// Its name, unique among sources; compiler messages show it.
     pub name: &'static str,
-    /// CUDA C++, to be read after the prelude.
+    /// What it has in common with other sources, to be read between the prelude and the text; may be empty.
+    pub shared: &'static str,
+    /// CUDA C++.
     pub text: &'static str,
     /// The ways in which it is built, for the check that every source compiles.
     pub builds: &'static [Build],
@@ -122,8 +124,11 @@ pub fn version() -> Result<(u32, u32)> {
 pub fn compile(source: &Source, build: &Build, target: Target) -> Result<Vec<u8>> {
     library::nvrtc()?;
     let options = options(build, target);
-    let text = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.name, source.text))
-        .expect("a source without NUL");
+    let text = format!(
+        "#line 1 \"prelude.cuh\"\n{PRELUDE}\n#line 1 \"shared.cuh\"\n{}\n#line 1 \"{}\"\n{}",
+        source.shared, source.name, source.text
+    );
+    let text = CString::new(text).expect("a source without NUL");
     let name = CString::new(source.name).expect("a name without NUL");
     let program = Program::new(&text, &name)?;
     let c_options: Vec<CString> =
@@ -176,7 +181,7 @@ fn cache_file(source: &Source, build: &Build, target: Target) -> Result<Option<P
     };
     let (major, minor) = version()?;
     let mut hash = blake3::Hasher::new();
-    for part in [PRELUDE, source.name, source.text, &options(build, target).join("\n")] {
+    for part in [PRELUDE, source.shared, source.name, source.text, &options(build, target).join("\n")] {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     hash.update(&major.to_le_bytes()).update(&minor.to_le_bytes());
@@ -286,6 +291,7 @@ mod tests {
         }
         let source = Source {
             name: "wrong.cu",
+            shared: "",
             text: "\nKERNEL(32) wrong() { nonsense(); }",
             builds: &[Build::PLAIN],
         };
@@ -309,7 +315,7 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = Source { name: "a.cu", text: "", builds: &[] };
+        let source = Source { name: "a.cu", shared: "", text: "", builds: &[] };
         let file = |build, target| cache_file(&source, &build, target).unwrap();
         let all = [
             file(Build::F32, Target::Machine(80)),

@@ -184,6 +184,11 @@ impl<'a> Args<'a> {
         self.push(value, 8)
     }
 
+    /// `i64`.
+    pub fn i64(self, value: i64) -> Args<'a> {
+        self.push(value as u64, 8)
+    }
+
     /// `u32`.
     pub fn u32(self, value: u32) -> Args<'a> {
         self.push(value.into(), 4)

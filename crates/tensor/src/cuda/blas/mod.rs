@@ -26,7 +26,7 @@ use plan::{Key, Kind, Plan};
 
 /// The kernels that stand in where cuBLASLt has none.
 pub const EPILOGUE: Source =
-    Source { name: "epilogue.cu", text: include_str!("epilogue.cu"), builds: Build::FLOATS };
+    Source { name: "epilogue.cu", shared: "", text: include_str!("epilogue.cu"), builds: Build::FLOATS };
 
 /// What happens to a finished sum on its way to `c`. Each tensor has `c`'s type.
 #[derive(Debug)]
@@ -51,6 +51,13 @@ pub enum Epilogue<'a> {
     SumsOfA(&'a mut Tensor),
     /// As before, the sums of `b` over `k`: `[n]`.
     SumsOfB(&'a mut Tensor),
+}
+
+impl<'a> Epilogue<'a> {
+    /// With a bias, or nothing.
+    pub fn bias(bias: Option<&'a Tensor>) -> Epilogue<'a> {
+        bias.map_or(Epilogue::None, Epilogue::Bias)
+    }
 }
 
 /// How an algorithm is picked among those that cuBLASLt offers for a product.
