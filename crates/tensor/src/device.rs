@@ -1,6 +1,7 @@
 //! Where tensors live and operations run. A closed set, so an enum: an operation matches on it.
 
 use crate::cpu::Cpu;
+use crate::cuda::Cuda;
 use crate::error::Result;
 use crate::memory::Ledger;
 
@@ -9,6 +10,8 @@ use crate::memory::Ledger;
 pub enum Device {
     /// The host's processor, through a pool of threads of its own.
     Cpu(Cpu),
+    /// An NVIDIA card.
+    Cuda(Cuda),
 }
 
 impl Device {
@@ -17,22 +20,46 @@ impl Device {
         Ok(Device::Cpu(Cpu::new(threads)?))
     }
 
+    /// A card, by the driver's number for it.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Ok(Device::Cuda(Cuda::open(ordinal)?))
+    }
+
     /// Its books.
     pub fn ledger(&self) -> &Ledger {
-        let Device::Cpu(cpu) = self;
-        cpu.ledger()
+        match self {
+            Device::Cpu(cpu) => cpu.ledger(),
+            Device::Cuda(cuda) => cuda.ledger(),
+        }
     }
 
     /// The name used in summaries and JSON.
     pub fn name(&self) -> &'static str {
         match self {
             Device::Cpu(_) => "cpu",
+            Device::Cuda(_) => "cuda",
         }
     }
 
     /// Runs `work` where this device's operations start fastest: for the CPU, on one of its own threads.
     pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        let Device::Cpu(cpu) = self;
-        cpu.enter(work)
+        match self {
+            Device::Cpu(cpu) => cpu.enter(work),
+            Device::Cuda(_) => work(),
+        }
     }
+
+    /// Waits until all queued work is done. A processor queues none.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            Device::Cuda(cuda) => cuda.synchronize(),
+        }
+    }
+}
+
+/// The end of an operation that was called for a card and only knows the host.
+#[track_caller]
+pub(crate) fn host_only() -> ! {
+    panic!("this operation has no CUDA kernel yet")
 }

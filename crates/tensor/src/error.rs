@@ -29,4 +29,28 @@ pub enum Error {
         /// The system's reason.
         why: String,
     },
+    /// There is no card, no driver, or a library of NVIDIA's is missing.
+    #[error("CUDA cannot be used: {why}")]
+    NoCuda {
+        /// What is missing, and what to do about it.
+        why: String,
+    },
+    /// The driver or a library refused a call, or an earlier kernel failed and it shows only now.
+    #[error("CUDA: {doing} failed: {why}")]
+    Cuda {
+        /// What was being done.
+        doing: &'static str,
+        /// The driver's or the library's reason.
+        why: String,
+    },
+    /// A kernel's source does not compile for this card.
+    #[error("the kernels in {file} do not compile with {options}:\n{log}")]
+    Compile {
+        /// The source.
+        file: &'static str,
+        /// What it was compiled with.
+        options: String,
+        /// What the compiler said.
+        log: String,
+    },
 }

@@ -5,6 +5,7 @@
 //! reads tensors and returns a new one on the same device.
 
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;

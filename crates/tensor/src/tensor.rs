@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::cpu::buffer::Buffer;
+use crate::cpu;
+use crate::cuda;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
@@ -16,23 +17,33 @@ use crate::with_float;
 /// A contiguous, row-major, reference-counted array on a device.
 #[derive(Debug, Clone)]
 pub struct Tensor {
-    buffer: Arc<Buffer>,
+    storage: Storage,
     dtype: DType,
     shape: Vec<usize>,
+}
+
+/// Whose memory holds the elements.
+#[derive(Debug, Clone)]
+enum Storage {
+    Cpu(Arc<cpu::buffer::Buffer>),
+    Cuda(Arc<cuda::buffer::Buffer>),
 }
 
 impl Tensor {
     /// Allocates without setting the elements: each is some valid number, but not a chosen one.
     pub fn empty(device: &Device, shape: &[usize], dtype: DType, category: Category) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        let Device::Cpu(cpu) = device;
-        Ok(Tensor { buffer: Arc::new(cpu.allocate(bytes, category)?), dtype, shape: shape.to_vec() })
+        let storage = match device {
+            Device::Cpu(cpu) => Storage::Cpu(Arc::new(cpu.allocate(bytes, category)?)),
+            Device::Cuda(cuda) => Storage::Cuda(Arc::new(cuda.allocate(bytes, category)?)),
+        };
+        Ok(Tensor { storage, dtype, shape: shape.to_vec() })
     }
 
     /// Allocates zeros.
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, category: Category) -> Result<Tensor> {
         let mut t = Tensor::empty(device, shape, dtype, category)?;
-        t.bytes_mut().fill(0);
+        t.fill_zero()?;
         Ok(t)
     }
 
@@ -44,7 +55,7 @@ impl Tensor {
         category: Category,
     ) -> Result<Tensor> {
         let mut t = Tensor::empty(device, shape, T::DTYPE, category)?;
-        t.slice_mut::<T>().copy_from_slice(data);
+        t.copy_from_host(bytemuck::cast_slice(data));
         Ok(t)
     }
 
@@ -55,7 +66,10 @@ impl Tensor {
 
     /// The device that holds it.
     pub fn device(&self) -> Device {
-        Device::Cpu(self.buffer.cpu().clone())
+        match &self.storage {
+            Storage::Cpu(buffer) => Device::Cpu(buffer.cpu().clone()),
+            Storage::Cuda(buffer) => Device::Cuda(buffer.cuda().clone()),
+        }
     }
 
     /// Its extents, outermost first.
@@ -100,53 +114,120 @@ impl Tensor {
         self
     }
 
-    /// A copy with a buffer of its own.
+    /// A copy with a buffer of its own, on the same device.
     pub fn duplicate(&self, category: Category) -> Result<Tensor> {
         let mut copy = self.empty_like(category)?;
-        copy.bytes_mut().copy_from_slice(self.bytes());
+        match &self.storage {
+            Storage::Cpu(buffer) => copy.bytes_mut().copy_from_slice(buffer.bytes()),
+            Storage::Cuda(buffer) => copy.cuda_buffer_mut().copy_from(buffer)?,
+        }
         Ok(copy)
     }
 
-    /// Its elements; `T` must be its type.
+    /// A copy on another device.
+    pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
+        let mut copy = Tensor::empty(device, &self.shape, self.dtype, category)?;
+        copy.copy_from_host(&self.host_bytes());
+        Ok(copy)
+    }
+
+    /// Sets all its elements to zero; this must be its only owner.
+    pub fn fill_zero(&mut self) -> Result<()> {
+        match &mut self.storage {
+            Storage::Cpu(_) => self.bytes_mut().fill(0),
+            Storage::Cuda(_) => self.cuda_buffer_mut().fill(0)?,
+        }
+        Ok(())
+    }
+
+    /// Its elements; `T` must be its type and the host its device.
     pub fn slice<T: Element>(&self) -> &[T] {
         assert_eq!(T::DTYPE, self.dtype, "a tensor was read as another type");
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// Its elements for writing; `T` must be its type and this its only owner.
+    /// Its elements for writing; `T` must be its type, the host its device and this its only owner.
     pub fn slice_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "a tensor was written as another type");
         bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
-    /// Its bytes.
+    /// Its bytes; the host must be its device.
     pub fn bytes(&self) -> &[u8] {
-        self.buffer.bytes()
+        match &self.storage {
+            Storage::Cpu(buffer) => buffer.bytes(),
+            Storage::Cuda(_) => panic!("the host was to read a tensor {:?} that is on a card", self.shape),
+        }
     }
 
-    /// Its bytes for writing.
+    /// Its bytes for writing; as [`Tensor::bytes`].
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        Arc::get_mut(&mut self.buffer).expect("a tensor that is written to has one owner").bytes_mut()
+        match &mut self.storage {
+            Storage::Cpu(buffer) => only(buffer).bytes_mut(),
+            Storage::Cuda(_) => panic!("the host was to write a tensor {:?} that is on a card", self.shape),
+        }
+    }
+
+    /// Its buffer on a card, which must be its device.
+    pub fn cuda_buffer(&self) -> &cuda::buffer::Buffer {
+        match &self.storage {
+            Storage::Cuda(buffer) => buffer,
+            Storage::Cpu(_) => panic!("a card was to read a tensor {:?} that is on the host", self.shape),
+        }
+    }
+
+    /// Its buffer on a card for writing; as [`Tensor::cuda_buffer`].
+    pub fn cuda_buffer_mut(&mut self) -> &mut cuda::buffer::Buffer {
+        match &mut self.storage {
+            Storage::Cuda(buffer) => only(buffer),
+            Storage::Cpu(_) => panic!("a card was to write a tensor {:?} that is on the host", self.shape),
+        }
     }
 
     /// Its bytes on the host: borrowed where the device is the host, a copy otherwise.
+    ///
+    /// # Panics
+    /// Where the card failed in work queued before, as it then has no bytes to give.
     pub fn host_bytes(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.bytes())
+        match &self.storage {
+            Storage::Cpu(buffer) => Cow::Borrowed(buffer.bytes()),
+            Storage::Cuda(buffer) => {
+                let mut bytes = vec![0; buffer.len()];
+                buffer.download(&mut bytes).unwrap_or_else(|e| panic!("{e}"));
+                Cow::Owned(bytes)
+            }
+        }
     }
 
     /// Overwrites it with bytes of the host.
+    ///
+    /// # Panics
+    /// Where the card failed in work queued before.
     pub fn copy_from_host(&mut self, bytes: &[u8]) {
-        self.bytes_mut().copy_from_slice(bytes);
+        match &mut self.storage {
+            Storage::Cpu(_) => self.bytes_mut().copy_from_slice(bytes),
+            Storage::Cuda(_) => {
+                self.cuda_buffer_mut().upload(bytes).unwrap_or_else(|e| panic!("{e}"));
+            }
+        }
     }
 
     /// Whether nobody else holds its buffer, so that it may be written to.
     pub fn is_unique(&mut self) -> bool {
-        Arc::get_mut(&mut self.buffer).is_some()
+        match &mut self.storage {
+            Storage::Cpu(buffer) => Arc::get_mut(buffer).is_some(),
+            Storage::Cuda(buffer) => Arc::get_mut(buffer).is_some(),
+        }
     }
 
     /// A floating-point tensor's elements, widened, on the host.
     pub fn to_f32(&self) -> Vec<f32> {
-        with_float!(self.dtype, T => self.slice::<T>().iter().map(|x| x.to_f32()).collect())
+        let bytes = self.host_bytes();
+        // A copy need not be aligned for its elements.
+        with_float!(self.dtype, T => bytes
+            .chunks_exact(size_of::<T>())
+            .map(|x| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x)))
+            .collect())
     }
 
     /// A tensor of the given floating type from f32 values, rounded where need be.
@@ -157,10 +238,14 @@ impl Tensor {
         data: &[f32],
         category: Category,
     ) -> Result<Tensor> {
-        let mut t = Tensor::empty(device, shape, dtype, category)?;
-        with_float!(dtype, T => for (y, x) in t.slice_mut::<T>().iter_mut().zip(data) {
-            *y = T::from_f32(*x);
-        });
-        Ok(t)
+        with_float!(dtype, T => {
+            let rounded: Vec<T> = data.iter().map(|x| <T as Float>::from_f32(*x)).collect();
+            Tensor::from_slice(device, shape, &rounded, category)
+        })
     }
+}
+
+/// A buffer that is about to be written to.
+fn only<B>(buffer: &mut Arc<B>) -> &mut B {
+    Arc::get_mut(buffer).expect("a tensor that is written to has one owner")
 }

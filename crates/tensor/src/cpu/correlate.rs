@@ -77,7 +77,7 @@ impl Panels {
         columns: usize,
         fill: impl Fn(Range<usize>, usize, &mut [f32]) + Sync + Send,
     ) -> Result<Panels> {
-        let Device::Cpu(cpu) = device;
+        let Device::Cpu(cpu) = device else { crate::device::host_only() };
         let (full, narrow) = widths(cpu.isa());
         let rest = columns % full;
         let padded = columns - rest + if rest > narrow { full } else { rest.next_multiple_of(narrow) };

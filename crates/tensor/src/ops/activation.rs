@@ -79,7 +79,7 @@ fn gelu_gate(x: f32) -> f32 {
 
 /// y = f(x).
 pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let mut y = x.empty_like(Category::Activations)?;
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
@@ -91,7 +91,7 @@ pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
 /// dx = dy f'(x); `saved` is the output for ReLU, the input for GELU and SiLU. Overwrites dy if nobody else holds it.
 pub fn backward(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<Tensor> {
     assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
-    let Device::Cpu(cpu) = saved.device();
+    let Device::Cpu(cpu) = saved.device() else { crate::device::host_only() };
     let mut dx = writable(dy)?;
     with_float!(saved.dtype(), T => {
         let saved = saved.slice::<T>();

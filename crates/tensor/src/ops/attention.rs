@@ -33,7 +33,7 @@ const KEYS: usize = 64;
 pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
     let z = Sizes::new(qkv, heads);
     let device = qkv.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Activations)?;
     let mut logsumexp = Tensor::empty(&device, &[z.batch, heads, z.t], DType::F32, Category::Activations)?;
     with_float!(qkv.dtype(), T => {
@@ -64,7 +64,7 @@ pub fn backward(dy: &Tensor, qkv: &Tensor, y: &Tensor, logsumexp: &Tensor, heads
     assert_eq!(logsumexp.shape(), [z.batch, heads, z.t], "attention's logsumexp");
     assert!(dy.dtype() == qkv.dtype() && y.dtype() == qkv.dtype(), "attention's tensors have one type");
     let device = qkv.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut dqkv = qkv.empty_like(Category::Activations)?;
     with_float!(qkv.dtype(), T => {
         let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());

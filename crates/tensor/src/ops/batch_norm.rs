@@ -27,7 +27,7 @@ const BLOCK: usize = 64;
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let rows = rows_of(x);
     let pieces = x.rows().div_ceil(rows);
     let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
@@ -81,7 +81,7 @@ pub fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     assert_eq!(dy.shape(), x.shape(), "the gradient of a normalised tensor");
     assert_eq!(dy.dtype(), x.dtype(), "a tensor and its gradient have one type");
     let (mean, rstd) = (mean.slice::<f32>(), rstd.slice::<f32>());
@@ -128,7 +128,7 @@ fn rows_of(x: &Tensor) -> usize {
 
 fn normalise(x: &Tensor, scale: &Tensor, shift: &Tensor, mean: &[f32], rstd: &[f32]) -> Result<Tensor> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     for (len, what) in
         [(scale.len(), "scale"), (shift.len(), "shift"), (mean.len(), "mean"), (rstd.len(), "variance")]
     {

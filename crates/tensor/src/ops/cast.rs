@@ -10,7 +10,7 @@ use crate::{simd, with_float};
 
 /// A copy of `x` as `dtype`; a plain copy if it already is.
 pub fn cast(x: &Tensor, dtype: DType, category: Category) -> Result<Tensor> {
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let mut y = Tensor::empty(&x.device(), x.shape(), dtype, category)?;
     with_float!(x.dtype(), T => with_float!(dtype, U => {
         let x = x.slice::<T>();

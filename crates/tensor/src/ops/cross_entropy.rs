@@ -29,7 +29,7 @@ pub struct Outcome {
 pub fn forward_backward(mut logits: Tensor, targets: &Tensor, scale: f32) -> Result<Outcome> {
     let (rows, v) = (logits.rows(), logits.width());
     assert_eq!(targets.len(), rows, "cross_entropy: targets for logits {:?}", logits.shape());
-    let Device::Cpu(cpu) = logits.device();
+    let Device::Cpu(cpu) = logits.device() else { crate::device::host_only() };
     let targets = targets.slice::<u32>();
     let piece = pieces::rows(v);
     let mut partial = vec![(0.0, 0); rows.div_ceil(piece)];
@@ -47,7 +47,7 @@ pub fn forward_backward(mut logits: Tensor, targets: &Tensor, scale: f32) -> Res
 pub fn evaluate(logits: &Tensor, targets: &Tensor) -> (f64, usize) {
     let (rows, v) = (logits.rows(), logits.width());
     assert_eq!(targets.len(), rows, "cross_entropy: targets for logits {:?}", logits.shape());
-    let Device::Cpu(cpu) = logits.device();
+    let Device::Cpu(cpu) = logits.device() else { crate::device::host_only() };
     let targets = targets.slice::<u32>();
     with_float!(logits.dtype(), T => {
         let logits = logits.slice::<T>();

@@ -15,7 +15,7 @@ use crate::{simd, with_float};
 /// The elements of `x` that survive, scaled so that their mean is kept; the same call maps dy to dx.
 pub fn apply(x: &Tensor, rate: f32, key: u64) -> Result<Tensor> {
     assert!((0.0..1.0).contains(&rate), "dropout: a rate of {rate} is not in [0, 1)");
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let threshold = (f64::from(rate) * 4_294_967_296.0) as u32;
     let scale = 1.0 / (1.0 - rate);
     let mut y = x.empty_like(Category::Activations)?;

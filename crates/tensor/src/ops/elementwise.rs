@@ -11,7 +11,7 @@ use crate::{simd, with_float};
 /// a + b, in the type of a.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     assert_eq!(a.shape(), b.shape(), "add");
-    let Device::Cpu(cpu) = a.device();
+    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
     let mut y = a.empty_like(Category::Activations)?;
     with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
         let (a, b) = (a.slice::<T>(), b.slice::<U>());
@@ -23,7 +23,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// a += b; the two may be of different float types.
 pub fn add_into(a: &mut Tensor, b: &Tensor) {
     assert_eq!(a.shape(), b.shape(), "add_into");
-    let Device::Cpu(cpu) = a.device();
+    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
     with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
         let b = b.slice::<U>();
         cpu.for_pieces(a.slice_mut::<T>(), PIECE, |at, a| sum_into(cpu.isa(), &b[at], a));
@@ -32,7 +32,7 @@ pub fn add_into(a: &mut Tensor, b: &Tensor) {
 
 /// a *= s.
 pub fn scale_into(a: &mut Tensor, s: f32) {
-    let Device::Cpu(cpu) = a.device();
+    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
     with_float!(a.dtype(), T => {
         cpu.for_pieces(a.slice_mut::<T>(), PIECE, |_, a| multiply(cpu.isa(), s, a));
     });

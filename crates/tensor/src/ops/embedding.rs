@@ -18,7 +18,7 @@ use crate::with_float;
 /// `y[b, t] = table[ids[b, t]]`.
 pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     let (vocab, c) = (table.rows(), table.width());
-    let Device::Cpu(cpu) = table.device();
+    let Device::Cpu(cpu) = table.device() else { crate::device::host_only() };
     let shape = [ids.shape(), &[c]].concat();
     let ids = ids.slice::<u32>();
     let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Activations)?;
@@ -38,7 +38,7 @@ pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize) -> Result<Tensor> {
     let c = dy.width();
     assert_eq!(ids.len(), dy.rows(), "embedding: ids and dy");
-    let Device::Cpu(cpu) = dy.device();
+    let Device::Cpu(cpu) = dy.device() else { crate::device::host_only() };
     let scratch = |len| Tensor::zeros(&dy.device(), &[len], DType::U32, Category::Workspace);
     let ids = ids.slice::<u32>();
 
@@ -88,7 +88,7 @@ const SHARE: usize = 256;
 pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
     let (t, c) = time_and_width(&x);
     assert!(table.width() == c && table.rows() >= t, "positions: {:?} for {:?}", table.shape(), x.shape());
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let mut y = pieces::writable(x)?;
     with_float!(y.dtype(), T => with_float!(table.dtype(), U => {
         let table = table.slice::<U>();
@@ -106,7 +106,7 @@ pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
 pub fn positions_backward(dy: &Tensor, context: usize) -> Result<Tensor> {
     let (t, c) = time_and_width(dy);
     assert!(t <= context, "positions: {t} steps in a context of {context}");
-    let Device::Cpu(cpu) = dy.device();
+    let Device::Cpu(cpu) = dy.device() else { crate::device::host_only() };
     let rows = dy.rows();
     let mut table = Tensor::empty(&dy.device(), &[context, c], dy.dtype(), Category::Gradients)?;
     with_float!(dy.dtype(), T => {

@@ -21,7 +21,7 @@ use crate::{simd, with_float};
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
     assert_eq!((scale.shape(), shift.shape()), (&[c][..], &[c][..]), "layer_norm: scale and shift");
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let (scale, shift) = (pieces::widened(scale)?, pieces::widened(shift)?);
     let (scale, shift) = (scale.slice::<f32>(), shift.slice::<f32>());
     let mut y = x.empty_like(Category::Activations)?;
@@ -47,7 +47,7 @@ pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tens
         (&[c][..], &[rows, 2][..]),
         "layer_norm: scale, statistics"
     );
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let scale = pieces::widened(scale)?;
     let (scale, statistics) = (scale.slice::<f32>(), statistics.slice::<f32>());
     let mut dx = x.empty_like(Category::Activations)?;
@@ -72,7 +72,7 @@ pub fn backward_weights(
     let (rows, c) = (x.rows(), x.width());
     assert_eq!(dy.shape(), x.shape(), "layer_norm: dy and x");
     assert_eq!(statistics.shape(), [rows, 2], "layer_norm: statistics");
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let piece = reduce::partial_rows(c);
     let mut partial = reduce::partials(x, rows, 2 * c)?;
     with_float!(x.dtype(), T => {

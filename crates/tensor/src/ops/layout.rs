@@ -49,7 +49,7 @@ fn resize(x: &Tensor, channels: usize) -> Result<Tensor> {
     let mut shape = x.shape().to_vec();
     *shape.last_mut().expect("a tensor with at least one dimension") = channels;
     let device = x.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Activations)?;
     let kept = c.min(channels);
     with_float!(x.dtype(), T => {
@@ -71,7 +71,7 @@ fn transpose(x: &Tensor, rows: usize, columns: usize, shape: &[usize]) -> Result
         return Ok(x.clone().reshape(shape));
     }
     let device = x.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = Tensor::empty(&device, shape, x.dtype(), Category::Activations)?;
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();

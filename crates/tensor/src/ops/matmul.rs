@@ -2,11 +2,13 @@
 //!
 //! `a: [m, k]`, `b: [k, n]`, or either of them stored transposed; every dimension but the last counts as rows.
 
+use crate::cpu::Cpu;
 use crate::cpu::gemm::{Epilogue, Matrix, MatrixMut, parallel};
+use crate::cuda::blas;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::activation::Activation;
+use crate::ops::activation::{self, Activation};
 use crate::tensor::Tensor;
 use crate::with_float;
 
@@ -23,7 +25,10 @@ pub fn matmul(
 ) -> Result<Tensor> {
     let (m, n, _) = extents(a, ta, b, tb, bias);
     let mut c = Tensor::empty(&a.device(), &[m, n], a.dtype(), category)?;
-    product(a, ta, b, tb, bias, None, &mut c, None);
+    match a.device() {
+        Device::Cpu(cpu) => product(&cpu, a, ta, b, tb, bias, None, &mut c, None),
+        Device::Cuda(_) => blas::Product::new(a, ta, b, tb).then(blas::Epilogue::bias(bias)).into(&mut c)?,
+    }
     Ok(c)
 }
 
@@ -38,8 +43,23 @@ pub fn matmul_activated(
 ) -> Result<(Tensor, Tensor)> {
     let (m, n, _) = extents(a, ta, b, tb, bias);
     let mut pre = Tensor::empty(&a.device(), &[m, n], a.dtype(), Category::Activations)?;
-    let mut activated = pre.empty_like(Category::Activations)?;
-    product(a, ta, b, tb, bias, Some(activation), &mut activated, Some(&mut pre));
+    let activated = match (a.device(), activation) {
+        (Device::Cpu(cpu), _) => {
+            let mut activated = pre.empty_like(Category::Activations)?;
+            product(&cpu, a, ta, b, tb, bias, Some(activation), &mut activated, Some(&mut pre));
+            activated
+        }
+        (Device::Cuda(_), Activation::Gelu) => {
+            let mut activated = pre.empty_like(Category::Activations)?;
+            let gelu = blas::Epilogue::Gelu { bias, pre: &mut pre };
+            blas::Product::new(a, ta, b, tb).then(gelu).into(&mut activated)?;
+            activated
+        }
+        (Device::Cuda(_), Activation::Relu | Activation::Silu) => {
+            blas::Product::new(a, ta, b, tb).then(blas::Epilogue::bias(bias)).into(&mut pre)?;
+            activation::forward(activation, &pre)?
+        }
+    };
     Ok((pre, activated))
 }
 
@@ -60,6 +80,7 @@ fn extents(a: &Tensor, ta: bool, b: &Tensor, tb: bool, bias: Option<&Tensor>) ->
 }
 
 fn product(
+    cpu: &Cpu,
     a: &Tensor,
     ta: bool,
     b: &Tensor,
@@ -70,7 +91,6 @@ fn product(
     pre: Option<&mut Tensor>,
 ) {
     let (m, n, k) = extents(a, ta, b, tb, bias);
-    let Device::Cpu(cpu) = a.device();
     with_float!(a.dtype(), T => {
         let epilogue = Epilogue {
             bias: bias.map(|bias| bias.slice::<T>()),
@@ -80,6 +100,6 @@ fn product(
         let a = Matrix::of(a.slice::<T>(), a.width(), ta);
         let b = Matrix::of(b.slice::<T>(), b.width(), tb);
         let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
-        parallel(&cpu, m, n, k, a, b, c, false, epilogue);
+        parallel(cpu, m, n, k, a, b, c, false, epilogue);
     });
 }

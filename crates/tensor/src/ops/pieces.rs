@@ -27,7 +27,7 @@ pub(crate) fn writable(mut x: Tensor) -> Result<Tensor> {
     if x.is_unique() {
         return Ok(x);
     }
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let mut copy = x.empty_like(Category::Activations)?;
     let bytes = x.bytes();
     cpu.for_pieces(copy.bytes_mut(), 4 * PIECE, |at, copy| copy.copy_from_slice(&bytes[at]));

@@ -55,7 +55,7 @@ pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
     assert_eq!(dy.dtype(), x.dtype(), "an image and its gradient have one type");
     let device = dy.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(dy.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
         image::sum(&device, &grid.shape, T::DTYPE, |n, dx| {
@@ -144,7 +144,7 @@ fn fold<T: Float>(
     row: impl Fn(crate::cpu::Isa, &[T], Range<usize>, &mut [T], &Grid) + Sync + Send,
 ) -> Result<Tensor> {
     let device = x.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = Tensor::empty(&device, &grid.output_shape(), T::DTYPE, Category::Activations)?;
     let [_, oh, ow, c] = grid.output_shape();
     let x = x.slice::<T>();
@@ -164,7 +164,7 @@ fn mean(x: &Tensor, grid: &Grid) -> Result<Tensor> {
 fn spread(dy: &Tensor, grid: &Grid) -> Result<Tensor> {
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
     let device = dy.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
         image::sum(&device, &grid.shape, T::DTYPE, |n, dx| {

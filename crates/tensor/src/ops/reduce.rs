@@ -14,7 +14,7 @@ use crate::{simd, with_float};
 
 /// The sum of the rows of x `[.., c]`, a `[c]` in its type: the gradient of a bias.
 pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let (rows, c) = (x.rows(), x.width());
     let piece = partial_rows(c);
     let mut partial = partials(x, rows, c)?;
@@ -30,7 +30,7 @@ pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
 
 /// The sum of the squares.
 pub fn squared_norm(x: &Tensor) -> f64 {
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
         cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum()
@@ -40,7 +40,7 @@ pub fn squared_norm(x: &Tensor) -> f64 {
 /// The sum of the products of elements that stand in the same place.
 pub fn dot(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.shape(), b.shape(), "dot");
-    let Device::Cpu(cpu) = a.device();
+    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
     with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
         let (a, b) = (a.slice::<T>(), b.slice::<U>());
         cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum()
@@ -66,7 +66,7 @@ pub(crate) fn total(
     dtype: DType,
     category: Category,
 ) -> Result<Tensor> {
-    let Device::Cpu(cpu) = partial.device();
+    let Device::Cpu(cpu) = partial.device() else { crate::device::host_only() };
     let mut y = Tensor::empty(&partial.device(), &[c], dtype, category)?;
     let (rows, width) = (partial.rows(), partial.width());
     let partial = partial.slice::<f32>();

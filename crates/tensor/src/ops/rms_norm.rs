@@ -21,7 +21,7 @@ use crate::{simd, with_float};
 pub fn forward(x: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
     assert_eq!(scale.shape(), [c], "rms_norm: scale");
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let scale = pieces::widened(scale)?;
     let scale = scale.slice::<f32>();
     let mut y = x.empty_like(Category::Activations)?;
@@ -45,7 +45,7 @@ pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tens
         (&[c][..], &[rows][..]),
         "rms_norm: scale and statistics"
     );
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let scale = pieces::widened(scale)?;
     let (scale, rstd) = (scale.slice::<f32>(), statistics.slice::<f32>());
     let mut dx = x.empty_like(Category::Activations)?;
@@ -65,7 +65,7 @@ pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DTy
     let (rows, c) = (x.rows(), x.width());
     assert_eq!(dy.shape(), x.shape(), "rms_norm: dy and x");
     assert_eq!(statistics.shape(), [rows], "rms_norm: statistics");
-    let Device::Cpu(cpu) = x.device();
+    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let piece = reduce::partial_rows(c);
     let mut partial = reduce::partials(x, rows, c)?;
     with_float!(x.dtype(), T => {

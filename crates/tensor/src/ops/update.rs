@@ -172,7 +172,7 @@ pub fn lars(target: Target<'_>, velocity: &mut Tensor, s: Lars, norms: SquaredNo
 
 /// The norms that [`lamb`] takes; m and v as they are before the step. It writes nothing.
 pub fn lamb_direction_norms(target: &Target<'_>, m: &Tensor, v: &Tensor, s: Lamb) -> SquaredNorms {
-    let Device::Cpu(cpu) = target.weight.device();
+    let Device::Cpu(cpu) = target.weight.device() else { crate::device::host_only() };
     let moments = Moments::new(s.beta1, s.beta2, s.eps, s.step, s.gradient_scale);
     let (weight, gradient) = (target.exact(), target.gradient);
     assert!([m.len(), v.len(), gradient.len()].iter().all(|&n| n == weight.len()), "lamb: lengths differ");
@@ -208,7 +208,7 @@ fn step<G: Float, const S: usize>(
     kernel: impl Fn(Isa, &mut [f32], [&mut [f32]; S], &[G]) + Sync + Send,
 ) {
     let Target { weight, master, gradient } = target;
-    let Device::Cpu(cpu) = weight.device();
+    let Device::Cpu(cpu) = weight.device() else { crate::device::host_only() };
     let len = weight.len();
     let others = states.iter().map(|state| state.len()).chain(master.iter().map(|master| master.len()));
     assert!(

@@ -177,7 +177,7 @@ impl Map {
 
     /// Forms the result, a group of images a task.
     fn run(&self, device: &Device, x: &[f32], weights: &[Panels], bias: Option<&[f32]>, y: &mut [f32]) {
-        let Device::Cpu(cpu) = device;
+        let Device::Cpu(cpu) = device else { crate::device::host_only() };
         let [source, result] = self.lens();
         cpu.for_pieces(y, self.group * result, |range, y| {
             let first = range.start / result;
@@ -220,7 +220,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
 
 pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
     let device = x.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let map = Map::forward(&device, z)?;
     let [source, result] = map.lens();
     let (depth, size) = (z.window(), z.window() * z.o);

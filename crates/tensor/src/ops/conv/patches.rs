@@ -43,7 +43,7 @@ impl Sizes {
 
 pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
     let device = x.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(x.dtype(), T => {
         let weight = permute_weight::<T>(w, z)?;
         let (x, weight) = (x.slice::<T>(), weight.slice::<T>());
@@ -69,7 +69,7 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y
 
 pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
     let device = dy.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(dy.dtype(), T => {
         let weight = permute_weight::<T>(w, z)?;
         let (dy, weight) = (dy.slice::<T>(), weight.slice::<T>());
@@ -94,7 +94,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
 
 pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
     let device = x.device();
-    let Device::Cpu(cpu) = &device;
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let size = z.window() * z.o;
     let share = z.rows().div_ceil(GROUPS).max(1);
     let groups = z.rows().div_ceil(share);

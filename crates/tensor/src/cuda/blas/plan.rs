@@ -1,0 +1,335 @@
+//! How one product is done: cuBLASLt's descriptions of it and the algorithms it offers.
+
+use std::ffi::c_void;
+use std::fmt;
+
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cublasLtHandle_t,
+    cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction,
+    cublasStatus_t, cudaDataType_t,
+};
+
+use super::Status;
+use crate::dtype::DType;
+use crate::error::Result;
+
+/// How many algorithms are asked for.
+const OFFERS: usize = 8;
+
+/// What tells one product from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub batch: usize,
+    pub ta: bool,
+    pub tb: bool,
+    pub input: DType,
+    pub output: DType,
+    pub accumulate: bool,
+    pub tf32: bool,
+    pub kind: Kind,
+}
+
+/// Which epilogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Plain,
+    Bias,
+    Gelu,
+    GeluBias,
+    GeluBackward,
+    SumsOfA,
+    SumsOfB,
+}
+
+impl Kind {
+    /// Whether it reads a bias or writes sums.
+    fn has_vector(self) -> bool {
+        matches!(self, Kind::Bias | Kind::GeluBias | Kind::SumsOfA | Kind::SumsOfB)
+    }
+
+    /// Whether it keeps or reads what stands before the activation.
+    fn has_matrix(self) -> bool {
+        matches!(self, Kind::Gelu | Kind::GeluBias | Kind::GeluBackward)
+    }
+}
+
+impl Key {
+    /// Whether it is worth asking. Rows of what an epilogue keeps must be a multiple of 8 elements; and its GELU
+    /// takes the hardware's tanh, which errs by 5e-4: enough for bf16, not for f32.
+    pub(super) fn possible(&self) -> bool {
+        !self.kind.has_matrix() || (self.n.is_multiple_of(8) && self.output == DType::Bf16)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let t = |transposed| if transposed { "T" } else { "N" };
+        write!(f, "{} x {} x {} {}{} ", self.m, self.n, self.k, t(self.ta), t(self.tb))?;
+        write!(f, "{:?} to {:?} {:?}", self.input, self.output, self.kind)
+    }
+}
+
+/// A product's descriptions and algorithms, best first.
+#[derive(Debug)]
+pub(super) struct Plan {
+    operation: MatmulDescription,
+    first: Layout,
+    second: Layout,
+    result: Layout,
+    algorithms: Vec<cublasLtMatmulAlgo_t>,
+}
+
+// SAFETY: descriptions are plain memory of the library's, used by one thread at a time.
+unsafe impl Send for Plan {}
+
+impl Plan {
+    /// `None` where cuBLASLt has no algorithm for the product.
+    pub(super) fn new(handle: cublasLtHandle_t, key: &Key, workspace: usize) -> Result<Option<Plan>> {
+        let operation = MatmulDescription::new(if key.tf32 {
+            Compute::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            Compute::CUBLAS_COMPUTE_32F
+        })?;
+        // CUBLAS_OP_N and CUBLAS_OP_T.
+        let transposed = |t: bool| i32::from(t);
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(key.tb))?;
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(key.ta))?;
+        let epilogue = match key.kind {
+            Kind::Plain => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            Kind::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
+            Kind::Gelu => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX,
+            Kind::GeluBias => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Kind::GeluBackward => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
+            // Our `b` is its first operand, `A`.
+            Kind::SumsOfB => LtEpilogue::CUBLASLT_EPILOGUE_BGRADA,
+            Kind::SumsOfA => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
+        };
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+        if key.kind.has_vector() {
+            operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.output))?;
+        }
+        if key.kind.has_matrix() {
+            operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n as i64)?;
+        }
+        // What lies as [rows, width] by rows lies as [width, rows] by columns.
+        let stored = |rows: usize, width: usize, t: bool| if t { (rows, width) } else { (width, rows) };
+        let (b_rows, b_cols) = stored(key.k, key.n, key.tb);
+        let (a_rows, a_cols) = stored(key.m, key.k, key.ta);
+        let mut plan = Plan {
+            operation,
+            first: Layout::new(key.input, b_rows, b_cols, key.batch)?,
+            second: Layout::new(key.input, a_rows, a_cols, key.batch)?,
+            result: Layout::new(key.output, key.n, key.m, key.batch)?,
+            algorithms: Vec::new(),
+        };
+        // The ranking of an epilogue's algorithms looks at its pointers' alignment, so they need a value.
+        let aligned = |used: bool| used.then_some(256);
+        plan.point(aligned(key.kind.has_vector()), aligned(key.kind.has_matrix()))?;
+        plan.algorithms = plan.offers(handle, workspace)?;
+        Ok(if plan.algorithms.is_empty() { None } else { Some(plan) })
+    }
+
+    fn offers(&self, handle: cublasLtHandle_t, workspace: usize) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+        let wish = Wish::new()?;
+        wish.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace)?;
+        // Parts of a sum over k may be joined only from the scratch space, in f32 and in a fixed order.
+        let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        wish.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction)?;
+        let empty = cublasLtMatmulHeuristicResult_t {
+            algo: cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspaceSize: 0,
+            state: cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let mut offers = [empty; OFFERS];
+        let mut count = 0;
+        // SAFETY: all descriptions live; the library writes at most OFFERS results and their number.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                self.operation.0,
+                self.first.0,
+                self.second.0,
+                self.result.0,
+                self.result.0,
+                wish.0,
+                OFFERS as i32,
+                offers.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        if matches!(
+            status,
+            cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
+        ) {
+            return Ok(Vec::new());
+        }
+        status.check("asking for a matrix product's algorithms")?;
+        let offers = &offers[..count as usize];
+        let good = offers.iter().filter(|o| o.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(good.map(|offer| offer.algo).collect())
+    }
+
+    /// Sets the addresses of a call: of the bias or the sums, and of what stands before the activation.
+    pub(super) fn point(&self, bias: Option<u64>, aux: Option<u64>) -> Result<()> {
+        if let Some(bias) = bias {
+            self.operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        if let Some(aux) = aux {
+            self.operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn operation(&self) -> cublasLtMatmulDesc_t {
+        self.operation.0
+    }
+
+    pub(super) fn first(&self) -> cublasLtMatrixLayout_t {
+        self.first.0
+    }
+
+    pub(super) fn second(&self) -> cublasLtMatrixLayout_t {
+        self.second.0
+    }
+
+    pub(super) fn result(&self) -> cublasLtMatrixLayout_t {
+        self.result.0
+    }
+
+    pub(super) fn best(&self) -> &cublasLtMatmulAlgo_t {
+        &self.algorithms[0]
+    }
+
+    pub(super) fn algorithms(&self) -> usize {
+        self.algorithms.len()
+    }
+
+    pub(super) fn algorithm(&self, i: usize) -> &cublasLtMatmulAlgo_t {
+        &self.algorithms[i]
+    }
+
+    /// Forgets the best algorithm; whether another is left.
+    pub(super) fn drop_best(&mut self) -> bool {
+        self.algorithms.remove(0);
+        !self.algorithms.is_empty()
+    }
+
+    pub(super) fn prefer(&mut self, i: usize) {
+        self.algorithms.swap(0, i);
+    }
+}
+
+fn data_type(dtype: DType) -> cudaDataType_t {
+    match dtype {
+        DType::F32 => cudaDataType_t::CUDA_R_32F,
+        DType::Bf16 => cudaDataType_t::CUDA_R_16BF,
+        DType::U32 => panic!("a matrix product of u32"),
+    }
+}
+
+fn bytes<T>(value: &T) -> (*const c_void, usize) {
+    ((value as *const T).cast(), size_of::<T>())
+}
+
+#[derive(Debug)]
+struct MatmulDescription(cublasLtMatmulDesc_t);
+
+impl MatmulDescription {
+    fn new(compute: Compute) -> Result<MatmulDescription> {
+        let mut description = std::ptr::null_mut();
+        // SAFETY: the library is loaded; it writes the handle.
+        unsafe { sys::cublasLtMatmulDescCreate(&mut description, compute, cudaDataType_t::CUDA_R_32F) }
+            .check("describing a matrix product")?;
+        Ok(MatmulDescription(description))
+    }
+
+    fn set<T>(&self, attribute: Attribute, value: T) -> Result<()> {
+        let (value, size) = bytes(&value);
+        // SAFETY: the description lives; the library reads `size` bytes and refuses a wrong number.
+        unsafe { sys::cublasLtMatmulDescSetAttribute(self.0, attribute, value, size) }
+            .check("describing a matrix product")
+    }
+}
+
+impl Drop for MatmulDescription {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once.
+        let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
+    }
+}
+
+/// A matrix by columns, without gaps; `batch` of them one behind the other.
+#[derive(Debug)]
+struct Layout(cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(dtype: DType, rows: usize, cols: usize, batch: usize) -> Result<Layout> {
+        let mut layout = std::ptr::null_mut();
+        // SAFETY: the library is loaded; it writes the handle.
+        unsafe {
+            sys::cublasLtMatrixLayoutCreate(
+                &mut layout,
+                data_type(dtype),
+                rows as u64,
+                cols as u64,
+                rows as i64,
+            )
+        }
+        .check("describing a matrix")?;
+        let layout = Layout(layout);
+        if batch > 1 {
+            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;
+            let stride = (rows * cols) as i64;
+            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride)?;
+        }
+        Ok(layout)
+    }
+
+    fn set<T>(&self, attribute: LayoutAttribute, value: T) -> Result<()> {
+        let (value, size) = bytes(&value);
+        // SAFETY: the layout lives; the library reads `size` bytes and refuses a wrong number.
+        unsafe { sys::cublasLtMatrixLayoutSetAttribute(self.0, attribute, value, size) }
+            .check("describing a matrix")
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once.
+        let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
+    }
+}
+
+/// What algorithms should keep to.
+struct Wish(cublasLtMatmulPreference_t);
+
+impl Wish {
+    fn new() -> Result<Wish> {
+        let mut wish = std::ptr::null_mut();
+        // SAFETY: the library is loaded; it writes the handle.
+        unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }.check("stating a preference")?;
+        Ok(Wish(wish))
+    }
+
+    fn set<T>(&self, attribute: Preference, value: T) -> Result<()> {
+        let (value, size) = bytes(&value);
+        // SAFETY: the preference lives; the library reads `size` bytes and refuses a wrong number.
+        unsafe { sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, value, size) }
+            .check("stating a preference")
+    }
+}
+
+impl Drop for Wish {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once.
+        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}

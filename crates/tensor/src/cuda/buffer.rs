@@ -1,0 +1,249 @@
+//! The card's memory: blocks booked in the ledger, and kept for reuse when freed.
+//!
+//! Asking the driver for memory stops the card; a training step asks for the same sizes again and again. So
+//! freed blocks wait in a list by size. All work on a buffer is queued on the compute stream, hence a block may
+//! be handed on while the card still uses it: whoever gets it queues behind that use.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
+
+use super::Cuda;
+use super::status::Status;
+use crate::error::{Error, Result};
+use crate::memory::Category;
+
+/// Small blocks are multiples of this, and every block is aligned to it at least.
+const ALIGN: usize = 512;
+/// The driver maps large blocks in pages of this size.
+const PAGE: usize = 2 << 20;
+
+/// A block of a card's memory. Its length is what was asked for and booked; its capacity may be larger.
+#[derive(Debug)]
+pub struct Buffer {
+    block: Block,
+    len: usize,
+    category: Category,
+    cuda: Cuda,
+}
+
+impl Buffer {
+    pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Buffer> {
+        let block = Block::new(cuda, len, category)?;
+        Ok(Buffer { block, len, category, cuda: cuda.clone() })
+    }
+
+    /// The card it belongs to.
+    pub fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its address on the card, a multiple of 256; 0 where it is empty.
+    pub fn address(&self) -> CUdeviceptr {
+        self.block.address
+    }
+
+    /// Sets every byte, in the order of the compute stream.
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        self.cuda.bind()?;
+        // SAFETY: the block holds `len` bytes.
+        unsafe { sys::cuMemsetD8Async(self.address(), byte, self.len, self.cuda.compute().raw()) }
+            .check("filling memory")
+    }
+
+    /// Overwrites it with as many bytes of the host, in the order of the compute stream.
+    pub fn upload(&mut self, bytes: &[u8]) -> Result<()> {
+        assert_eq!(bytes.len(), self.len, "an upload of another length");
+        // SAFETY: the block holds `len` bytes.
+        self.cuda.with_staging(|staging, stream| unsafe { staging.upload(stream, self.address(), bytes) })
+    }
+
+    /// Copies it to the host, after all earlier work of the compute stream.
+    pub fn download(&self, bytes: &mut [u8]) -> Result<()> {
+        assert_eq!(bytes.len(), self.len, "a download of another length");
+        // SAFETY: the block holds `len` bytes.
+        self.cuda.with_staging(|staging, stream| unsafe { staging.download(stream, self.address(), bytes) })
+    }
+
+    /// Overwrites it with another buffer of the same card and length, in the order of the compute stream.
+    pub fn copy_from(&mut self, other: &Buffer) -> Result<()> {
+        assert_eq!(other.len, self.len, "a copy of another length");
+        assert!(self.cuda.is(&other.cuda), "a copy between two cards");
+        if self.len == 0 {
+            return Ok(());
+        }
+        self.cuda.bind()?;
+        let stream = self.cuda.compute().raw();
+        // SAFETY: both blocks hold `len` bytes, and a buffer borrowed mutably is not the other.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(self.address(), other.address(), self.len, stream) }
+            .check("copying on the card")
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.cuda.ledger().free(self.category, self.len);
+        let block = std::mem::replace(&mut self.block, Block { address: 0, capacity: 0 });
+        self.cuda.free_blocks().give(block);
+    }
+}
+
+/// An owned allocation; capacity 0 owns nothing.
+#[derive(Debug)]
+pub(super) struct Block {
+    address: CUdeviceptr,
+    capacity: usize,
+}
+
+impl Block {
+    /// A block of at least `len` bytes, booked. Unlike a [`Buffer`] it does not keep its card open.
+    pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
+        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().total() };
+        let capacity = rounded(len).ok_or_else(refused)?;
+        let free = cuda.free_blocks();
+        let block = match free.take(len) {
+            Some(block) => block,
+            None => {
+                cuda.bind()?;
+                match free.ask(capacity)? {
+                    Some(block) => block,
+                    None => {
+                        // The driver waits for the card before it takes a block back.
+                        free.clear();
+                        free.ask(capacity)?.ok_or_else(refused)?
+                    }
+                }
+            }
+        };
+        cuda.ledger().allocate(category, len);
+        Ok(block)
+    }
+
+    pub(super) fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            // SAFETY: allocated by `FreeBlocks::ask`, freed once. At the process's end the driver may be gone.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+/// What is asked of the driver for `len` bytes.
+fn rounded(len: usize) -> Option<usize> {
+    len.checked_next_multiple_of(if len >= PAGE / 2 { PAGE } else { ALIGN })
+}
+
+/// Freed blocks by capacity.
+#[derive(Debug, Default)]
+pub(super) struct FreeBlocks {
+    blocks: Mutex<BTreeMap<usize, Vec<Block>>>,
+    held: AtomicUsize,
+}
+
+impl FreeBlocks {
+    /// Bytes taken from the driver and not given back: buffers in use, and blocks that wait.
+    pub(super) fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    /// The smallest block that holds `len` and wastes little: an eighth, or part of a page.
+    fn take(&self, len: usize) -> Option<Block> {
+        if len == 0 {
+            return Some(Block { address: 0, capacity: 0 });
+        }
+        let slack = (len / 8).max(if len >= PAGE / 2 { PAGE } else { ALIGN });
+        let mut blocks = self.blocks.lock().expect("no panic while locked");
+        let (&capacity, list) = blocks.range_mut(len..=len.saturating_add(slack)).next()?;
+        let block = list.pop();
+        if list.is_empty() {
+            blocks.remove(&capacity);
+        }
+        block
+    }
+
+    /// A block from the driver; `None` where the card is full.
+    fn ask(&self, capacity: usize) -> Result<Option<Block>> {
+        let mut address = 0;
+        // SAFETY: a context is current; the driver writes the address.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, capacity) } {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Ok(None),
+            other => other.check("allocating memory")?,
+        }
+        self.held.fetch_add(capacity, Relaxed);
+        Ok(Some(Block { address, capacity }))
+    }
+
+    fn give(&self, block: Block) {
+        if block.capacity > 0 {
+            let mut blocks = self.blocks.lock().expect("no panic while locked");
+            blocks.entry(block.capacity).or_default().push(block);
+        }
+    }
+
+    /// Gives all waiting blocks back to the driver.
+    pub(super) fn clear(&self) {
+        let blocks = std::mem::take(&mut *self.blocks.lock().expect("no panic while locked"));
+        let bytes: usize = blocks.iter().map(|(capacity, list)| capacity * list.len()).sum();
+        self.held.fetch_sub(bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+
+    use super::*;
+
+    /// Blocks that no driver gave, and so none may take back.
+    fn waiting(capacities: &[usize]) -> ManuallyDrop<FreeBlocks> {
+        let free = FreeBlocks::default();
+        for &capacity in capacities {
+            free.give(Block { address: capacity as u64, capacity });
+        }
+        ManuallyDrop::new(free)
+    }
+
+    #[test]
+    fn a_block_is_reused_where_it_fits_and_wastes_little() {
+        let free = waiting(&[512, 1024, PAGE, 2 * PAGE, 64 * PAGE]);
+        let take = |len| free.take(len).map(|block| ManuallyDrop::new(block).capacity);
+        assert_eq!(take(500), Some(512));
+        assert_eq!(take(500), None);
+        assert_eq!(take(600), Some(1024));
+        assert_eq!(take(PAGE - 5), Some(PAGE));
+        assert_eq!(take(PAGE - 5), None);
+        assert_eq!(take(PAGE + 5), Some(2 * PAGE));
+        assert_eq!(take(50 * PAGE), None);
+        assert_eq!(take(60 * PAGE), Some(64 * PAGE));
+        assert_eq!(take(0), Some(0));
+    }
+
+    #[test]
+    fn sizes_are_rounded_to_what_the_driver_maps() {
+        assert_eq!(rounded(1), Some(512));
+        assert_eq!(rounded(PAGE / 2 - 1), Some(PAGE / 2));
+        assert_eq!(rounded(PAGE / 2), Some(PAGE));
+        assert_eq!(rounded(3 * PAGE + 1), Some(4 * PAGE));
+        assert_eq!(rounded(usize::MAX), None);
+    }
+}

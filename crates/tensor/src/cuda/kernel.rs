@@ -1,0 +1,387 @@
+//! Loaded kernels and their launch.
+//!
+//! The compiler of kernels and the compiler of this crate do not see each other, so an argument of the wrong
+//! size would be read as garbage. Where the driver can tell (CUDA 12.4 and later), a launch compares the number
+//! and sizes of its arguments with what the kernel declares.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{
+    self, CUdevice_attribute as Attribute, CUfunction, CUfunction_attribute as FunctionAttribute, CUmodule,
+    CUresult,
+};
+
+use super::Cuda;
+use super::compile::{Build, Source, Target, compile_cached};
+use super::status::Status;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// The most arguments that a kernel takes.
+const MOST: usize = 32;
+/// Shared memory that any kernel gets without asking.
+const PLAIN_SHARED: u32 = 48 << 10;
+
+/// Extents of a grid (in blocks) or of a block (in threads).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent(pub u32, pub u32, pub u32);
+
+impl From<u32> for Extent {
+    fn from(x: u32) -> Extent {
+        Extent(x, 1, 1)
+    }
+}
+impl From<(u32, u32)> for Extent {
+    fn from((x, y): (u32, u32)) -> Extent {
+        Extent(x, y, 1)
+    }
+}
+impl From<(u32, u32, u32)> for Extent {
+    fn from((x, y, z): (u32, u32, u32)) -> Extent {
+        Extent(x, y, z)
+    }
+}
+
+/// A kernel, ready to run on its card.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    // Before the card: a function is gone before its context is.
+    function: Arc<Function>,
+    cuda: Cuda,
+}
+
+impl Kernel {
+    /// Queues the kernel on the compute stream. `shared` is its dynamic shared memory in bytes.
+    ///
+    /// # Safety
+    /// The arguments are, in order and type, what the kernel declares, and with these sizes it stays within
+    /// the tensors it is given.
+    ///
+    /// # Panics
+    /// Where the arguments differ from the kernel's in number or size, or belong to another card.
+    pub unsafe fn launch(
+        &self,
+        grid: impl Into<Extent>,
+        block: impl Into<Extent>,
+        shared: u32,
+        args: Args<'_>,
+    ) -> Result<()> {
+        let (grid, block) = (grid.into(), block.into());
+        if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
+            return Ok(());
+        }
+        args.match_kernel(self);
+        self.cuda.bind()?;
+        self.function.allow_shared(shared)?;
+        let mut cells = args.cells;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
+        for (pointer, cell) in pointers.iter_mut().zip(&mut cells) {
+            *pointer = (cell as *mut u64).cast();
+        }
+        // SAFETY: the function is loaded; the driver copies each argument, of the kernel's own size and at most
+        // 8 bytes, before it returns. The caller vouches for their meaning.
+        unsafe {
+            sys::cuLaunchKernel(
+                self.function.raw,
+                grid.0,
+                grid.1,
+                grid.2,
+                block.0,
+                block.1,
+                block.2,
+                shared,
+                self.cuda.compute().raw(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .check("launching a kernel")
+    }
+
+    /// How many blocks of this size one multiprocessor holds at once.
+    pub fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
+        self.cuda.bind()?;
+        self.function.allow_shared(shared)?;
+        let mut blocks = 0;
+        // SAFETY: the function is loaded; the driver writes a number.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                self.function.raw,
+                threads as i32,
+                shared as usize,
+            )
+        }
+        .check("asking for a kernel's occupancy")?;
+        Ok(blocks as u32)
+    }
+}
+
+/// A kernel's arguments, in its order. Borrows the tensors until the launch is queued; after that the stream's
+/// order protects them.
+#[derive(Debug)]
+pub struct Args<'a> {
+    cells: [u64; MOST],
+    sizes: [usize; MOST],
+    count: usize,
+    card: Option<&'a Cuda>,
+    tensors: PhantomData<&'a mut Tensor>,
+}
+
+impl Default for Args<'_> {
+    fn default() -> Self {
+        Args::new()
+    }
+}
+
+impl<'a> Args<'a> {
+    /// None yet.
+    pub fn new() -> Args<'a> {
+        Args { cells: [0; MOST], sizes: [0; MOST], count: 0, card: None, tensors: PhantomData }
+    }
+
+    /// A tensor to read: `const T*`.
+    pub fn input(mut self, tensor: &'a Tensor) -> Args<'a> {
+        let buffer = tensor.cuda_buffer();
+        self.meet(buffer.cuda());
+        self.push(buffer.address(), 8)
+    }
+
+    /// A tensor to write, whose only owner this is: `T*`.
+    pub fn output(mut self, tensor: &'a mut Tensor) -> Args<'a> {
+        let buffer = tensor.cuda_buffer_mut();
+        let address = buffer.address();
+        self.meet(buffer.cuda());
+        self.push(address, 8)
+    }
+
+    /// A tensor to read, or a null pointer.
+    pub fn optional_input(self, tensor: Option<&'a Tensor>) -> Args<'a> {
+        match tensor {
+            Some(tensor) => self.input(tensor),
+            None => self.push(0, 8),
+        }
+    }
+
+    /// A tensor to write, or a null pointer.
+    pub fn optional_output(self, tensor: Option<&'a mut Tensor>) -> Args<'a> {
+        match tensor {
+            Some(tensor) => self.output(tensor),
+            None => self.push(0, 8),
+        }
+    }
+
+    /// A size or an offset: `u64`.
+    pub fn size(self, value: usize) -> Args<'a> {
+        self.push(value as u64, 8)
+    }
+
+    /// `u64`.
+    pub fn u64(self, value: u64) -> Args<'a> {
+        self.push(value, 8)
+    }
+
+    /// `i64`.
+    pub fn i64(self, value: i64) -> Args<'a> {
+        self.push(value as u64, 8)
+    }
+
+    /// `u32`.
+    pub fn u32(self, value: u32) -> Args<'a> {
+        self.push(value.into(), 4)
+    }
+
+    /// `i32`.
+    pub fn i32(self, value: i32) -> Args<'a> {
+        self.push((value as u32).into(), 4)
+    }
+
+    /// `float`.
+    pub fn f32(self, value: f32) -> Args<'a> {
+        self.push(value.to_bits().into(), 4)
+    }
+
+    // The machine is little-endian, so a cell's first bytes are those of a smaller value.
+    fn push(mut self, value: u64, size: usize) -> Args<'a> {
+        assert!(self.count < MOST, "a kernel with more than {MOST} arguments");
+        self.cells[self.count] = value;
+        self.sizes[self.count] = size;
+        self.count += 1;
+        self
+    }
+
+    fn meet(&mut self, card: &'a Cuda) {
+        let first = self.card.get_or_insert(card);
+        assert!(first.is(card), "a kernel's arguments are on two cards");
+    }
+
+    fn match_kernel(&self, kernel: &Kernel) {
+        let Function { name, sizes, .. } = &*kernel.function;
+        assert!(self.card.is_none_or(|card| card.is(&kernel.cuda)), "{name}: arguments of another card");
+        if let Some(sizes) = sizes {
+            let given = &self.sizes[..self.count];
+            assert_eq!(given, sizes, "{name}: the bytes of each argument, given and declared");
+        }
+    }
+}
+
+/// A function of a loaded module.
+#[derive(Debug)]
+struct Function {
+    name: &'static str,
+    raw: CUfunction,
+    /// Bytes of each parameter, where the driver can tell.
+    sizes: Option<Vec<usize>>,
+    /// The dynamic shared memory it may use now, and the most the card gives.
+    shared: Mutex<u32>,
+    most_shared: u32,
+    _module: Arc<Module>,
+}
+
+// SAFETY: the driver locks its functions; any thread may use one.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Function {
+    fn load(cuda: &Cuda, module: &Arc<Module>, name: &'static str) -> Result<Function> {
+        let c_name = CString::new(name).expect("a name without NUL");
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is loaded and the name ends in NUL; the driver writes the handle.
+        let status = unsafe { sys::cuModuleGetFunction(&mut raw, module.0, c_name.as_ptr()) };
+        assert_ne!(status, CUresult::CUDA_ERROR_NOT_FOUND, "no kernel is named {name}");
+        status.check("looking a kernel up")?;
+        Ok(Function {
+            name,
+            raw,
+            sizes: parameter_sizes(raw)?,
+            shared: Mutex::new(PLAIN_SHARED),
+            most_shared: cuda.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            _module: module.clone(),
+        })
+    }
+
+    /// A kernel gets more than 48 KiB only after asking.
+    fn allow_shared(&self, bytes: u32) -> Result<()> {
+        let mut shared = self.shared.lock().expect("no panic while locked");
+        if bytes <= *shared {
+            return Ok(());
+        }
+        let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded.
+        unsafe { sys::cuFuncSetAttribute(self.raw, attribute, bytes as i32) }
+            .check("asking for shared memory")
+            .map_err(|e| match e {
+                crate::Error::Cuda { doing, why } => crate::Error::Cuda {
+                    doing,
+                    why: format!(
+                        "{}: {bytes} bytes, and the card gives a block at most {}: {why}",
+                        self.name, self.most_shared
+                    ),
+                },
+                other => other,
+            })?;
+        *shared = bytes;
+        Ok(())
+    }
+}
+
+/// Bytes of each of a function's parameters; `None` where the driver is too old to tell.
+fn parameter_sizes(function: CUfunction) -> Result<Option<Vec<usize>>> {
+    if super::driver_version()? < 12040 {
+        return Ok(None);
+    }
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the function is loaded; the driver writes two numbers, or says that there is no such parameter.
+        match unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) } {
+            CUresult::CUDA_SUCCESS => sizes.push(size),
+            _ => return Ok(Some(sizes)),
+        }
+    }
+}
+
+/// A loaded image.
+#[derive(Debug)]
+struct Module(CUmodule);
+
+// SAFETY: as for functions.
+unsafe impl Send for Module {}
+// SAFETY: as for functions.
+unsafe impl Sync for Module {}
+
+impl Module {
+    fn load(image: &[u8]) -> Result<Module> {
+        // Portable code is text and must end in NUL; a NUL behind machine code does no harm.
+        let image = [image, &[0]].concat();
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a context is current; the image carries its own length or ends in NUL.
+        unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) }.check("loading a kernel")?;
+        Ok(Module(module))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `load`, unloaded once.
+        let _ = unsafe { sys::cuModuleUnload(self.0) };
+    }
+}
+
+/// A source's name and how it was built.
+type Built = (&'static str, Build);
+
+/// All that a card has loaded.
+#[derive(Debug, Default)]
+pub(super) struct Loaded {
+    functions: Mutex<HashMap<(Built, &'static str), Arc<Function>>>,
+    modules: Mutex<HashMap<Built, Arc<Module>>>,
+    target: Mutex<Option<Target>>,
+}
+
+impl Loaded {
+    /// A kernel of a source, compiled and loaded where this is its first use.
+    pub(super) fn kernel(
+        &self,
+        cuda: &Cuda,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<Kernel> {
+        let key = ((source.name, build), name);
+        let known = self.functions.lock().expect("no panic while locked").get(&key).cloned();
+        let function = match known {
+            Some(function) => function,
+            None => {
+                cuda.bind()?;
+                let module = self.module(cuda, source, build)?;
+                let function = Arc::new(Function::load(cuda, &module, name)?);
+                self.functions.lock().expect("no panic while locked").insert(key, function.clone());
+                function
+            }
+        };
+        Ok(Kernel { cuda: cuda.clone(), function })
+    }
+
+    fn module(&self, cuda: &Cuda, source: &Source, build: Build) -> Result<Arc<Module>> {
+        // Held while compiling: two threads that want the same source compile it once.
+        let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(module) = modules.get(&(source.name, build)) {
+            return Ok(module.clone());
+        }
+        let target = {
+            let mut target = self.target.lock().expect("no panic while locked");
+            match *target {
+                Some(target) => target,
+                None => *target.insert(Target::best(cuda.card().capability)?),
+            }
+        };
+        let module = Arc::new(Module::load(&compile_cached(source, &build, target)?)?);
+        modules.insert((source.name, build), module.clone());
+        Ok(module)
+    }
+}

@@ -1,0 +1,247 @@
+//! An NVIDIA card as a device: its streams, its memory, its kernels and its matrix products.
+//!
+//! The driver, NVRTC and cuBLASLt are looked for when they are first used, so the same program runs where they
+//! are not. Work is queued on one compute stream and runs in that order; the host waits only where it reads a
+//! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
+//!
+//! - [`library`], [`probe`]: what the machine has;
+//! - [`stream`], [`staging`], [`buffer`]: order, copies, memory;
+//! - [`compile`], [`kernel`]: from source to launch;
+//! - [`blas`]: matrix products.
+
+pub mod blas;
+pub mod buffer;
+pub mod compile;
+pub mod kernel;
+pub mod library;
+pub mod probe;
+mod staging;
+mod status;
+pub mod stream;
+
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
+
+use crate::error::{Error, Result};
+use crate::memory::{Category, Ledger};
+use blas::Blas;
+use buffer::{Buffer, FreeBlocks};
+pub use compile::{Build, Source};
+pub use kernel::{Args, Kernel};
+pub use probe::{Card, Probe};
+use staging::Staging;
+use status::Status;
+use stream::{Event, Stream};
+
+/// Every file of kernels. A test compiles each of them in each of its builds, without a card.
+pub const SOURCES: &[&Source] = &[&blas::EPILOGUE];
+
+/// A handle to a card; clones share its streams, its ledger, its memory and its kernels.
+#[derive(Debug, Clone)]
+pub struct Cuda(Arc<Shared>);
+
+// Fields are dropped in this order: the context, in which all others live, goes last.
+#[derive(Debug)]
+struct Shared {
+    blas: Mutex<Option<Blas>>,
+    loaded: kernel::Loaded,
+    staging: Mutex<Option<Staging>>,
+    free: FreeBlocks,
+    copy: Stream,
+    compute: Stream,
+    ledger: Ledger,
+    card: Card,
+    context: Context,
+}
+
+impl Cuda {
+    /// What this machine has for CUDA. Never fails: what is missing is said in the result.
+    pub fn probe() -> Probe {
+        Probe::new()
+    }
+
+    /// Opens a card by the driver's number for it.
+    pub fn open(ordinal: usize) -> Result<Cuda> {
+        let count = probe::count()?;
+        if ordinal >= count {
+            let cards = if count == 1 { "card" } else { "cards" };
+            return Err(Error::NoCuda {
+                why: format!("card {ordinal} was asked for; there are {count} {cards}"),
+            });
+        }
+        let context = Context::retain(ordinal)?;
+        context.bind()?;
+        Ok(Cuda(Arc::new(Shared {
+            blas: Mutex::new(None),
+            loaded: kernel::Loaded::default(),
+            staging: Mutex::new(None),
+            free: FreeBlocks::default(),
+            copy: Stream::new()?,
+            compute: Stream::new()?,
+            ledger: Ledger::default(),
+            card: Card::read(ordinal)?,
+            context,
+        })))
+    }
+
+    /// What card it is.
+    pub fn card(&self) -> &Card {
+        &self.0.card
+    }
+
+    /// NVIDIA's name for the card.
+    pub fn name(&self) -> &str {
+        &self.0.card.name
+    }
+
+    /// The books.
+    pub fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
+    /// Bytes taken from the driver: what the ledger books, rounding, and freed blocks kept for reuse.
+    pub fn held(&self) -> usize {
+        self.0.free.held()
+    }
+
+    /// Gives the memory of freed buffers back to the driver.
+    pub fn release_unused(&self) -> Result<()> {
+        self.synchronize()?;
+        self.0.free.clear();
+        Ok(())
+    }
+
+    /// Waits until all queued work is done. What went wrong in it shows here.
+    pub fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        self.compute().synchronize()?;
+        self.0.copy.synchronize()
+    }
+
+    /// The stream on which operations run.
+    pub fn compute(&self) -> &Stream {
+        &self.0.compute
+    }
+
+    /// The stream for transfers beside the compute stream; see [`Cuda::fork`] and [`Cuda::join`].
+    pub fn copy(&self) -> &Stream {
+        &self.0.copy
+    }
+
+    /// Lets later work of the copy stream wait for the compute stream's work so far.
+    pub fn fork(&self) -> Result<()> {
+        self.order(self.compute(), self.copy())
+    }
+
+    /// Lets later work of the compute stream wait for the copy stream's work so far.
+    pub fn join(&self) -> Result<()> {
+        self.order(self.copy(), self.compute())
+    }
+
+    fn order(&self, first: &Stream, then: &Stream) -> Result<()> {
+        self.bind()?;
+        let event = Event::new()?;
+        event.record(first)?;
+        then.wait(&event)
+    }
+
+    /// A block of memory booked under `category`; see [`Buffer`].
+    pub fn allocate(&self, bytes: usize, category: Category) -> Result<Buffer> {
+        Buffer::new(self, bytes, category)
+    }
+
+    /// A kernel of a source, compiled and loaded where this is its first use.
+    pub fn kernel(&self, source: &Source, build: Build, name: &'static str) -> Result<Kernel> {
+        self.0.loaded.kernel(self, source, build, name)
+    }
+
+    /// A limit of the card.
+    pub(crate) fn attribute(&self, attribute: CUdevice_attribute) -> Result<u32> {
+        probe::attribute(self.0.context.device, attribute)
+    }
+
+    /// Whether the two are handles of one device.
+    pub fn is(&self, other: &Cuda) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Makes the card current on this thread. Every call of the driver needs it.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.0.context.bind()
+    }
+
+    fn free_blocks(&self) -> &FreeBlocks {
+        &self.0.free
+    }
+
+    fn with_staging<R>(&self, work: impl FnOnce(&mut Staging, &Stream) -> Result<R>) -> Result<R> {
+        self.bind()?;
+        let mut staging = self.0.staging.lock().expect("no panic while locked");
+        if staging.is_none() {
+            *staging = Some(Staging::new()?);
+        }
+        work(staging.as_mut().expect("just made"), self.compute())
+    }
+
+    fn with_blas<R>(&self, work: impl FnOnce(&mut Blas) -> Result<R>) -> Result<R> {
+        self.bind()?;
+        let mut blas = self.0.blas.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if blas.is_none() {
+            *blas = Some(Blas::new(self)?);
+        }
+        work(blas.as_mut().expect("just made"))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // What is dropped after this frees what the card may still be using, in this context.
+        if self.context.bind().is_ok() {
+            let _ = self.compute.synchronize();
+            let _ = self.copy.synchronize();
+        }
+    }
+}
+
+/// The newest CUDA that the driver serves: 12040 for 12.4.
+fn driver_version() -> Result<u32> {
+    let mut version = 0;
+    // SAFETY: callers have started the driver; it writes a number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.check("asking the driver for its version")?;
+    Ok(version as u32)
+}
+
+/// The card's primary context, the one that all libraries of a process share.
+#[derive(Debug)]
+struct Context {
+    raw: CUcontext,
+    device: CUdevice,
+}
+
+// SAFETY: the driver locks its contexts; any thread may make one current.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn retain(ordinal: usize) -> Result<Context> {
+        let device = probe::device(ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the device is valid; the driver writes the handle.
+        unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }.check("opening a card")?;
+        Ok(Context { raw, device })
+    }
+
+    fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        unsafe { sys::cuCtxSetCurrent(self.raw) }.check("turning to a card")
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained by `retain`, released once.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}

@@ -1,0 +1,121 @@
+//! Copies between host and card through pinned memory.
+//!
+//! The card reads pages only where they are pinned; for other memory the driver copies through pages of its
+//! own and waits for the stream meanwhile. A few pinned slots of our own keep an upload asynchronous, and let
+//! the copy into one slot run beside the transfer of another.
+
+use std::ptr::NonNull;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+
+use super::status::Status;
+use super::stream::{Event, Stream};
+use crate::error::Result;
+
+const SLOTS: usize = 4;
+const SLOT: usize = 4 << 20;
+
+/// Pinned slots, used in turn.
+#[derive(Debug)]
+pub(super) struct Staging {
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    memory: NonNull<u8>,
+    /// The slot's last transfer.
+    done: Event,
+}
+
+// SAFETY: pinned memory is plain memory with one owner.
+unsafe impl Send for Slot {}
+
+impl Staging {
+    pub(super) fn new() -> Result<Staging> {
+        let slots = (0..SLOTS).map(|_| Slot::new()).collect::<Result<_>>()?;
+        Ok(Staging { slots, next: 0 })
+    }
+
+    /// Puts the bytes on the stream's way to `to`. They have been read when this returns; they arrive in the
+    /// stream's order.
+    ///
+    /// # Safety
+    /// `to` is the address of at least `bytes.len()` bytes of the card's memory.
+    pub(super) unsafe fn upload(&mut self, stream: &Stream, to: CUdeviceptr, bytes: &[u8]) -> Result<()> {
+        for (i, piece) in bytes.chunks(SLOT).enumerate() {
+            let slot = &self.slots[self.next];
+            self.next = (self.next + 1) % SLOTS;
+            slot.done.synchronize()?;
+            // SAFETY: the slot holds SLOT bytes, and its last transfer is over; the caller vouches for `to`.
+            unsafe {
+                slot.memory.as_ptr().copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                let from = slot.memory.as_ptr().cast_const().cast();
+                sys::cuMemcpyHtoDAsync_v2(to + (i * SLOT) as u64, from, piece.len(), stream.raw())
+            }
+            .check("copying to the card")?;
+            slot.done.record(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Brings bytes from `from`, after all earlier work of the stream, and waits for them.
+    ///
+    /// # Safety
+    /// `from` is the address of at least `bytes.len()` bytes of the card's memory.
+    pub(super) unsafe fn download(
+        &mut self,
+        stream: &Stream,
+        from: CUdeviceptr,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let total = bytes.len();
+        let pieces = total.div_ceil(SLOT);
+        let length = |i: usize| SLOT.min(total - i * SLOT);
+        let fetch = |i: usize| -> Result<()> {
+            let slot = &self.slots[i % SLOTS];
+            // An upload may still read the slot on another stream.
+            slot.done.synchronize()?;
+            // SAFETY: the slot holds SLOT bytes and is free; the caller vouches for `from`.
+            unsafe {
+                let to = slot.memory.as_ptr().cast();
+                sys::cuMemcpyDtoHAsync_v2(to, from + (i * SLOT) as u64, length(i), stream.raw())
+            }
+            .check("copying from the card")?;
+            slot.done.record(stream)
+        };
+        for i in 0..pieces.min(SLOTS) {
+            fetch(i)?;
+        }
+        for (i, piece) in bytes.chunks_mut(SLOT).enumerate() {
+            let slot = &self.slots[i % SLOTS];
+            slot.done.synchronize()?;
+            // SAFETY: the transfer into the slot is over, and it brought as many bytes as the piece has.
+            unsafe { piece.as_mut_ptr().copy_from_nonoverlapping(slot.memory.as_ptr(), piece.len()) };
+            if i + SLOTS < pieces {
+                fetch(i + SLOTS)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    fn new() -> Result<Slot> {
+        let done = Event::new()?;
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: a context is current; the driver writes the address.
+        unsafe { sys::cuMemHostAlloc(&mut memory, SLOT, 0) }.check("pinning host memory")?;
+        let memory = NonNull::new(memory.cast()).expect("the driver gave an address");
+        Ok(Slot { memory, done })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let _ = self.done.synchronize();
+        // SAFETY: allocated by `new`, and no transfer uses it any more.
+        let _ = unsafe { sys::cuMemFreeHost(self.memory.as_ptr().cast()) };
+    }
+}
