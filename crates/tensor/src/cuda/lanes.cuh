@@ -3,7 +3,7 @@
 //
 // 1. Elementwise: block 256, grid ceil(n / TILE). Any alignment, any n.
 // 2. Rows [rows, c], a row per warp or block: N = LANES if c divides by it, else 1; groups = c / N.
-//    groups <= 128: block (32, 4), grid ceil(rows / 4). Otherwise block (min(1024, groups / 4 rounded up to a
+//    groups <= 128: block (32, 4), grid ceil(rows / 4). Otherwise block (min(512, groups / 4 rounded up to a
 //    multiple of 32), 1), grid rows. Each thread keeps up to HELD groups in registers and reads the rest again.
 // 3. Columns of [rows, c], summed over pieces of rows: N as above; tx = the smallest power of two that is not
 //    below c / N, at most 32. Block (tx, 256 / tx), grid (ceil(c / (tx N)), pieces); pieces <= 65535.
@@ -50,6 +50,24 @@ DEVICE void store(E* at, const float (&x)[N]) {
         *reinterpret_cast<uint2*>(at) = make_uint2(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]));
     }
 }
+
+// N elements as they are stored, to be kept in fewer registers than floats take.
+template <class E, int N>
+struct Raw {
+    Pack<E> bits;
+    DEVICE void read(const E* at) { bits = load_pack(at); }
+    DEVICE void write(E* at) const { store_pack(at, bits); }
+    DEVICE void get(float (&x)[N]) const { unpack(bits, x); }
+    DEVICE void set(const float (&x)[N]) { bits = pack<E>(x); }
+};
+template <class E>
+struct Raw<E, 1> {
+    E bits;
+    DEVICE void read(const E* at) { bits = *at; }
+    DEVICE void write(E* at) const { *at = bits; }
+    DEVICE void get(float (&x)[1]) const { x[0] = to_f32(bits); }
+    DEVICE void set(const float (&x)[1]) { bits = from_f32<E>(x[0]); }
+};
 
 // The group size at which the wider of two types fills 16 bytes.
 template <class A, class B>
