@@ -20,7 +20,8 @@ struct Width {
 
 DEVICE bool aligned(const void* at) { return (reinterpret_cast<u64>(at) & 15) == 0; }
 
-// N elements as floats: one access up to 16 bytes, two for eight f32. `at` is aligned to what is accessed.
+// N elements as floats: one access up to 16 bytes, two for eight f32. `at` is aligned to what is accessed;
+// loads are from any memory, stores go to device memory.
 template <int N, class E>
 DEVICE void load(const E* at, float (&x)[N]) {
     if constexpr (N == 1) {
@@ -38,13 +39,22 @@ DEVICE void load(const E* at, float (&x)[N]) {
     }
 }
 
+// One store of 16 bytes to device memory: the assignment of a uint4 is at times cut in four. No "memory" clobber, so
+// loads of other elements move ahead of it; what a kernel reads again after storing it lies behind a barrier.
+template <class E>
+DEVICE void store_16(E* at, const Pack<E>& pack) {
+    const uint4 bits = bits_of(pack);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(at)), "r"(bits.x),
+                 "r"(bits.y), "r"(bits.z), "r"(bits.w));
+}
+
 template <int N, class E>
 DEVICE void store(E* at, const float (&x)[N]) {
     if constexpr (N == 1) {
         *at = from_f32<E>(x[0]);
     } else if constexpr (N * sizeof(E) >= 16) {
 #pragma unroll
-        for (int i = 0; i < N; i += Pack<E>::N) store_pack(at + i, pack<E>(x + i));
+        for (int i = 0; i < N; i += Pack<E>::N) store_16(at + i, pack<E>(x + i));
     } else {
         static_assert(N == 4 && sizeof(E) == 2, "a group is 1, 4 or 8 elements");
         *reinterpret_cast<uint2*>(at) = make_uint2(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]));
@@ -56,7 +66,8 @@ template <class E, int N>
 struct Raw {
     Pack<E> bits;
     DEVICE void read(const E* at) { bits = load_pack(at); }
-    DEVICE void write(E* at) const { store_pack(at, bits); }
+    DEVICE void write(E* at) const { store_16(at, bits); }
+    DEVICE void write_shared(E* at) const { store_pack(at, bits); }
     DEVICE void get(float (&x)[N]) const { unpack(bits, x); }
     DEVICE void set(const float (&x)[N]) { bits = pack<E>(x); }
 };
@@ -65,6 +76,7 @@ struct Raw<E, 1> {
     E bits;
     DEVICE void read(const E* at) { bits = *at; }
     DEVICE void write(E* at) const { *at = bits; }
+    DEVICE void write_shared(E* at) const { *at = bits; }
     DEVICE void get(float (&x)[1]) const { x[0] = to_f32(bits); }
     DEVICE void set(const float (&x)[1]) { bits = from_f32<E>(x[0]); }
 };

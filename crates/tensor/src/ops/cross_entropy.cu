@@ -43,7 +43,7 @@ DEVICE Running read_row(const T* x, i64 v, T* shared, i64 kept) {
         for (int b = 0; b < BATCH; ++b) {
             const i64 i = first + b * BLOCK * N;
             float group[N];
-            if (i < kept) raw[b].write(shared + i);
+            if (i < kept) raw[b].write_shared(shared + i);
             raw[b].get(group);
             if (i < v) mine.add(group);
         }
