@@ -11,8 +11,10 @@
 //
 // conv_forward_weight, conv_input_weight(w, rows, shape): w in the order its pass reads it.
 //   grid ceil(o c k k / 256), block 256.
-// conv_forward(x, rows, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile,
-//   f32 64 x 64, bf16 128 x 64. grid ceil(rows / tile height) ceil(columns / 64), block 256.
+// conv_forward(x, rows, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile, f32 64 x 64,
+//   bf16 128 x 64 if there are at most 64 columns, else 128 x 128. grid ceil(rows / tile height)
+//   ceil(columns / tile width), block 256, dynamic shared bytes 0 for f32, (128 + tile width) 240 for bf16, for
+//   which the launcher raises the function's limit to 61440.
 // conv_backward_weight(x, dy, partial, shape, share): partial: f32 [splits, o, k k c], split i sums pixels i share ..;
 //   share is a multiple of 32, splits = ceil(pixels of y / share) <= 65535. Tiles are f32 64 x 64, bf16 64 x 128 over
 //   o x (u, v, c). grid (ceil(k k c / tile width), ceil(o / 64), splits), block 256.
@@ -36,6 +38,17 @@ DEVICE Tap tap(int at, int channels, int kernel) {
     const u32 uv = static_cast<u32>(at) / static_cast<u32>(channels);
     const int u = uv / static_cast<u32>(kernel);
     return {u, static_cast<int>(uv) - u * kernel, u < kernel ? at - static_cast<int>(uv) * channels : -1};
+}
+
+// The tap `steps` further on, for steps that are few against the channels: without a division.
+DEVICE void advance(Tap& t, int steps, int channels, int kernel) {
+    if (t.channel < 0) return;
+    t.channel += steps;
+    while (t.channel >= channels) {
+        t.channel -= channels;
+        if (++t.v == kernel) t.v = 0, ++t.u;
+        if (t.u == kernel) t.channel = -1;
+    }
 }
 
 // A pixel: where its image starts, and where its window does; `image` is -1 past the last one.
@@ -84,7 +97,10 @@ struct Backward {
     DEVICE const E* find(const Pixel& p, const Tap& t) const {
         int i = p.top - t.u, j = p.left - t.v;
         bool inside = p.image >= 0 && t.channel >= 0 && i >= 0 && j >= 0;
-        if (s.stride > 1) {
+        if (s.stride == 2) {
+            inside &= ((i | j) & 1) == 0;
+            i >>= 1, j >>= 1;
+        } else if (s.stride > 2) {
             inside &= i % s.stride == 0 && j % s.stride == 0;
             i /= s.stride, j /= s.stride;
         }
@@ -217,7 +233,7 @@ DEVICE void weight_product(const Forward<float> patches, const float* dy, float*
     }
 }
 
-// ---- bf16: tensor cores, 8 warps of 32 x 32 sums each, 32 terms at a time, STAGES tiles on their way ----
+// ---- bf16: tensor cores, 8 warps of 32 or 64 x 32 sums each, 32 terms at a time, STAGES tiles on their way ----
 
 enum : int { STAGES = 3, TERMS = 32 };
 
@@ -266,22 +282,23 @@ DEVICE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The 32 x 32 sums of a warp: two tiles of 16 rows by four of 8 columns.
+// The sums of a warp: I tiles of 16 rows by four of 8 columns.
+template <int I>
 struct Sums {
-    float of[2][4][4] = {};
+    float of[I][4][4] = {};
 
     // a(i, k), b(j, k): a lane's row of the four matrices at rows 16 i (columns 16 j), terms k ..
     template <bool TRANSPOSED, class A, class B>
     DEVICE void add(A a, B b) {
 #pragma unroll
         for (int k = 0; k < TERMS; k += 16) {
-            u32 left[2][4], right[2][4];
+            u32 left[I][4], right[2][4];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) load_matrices<TRANSPOSED>(left[i], a(i, k));
+            for (int i = 0; i < I; ++i) load_matrices<TRANSPOSED>(left[i], a(i, k));
 #pragma unroll
             for (int j = 0; j < 2; ++j) load_matrices<TRANSPOSED>(right[j], b(j, k));
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int i = 0; i < I; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) multiply(of[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
         }
@@ -291,7 +308,7 @@ struct Sums {
     template <class Body>
     DEVICE void each(Body body) const {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < I; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -320,11 +337,14 @@ DEVICE void pipeline(int first, int end, Fetch fetch_stage, Compute compute) {
     }
 }
 
-template <class Patches>
-DEVICE void product(const Patches patches, const bf16* weight, const bf16* bias, bf16* y) {
-    enum : int { M = 128, N = 64, PITCH = TERMS + 8 };
-    __shared__ alignas(16) bf16 a[STAGES][M][PITCH];
-    __shared__ alignas(16) bf16 b[STAGES][N][PITCH];
+// A tile of 128 x N; the warps stand 256 / N by N / 32 over it.
+template <int N, class Patches>
+DEVICE void product_tile(const Patches& patches, const bf16* weight, const bf16* bias, bf16* y) {
+    enum : int { M = 128, PITCH = TERMS + 8, ROWS = N / 2, ACROSS = N / 32 };
+    extern __shared__ uint4 shared[];
+    typedef bf16 Rows[PITCH];
+    Rows* const a = reinterpret_cast<Rows*>(shared);
+    Rows* const b = a + STAGES * M;
     const int columns = patches.columns(), channels = patches.channels(), kernel = patches.s.kernel;
     const int window = kernel * kernel * channels;
     const int across = (columns + N - 1) / N;
@@ -332,26 +352,29 @@ DEVICE void product(const Patches patches, const bf16* weight, const bf16* bias,
     const bool vector = channels % 8 == 0;
     const int row = threadIdx.x / 4, slot = threadIdx.x % 4 * 8;
     const Pixel pixels[2] = {patches.pixel(m0 + row), patches.pixel(m0 + row + 64)};
-    const int warp_m = warp_in_block() / 2 * 32, warp_n = warp_in_block() % 2 * 32;
+    const int warp_m = warp_in_block() / ACROSS * ROWS, warp_n = warp_in_block() % ACROSS * 32;
     const int l = lane();
+    Tap next = tap(slot, channels, kernel);
 
-    Sums sums;
+    Sums<ROWS / 16> sums;
     pipeline(
         0, window,
         [&](int stage, int k0) {
-            const Tap shared_tap = tap(k0 + slot, channels, kernel);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                fetch(&a[stage][row + 64 * i][slot], patches.x, vector, [&](int k) {
-                    return patches.find(pixels[i], k == 0 ? shared_tap : tap(k0 + slot + k, channels, kernel));
+                fetch(&a[stage * M + row + 64 * i][slot], patches.x, vector, [&](int k) {
+                    return patches.find(pixels[i], k == 0 ? next : tap(k0 + slot + k, channels, kernel));
                 });
-            fetch(&b[stage][row][slot], weight, vector,
-                  [&](int k) { return element(weight, n0 + row, columns, k0 + slot + k, window); });
+            advance(next, TERMS, channels, kernel);
+#pragma unroll
+            for (int i = 0; i < N / 64; ++i)
+                fetch(&b[stage * N + row + 64 * i][slot], weight, vector,
+                      [&](int k) { return element(weight, n0 + row + 64 * i, columns, k0 + slot + k, window); });
         },
         [&](int stage) {
-            sums.add<false>(
-                [&](int i, int k) { return &a[stage][warp_m + i * 16 + l % 16][k + l / 16 * 8]; },
-                [&](int j, int k) { return &b[stage][warp_n + j * 16 + l / 16 * 8 + l % 8][k + l / 8 % 2 * 8]; });
+            sums.template add<false>(
+                [&](int i, int k) { return &a[stage * M + warp_m + i * 16 + l % 16][k + l / 16 * 8]; },
+                [&](int j, int k) { return &b[stage * N + warp_n + j * 16 + l / 16 * 8 + l % 8][k + l / 8 % 2 * 8]; });
         });
     sums.each([&](int i, int j, float low, float high) {
         const int m = m0 + warp_m + i, n = n0 + warp_n + j;
@@ -368,6 +391,14 @@ DEVICE void product(const Patches patches, const bf16* weight, const bf16* bias,
     });
 }
 
+template <class Patches>
+DEVICE void product(const Patches patches, const bf16* weight, const bf16* bias, bf16* y) {
+    if (patches.columns() <= 64)
+        product_tile<64>(patches, weight, bias, y);
+    else
+        product_tile<128>(patches, weight, bias, y);
+}
+
 DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* partial, int first, int end) {
     enum : int { M = 64, N = 128 };
     __shared__ alignas(16) bf16 a[STAGES][TERMS][M + 8];
@@ -382,7 +413,7 @@ DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* p
     const int row_b = threadIdx.x / 16, slot_b = threadIdx.x % 16 * 8;
     const Tap first_tap = tap(n0 + slot_b, s.c, s.kernel);
 
-    Sums sums;
+    Sums<2> sums;
     pipeline(
         first, end,
         [&](int stage, int k0) {
@@ -432,15 +463,18 @@ KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {
     rows[i] = w[(o * s.c + c) * area + uv];
 }
 
-KERNEL(256) conv_forward(const T* x, const T* rows, const T* bias, T* y, Shape s) {
+// Two blocks on a multiprocessor.
+#define PAIRED extern "C" __global__ void __launch_bounds__(256, 2)
+
+PAIRED conv_forward(const T* x, const T* rows, const T* bias, T* y, Shape s) {
     product(Forward<T>{x, s}, rows, bias, y);
 }
 
-KERNEL(256) conv_backward_input(const T* dy, const T* rows, T* dx, Shape s) {
+PAIRED conv_backward_input(const T* dy, const T* rows, T* dx, Shape s) {
     product(Backward<T>{dy, s}, rows, static_cast<const T*>(nullptr), dx);
 }
 
-KERNEL(256) conv_backward_weight(const T* x, const T* dy, float* partial, Shape s, int share) {
+PAIRED conv_backward_weight(const T* x, const T* dy, float* partial, Shape s, int share) {
     const i64 pixels = static_cast<i64>(s.batch) * s.oh * s.ow, first = static_cast<i64>(blockIdx.z) * share;
     const i64 end = first + share < pixels ? first + share : pixels;
     partial += static_cast<i64>(blockIdx.z) * s.o * s.kernel * s.kernel * s.c;

@@ -95,7 +95,7 @@ DEVICE void forward_backward(T* x, i64 target, double* loss, u32* correct, i64 v
     }
 }
 
-KERNEL(BLOCK) cross_entropy_forward_backward(T* logits, const u32* targets, double* losses, u32* correct, i64 v,
+extern "C" __global__ void __launch_bounds__(BLOCK, 3) cross_entropy_forward_backward(T* logits, const u32* targets, double* losses, u32* correct, i64 v,
                                              float scale, i64 kept) {
     extern __shared__ uint4 shared[];
     const i64 row = blockIdx.x;
@@ -107,7 +107,7 @@ KERNEL(BLOCK) cross_entropy_forward_backward(T* logits, const u32* targets, doub
         forward_backward<1>(x, targets[row], losses + row, correct + row, v, scale, copy, kept);
 }
 
-KERNEL(BLOCK) cross_entropy_evaluate(const T* logits, const u32* targets, double* losses, u32* correct, i64 v) {
+extern "C" __global__ void __launch_bounds__(BLOCK, 3) cross_entropy_evaluate(const T* logits, const u32* targets, double* losses, u32* correct, i64 v) {
     const i64 row = blockIdx.x;
     const T* const x = logits + row * v;
     const Running all = v % LANES == 0 ? read_row<LANES>(x, v, nullptr, 0) : read_row<1>(x, v, nullptr, 0);

@@ -132,19 +132,27 @@ KERNEL(256) embedding_rank(const u32* ids, const u32* ends, const u32* loose, u3
     const u32 place = loose[i], id = ids[place];
     const u32 start = id == 0 ? 0 : ends[id - 1], end = ends[id];
     u32 rank = 0;
+#pragma unroll 8
     for (u32 j = start; j < end; ++j) rank += loose[j] < place;
     order[start + rank] = place;
 }
 
-// Adds to `sum` the rows of dy at order[first], order[first + step], .. before `end`.
+// Adds to `sum` the rows of dy at order[first], order[first + step], .. before `end`. A warp calls it together: each
+// lane reads one place ahead of the sums, so that the rows do not wait for their numbers one by one.
 template <int N>
 DEVICE void add_places(const T* __restrict__ dy, const u32* __restrict__ order, u32 first, u32 end, u32 step, i64 c,
-                       float (&sum)[N]) {
-#pragma unroll 4
-    for (u32 j = first; j < end; j += step) {
-        float v[N];
-        load(dy + order[j] * c, v);
-        for (int k = 0; k < N; ++k) sum[k] += v[k];
+                       bool inside, float (&sum)[N]) {
+    for (; first < end; first += WARP * step) {
+        const u32 ahead = first + lane() * step;
+        const u32 own = ahead < end ? order[ahead] : 0;
+        const u32 left = (end - first + step - 1) / step, count = left < WARP ? left : WARP;
+#pragma unroll 8
+        for (u32 j = 0; j < count; ++j) {
+            const u32 place = __shfl_sync(FULL_WARP, own, j);
+            float v[N] = {};
+            if (inside) load(dy + place * c, v);
+            for (int k = 0; k < N; ++k) sum[k] += v[k];
+        }
     }
 }
 
@@ -166,17 +174,17 @@ DEVICE void backward(const T* __restrict__ dy, const u32* __restrict__ ends, con
     const i64 base = static_cast<i64>(blockIdx.x) * ROWS, id = base + threadIdx.y;
     const u32 start = id == 0 || id >= vocab ? 0 : ends[id - 1], end = id < vocab ? ends[id] : 0;
     const bool few = id >= vocab || end - start <= SHORT;
-    if (few && id < vocab && inside && !(accumulate && start == end)) {
+    if (few && id < vocab && !(accumulate && start == end)) {
         float sum[N] = {};
-        add_places(dy, order, start, end, 1, c, sum);
-        finish(id, sum);
+        add_places(dy, order, start, end, 1, c, inside, sum);
+        if (inside) finish(id, sum);
     }
     if (!__syncthreads_or(!few)) return;
     for (i64 id = base; id < base + ROWS && id < vocab; ++id) {
         const u32 start = id == 0 ? 0 : ends[id - 1], end = ends[id];
         if (end - start <= SHORT) continue;
         float sum[N] = {};
-        if (inside) add_places(dy, order, start + threadIdx.y, end, ROWS, c, sum);
+        add_places(dy, order, start + threadIdx.y, end, ROWS, c, inside, sum);
         sum_over_y(sum);
         if (inside && threadIdx.y == 0) finish(id, sum);
     }

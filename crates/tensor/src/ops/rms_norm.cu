@@ -15,6 +15,9 @@
 //   rms_norm_backward_weights_total(partial, dscale, pieces, c, narrow): the sum over the pieces, as f32 or, where
 //     narrow, bf16. grid ceil(c / 32), block (32, 8).
 
+// Few registers, so that 48 warps of a multiprocessor have loads under way.
+#define OCCUPIED extern "C" __global__ void __launch_bounds__(512, 3)
+
 template <int N, bool ADD>
 DEVICE void forward(const T* x, const T* residual, Weights scale, T* sum, T* y, float* statistics, i64 rows, i64 c,
                     float eps) {
@@ -131,7 +134,7 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
     if (threadIdx.y == 0 && column < c) store(partial + blockIdx.y * c + column, dscale);
 }
 
-KERNEL(512) rms_norm_forward(const T* x, const void* scale, int wide, T* y, float* statistics, i64 rows, i64 c,
+OCCUPIED rms_norm_forward(const T* x, const void* scale, int wide, T* y, float* statistics, i64 rows, i64 c,
                               float eps) {
     if (c % LANES == 0)
         forward<LANES, false>(x, nullptr, {scale, wide}, nullptr, y, statistics, rows, c, eps);
@@ -139,7 +142,7 @@ KERNEL(512) rms_norm_forward(const T* x, const void* scale, int wide, T* y, floa
         forward<1, false>(x, nullptr, {scale, wide}, nullptr, y, statistics, rows, c, eps);
 }
 
-KERNEL(512) rms_norm_add_forward(const T* x, const T* residual, const void* scale, int wide, T* sum, T* y,
+OCCUPIED rms_norm_add_forward(const T* x, const T* residual, const void* scale, int wide, T* sum, T* y,
                                   float* statistics, i64 rows, i64 c, float eps) {
     if (c % LANES == 0)
         forward<LANES, true>(x, residual, {scale, wide}, sum, y, statistics, rows, c, eps);
