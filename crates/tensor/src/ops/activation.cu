@@ -1,0 +1,68 @@
+// Activations, element by element; the formulas and what is saved are those of activation.rs.
+//
+// activation_forward(x, y, n, kind): y = f(x)
+// activation_backward(saved, dy, dx, n, kind): dx = dy f'(x); dx may be dy
+//   kind: 0 ReLU, 1 GELU (tanh), 2 SiLU. Tensors are T [n].
+//   grid ceil(n / 4096), block 256.
+
+constexpr float GELU_SCALE = 0.7978846f;
+constexpr float GELU_CUBE = 0.044715f;
+
+DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+DEVICE float gelu_gate(float x) { return sigmoid(2.0f * GELU_SCALE * x * (1.0f + GELU_CUBE * x * x)); }
+
+struct Relu {
+    // This way round, a NaN passes.
+    DEVICE static float apply(float x) { return x < 0.0f ? 0.0f : x; }
+    DEVICE static float slope(float y) { return y > 0.0f ? 1.0f : 0.0f; }
+};
+
+struct Gelu {
+    DEVICE static float apply(float x) { return x * gelu_gate(x); }
+    DEVICE static float slope(float x) {
+        const float gate = gelu_gate(x);
+        const float inner = 2.0f * GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
+        return gate + x * gate * (1.0f - gate) * inner;
+    }
+};
+
+struct Silu {
+    DEVICE static float apply(float x) { return x * sigmoid(x); }
+    DEVICE static float slope(float x) {
+        const float gate = sigmoid(x);
+        return gate + x * gate * (1.0f - gate);
+    }
+};
+
+template <class Kind>
+DEVICE void forward(const T* __restrict__ x, T* __restrict__ y, i64 n) {
+    for_each<LANES>(n, aligned(x) && aligned(y), [&](i64 i, auto width) {
+        float v[width.value];
+        load(x + i, v);
+        for (int k = 0; k < width.value; ++k) v[k] = Kind::apply(v[k]);
+        store(y + i, v);
+    });
+}
+
+template <class Kind>
+DEVICE void backward(const T* __restrict__ saved, const T* __restrict__ dy, T* __restrict__ dx, i64 n) {
+    for_each<LANES>(n, aligned(saved) && aligned(dy) && aligned(dx), [&](i64 i, auto width) {
+        float v[width.value], d[width.value];
+        load(saved + i, v);
+        load(dy + i, d);
+        for (int k = 0; k < width.value; ++k) d[k] *= Kind::slope(v[k]);
+        store(dx + i, d);
+    });
+}
+
+KERNEL(256) activation_forward(const T* x, T* y, i64 n, int kind) {
+    if (kind == 0) forward<Relu>(x, y, n);
+    if (kind == 1) forward<Gelu>(x, y, n);
+    if (kind == 2) forward<Silu>(x, y, n);
+}
+
+KERNEL(256) activation_backward(const T* saved, const T* dy, T* dx, i64 n, int kind) {
+    if (kind == 0) backward<Relu>(saved, dy, dx, n);
+    if (kind == 1) backward<Gelu>(saved, dy, dx, n);
+    if (kind == 2) backward<Silu>(saved, dy, dx, n);
+}

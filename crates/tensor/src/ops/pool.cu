@@ -1,0 +1,234 @@
+// Pooling of channels-last images; the meaning is that of pool.rs.
+//
+// x, dx: T [batch, h, w, c]; y, dy: T [batch, oh, ow, c]. A thread makes N channels of one output pixel (of one
+// input pixel in a backward pass, where it gathers from the windows that see the pixel, so sums have a fixed order);
+// N = LANES (4 f32, 8 bf16) if c divides by it, else 1.
+//
+// pool_max_forward(x, y, places, size): y, and where in its window (rows first) each maximum is; either may be null.
+//   places: u8 [batch, oh, ow, c], 16-byte aligned; kernel <= 16 if it is given.
+// pool_max_backward(dy, places, dx, size): from the places, which a second pool_max_forward without y finds.
+// pool_mean_forward(x, y, size), pool_mean_backward(dy, dx, size)
+//   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward, batch h w backward.
+//   There are fewer than 2^32 threads.
+// pool_global_mean(x, y, pixels, c): y: T [batch, c], the mean of each image's h w pixels, with more threads on each
+//   than pool_mean_forward has. Column geometry (lanes.cuh) with one piece per image: grid.y = batch <= 65535.
+// With kernel = 0 windows cover the image (adaptive; oh = ow = 1 is the global mean), else they are those of
+// kernel, stride and padding.
+
+struct Size {
+    int batch, h, w, c, oh, ow, kernel, stride, padding;
+};
+
+struct Range {
+    int start, end;
+};
+
+// The pixels along a side that window i of `count` sees.
+DEVICE Range window(const Size& s, int i, int side, int count) {
+    if (s.kernel == 0)
+        return {static_cast<int>(static_cast<i64>(i) * side / count),
+                static_cast<int>((static_cast<i64>(i + 1) * side + count - 1) / count)};
+    const int start = i * s.stride - s.padding;
+    return {max(start, 0), min(start + s.kernel, side)};
+}
+
+// The windows that see a pixel.
+DEVICE Range seen_by(const Size& s, int pixel, int side, int count) {
+    if (s.kernel == 0)
+        return {static_cast<int>(static_cast<i64>(pixel) * count / side),
+                static_cast<int>((static_cast<i64>(pixel + 1) * count + side - 1) / side)};
+    const int last = (pixel + s.padding) / s.stride, before = pixel + s.padding - s.kernel;
+    return {before < 0 ? 0 : before / s.stride + 1, min(last + 1, count)};
+}
+
+// What a thread makes: pixel (i, j) of image n of a [batch, height, width, c], from channel `channel` on.
+struct Place {
+    i64 index, image;
+    int i, j, channel;
+    bool inside;
+};
+
+template <int N>
+DEVICE Place place(const Size& s, int height, int width) {
+    const u32 thread = static_cast<u32>(thread_in_grid());
+    const u32 groups = s.c / N, pixel = thread / groups, row = pixel / width;
+    Place p;
+    p.channel = thread % groups * N;
+    p.index = static_cast<i64>(pixel) * s.c + p.channel;
+    p.image = row / height;
+    p.i = row % height, p.j = pixel % width;
+    p.inside = p.image < s.batch;
+    return p;
+}
+
+DEVICE bool nan(float x) { return x != x; }
+
+// N bytes at once, N = 1, 4 or 8.
+template <int N>
+DEVICE void store_bytes(u8* at, const u32 (&x)[N]) {
+    if constexpr (N == 1) {
+        *at = static_cast<u8>(x[0]);
+    } else {
+        u32 words[N / 4];
+        for (int k = 0; k < N / 4; ++k)
+            words[k] = x[4 * k] | x[4 * k + 1] << 8 | x[4 * k + 2] << 16 | x[4 * k + 3] << 24;
+        if constexpr (N == 4) *reinterpret_cast<u32*>(at) = words[0];
+        if constexpr (N == 8) *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
+    }
+}
+
+template <int N>
+DEVICE void load_bytes(const u8* at, u32 (&x)[N]) {
+    if constexpr (N == 1) {
+        x[0] = *at;
+    } else {
+        u32 words[2];
+        if constexpr (N == 4) words[0] = *reinterpret_cast<const u32*>(at);
+        if constexpr (N == 8) {
+            const uint2 both = *reinterpret_cast<const uint2*>(at);
+            words[0] = both.x, words[1] = both.y;
+        }
+        for (int k = 0; k < N; ++k) x[k] = words[k / 4] >> (k % 4 * 8) & 255;
+    }
+}
+
+template <int N>
+DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restrict__ places, const Size& s) {
+    const Place p = place<N>(s, s.oh, s.ow);
+    if (!p.inside) return;
+    const Range rows = window(s, p.i, s.h, s.oh), columns = window(s, p.j, s.w, s.ow);
+    x += p.image * s.h * s.w * s.c + p.channel;
+    float best[N];
+    u32 where[N] = {};
+    load(x + (static_cast<i64>(rows.start) * s.w + columns.start) * s.c, best);
+    u32 at = 0;
+    for (int i = rows.start; i < rows.end; ++i)
+        for (int j = columns.start; j < columns.end; ++j, ++at) {
+            float v[N];
+            load(x + (static_cast<i64>(i) * s.w + j) * s.c, v);
+            for (int k = 0; k < N; ++k) {
+                // A NaN, once found, stays.
+                const bool larger = v[k] > best[k] || (nan(v[k]) && !nan(best[k]));
+                best[k] = larger ? v[k] : best[k];
+                where[k] = larger ? at : where[k];
+            }
+        }
+    if (y) store(y + p.index, best);
+    if (places) store_bytes(places + p.index, where);
+}
+
+template <int N>
+DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places, T* __restrict__ dx, const Size& s) {
+    const Place p = place<N>(s, s.h, s.w);
+    if (!p.inside) return;
+    const Range above = seen_by(s, p.i, s.h, s.oh), beside = seen_by(s, p.j, s.w, s.ow);
+    const i64 image = p.image * s.oh * s.ow * s.c + p.channel;
+    float sum[N] = {};
+    for (int i = above.start; i < above.end; ++i) {
+        const Range rows = window(s, i, s.h, s.oh);
+        for (int j = beside.start; j < beside.end; ++j) {
+            const Range columns = window(s, j, s.w, s.ow);
+            const u32 own = (p.i - rows.start) * (columns.end - columns.start) + p.j - columns.start;
+            const i64 at = image + (static_cast<i64>(i) * s.ow + j) * s.c;
+            float d[N];
+            u32 where[N];
+            load(dy + at, d);
+            load_bytes(places + at, where);
+            for (int k = 0; k < N; ++k) sum[k] += where[k] == own ? d[k] : 0.0f;
+        }
+    }
+    store(dx + p.index, sum);
+}
+
+template <int N>
+DEVICE void mean_forward(const T* __restrict__ x, T* __restrict__ y, const Size& s) {
+    const Place p = place<N>(s, s.oh, s.ow);
+    if (!p.inside) return;
+    const Range rows = window(s, p.i, s.h, s.oh), columns = window(s, p.j, s.w, s.ow);
+    x += p.image * s.h * s.w * s.c + p.channel;
+    float sum[N] = {};
+    for (int i = rows.start; i < rows.end; ++i) {
+#pragma unroll 8
+        for (int j = columns.start; j < columns.end; ++j) {
+            float v[N];
+            load(x + (static_cast<i64>(i) * s.w + j) * s.c, v);
+            for (int k = 0; k < N; ++k) sum[k] += v[k];
+        }
+    }
+    const float share = 1.0f / ((rows.end - rows.start) * (columns.end - columns.start));
+    for (int k = 0; k < N; ++k) sum[k] *= share;
+    store(y + p.index, sum);
+}
+
+template <int N>
+DEVICE void mean_backward(const T* __restrict__ dy, T* __restrict__ dx, const Size& s) {
+    const Place p = place<N>(s, s.h, s.w);
+    if (!p.inside) return;
+    const Range above = seen_by(s, p.i, s.h, s.oh), beside = seen_by(s, p.j, s.w, s.ow);
+    dy += p.image * s.oh * s.ow * s.c + p.channel;
+    float sum[N] = {};
+    for (int i = above.start; i < above.end; ++i) {
+        const Range rows = window(s, i, s.h, s.oh);
+        for (int j = beside.start; j < beside.end; ++j) {
+            const Range columns = window(s, j, s.w, s.ow);
+            const float share = 1.0f / ((rows.end - rows.start) * (columns.end - columns.start));
+            float d[N];
+            load(dy + (static_cast<i64>(i) * s.ow + j) * s.c, d);
+            for (int k = 0; k < N; ++k) sum[k] += d[k] * share;
+        }
+    }
+    store(dx + p.index, sum);
+}
+
+template <int N>
+DEVICE void global_mean(const T* __restrict__ x, T* __restrict__ y, i64 pixels, i64 c) {
+    const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+    float sum[N] = {};
+    if (column < c) {
+        x += blockIdx.y * pixels * c + column;
+#pragma unroll 4
+        for (i64 i = threadIdx.y; i < pixels; i += blockDim.y) {
+            float v[N];
+            load(x + i * c, v);
+            for (int k = 0; k < N; ++k) sum[k] += v[k];
+        }
+    }
+    sum_over_y(sum);
+    for (int k = 0; k < N; ++k) sum[k] *= 1.0f / pixels;
+    if (threadIdx.y == 0 && column < c) store(y + blockIdx.y * c + column, sum);
+}
+
+KERNEL(256) pool_max_forward(const T* x, T* y, u8* places, Size s) {
+    if (s.c % LANES == 0)
+        max_forward<LANES>(x, y, places, s);
+    else
+        max_forward<1>(x, y, places, s);
+}
+
+KERNEL(256) pool_max_backward(const T* dy, const u8* places, T* dx, Size s) {
+    if (s.c % LANES == 0)
+        max_backward<LANES>(dy, places, dx, s);
+    else
+        max_backward<1>(dy, places, dx, s);
+}
+
+KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 c) {
+    if (c % LANES == 0)
+        global_mean<LANES>(x, y, pixels, c);
+    else
+        global_mean<1>(x, y, pixels, c);
+}
+
+KERNEL(256) pool_mean_forward(const T* x, T* y, Size s) {
+    if (s.c % LANES == 0)
+        mean_forward<LANES>(x, y, s);
+    else
+        mean_forward<1>(x, y, s);
+}
+
+KERNEL(256) pool_mean_backward(const T* dy, T* dx, Size s) {
+    if (s.c % LANES == 0)
+        mean_backward<LANES>(dy, dx, s);
+    else
+        mean_backward<1>(dy, dx, s);
+}
