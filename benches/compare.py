@@ -23,14 +23,15 @@ work = tempfile.mkdtemp(prefix="espalier-compare-")
 random = np.random.default_rng(0)
 
 
-def run(command):
-    """Runs a program that ends its standard output with a JSON line; adds its peak resident memory."""
+def run(command, wanted=lambda line: True):
+    """Runs a program that prints JSON lines; returns the last one wanted, with the program's peak resident memory."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=work)
     out, err = process.stdout.read(), process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
         sys.exit(f"{' '.join(command)} failed:\n{err}")
-    result = json.loads(out.strip().splitlines()[-1])
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    result = next(line for line in reversed(lines) if wanted(line))
     result["rss"] = usage.ru_maxrss * 1024
     return result
 
@@ -123,7 +124,7 @@ for _ in range(3): torch.matmul(a, b)
 times = []
 for _ in range(20):
     start = time.perf_counter(); torch.matmul(a, b); times.append(time.perf_counter() - start)
-print(json.dumps({"gflops": 2e-9 * m * n * k / sorted(times)[10]}))
+print(json.dumps({"median": 2e-9 * m * n * k / sorted(times)[10]}))
 """
 
 
@@ -131,10 +132,10 @@ def matmul(m, k, n, dtype):
     built = sorted(glob.glob(os.path.join(root, "target/release/deps/matmul-*[0-9a-f]")), key=os.path.getmtime)
     if not built:
         sys.exit("build the product benchmark first: cargo bench -p espalier-tensor --bench matmul --no-run")
-    shape = [str(m), str(k), str(n), dtype, str(options.threads)]
-    mine = lambda: run([built[-1], "--json", "--shape", *shape])
-    theirs = lambda: run([sys.executable, "-c", TORCH_MATMUL, *shape])
-    return (mine, theirs, "gflops")
+    ours = [built[-1], "--bench", "--json", "--only", dtype, "--threads", str(options.threads), "--seconds", "0.2"]
+    same = lambda line: (line["kind"], line["m"], line["n"], line["k"]) == ("nn", m, n, k)
+    theirs = [sys.executable, "-c", TORCH_MATMUL, str(m), str(k), str(n), dtype, str(options.threads)]
+    return (lambda: run(ours, same), lambda: run(theirs), "median")
 
 
 cases = {
@@ -149,6 +150,7 @@ cases = {
     "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar"'))[1],
     "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar"', steps=8))[1],
 }
+units = {"median": "GFLOP/s", "tokens_per_s": "tokens/s", "images_per_s": "images/s"}
 chosen = [name for name in options.only.split(",") if name] or list(cases)
 median = lambda values: sorted(values)[len(values) // 2]
 print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}   {'unit':<14}{'our RSS':>10}{'torch RSS':>11}{'ratio':>8}")
@@ -157,4 +159,4 @@ for name in chosen:
     pairs = [(mine(), theirs()) for _ in range(options.rounds)]
     a, b = median([p[0][unit] for p in pairs]), median([p[1][unit] for p in pairs])
     x, y = median([p[0]["rss"] for p in pairs]), median([p[1]["rss"] for p in pairs])
-    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x   {unit:<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)
+    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x   {units.get(unit, unit):<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)
