@@ -2,8 +2,9 @@
 """Espalier beside PyTorch: the same training steps and the same products, interleaved, as ratios of medians.
 
     cargo build --release && cargo bench -p espalier-tensor --bench matmul --no-run
-    python benches/compare.py --peers DIR [--rounds 5] [--only gpt-f32,resnet8]
+    python benches/compare.py --peers DIR [--rounds 5] [--only gpt-f32,resnet8] [--device cuda]
 
+Memory is the process's peak resident set on the CPU, the peak of allocated device memory on a card.
 DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch and numpy.
 An absolute time means little on a shared machine; a ratio taken in one interleaved run means something.
 """
@@ -15,6 +16,7 @@ root = os.path.dirname(here)
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--peers", required=True)
 arguments.add_argument("--rounds", type=int, default=5)
+arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 arguments.add_argument("--threads", type=int, default=os.cpu_count())
 arguments.add_argument("--only", default="")
 arguments.add_argument("--binary", default=os.path.join(root, "target/release/espalier"))
@@ -23,14 +25,15 @@ work = tempfile.mkdtemp(prefix="espalier-compare-")
 random = np.random.default_rng(0)
 
 
-def run(command):
-    """Runs a program that ends its standard output with a JSON line; adds its peak resident memory."""
+def run(command, wanted=lambda line: True):
+    """Runs a program that prints JSON lines; returns the last one wanted, with the program's peak resident memory."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=work)
     out, err = process.stdout.read(), process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
         sys.exit(f"{' '.join(command)} failed:\n{err}")
-    result = json.loads(out.strip().splitlines()[-1])
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    result = next(line for line in reversed(lines) if wanted(line))
     result["rss"] = usage.ru_maxrss * 1024
     return result
 
@@ -43,14 +46,15 @@ def run_file(name, text):
 
 
 def ours(name, text, steps):
-    text += f"\n[device]\nkind = \"cpu\"\nthreads = {options.threads}\n"
+    text += f"\n[device]\nkind = \"{options.device}\"\nthreads = {options.threads}\n"
     path, turn = run_file(name, text), iter(range(10**6))
     return lambda: run([options.binary, "train", path, "--json", "--out", f"{name}-{next(turn)}",
                         "--set", f"train.steps={steps}", "--set", "train.eval_samples=8"])
 
 
 def peer(program, *flags):
-    return lambda: run([sys.executable, os.path.join(options.peers, program), "--threads", str(options.threads), *flags])
+    fixed = ["--device", options.device, "--threads", str(options.threads)]
+    return lambda: run([sys.executable, os.path.join(options.peers, program), *fixed, *flags])
 
 
 def tokens(path, vocab, count):
@@ -72,29 +76,30 @@ def cifar(folder, count):
     records.tofile(os.path.join(work, folder, "data_batch_1.bin"))
 
 
-def gpt(precision, *flags):
-    tokens("tokens.bin", 8192, 8 * 257 * 40)
+def gpt(name, precision, layers, heads, width, vocab, seq, batch, *flags, steps=14):
+    tokens(name + ".bin", min(vocab, 65536), batch * (seq + 1) * 40)
     text = f"""
 [model]
 name = "gpt"
-layers = 4
-heads = 8
-width = 512
-context = 256
-vocab = 8192
+layers = {layers}
+heads = {heads}
+width = {width}
+context = {seq}
+vocab = {vocab}
 [data]
 kind = "tokens"
-path = "tokens.bin"
+path = "{name}.bin"
 [train]
-batch = 8
+batch = {batch}
 precision = "{precision}"
 [optimizer]
 name = "adamw"
 [learning_rate]
 peak = 3e-4
 """
-    shape = "--layers 4 --heads 8 --width 512 --vocab 8192 --seq 256 --batch 8".split()
-    return (ours("gpt-" + precision, text, 14), peer("torch_gpt.py", "--precision", precision, *shape, *flags), "tokens_per_s")
+    sizes = dict(layers=layers, heads=heads, width=width, vocab=vocab, seq=seq, batch=batch)
+    shape = [word for key, value in sizes.items() for word in ("--" + key, str(value))]
+    return (ours(name, text, steps), peer("torch_gpt.py", "--precision", precision, *shape, *flags), "tokens_per_s")
 
 
 def cnn(name, model, data, peer_name=None, steps=40):
@@ -123,7 +128,7 @@ for _ in range(3): torch.matmul(a, b)
 times = []
 for _ in range(20):
     start = time.perf_counter(); torch.matmul(a, b); times.append(time.perf_counter() - start)
-print(json.dumps({"gflops": 2e-9 * m * n * k / sorted(times)[10]}))
+print(json.dumps({"median": 2e-9 * m * n * k / sorted(times)[10]}))
 """
 
 
@@ -131,30 +136,41 @@ def matmul(m, k, n, dtype):
     built = sorted(glob.glob(os.path.join(root, "target/release/deps/matmul-*[0-9a-f]")), key=os.path.getmtime)
     if not built:
         sys.exit("build the product benchmark first: cargo bench -p espalier-tensor --bench matmul --no-run")
-    shape = [str(m), str(k), str(n), dtype, str(options.threads)]
-    mine = lambda: run([built[-1], "--json", "--shape", *shape])
-    theirs = lambda: run([sys.executable, "-c", TORCH_MATMUL, *shape])
-    return (mine, theirs, "gflops")
+    ours = [built[-1], "--bench", "--json", "--only", dtype, "--threads", str(options.threads), "--seconds", "0.2"]
+    same = lambda line: (line["kind"], line["m"], line["n"], line["k"]) == ("nn", m, n, k)
+    theirs = [sys.executable, "-c", TORCH_MATMUL, str(m), str(k), str(n), dtype, str(options.threads)]
+    return (lambda: run(ours, same), lambda: run(theirs), "median")
 
 
-cases = {
+small = (4, 8, 512, 8192, 256, 8)
+cpu_cases = {
     "matmul-f32-2048x512x8192": lambda: matmul(2048, 512, 8192, "f32"),
     "matmul-f32-1024": lambda: matmul(1024, 1024, 1024, "f32"),
     "matmul-bf16-2048x512x8192": lambda: matmul(2048, 512, 8192, "bf16"),
     "matmul-bf16-1024": lambda: matmul(1024, 1024, 1024, "bf16"),
-    "gpt-f32": lambda: gpt("f32"),
-    "gpt-bf16": lambda: gpt("bf16"),
-    "gpt-bf16-compiled": lambda: gpt("bf16", "--compile"),
+    "gpt-f32": lambda: gpt("gpt-f32", "f32", *small),
+    "gpt-bf16": lambda: gpt("gpt-bf16", "bf16", *small),
+    "gpt-bf16-compiled": lambda: gpt("gpt-bf16-compiled", "bf16", *small, "--compile"),
     "simple-cnn": lambda: (idx("mnist", 2000, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
     "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar"'))[1],
     "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar"', steps=8))[1],
 }
+large = {
+    "gpt2-124m": (12, 12, 768, 50304, 1024, 32),
+    "gpt2-350m": (24, 16, 1024, 50304, 1024, 16),
+    "gpt-1.3b": (24, 16, 2048, 50304, 1024, 8),
+}
+cuda_cases = {name: (lambda name=name, sizes=sizes: gpt(name, "bf16", *sizes, "--compile", steps=30)) for name, sizes in large.items()}
+cuda_cases |= {name: cpu_cases[name] for name in ("simple-cnn", "resnet8", "vgg16")}
+cases = cpu_cases if options.device == "cpu" else cuda_cases
+memory = "rss" if options.device == "cpu" else "peak_bytes"
+units = {"median": "GFLOP/s", "tokens_per_s": "tokens/s", "images_per_s": "images/s"}
 chosen = [name for name in options.only.split(",") if name] or list(cases)
 median = lambda values: sorted(values)[len(values) // 2]
-print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}   {'unit':<14}{'our RSS':>10}{'torch RSS':>11}{'ratio':>8}")
+print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}   {'unit':<14}{'memory':>10}{'torch':>11}{'ratio':>8}")
 for name in chosen:
     mine, theirs, unit = cases[name]()
     pairs = [(mine(), theirs()) for _ in range(options.rounds)]
     a, b = median([p[0][unit] for p in pairs]), median([p[1][unit] for p in pairs])
-    x, y = median([p[0]["rss"] for p in pairs]), median([p[1]["rss"] for p in pairs])
-    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x   {unit:<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)
+    x, y = median([p[0][memory] for p in pairs]), median([p[1][memory] for p in pairs])
+    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x   {units.get(unit, unit):<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use espalier_plan::Plan;
+use espalier_tensor::Category;
 use espalier_train::data::{Dataset, Split};
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, StepReport};
-use espalier_train::{Rates, Summary};
+use espalier_train::{Bytes, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Shows a run as it goes.
@@ -110,9 +111,13 @@ pub fn describe(plan: &Plan, dataset: &Dataset, threads: usize) {
 /// The closing tables.
 pub fn summarise(summary: &Summary) {
     eprintln!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
-    for (name, entry) in &summary.memory {
-        let show = |value: Option<u64>| value.map_or("-".into(), |b| bytes(b as usize));
-        eprintln!("  {name:<13}{:>12}{:>12}", show(entry.predicted), show(entry.measured.map(|b| b as u64)));
+    for name in Category::ALL.map(Category::name) {
+        let Bytes { predicted, measured } = summary.memory[name];
+        // A category that this run does not have would only be a row of zeros.
+        if predicted.unwrap_or(0) > 0 || measured.unwrap_or(0) > 0 {
+            let show = |value: Option<usize>| value.map_or("-".into(), bytes);
+            eprintln!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
+        }
     }
     if let Some(peak) = summary.peak_bytes {
         eprintln!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));

@@ -12,4 +12,4 @@ pub mod trainer;
 pub mod weights;
 
 pub use error::{Error, Result};
-pub use summary::{Rates, Summary, Validation};
+pub use summary::{Bytes, Rates, Summary, Validation};

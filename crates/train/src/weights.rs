@@ -115,17 +115,62 @@ fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
     let digest = blake3::hash(name.as_bytes());
     let purpose = u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"));
     let key = random::key(seed, purpose);
-    let draw = |f: &(dyn Fn(u64) -> f64 + Sync)| (0..len as u64).map(|i| f(i) as f32).collect();
     match init {
         Init::Constant(value) => vec![value; len],
-        Init::Normal(std) => draw(&|i| std as f64 * random::normal(key, i)),
+        Init::Normal(std) => draw(len, |i| std as f64 * random::normal(key, i)),
         Init::TruncatedNormal(std) => {
             // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
             const LOW: f64 = 0.022_750_131_948;
             const WIDTH: f64 = 0.954_499_736_104;
             const DEVIATION: f64 = 0.879_625_661_034;
-            let truncated = move |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, i));
-            draw(&|i| std as f64 / DEVIATION * truncated(i))
+            let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, i));
+            draw(len, |i| std as f64 / DEVIATION * truncated(i))
         }
+    }
+}
+
+/// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who computes it.
+fn draw(len: usize, f: impl Fn(u64) -> f64 + Sync) -> Vec<f32> {
+    let mut values = vec![0.0; len];
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let piece = len.div_ceil(threads).max(1 << 16);
+    std::thread::scope(|scope| {
+        for (i, values) in values.chunks_mut(piece).enumerate() {
+            let f = &f;
+            scope.spawn(move || {
+                for (j, value) in values.iter_mut().enumerate() {
+                    *value = f((i * piece + j) as u64) as f32;
+                }
+            });
+        }
+    });
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn initial_values_have_the_moments_asked_for_and_depend_on_seed_and_name() {
+        let moments = |values: &[f32]| {
+            let n = values.len() as f64;
+            let mean = values.iter().map(|&x| x as f64).sum::<f64>() / n;
+            (mean, (values.iter().map(|&x| (x as f64 - mean).powi(2)).sum::<f64>() / n).sqrt())
+        };
+        for init in [Init::Normal(0.3), Init::TruncatedNormal(0.3)] {
+            let values = initial_values("w", 200_000, init, 1);
+            let (mean, std) = moments(&values);
+            assert!(mean.abs() < 3e-3 && (std - 0.3).abs() < 3e-3, "{init:?}: {mean} {std}");
+            assert_ne!(values, initial_values("v", 200_000, init, 1));
+            assert_ne!(values, initial_values("w", 200_000, init, 2));
+            assert_eq!(values[..100], initial_values("w", 100, init, 1), "whatever the size");
+        }
+        let cut = initial_values("w", 200_000, Init::TruncatedNormal(1.0), 1);
+        assert!(
+            cut.iter().all(|x| x.abs() < 2.0 / 0.8796),
+            "cut at two deviations of the uncut distribution"
+        );
+        assert_eq!(initial_values("b", 3, Init::Constant(1.0), 1), [1.0; 3]);
     }
 }

@@ -13,7 +13,6 @@ use serde::Serialize;
 use super::Error;
 use super::fields;
 use super::reader::{Choice, LARGEST, MOST, Section};
-use super::train::Length;
 
 /// `[learning_rate]`
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -122,7 +121,7 @@ impl LearningRate {
         LearningRate { peak: self.peak * scale, scale_from_batch: None, ..*self }
     }
 
-    pub(super) fn read(section: &mut Section, usual: f64, length: Length) -> Result<LearningRate, Error> {
+    pub(super) fn read(section: &mut Section, usual: f64) -> Result<LearningRate, Error> {
         let peak = section.number("peak", usual, "a number above 0", |x| x > 0.0)?;
         let warmup = section.whole("warmup", 0, 0, MOST)?;
         let scale_from_batch = section.optional_whole("scale_from_batch", 1, LARGEST)?;
@@ -145,19 +144,6 @@ impl LearningRate {
             },
         };
         section.finish_variant("schedule", schedule.name(), fields::LEARNING_RATE)?;
-        if let Length::Steps(steps) = length {
-            if warmup >= steps {
-                let problem =
-                    format!("is {warmup}, but the run has {steps} steps: it would never reach its peak");
-                return Err(Error::Conflict { field: section.field("warmup"), problem });
-            }
-            if let Schedule::Step { step_every, .. } = schedule
-                && step_every >= steps - warmup
-            {
-                let why = format!("with {step_every} steps between drops in a run of {steps} steps");
-                return Err(Error::NoEffect { field: section.field("step_every"), why });
-            }
-        }
         Ok(LearningRate { peak, warmup, scale_from_batch, schedule })
     }
 }

@@ -81,7 +81,7 @@ impl RunFile {
         let data = Data::read(&mut data, model.takes_text())?;
         let train = Train::read(&mut train)?;
         let optimizer = Optimizer::read(&mut optimizer)?;
-        let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate(), train.length)?;
+        let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
         let device = Device::read(&mut device)?;
         let run = RunFile { seed, model, data, train, optimizer, learning_rate, checkpoint, device };

@@ -45,11 +45,11 @@ pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
             // SAFETY: a task has the rows of one head of one sequence to itself.
             let logsumexp = unsafe { logsumexp.piece(task * z.t..(task + 1) * z.t) };
-            forward_head::<T>(cpu, &z, z.head(qkv, task), space, logsumexp, |row, values| {
+            forward_head::<T>(cpu, &z, z.head(qkv, task), space, logsumexp, |row, values, factor| {
                 let at = z.row(task, row);
                 // SAFETY: as above: no other task has this head's columns in this row.
                 let y = unsafe { y.piece(at..at + z.d) };
-                y.iter_mut().zip(values).for_each(|(y, x)| *y = T::from_f32(*x));
+                scaled(cpu.isa(), values, factor, y);
             });
         }));
     });
@@ -83,7 +83,7 @@ pub fn backward(dy: &Tensor, qkv: &Tensor, y: &Tensor, logsumexp: &Tensor, heads
                     let at = z.qkv_row(task, row) + part * z.c;
                     // SAFETY: a task has one head of one sequence, its columns in every row, to itself.
                     let dqkv = unsafe { dqkv.piece(at..at + z.d) };
-                    dqkv.iter_mut().zip(sum).for_each(|(d, sum)| *d = T::from_f32(*sum));
+                    scaled(cpu.isa(), sum, 1.0, dqkv);
                 }
             }
         }));
@@ -174,7 +174,7 @@ fn forward_head<T: Float>(
     [q, k, v]: [&[T]; 3],
     space: &mut Space,
     logsumexp: &mut [f32],
-    write: impl Fn(usize, &[f32]),
+    write: impl Fn(usize, &[f32], f32),
 ) {
     let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
     let [sums, running] = &mut space.sums[..] else { unreachable!("two sums forward") };
@@ -198,9 +198,7 @@ fn forward_head<T: Float>(
             serial(isa, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
         }
         for r in 0..m {
-            let out = &mut out[r * d..(r + 1) * d];
-            out.iter_mut().for_each(|x| *x /= totals[r]);
-            write(i + r, out);
+            write(i + r, &out[r * d..(r + 1) * d], 1.0 / totals[r]);
             logsumexp[i + r] = maxima[r] + totals[r].ln();
         }
     }
@@ -273,6 +271,13 @@ fn larger(a: f32, b: f32) -> f32 {
 }
 
 simd! {
+    /// y = x factor.
+    fn scaled[T: Float](x: &[f32], factor: f32, y: &mut [T]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = T::from_f32(x * factor);
+        }
+    }
+
     /// sum of a b.
     fn dot[T: Float](a: &[T], b: &[T]) -> f32 {
         let mut lanes = [0.0f32; LANES];
@@ -306,12 +311,13 @@ simd! {
         let shrink = &mut shrink[..maxima.len()];
         for (r, (row, maximum)) in scores.chunks_exact_mut(KEYS).zip(&mut *maxima).enumerate() {
             let seen = seen(ahead, r, keys);
+            for k in 0..KEYS {
+                row[k] = if (k as u32) < seen { row[k] * scale } else { f32::NEG_INFINITY };
+            }
             let mut lanes = [f32::NEG_INFINITY; LANES];
-            for (i, row) in row.chunks_exact_mut(LANES).enumerate() {
+            for row in row.chunks_exact(LANES) {
                 for l in 0..LANES {
-                    let s = if ((i * LANES + l) as u32) < seen { row[l] * scale } else { f32::NEG_INFINITY };
-                    row[l] = s;
-                    lanes[l] = larger(lanes[l], s);
+                    lanes[l] = larger(lanes[l], row[l]);
                 }
             }
             let old = *maximum;

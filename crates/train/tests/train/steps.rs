@@ -127,3 +127,26 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
     assert_eq!(heard.warnings.len(), 3);
 }
+
+#[test]
+fn every_family_of_image_models_takes_a_step() {
+    let shapes = |settings: &[&str]| {
+        let mut base = support::images();
+        for setting in settings {
+            base = base.set(setting);
+        }
+        steps(&base, 1, 2).0[0].loss
+    };
+    for settings in [
+        &["model.name=mlp", "model.hidden=[32, 16]"][..],
+        &["model.name=simple-cnn"],
+        &["model.name=resnet8", "train.precision=bf16"],
+        &["model.name=resnet-18", "train.recompute=block"],
+        &["model.name=resnet-50"],
+        &["model.name=vgg-16", "model.batch_norm=true"],
+        &["model.name=vgg-16", "model.batch_norm=false"],
+    ] {
+        let loss = shapes(settings);
+        assert!(loss.is_finite() && loss > 0.1, "{settings:?}: {loss}");
+    }
+}

@@ -110,6 +110,11 @@ pub fn tiny_cnn(overrides: &[&str]) -> Base {
     base(TEXT, overrides)
 }
 
+/// A few drawn shapes of 32 x 32, for a model to be named.
+pub fn images() -> Base {
+    base("[data]\nkind = \"shapes\"\ncount = 16\n[train]\nbatch = 4", &[])
+}
+
 /// Everything that a run needs, from a run file.
 pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
     let run_file = RunFile::parse(base.text, &base.overrides).unwrap();

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::Sizes;
+use super::{CHANNELS, Sizes, collect};
 use crate::cpu::correlate::{Panels, Taps, correlate, correlate_weight};
 use crate::cpu::scratch::Disjoint;
 use crate::device::Device;
@@ -28,9 +28,6 @@ const SLICE: usize = 64;
 /// Elements of partial sums of a weight's gradient, all groups of images together, and the most such groups.
 const SUMS: usize = 2 << 20;
 const GROUPS: usize = 16;
-
-/// The channels that weights are packed for at a time, so that a panel's part stays in the first-level cache.
-const CHANNELS: usize = 16;
 
 /// What the pixels of some rows (or columns) have in common: which of their phase's taps fall on the source.
 #[derive(Debug, Clone, PartialEq)]
@@ -246,28 +243,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
             }
         }
     });
-    let sums = sums.slice::<f32>();
-    let taps = z.conv.kernel * z.conv.kernel;
-    cpu.for_pieces(dw.slice_mut::<f32>(), CHANNELS * z.c * taps, |range, dw| {
-        let first = range.start / depth;
-        let slice = first / SLICE * SLICE;
-        let width = SLICE.min(z.o - slice);
-        let count = dw.len() / depth;
-        for c0 in (0..z.c).step_by(CHANNELS) {
-            for tap in 0..taps {
-                for c in c0..(c0 + CHANNELS).min(z.c) {
-                    let mut total = [0.0f32; CHANNELS];
-                    for part in 0..parts {
-                        let at = part * size + slice * depth + (tap * z.c + c) * width + first - slice;
-                        total.iter_mut().zip(&sums[at..at + count]).for_each(|(total, x)| *total += x);
-                    }
-                    for (o, total) in total[..count].iter().enumerate() {
-                        dw[(o * z.c + c) * taps + tap] = *total;
-                    }
-                }
-            }
-        }
-    });
+    collect(cpu, sums.slice(), SLICE, z, dw.slice_mut::<f32>());
     Ok(())
 }
 

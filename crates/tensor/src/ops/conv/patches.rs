@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{Conv, Sizes, image};
+use super::{CHANNELS, Conv, Sizes, collect, image};
 use crate::cpu::gemm::{Matrix, MatrixMut, serial};
 use crate::cpu::scratch::Scratch;
 use crate::device::Device;
@@ -14,16 +14,19 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// How many elements of patches a task lays out at a time.
+/// Elements of patches that a task lays out at a time, and the fewest pixels: each product packs the weights
+/// anew.
 const PATCHES: usize = 64 << 10;
+const PIXELS: usize = 512;
 
-/// Into how many partial sums a weight's gradient is cut.
+/// Elements of partial sums of a weight's gradient, all groups of rows together, and the most such groups.
+const SUMS: usize = 8 << 20;
 const GROUPS: usize = 8;
 
 impl Sizes {
     /// How many rows of output pixels make a piece.
     fn piece(&self) -> usize {
-        (PATCHES / (self.ow * self.window())).clamp(1, self.rows())
+        (PATCHES / (self.ow * self.window())).max(PIXELS.div_ceil(self.ow)).min(self.rows())
     }
 
     /// Whether a pixel is its own patch.
@@ -96,7 +99,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let size = z.window() * z.o;
-    let share = z.rows().div_ceil(GROUPS).max(1);
+    let share = z.rows().div_ceil((SUMS / size).clamp(2, GROUPS));
     let groups = z.rows().div_ceil(share);
     let mut sums = Tensor::zeros(&device, &[groups, size], DType::F32, Category::Workspace)?;
     with_float!(x.dtype(), T => {
@@ -116,15 +119,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
                 serial(cpu.isa(), z.window(), z.o, pixels, patches, dy, sum, true);
             }
         }));
-        let sums = sums.slice::<f32>();
-        let area = z.conv.kernel * z.conv.kernel;
-        cpu.for_pieces(dw.slice_mut::<T>(), z.c * area, |range, dw| {
-            let o = range.start / (z.c * area);
-            for (i, dw) in dw.iter_mut().enumerate() {
-                let at = ((i % area) * z.c + i / area) * z.o + o;
-                *dw = T::from_f32((0..groups).map(|g| sums[g * size + at]).sum());
-            }
-        });
+        collect(cpu, sums.slice(), z.o, z, dw.slice_mut::<T>());
     });
     Ok(())
 }
@@ -132,12 +127,17 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
 /// [o, c, u, v] as [u, v, c, o].
 fn permute_weight<T: Float>(w: &Tensor, z: &Sizes) -> Result<Tensor> {
     let mut permuted = Tensor::empty(&w.device(), &[z.window(), z.o], T::DTYPE, Category::Workspace)?;
+    let Device::Cpu(cpu) = w.device();
     let area = z.conv.kernel * z.conv.kernel;
     let w = w.slice::<T>();
-    for (row, permuted) in permuted.slice_mut::<T>().chunks_exact_mut(z.o).enumerate() {
-        let (uv, c) = (row / z.c, row % z.c);
-        permuted.iter_mut().enumerate().for_each(|(o, p)| *p = w[(o * z.c + c) * area + uv]);
-    }
+    cpu.for_pieces(permuted.slice_mut::<T>(), CHANNELS * z.o, |range, permuted| {
+        let first = range.start / z.o;
+        for o in 0..z.o {
+            for (row, permuted) in (first..).zip(permuted.chunks_exact_mut(z.o)) {
+                permuted[o] = w[(o * z.c + row % z.c) * area + row / z.c];
+            }
+        }
+    });
     Ok(permuted)
 }
 
