@@ -1,5 +1,6 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+mod device;
 mod progress;
 mod train;
 
@@ -30,9 +31,20 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {error:#}{}", advice(&error));
             ExitCode::from(exit_code(&error))
         }
+    }
+}
+
+/// What to do about it, where a setting of the run file helps.
+fn advice(error: &anyhow::Error) -> &'static str {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Tensor(espalier_tensor::Error::OutOfMemory { .. })) => {
+            "; a smaller train.batch, more train.micro_batches, train.recompute = \"block\" or \
+             train.precision = \"bf16\" need less"
+        }
+        _ => "",
     }
 }
 

@@ -160,6 +160,8 @@ impl Trainer {
             }
         }
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
+        // The loss was read back before the optimizer's step: without this, a card would still be at work.
+        self.device.synchronize()?;
         Ok(StepReport {
             step: self.progress.step,
             loss,

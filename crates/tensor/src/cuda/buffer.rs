@@ -113,7 +113,7 @@ pub(super) struct Block {
 impl Block {
     /// A block of at least `len` bytes, booked. Unlike a [`Buffer`] it does not keep its card open.
     pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
-        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().total() };
+        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().usage() };
         let capacity = rounded(len).ok_or_else(refused)?;
         let free = cuda.free_blocks();
         let block = match free.take(len) {

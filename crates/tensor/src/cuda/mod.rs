@@ -156,6 +156,16 @@ impl Cuda {
         self.0.loaded.kernel(self, source, build, name)
     }
 
+    /// A `__constant__ int` array of a source: what its kernels say of their launch.
+    pub fn constant<const N: usize>(
+        &self,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<[i32; N]> {
+        self.0.loaded.constant(self, source, build, name)
+    }
+
     /// A limit of the card.
     pub(crate) fn attribute(&self, attribute: CUdevice_attribute) -> Result<u32> {
         probe::attribute(self.0.context.device, attribute)
