@@ -80,6 +80,17 @@ impl Buffer {
         self.cuda.with_staging(|staging, stream| unsafe { staging.download(stream, self.address(), bytes) })
     }
 
+    /// The first numbers of 8 bytes in it, after all earlier work of the compute stream: a kernel's few results.
+    pub fn words<const N: usize>(&self) -> Result<[u64; N]> {
+        assert!(8 * N <= self.len, "{N} words were to be read from {} bytes", self.len);
+        let mut words = [0u64; N];
+        let bytes = bytemuck::cast_slice_mut(&mut words);
+        // SAFETY: the block holds as many bytes.
+        self.cuda
+            .with_staging(|staging, stream| unsafe { staging.download(stream, self.address(), bytes) })?;
+        Ok(words)
+    }
+
     /// Overwrites it with another buffer of the same card and length, in the order of the compute stream.
     pub fn copy_from(&mut self, other: &Buffer) -> Result<()> {
         assert_eq!(other.len, self.len, "a copy of another length");
