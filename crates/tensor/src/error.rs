@@ -41,6 +41,12 @@ pub enum Error {
         /// The driver's or the library's reason.
         why: String,
     },
+    /// A size that the kernels of a device do not cover.
+    #[error("{what}")]
+    Unsupported {
+        /// Which, and what to do about it.
+        what: String,
+    },
     /// A kernel's source does not compile for this card.
     #[error("the kernels in {file} do not compile with {options}:\n{log}")]
     Compile {

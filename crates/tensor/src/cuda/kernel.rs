@@ -370,13 +370,33 @@ impl Drop for Module {
     }
 }
 
+impl Module {
+    /// A `__constant__` array of the module, copied to the host.
+    fn constant<const N: usize>(&self, name: &'static str) -> Result<[i32; N]> {
+        let c_name = CString::new(name).expect("a name without NUL");
+        let (mut address, mut bytes) = (0, 0);
+        let mut values = [0i32; N];
+        // SAFETY: the module is loaded and the name ends in NUL; the driver writes an address and a size.
+        unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, self.0, c_name.as_ptr()) }
+            .check("looking a constant up")?;
+        assert_eq!(bytes, size_of_val(&values), "the bytes of {name}");
+        // SAFETY: the constant has as many bytes as the array, checked above; the copy waits.
+        unsafe { sys::cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), address, bytes) }
+            .check("reading a constant")?;
+        Ok(values)
+    }
+}
+
 /// A source's name and how it was built.
 type Built = (&'static str, Build);
+/// What is named in it.
+type Symbol = (Built, &'static str);
 
 /// All that a card has loaded.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
-    functions: Mutex<HashMap<(Built, &'static str), Arc<Function>>>,
+    functions: Mutex<HashMap<Symbol, Arc<Function>>>,
+    constants: Mutex<HashMap<Symbol, Arc<[i32]>>>,
     modules: Mutex<HashMap<Built, Arc<Module>>>,
     target: Mutex<Option<Target>>,
 }
@@ -403,6 +423,25 @@ impl Loaded {
             }
         };
         Ok(Kernel { cuda: cuda.clone(), function })
+    }
+
+    /// A `__constant__` array of a source, which says how its kernels want to be launched.
+    pub(super) fn constant<const N: usize>(
+        &self,
+        cuda: &Cuda,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<[i32; N]> {
+        let key = ((source.name, build), name);
+        let known = self.constants.lock().expect("no panic while locked").get(&key).cloned();
+        if let Some(known) = known {
+            return Ok(known[..].try_into().expect("a constant is always read with its own length"));
+        }
+        cuda.bind()?;
+        let values = self.module(cuda, source, build)?.constant::<N>(name)?;
+        self.constants.lock().expect("no panic while locked").insert(key, values.into());
+        Ok(values)
     }
 
     fn module(&self, cuda: &Cuda, source: &Source, build: Build) -> Result<Arc<Module>> {
