@@ -1,5 +1,7 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+mod device;
+mod doctor;
 mod progress;
 mod train;
 
@@ -20,20 +22,35 @@ struct Arguments {
 enum Command {
     /// Train the model that a run file describes.
     Train(train::TrainArguments),
+    /// Say what this machine has, and what is missing.
+    Doctor(doctor::DoctorArguments),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
+        Command::Doctor(arguments) => doctor::doctor(&arguments),
     };
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", sentence(&error));
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// The one sentence of an error, with what to do about it where a setting of the run file helps.
+fn sentence(error: &anyhow::Error) -> String {
+    let advice = match error.downcast_ref::<Error>() {
+        Some(Error::Tensor(espalier_tensor::Error::OutOfMemory { .. })) => {
+            "; a smaller train.batch, more train.micro_batches, train.recompute = \"block\" or \
+             train.precision = \"bf16\" need less"
+        }
+        _ => "",
+    };
+    format!("{error:#}{advice}")
 }
 
 /// 2: the user's input; 3: a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
@@ -43,5 +60,32 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Tensor(_)) => 3,
         Some(Error::Diverged { .. }) => 4,
         None => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_tensor::memory::{Category, Ledger};
+
+    use super::*;
+
+    #[test]
+    fn a_full_device_says_what_fills_it_and_what_helps() {
+        let ledger = Ledger::default();
+        ledger.allocate(Category::Weights, 500_000_000);
+        ledger.allocate(Category::Activations, 76_000_000_000);
+        let refused = espalier_tensor::Error::OutOfMemory {
+            asked: 4_000_000_000,
+            category: Category::Activations,
+            used: ledger.usage(),
+        };
+        let error = anyhow::Error::from(Error::Tensor(refused));
+        assert_eq!(exit_code(&error), 3);
+        assert_eq!(
+            sentence(&error),
+            "out of memory: the device refused 4.00 GB for activations, beside 76.50 GB (weights 500.0 MB, \
+             activations 76.00 GB) in use; a smaller train.batch, more train.micro_batches, train.recompute = \
+             \"block\" or train.precision = \"bf16\" need less"
+        );
     }
 }

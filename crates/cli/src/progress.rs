@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use espalier_plan::Plan;
 use espalier_tensor::Category;
+use espalier_tensor::memory::Size;
 use espalier_train::data::{Dataset, Split};
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, StepReport};
@@ -93,10 +94,10 @@ impl Observer for Progress {
 }
 
 /// One paragraph before the first step.
-pub fn describe(plan: &Plan, dataset: &Dataset, threads: usize) {
+pub fn describe(plan: &Plan, dataset: &Dataset, device: &str) {
     let train = &plan.run.train;
     eprintln!(
-        "{}: {} parameters, {}, on {threads} threads; {} training and {} validation samples; batch {} in {} micro-batch{}",
+        "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {} in {} micro-batch{}",
         plan.model.name,
         count(plan.parameters as f64),
         train.precision.name(),
@@ -145,12 +146,7 @@ pub fn summarise(summary: &Summary) {
 }
 
 fn bytes(n: usize) -> String {
-    match n as f64 {
-        n if n >= 1e9 => format!("{:.2} GB", n / 1e9),
-        n if n >= 1e6 => format!("{:.1} MB", n / 1e6),
-        n if n >= 1e3 => format!("{:.1} kB", n / 1e3),
-        n => format!("{n} B"),
-    }
+    Size(n).to_string()
 }
 
 fn count(n: f64) -> String {

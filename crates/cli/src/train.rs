@@ -10,13 +10,13 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
-use espalier_tensor::Device;
 use espalier_train::data::Dataset;
 use espalier_train::run::{Outcome, Place, run};
 use espalier_train::{Error, Summary};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::device;
 use crate::progress::{self, Progress};
 
 /// Exit code of a run that was interrupted and has saved.
@@ -64,8 +64,8 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         0 => std::thread::available_parallelism()?.get(),
         n => n,
     };
-    let device = Device::cpu(threads).map_err(Error::Tensor)?;
-    progress::describe(&plan, &dataset, threads);
+    let device = device::open(plan.run.device.kind, threads).map_err(Error::Tensor)?;
+    progress::describe(&plan, &dataset, &device::describe(&device));
     if arguments.dry_run {
         let summary = Summary::planned(&plan, device.name());
         progress::summarise(&summary);

@@ -1,7 +1,7 @@
 //! What can go wrong below the level of models. Wrong shapes inside an operation are our own mistakes and
 //! panic with a message; what a user or a machine can cause is an [`Error`].
 
-use crate::memory::Category;
+use crate::memory::{Category, Size, Usage};
 
 /// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -10,16 +10,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The device could not give the memory asked for.
-    #[error(
-        "out of memory: {asked} bytes for {category} were refused; {used} bytes are in use on the device"
-    )]
+    #[error("out of memory: the device refused {} for {category}, beside {used} in use", Size(*.asked))]
     OutOfMemory {
         /// Bytes asked for.
         asked: usize,
         /// What they were for.
         category: Category,
-        /// Bytes in use at that moment, all categories.
-        used: usize,
+        /// Bytes in use at that moment.
+        used: Usage,
     },
     /// The number of threads is zero or the operating system refused them.
     #[error("cannot start {threads} threads: {why}")]
@@ -43,6 +41,12 @@ pub enum Error {
         /// The driver's or the library's reason.
         why: String,
     },
+    /// A size that the kernels of a device do not cover.
+    #[error("{what}")]
+    Unsupported {
+        /// Which, and what to do about it.
+        what: String,
+    },
     /// A kernel's source does not compile for this card.
     #[error("the kernels in {file} do not compile with {options}:\n{log}")]
     Compile {
@@ -53,4 +57,10 @@ pub enum Error {
         /// What the compiler said.
         log: String,
     },
+}
+
+/// The value of an operation that returns no error: that a card failed ends the run.
+#[track_caller]
+pub(crate) fn must<R>(result: Result<R>) -> R {
+    result.unwrap_or_else(|e| panic!("{e}"))
 }

@@ -72,6 +72,37 @@ impl Gauge {
     }
 }
 
+/// A number of bytes as a person reads it: `1.21 GB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub usize);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 as f64 {
+            n if n >= 1e9 => write!(f, "{:.2} GB", n / 1e9),
+            n if n >= 1e6 => write!(f, "{:.1} MB", n / 1e6),
+            n if n >= 1e3 => write!(f, "{:.1} kB", n / 1e3),
+            n => write!(f, "{n} B"),
+        }
+    }
+}
+
+/// What the categories held at one moment, in the order of [`Category::ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage(pub [usize; Category::ALL.len()]);
+
+/// `1.21 GB (weights 0.40 GB, activations 0.81 GB)`
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Size(self.0.iter().sum()))?;
+        let held = Category::ALL.into_iter().zip(self.0).filter(|(_, bytes)| *bytes > 0);
+        for (i, (category, bytes)) in held.enumerate() {
+            write!(f, "{}{category} {}", if i == 0 { " (" } else { ", " }, Size(bytes))?;
+        }
+        if self.0.iter().any(|bytes| *bytes > 0) { f.write_str(")") } else { Ok(()) }
+    }
+}
+
 /// The books of one device.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -102,6 +133,11 @@ impl Ledger {
         self.categories[category as usize].peak.load(Relaxed)
     }
 
+    /// What each category holds now.
+    pub fn usage(&self) -> Usage {
+        Usage(Category::ALL.map(|category| self.current(category)))
+    }
+
     /// Bytes held now, all categories.
     pub fn total(&self) -> usize {
         self.total.now.load(Relaxed)
@@ -110,5 +146,21 @@ impl Ledger {
     /// The most bytes held at once, all categories; at most the sum of the categories' own peaks.
     pub fn total_peak(&self) -> usize {
         self.total.peak.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_names_what_is_held() {
+        let ledger = Ledger::default();
+        assert_eq!(ledger.usage().to_string(), "0 B");
+        ledger.allocate(Category::Weights, 400_000_000);
+        ledger.allocate(Category::Activations, 2_100_000_000);
+        assert_eq!(ledger.usage().to_string(), "2.50 GB (weights 400.0 MB, activations 2.10 GB)");
+        ledger.free(Category::Weights, 400_000_000);
+        assert_eq!(ledger.usage().to_string(), "2.10 GB (activations 2.10 GB)");
     }
 }

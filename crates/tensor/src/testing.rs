@@ -1,21 +1,43 @@
 //! What the tests of the operations share.
 //!
 //! A test computes on every instruction set, in both float types and on one, two and three threads, whose bits
-//! must agree, and compares with a plain reference in f64. Inputs are numbers that bf16 holds exactly, so that
-//! one reference serves both types.
+//! must agree, and compares with a plain reference in f64. A card, where there is one, follows the instruction
+//! sets and computes three times, to the same bits. Inputs are numbers that bf16 holds exactly, so that one
+//! reference serves both types.
 
 use std::sync::OnceLock;
 
 use crate::cpu::{Cpu, Isa};
+use crate::cuda::Cuda;
 use crate::{Category, DType, Device, Float, Tensor, bf16, random};
 
-/// For every instruction set, the device with one, two and three threads.
+/// For every instruction set, the device with one, two and three threads; then, where a card is found, three
+/// handles of it. The host comes first, for tests that only make sense there.
 pub fn devices() -> &'static [[Device; 3]] {
     static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let device = |isa, threads| Device::Cpu(Cpu::with_isa(threads, isa).unwrap());
-        Isa::available().map(|isa| [1, 2, 3].map(|threads| device(isa, threads))).collect()
+        let hosts = Isa::available().map(|isa| [1, 2, 3].map(|threads| device(isa, threads)));
+        hosts.chain(card().map(|card| [1, 2, 3].map(|_| Device::Cuda(card.clone())))).collect()
     })
+}
+
+/// The first card, where the machine has all that it needs; says so where it has not.
+fn card() -> Option<Cuda> {
+    let probe = Cuda::probe();
+    if !probe.usable() {
+        eprintln!("SKIPPED, nothing runs on a card: {}", probe.missing.join("; "));
+        return None;
+    }
+    Some(Cuda::open(0).unwrap())
+}
+
+/// Where a tensor's elements begin, on whichever device: two tensors with one address share a buffer.
+pub fn address(x: &Tensor) -> u64 {
+    match x.device() {
+        Device::Cpu(_) => x.bytes().as_ptr() as u64,
+        Device::Cuda(_) => x.cuda_buffer().address(),
+    }
 }
 
 /// Standard normal numbers, times `spread`, that bf16 holds exactly.
@@ -55,8 +77,8 @@ pub fn check(expected: &[Vec<f64>], compute: impl Fn(&Device, DType) -> Vec<Tens
             let [one, two, three] = threads.each_ref().map(|device| compute(device, dtype));
             assert_eq!(one.len(), expected.len());
             for (i, x) in one.iter().enumerate() {
-                assert_eq!(x.bytes(), two[i].bytes(), "two threads, output {i}");
-                assert_eq!(x.bytes(), three[i].bytes(), "three threads, output {i}");
+                assert_eq!(x.host_bytes(), two[i].host_bytes(), "two threads, output {i}");
+                assert_eq!(x.host_bytes(), three[i].host_bytes(), "three threads, output {i}");
                 let tolerance = if x.dtype() == DType::F32 { 5e-5 } else { 1.0 / 128.0 };
                 assert_close(&x.to_f32(), &expected[i], tolerance);
             }

@@ -23,7 +23,7 @@ pub struct Summary {
     pub images_per_s: Option<f64>,
     /// The median time of a step.
     pub step_ms: Option<f64>,
-    /// `cpu`.
+    /// `cpu` or `cuda`.
     pub device: String,
     /// `f32` or `bf16`.
     pub precision: String,

@@ -150,8 +150,7 @@ impl Trainer {
             self.progress.updates += 1;
             self.optimizer.step(&mut self.weights, &gradients, self.progress.updates, lr, scale as f32);
             for measured in statistics {
-                let [mean, variance] = self.weights.buffers_mut(measured.mean_id, measured.variance_id);
-                measured.fold_into(mean.slice_mut(), variance.slice_mut());
+                measured.fold_into(&mut self.weights)?;
             }
             if let Some((small, large)) = gradients.noise_norms() {
                 // The parts were scaled by 1 / pieces: undo that to get the gradient of a micro-batch's mean.
@@ -160,6 +159,8 @@ impl Trainer {
             }
         }
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
+        // The loss was read back before the optimizer's step: without this, a card would still be at work.
+        self.device.synchronize()?;
         Ok(StepReport {
             step: self.progress.step,
             loss,

@@ -1,11 +1,14 @@
 //! The binary as a person or a program meets it.
 
 mod bad_input;
+mod doctor;
 mod train;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+
+use serde_json::Value;
 
 /// A run file that finishes in a moment.
 pub const TINY: &str = r#"
@@ -23,6 +26,7 @@ pub const TINY: &str = r#"
     batch = 4
     eval_samples = 8
     [device]
+    kind = "cpu"
     threads = 2
 "#;
 
@@ -37,6 +41,20 @@ pub fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
     command.current_dir(folder).arg("train").arg("run.toml").args(arguments);
     command
+}
+
+/// What `espalier doctor --json` finds.
+pub fn doctor() -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_espalier")).args(["doctor", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    json(&output.stdout)
+}
+
+/// Standard output, which must be one line of JSON.
+pub fn json(stdout: &[u8]) -> Value {
+    let text = String::from_utf8(stdout.to_vec()).unwrap();
+    assert_eq!(text.lines().count(), 1, "one line of JSON and nothing else on standard output: {text}");
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Standard error as text.

@@ -4,15 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
-
-use crate::{TINY, command, said, train_in};
-
-fn json(stdout: &[u8]) -> Value {
-    let text = String::from_utf8(stdout.to_vec()).unwrap();
-    assert_eq!(text.lines().count(), 1, "one line of JSON and nothing else on standard output: {text}");
-    serde_json::from_str(&text).unwrap()
-}
+use crate::{TINY, command, doctor, json, said, train_in};
 
 #[test]
 fn a_run_prints_its_summary_and_leaves_its_folder() {
@@ -137,4 +129,33 @@ fn a_diverging_run_exits_with_4() {
     let output = train_in(folder.path(), TINY, &changes);
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(said(&output).contains("diverged"), "{}", said(&output));
+}
+
+/// A card where one works, and otherwise one sentence that says what is missing and what to do.
+#[test]
+fn a_card_is_used_or_what_is_missing_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |kind: &str, out: &str| {
+        let setting = format!("device.kind={kind}");
+        train_in(folder.path(), TINY, &["--json", "--out", out, "--set", &setting])
+    };
+    let (asked, left_open) = (run("cuda", "asked"), run("auto", "open"));
+    assert!(left_open.status.success(), "{}", said(&left_open));
+    if doctor()["cuda"]["found"] == true {
+        assert!(asked.status.success(), "{}", said(&asked));
+        assert_eq!(json(&asked.stdout)["device"], "cuda");
+        assert_eq!(json(&left_open.stdout)["device"], "cuda");
+        assert!(said(&left_open).lines().any(|line| line.starts_with("device: ")), "{}", said(&left_open));
+        return;
+    }
+    assert_eq!(json(&left_open.stdout)["device"], "cpu");
+    let text = said(&asked);
+    assert_eq!(asked.status.code(), Some(3), "{text}");
+    let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    assert!(
+        errors[0].contains("CUDA") && (errors[0].contains("install") || errors[0].contains("check")),
+        "{text}"
+    );
+    assert!(!folder.path().join("asked").exists(), "nothing is left behind");
 }

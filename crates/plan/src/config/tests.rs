@@ -75,6 +75,15 @@ fn an_empty_file_is_a_run() {
 }
 
 #[test]
+fn every_kind_of_device_can_be_asked_for() {
+    for (word, kind) in [("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)] {
+        let run = parse(&format!("[device]\nkind = \"{word}\"")).unwrap();
+        assert_eq!(run.device.kind, kind);
+        assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
+    }
+}
+
+#[test]
 fn misspelt_fields_and_words() {
     insta::assert_snapshot!(sentence("[train]\nbacth = 8"), @"`train.bacth` is not a field; did you mean `train.batch`?");
     insta::assert_snapshot!(sentence("batch = 8"), @"`batch` is not a field; did you mean `train.batch`?");
@@ -104,6 +113,7 @@ fn wrong_types_and_impossible_values() {
     insta::assert_snapshot!(sentence("seed = -1"), @"`seed` must be a whole number of at least 0, got -1");
     insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3");
     insta::assert_snapshot!(sentence("[device]\nthreads = 5000"), @"`device.threads` must be a whole number of at most 4096, got 5000");
+    insta::assert_snapshot!(sentence("[device]\nkind = \"gpu\""), @r#"`device.kind` must be "auto", "cpu" or "cuda", got "gpu""#);
     insta::assert_snapshot!(sentence("[train]\nsteps = = 3"), @"line 2: not TOML: extra `=`, expected nothing");
     insta::assert_snapshot!(sentence("[train]\nsteps = 3\nsteps = 4"), @"line 3: not TOML: duplicate key");
 }

@@ -145,15 +145,18 @@ pub struct Device {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// The best there is.
+    /// An NVIDIA card where one is found and works, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU, whatever else there is.
     Cpu,
+    /// An NVIDIA card, or nothing.
+    Cuda,
 }
 
 impl Choice for DeviceKind {
-    const ALL: &'static [(&'static str, Self)] = &[("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)];
 }
 
 impl Device {

@@ -32,7 +32,7 @@ impl Buffer {
             None => Block::new(len).ok_or_else(|| Error::OutOfMemory {
                 asked: len,
                 category,
-                used: cpu.ledger().total(),
+                used: cpu.ledger().usage(),
             })?,
         };
         cpu.ledger().allocate(category, len);

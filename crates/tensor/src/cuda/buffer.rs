@@ -80,6 +80,17 @@ impl Buffer {
         self.cuda.with_staging(|staging, stream| unsafe { staging.download(stream, self.address(), bytes) })
     }
 
+    /// The first numbers of 8 bytes in it, after all earlier work of the compute stream: a kernel's few results.
+    pub fn words<const N: usize>(&self) -> Result<[u64; N]> {
+        assert!(8 * N <= self.len, "{N} words were to be read from {} bytes", self.len);
+        let mut words = [0u64; N];
+        self.cuda.with_staging(|staging, stream| {
+            // SAFETY: the block holds as many bytes.
+            unsafe { staging.download(stream, self.address(), bytemuck::cast_slice_mut(&mut words)) }
+        })?;
+        Ok(words)
+    }
+
     /// Overwrites it with another buffer of the same card and length, in the order of the compute stream.
     pub fn copy_from(&mut self, other: &Buffer) -> Result<()> {
         assert_eq!(other.len, self.len, "a copy of another length");
@@ -113,7 +124,7 @@ pub(super) struct Block {
 impl Block {
     /// A block of at least `len` bytes, booked. Unlike a [`Buffer`] it does not keep its card open.
     pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
-        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().total() };
+        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().usage() };
         let capacity = rounded(len).ok_or_else(refused)?;
         let free = cuda.free_blocks();
         let block = match free.take(len) {

@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{
-    self, CUdevice_attribute as Attribute, CUfunction, CUfunction_attribute as FunctionAttribute, CUmodule,
-    CUresult,
+    self, CUdevice_attribute as Attribute, CUdeviceptr, CUfunction,
+    CUfunction_attribute as FunctionAttribute, CUmodule, CUresult,
 };
 
 use super::Cuda;
@@ -20,7 +20,7 @@ use super::status::Status;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// The most arguments that a kernel takes.
+/// The most arguments that a kernel takes, and the most words of 8 bytes that they fill.
 const MOST: usize = 32;
 /// Shared memory that any kernel gets without asking.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -78,11 +78,11 @@ impl Kernel {
         self.function.allow_shared(shared)?;
         let mut cells = args.cells;
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
-        for (pointer, cell) in pointers.iter_mut().zip(&mut cells) {
-            *pointer = (cell as *mut u64).cast();
+        for (pointer, place) in pointers.iter_mut().zip(&args.places[..args.count]) {
+            *pointer = (&raw mut cells[*place..]).cast();
         }
-        // SAFETY: the function is loaded; the driver copies each argument, of the kernel's own size and at most
-        // 8 bytes, before it returns. The caller vouches for their meaning.
+        // SAFETY: the function is loaded; the driver copies each argument, of the kernel's own size and from as
+        // many cells, before it returns. The caller vouches for their meaning.
         unsafe {
             sys::cuLaunchKernel(
                 self.function.raw,
@@ -125,6 +125,9 @@ impl Kernel {
 #[derive(Debug)]
 pub struct Args<'a> {
     cells: [u64; MOST],
+    used: usize,
+    /// Each argument's first cell and its bytes.
+    places: [usize; MOST],
     sizes: [usize; MOST],
     count: usize,
     card: Option<&'a Cuda>,
@@ -140,7 +143,15 @@ impl Default for Args<'_> {
 impl<'a> Args<'a> {
     /// None yet.
     pub fn new() -> Args<'a> {
-        Args { cells: [0; MOST], sizes: [0; MOST], count: 0, card: None, tensors: PhantomData }
+        Args {
+            cells: [0; MOST],
+            used: 0,
+            places: [0; MOST],
+            sizes: [0; MOST],
+            count: 0,
+            card: None,
+            tensors: PhantomData,
+        }
     }
 
     /// A tensor to read: `const T*`.
@@ -204,10 +215,37 @@ impl<'a> Args<'a> {
         self.push(value.to_bits().into(), 4)
     }
 
+    /// An address within memory that the caller keeps until the launch is queued: `T*`. For a tensor that a
+    /// kernel both reads and writes, or of which it gets several places.
+    pub fn pointer(self, address: CUdeviceptr) -> Args<'a> {
+        self.push(address, 8)
+    }
+
+    /// A struct by value, whose fields are of 4 bytes.
+    pub fn fields(mut self, fields: &[u32]) -> Args<'a> {
+        let place = self.used;
+        for pair in fields.chunks(2) {
+            let high = pair.get(1).copied().unwrap_or_default();
+            self = self.cell(u64::from(pair[0]) | u64::from(high) << 32);
+        }
+        self.argument(place, 4 * fields.len())
+    }
+
     // The machine is little-endian, so a cell's first bytes are those of a smaller value.
-    fn push(mut self, value: u64, size: usize) -> Args<'a> {
-        assert!(self.count < MOST, "a kernel with more than {MOST} arguments");
-        self.cells[self.count] = value;
+    fn push(self, value: u64, size: usize) -> Args<'a> {
+        let place = self.used;
+        self.cell(value).argument(place, size)
+    }
+
+    fn cell(mut self, value: u64) -> Args<'a> {
+        assert!(self.used < MOST, "a kernel with more than {} bytes of arguments", 8 * MOST);
+        self.cells[self.used] = value;
+        self.used += 1;
+        self
+    }
+
+    fn argument(mut self, place: usize, size: usize) -> Args<'a> {
+        self.places[self.count] = place;
         self.sizes[self.count] = size;
         self.count += 1;
         self
@@ -332,13 +370,33 @@ impl Drop for Module {
     }
 }
 
+impl Module {
+    /// A `__constant__` array of the module, copied to the host.
+    fn constant<const N: usize>(&self, name: &'static str) -> Result<[i32; N]> {
+        let c_name = CString::new(name).expect("a name without NUL");
+        let (mut address, mut bytes) = (0, 0);
+        let mut values = [0i32; N];
+        // SAFETY: the module is loaded and the name ends in NUL; the driver writes an address and a size.
+        unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, self.0, c_name.as_ptr()) }
+            .check("looking a constant up")?;
+        assert_eq!(bytes, size_of_val(&values), "the bytes of {name}");
+        // SAFETY: the constant has as many bytes as the array, checked above; the copy waits.
+        unsafe { sys::cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), address, bytes) }
+            .check("reading a constant")?;
+        Ok(values)
+    }
+}
+
 /// A source's name and how it was built.
 type Built = (&'static str, Build);
+/// What is named in it.
+type Symbol = (Built, &'static str);
 
 /// All that a card has loaded.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
-    functions: Mutex<HashMap<(Built, &'static str), Arc<Function>>>,
+    functions: Mutex<HashMap<Symbol, Arc<Function>>>,
+    constants: Mutex<HashMap<Symbol, Arc<[i32]>>>,
     modules: Mutex<HashMap<Built, Arc<Module>>>,
     target: Mutex<Option<Target>>,
 }
@@ -365,6 +423,25 @@ impl Loaded {
             }
         };
         Ok(Kernel { cuda: cuda.clone(), function })
+    }
+
+    /// A `__constant__` array of a source, which says how its kernels want to be launched.
+    pub(super) fn constant<const N: usize>(
+        &self,
+        cuda: &Cuda,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<[i32; N]> {
+        let key = ((source.name, build), name);
+        let known = self.constants.lock().expect("no panic while locked").get(&key).cloned();
+        if let Some(known) = known {
+            return Ok(known[..].try_into().expect("a constant is always read with its own length"));
+        }
+        cuda.bind()?;
+        let values = self.module(cuda, source, build)?.constant::<N>(name)?;
+        self.constants.lock().expect("no panic while locked").insert(key, values.into());
+        Ok(values)
     }
 
     fn module(&self, cuda: &Cuda, source: &Source, build: Build) -> Result<Arc<Module>> {

@@ -20,7 +20,9 @@ pub(super) fn driver() -> Result<()> {
     let started = STARTED.get_or_init(|| {
         // SAFETY: loads the library, if it is there, and unloads it again.
         if !unsafe { driver::sys::is_culib_present() } {
-            return Err("libcuda.so.1 was not found; install NVIDIA's driver, or use device = \"cpu\"".into());
+            return Err(
+                "libcuda.so.1 was not found; install NVIDIA's driver, or set device.kind = \"cpu\"".into()
+            );
         }
         // SAFETY: the driver is present; starting it more than once is allowed.
         unsafe { driver::sys::cuInit(0) }.check("starting the driver").map_err(|e| e.to_string())

@@ -6,13 +6,14 @@
 //!
 //! - [`library`], [`probe`]: what the machine has;
 //! - [`stream`], [`staging`], [`buffer`]: order, copies, memory;
-//! - [`compile`], [`kernel`]: from source to launch;
+//! - [`compile`], [`kernel`], `lanes`: from source to launch;
 //! - [`blas`]: matrix products.
 
 pub mod blas;
 pub mod buffer;
 pub mod compile;
 pub mod kernel;
+pub(crate) mod lanes;
 pub mod library;
 pub mod probe;
 mod staging;
@@ -25,6 +26,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 
 use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
+use crate::ops;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
 pub use compile::{Build, Source};
@@ -35,7 +37,25 @@ use status::Status;
 use stream::{Event, Stream};
 
 /// Every file of kernels. A test compiles each of them in each of its builds, without a card.
-pub const SOURCES: &[&Source] = &[&blas::EPILOGUE];
+pub const SOURCES: &[&Source] = &[
+    &blas::EPILOGUE,
+    &ops::activation::cuda::SOURCE,
+    &ops::attention::cuda::SOURCE,
+    &ops::attention::cuda::SOURCE_F32,
+    &ops::batch_norm::cuda::SOURCE,
+    &ops::cast::cuda::SOURCE,
+    &ops::conv::cuda::SOURCE,
+    &ops::cross_entropy::cuda::SOURCE,
+    &ops::dropout::cuda::SOURCE,
+    &ops::elementwise::cuda::SOURCE,
+    &ops::embedding::cuda::SOURCE,
+    &ops::layer_norm::cuda::SOURCE,
+    &ops::layout::cuda::SOURCE,
+    &ops::pool::cuda::SOURCE,
+    &ops::reduce::cuda::SOURCE,
+    &ops::rms_norm::cuda::SOURCE,
+    &ops::update::cuda::SOURCE,
+];
 
 /// A handle to a card; clones share its streams, its ledger, its memory and its kernels.
 #[derive(Debug, Clone)]
@@ -154,6 +174,16 @@ impl Cuda {
     /// A kernel of a source, compiled and loaded where this is its first use.
     pub fn kernel(&self, source: &Source, build: Build, name: &'static str) -> Result<Kernel> {
         self.0.loaded.kernel(self, source, build, name)
+    }
+
+    /// A `__constant__ int` array of a source: what its kernels say of their launch.
+    pub fn constant<const N: usize>(
+        &self,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<[i32; N]> {
+        self.0.loaded.constant(self, source, build, name)
     }
 
     /// A limit of the card.

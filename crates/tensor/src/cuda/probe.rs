@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::status::Status;
 use super::{compile, library};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,18 +105,26 @@ impl Probe {
     pub(super) fn new() -> Probe {
         let mut probe = Probe::default();
         if let Err(e) = probe.look_for_cards() {
-            probe.missing.push(e.to_string());
+            probe.missing.push(sentence(e));
         }
         match compile::version() {
             Ok(version) => probe.nvrtc = Some(version),
-            Err(e) => probe.missing.push(e.to_string()),
+            Err(e) => probe.missing.push(sentence(e)),
         }
         match library::cublas_lt() {
             // SAFETY: the library is loaded.
             Ok(()) => probe.cublas_lt = Some(unsafe { cublaslt::sys::cublasLtGetVersion() }),
-            Err(e) => probe.missing.push(e.to_string()),
+            Err(e) => probe.missing.push(sentence(e)),
         }
         probe
+    }
+
+    /// What is missing as one error, where something is.
+    pub fn require(&self) -> Result<()> {
+        match self.usable() {
+            true => Ok(()),
+            false => Err(Error::NoCuda { why: self.missing.join("; also, ") }),
+        }
     }
 
     fn look_for_cards(&mut self) -> Result<()> {
@@ -130,6 +138,14 @@ impl Probe {
             );
         }
         Ok(())
+    }
+}
+
+/// The sentence without what every such error starts with.
+fn sentence(error: Error) -> String {
+    match error {
+        Error::NoCuda { why } => why,
+        other => other.to_string(),
     }
 }
 

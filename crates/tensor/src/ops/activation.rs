@@ -5,6 +5,8 @@
 //!   (1 + tanh u)/2 = sigmoid(2u), it is computed as x sigmoid(2u): one exponential, no cancellation.
 //! - SiLU: y = x sigmoid(x)
 
+pub(crate) mod cuda;
+
 use crate::cpu::math;
 use crate::device::Device;
 use crate::dtype::Float;
@@ -79,25 +81,32 @@ fn gelu_gate(x: f32) -> f32 {
 
 /// y = f(x).
 pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let mut y = x.empty_like(Category::Activations)?;
-    with_float!(x.dtype(), T => {
-        let x = x.slice::<T>();
-        cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| apply_all(cpu.isa(), kind, &x[at], y));
-    });
+    match x.device() {
+        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
+            let x = x.slice::<T>();
+            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| apply_all(cpu.isa(), kind, &x[at], y));
+        }),
+        Device::Cuda(cuda) => cuda::forward(&cuda, kind, x, &mut y)?,
+    }
     Ok(y)
 }
 
 /// dx = dy f'(x); `saved` is the output for ReLU, the input for GELU and SiLU. Overwrites dy if nobody else holds it.
 pub fn backward(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<Tensor> {
     assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
-    let Device::Cpu(cpu) = saved.device() else { crate::device::host_only() };
-    let mut dx = writable(dy)?;
-    with_float!(saved.dtype(), T => {
-        let saved = saved.slice::<T>();
-        cpu.for_pieces(dx.slice_mut::<T>(), PIECE, |at, dx| slope_all(cpu.isa(), kind, &saved[at], dx));
-    });
-    Ok(dx)
+    match saved.device() {
+        Device::Cpu(cpu) => {
+            let mut dx = writable(dy)?;
+            with_float!(saved.dtype(), T => {
+                let saved = saved.slice::<T>();
+                let dx = dx.slice_mut::<T>();
+                cpu.for_pieces(dx, PIECE, |at, dx| slope_all(cpu.isa(), kind, &saved[at], dx));
+            });
+            Ok(dx)
+        }
+        Device::Cuda(cuda) => cuda::backward(&cuda, kind, saved, dy),
+    }
 }
 
 simd! {
@@ -130,7 +139,7 @@ fn map<T: Float>(x: &[T], y: &mut [T], f: impl Fn(f32, f32) -> f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, check, devices, gradient, tensor, values, wide};
+    use crate::testing::{address, assert_close, check, devices, gradient, tensor, values, wide};
     use crate::{DType, Tensor};
     use proptest::prelude::*;
 
@@ -169,22 +178,39 @@ mod tests {
 
     #[test]
     fn backward_writes_in_place_only_when_nobody_else_looks() {
-        let device = &devices()[0][0];
-        let x = tensor(device, DType::F32, &[3], &[-1.0, 0.0, 2.0]);
-        let dy = tensor(device, DType::F32, &[3], &[5.0; 3]);
-        let held: Tensor = dy.clone();
-        let dx = backward(Activation::Relu, &x, dy).unwrap();
-        assert_eq!((dx.to_f32(), held.to_f32()), (vec![0.0, 0.0, 5.0], vec![5.0; 3]));
-        let address = held.bytes().as_ptr();
-        assert_eq!(backward(Activation::Relu, &x, held).unwrap().bytes().as_ptr(), address);
+        for [device, ..] in devices() {
+            let x = tensor(device, DType::F32, &[3], &[-1.0, 0.0, 2.0]);
+            let dy = tensor(device, DType::F32, &[3], &[5.0; 3]);
+            let held: Tensor = dy.clone();
+            let dx = backward(Activation::Relu, &x, dy).unwrap();
+            assert_eq!((dx.to_f32(), held.to_f32()), (vec![0.0, 0.0, 5.0], vec![5.0; 3]));
+            let place = address(&held);
+            assert_eq!(address(&backward(Activation::Relu, &x, held).unwrap()), place);
+        }
     }
 
+    /// The host's functions by themselves; what a card makes of such inputs is tested below.
     #[test]
     fn the_ends_of_the_line_saturate_and_nan_passes() {
         for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
             assert_close(&[kind.apply(-1e4), kind.apply(1e4)], &wide(&[0.0, 1e4]), 1e-6);
             assert_eq!((kind.slope(-1e4), kind.slope(1e4)), (0.0, 1.0));
             assert!(kind.apply(f32::NAN).is_nan());
+        }
+    }
+
+    #[test]
+    fn tensors_saturate_and_pass_nan_too() {
+        let ends = [-1e4, 1e4, f32::NAN];
+        for [device, ..] in devices() {
+            for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+                let x = tensor(device, DType::F32, &[3], &ends);
+                let y = forward(kind, &x).unwrap().to_f32();
+                assert_close(&y[..2], &[0.0, 1e4], 1e-6);
+                assert!(y[2].is_nan());
+                let dx = backward(kind, &x, tensor(device, DType::F32, &[3], &[1.0; 3])).unwrap().to_f32();
+                assert_eq!(dx[..2], [0.0, 1.0]);
+            }
         }
     }
 }

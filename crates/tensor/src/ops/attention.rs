@@ -12,6 +12,8 @@
 //! before a block of keys are left out of its products. Probabilities enter products in the tensor's own type,
 //! sums are f32.
 
+pub(crate) mod cuda;
+
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Matrix, MatrixMut, serial};
 use crate::cpu::math::exp;
@@ -33,7 +35,10 @@ const KEYS: usize = 64;
 pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
     let z = Sizes::new(qkv, heads);
     let device = qkv.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::forward(card, qkv, &z),
+    };
     let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Activations)?;
     let mut logsumexp = Tensor::empty(&device, &[z.batch, heads, z.t], DType::F32, Category::Activations)?;
     with_float!(qkv.dtype(), T => {
@@ -64,7 +69,10 @@ pub fn backward(dy: &Tensor, qkv: &Tensor, y: &Tensor, logsumexp: &Tensor, heads
     assert_eq!(logsumexp.shape(), [z.batch, heads, z.t], "attention's logsumexp");
     assert!(dy.dtype() == qkv.dtype() && y.dtype() == qkv.dtype(), "attention's tensors have one type");
     let device = qkv.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::backward(card, dy, qkv, y, logsumexp, &z),
+    };
     let mut dqkv = qkv.empty_like(Category::Activations)?;
     with_float!(qkv.dtype(), T => {
         let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
@@ -449,7 +457,10 @@ mod tests {
         for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 64.0)] {
             for threads in devices() {
                 let [one, two, three] = threads.each_ref().map(|device| run(device, dtype)[2].clone());
-                assert!(one.bytes() == two.bytes() && one.bytes() == three.bytes(), "bits on more threads");
+                assert!(
+                    one.host_bytes() == two.host_bytes() && one.host_bytes() == three.host_bytes(),
+                    "bits on more threads"
+                );
                 assert_close(&one.to_f32(), &dqkv, tolerance);
             }
         }

@@ -14,6 +14,9 @@
 //     Chan, Golub and LeVeque (1979)
 //   batch_norm_backward_weights(partial, scale, wide, rstd, line, dscale, dshift, rows, c, pieces, narrow): line =
 //     a, b, d of the input's gradient; dscale, dshift: [c], f32 or, where narrow, bf16
+// A thread per channel, grid ceil(c / 256), block 256:
+//   batch_norm_fold(mean, rstd, running_mean, running_variance, c, unbias, eps, momentum): the batch's statistics into
+//     the running ones, f32 [c]
 //
 // forward: moments, statistics, forward. backward: gradient_sums, backward_weights, backward_input.
 
@@ -231,4 +234,13 @@ KERNEL(256) batch_norm_backward_input(const T* dy, const T* x, const float* mean
         backward_input<LANES>(dy, x, mean, line, dx, rows, c, piece);
     else
         backward_input<1>(dy, x, mean, line, dx, rows, c, piece);
+}
+
+KERNEL(256) batch_norm_fold(const float* mean, const float* rstd, float* running_mean, float* running_variance, i64 c,
+                            float unbias, float eps, float momentum) {
+    const i64 i = thread_in_grid();
+    if (i >= c) return;
+    const float variance = fmaxf(1.0f / (rstd[i] * rstd[i]) - eps, 0.0f) * unbias;
+    running_mean[i] += momentum * (mean[i] - running_mean[i]);
+    running_variance[i] += momentum * (variance - running_variance[i]);
 }

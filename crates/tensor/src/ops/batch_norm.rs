@@ -10,6 +10,8 @@
 //! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
 //! the rule of Chan, Golub and LeVeque (1979): no cancellation, and the same bits on any number of threads.
 
+pub(crate) mod cuda;
+
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -27,7 +29,11 @@ const BLOCK: usize = 64;
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    check_channels(c, [(scale, "scale"), (shift, "shift")]);
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::forward(card, x, scale, shift, eps),
+    };
     let rows = rows_of(x);
     let pieces = x.rows().div_ceil(rows);
     let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
@@ -68,6 +74,10 @@ pub fn evaluate(
     variance: &Tensor,
     eps: f32,
 ) -> Result<Tensor> {
+    check_channels(x.width(), [(scale, "scale"), (shift, "shift"), (mean, "mean"), (variance, "variance")]);
+    if let Device::Cuda(card) = x.device() {
+        return cuda::evaluate(&card, x, scale, shift, mean, variance, eps);
+    }
     let rstd: Vec<f32> = variance.slice::<f32>().iter().map(|v| 1.0 / (v + eps).sqrt()).collect();
     normalise(x, scale, shift, mean.slice(), &rstd)
 }
@@ -81,9 +91,13 @@ pub fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     assert_eq!(dy.shape(), x.shape(), "the gradient of a normalised tensor");
     assert_eq!(dy.dtype(), x.dtype(), "a tensor and its gradient have one type");
+    check_channels(c, [(scale, "scale"), (mean, "mean"), (rstd, "deviation")]);
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::backward(card, dy, x, scale, mean, rstd),
+    };
     let (mean, rstd) = (mean.slice::<f32>(), rstd.slice::<f32>());
     let rows = rows_of(x);
     let pieces = x.rows().div_ceil(rows);
@@ -120,6 +134,41 @@ pub fn backward(
     Ok((dx, gradient(&sums[c..])?, gradient(&sums[..c])?))
 }
 
+/// Folds a batch's statistics, taken over `count` rows, into running ones with PyTorch's momentum of 0.1; the
+/// variance is the unbiased one, as there. All are f32 `[c]`, and `eps` is that of [`forward`].
+pub fn fold(
+    mean: &Tensor,
+    rstd: &Tensor,
+    count: usize,
+    eps: f32,
+    running_mean: &mut Tensor,
+    running_variance: &mut Tensor,
+) -> Result<()> {
+    const MOMENTUM: f32 = 0.1;
+    let statistics = [(rstd, "deviation"), (&*running_mean, "mean"), (&*running_variance, "variance")];
+    check_channels(mean.len(), statistics);
+    let unbias = count as f32 / (count.max(2) - 1) as f32;
+    if let Device::Cuda(card) = mean.device() {
+        return cuda::fold(&card, mean, rstd, unbias, eps, MOMENTUM, running_mean, running_variance);
+    }
+    let batch = mean.slice::<f32>().iter().zip(rstd.slice::<f32>());
+    let running = running_mean.slice_mut::<f32>().iter_mut().zip(running_variance.slice_mut::<f32>());
+    for ((mean, rstd), (running_mean, running_variance)) in batch.zip(running) {
+        let variance = (1.0 / (rstd * rstd) - eps).max(0.0) * unbias;
+        *running_mean += MOMENTUM * (mean - *running_mean);
+        *running_variance += MOMENTUM * (variance - *running_variance);
+    }
+    Ok(())
+}
+
+/// That each tensor has a number for each channel.
+#[track_caller]
+fn check_channels<const N: usize>(c: usize, tensors: [(&Tensor, &str); N]) {
+    for (tensor, what) in tensors {
+        assert_eq!(tensor.len(), c, "a channel's {what}");
+    }
+}
+
 /// How many rows make a piece.
 fn rows_of(x: &Tensor) -> usize {
     assert!(x.width() > 0, "a normalised tensor has channels");
@@ -129,11 +178,6 @@ fn rows_of(x: &Tensor) -> usize {
 fn normalise(x: &Tensor, scale: &Tensor, shift: &Tensor, mean: &[f32], rstd: &[f32]) -> Result<Tensor> {
     let (device, c) = (x.device(), x.width());
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    for (len, what) in
-        [(scale.len(), "scale"), (shift.len(), "shift"), (mean.len(), "mean"), (rstd.len(), "variance")]
-    {
-        assert_eq!(len, c, "a channel's {what}");
-    }
     let mut y = x.empty_like(Category::Activations)?;
     // Per channel: y = a x + b.
     let a: Vec<f32> = scale.to_f32().iter().zip(rstd).map(|(scale, rstd)| scale * rstd).collect();
@@ -302,6 +346,21 @@ mod tests {
         assert_close(&narrow(dx), &gradient(&x, |x| loss(x, &scale, &shift)), 1e-5);
         assert_close(&narrow(dscale), &gradient(&scale, |scale| loss(&x, scale, &shift)), 1e-5);
         assert_close(&narrow(dshift), &gradient(&shift, |shift| loss(&x, &scale, shift)), 1e-5);
+    }
+
+    #[test]
+    fn running_statistics_follow_the_batches() {
+        let (mean, rstd) = (values(1, 300, 1.0), values(2, 300, 1.0));
+        let rstd: Vec<f32> = rstd.iter().map(|r| r.abs() + 0.25).collect();
+        let unbiased = |r: &f32| (f64::from(*r).powi(-2) - f64::from(EPS)) * 12.0 / 11.0;
+        let running_mean = mean.iter().map(|m| 0.9 + 0.1 * f64::from(*m)).collect();
+        let running_variance = rstd.iter().map(|r| 1.8 + 0.1 * unbiased(r)).collect();
+        check(&[running_mean, running_variance], |device, _| {
+            let f32s = |data: &[f32]| tensor(device, DType::F32, &[300], data);
+            let (mut running_mean, mut running_variance) = (f32s(&[1.0; 300]), f32s(&[2.0; 300]));
+            fold(&f32s(&mean), &f32s(&rstd), 12, EPS, &mut running_mean, &mut running_variance).unwrap();
+            vec![running_mean, running_variance]
+        });
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A tensor in another float type: exact when it widens, to the nearest when it narrows.
 
+pub(crate) mod cuda;
+
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -10,12 +12,14 @@ use crate::{simd, with_float};
 
 /// A copy of `x` as `dtype`; a plain copy if it already is.
 pub fn cast(x: &Tensor, dtype: DType, category: Category) -> Result<Tensor> {
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let mut y = Tensor::empty(&x.device(), x.shape(), dtype, category)?;
-    with_float!(x.dtype(), T => with_float!(dtype, U => {
-        let x = x.slice::<T>();
-        cpu.for_pieces(y.slice_mut::<U>(), PIECE, |at, y| convert(cpu.isa(), &x[at], y));
-    }));
+    match x.device() {
+        Device::Cpu(cpu) => with_float!(x.dtype(), T => with_float!(dtype, U => {
+            let x = x.slice::<T>();
+            cpu.for_pieces(y.slice_mut::<U>(), PIECE, |at, y| convert(cpu.isa(), &x[at], y));
+        })),
+        Device::Cuda(cuda) => cuda::cast(&cuda, x, &mut y)?,
+    }
     Ok(y)
 }
 

@@ -9,11 +9,13 @@
 //! In f32 the images are read where they lie (`direct`); in bf16 the windows are copied into the rows of a
 //! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
 
+pub(crate) mod cuda;
 mod direct;
 mod patches;
 
 use super::image;
 use crate::cpu::Cpu;
+use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
@@ -44,8 +46,11 @@ pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: Conv) -> Res
     let z = Sizes::new(x.shape(), w.shape()[0], conv);
     z.check_weight(w);
     assert_eq!(x.dtype(), w.dtype(), "a convolution's input and weight have one type");
+    assert!(bias.is_none_or(|bias| bias.len() == z.o), "a convolution's bias is [output]");
+    if let Device::Cuda(card) = x.device() {
+        return cuda::forward(&card, x, w, bias, &z);
+    }
     let bias = bias.map(Tensor::to_f32);
-    assert!(bias.as_ref().is_none_or(|bias| bias.len() == z.o), "a convolution's bias is [output]");
     let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Activations)?;
     match x.dtype() {
         DType::F32 => direct::forward(x, w, bias.as_deref(), &z, &mut y)?,
@@ -60,9 +65,10 @@ pub fn backward_input(dy: &Tensor, w: &Tensor, conv: Conv, input_shape: &[usize]
     z.check_weight(w);
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
     assert_eq!(dy.dtype(), w.dtype(), "a convolution's gradient and weight have one type");
-    match dy.dtype() {
-        DType::F32 => direct::backward_input(dy, w, &z),
-        _ => patches::backward_input(dy, w, &z),
+    match (dy.device(), dy.dtype()) {
+        (Device::Cuda(card), _) => cuda::backward_input(&card, dy, w, &z),
+        (Device::Cpu(_), DType::F32) => direct::backward_input(dy, w, &z),
+        (Device::Cpu(_), _) => patches::backward_input(dy, w, &z),
     }
 }
 
@@ -71,6 +77,9 @@ pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: Conv) -> Result<Tensor> {
     let z = Sizes::new(x.shape(), dy.width(), conv);
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
     assert_eq!(x.dtype(), dy.dtype(), "a convolution's input and gradient have one type");
+    if let Device::Cuda(card) = x.device() {
+        return cuda::backward_weight(&card, x, dy, &z);
+    }
     let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Gradients)?;
     match x.dtype() {
         DType::F32 => direct::backward_weight(x, dy, &z, &mut dw)?,

@@ -6,10 +6,12 @@
 //! The logits are the largest tensor of a language model, so the gradient takes their place: a row is read for
 //! its maximum, read for its sum and then overwritten, all while it is in the cache.
 
+pub(crate) mod cuda;
+
 use crate::cpu::{lanes, math};
 use crate::device::Device;
 use crate::dtype::Float;
-use crate::error::Result;
+use crate::error::{Result, must};
 use crate::ops::pieces;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
@@ -25,11 +27,19 @@ pub struct Outcome {
     pub gradient: Tensor,
 }
 
-/// The loss, and its gradient in the place of the logits, which nobody else may hold.
+/// The loss, and its gradient in the place of the logits, which nobody else may hold. On a card this waits for
+/// all queued work, once, as the loss goes to the host. A target beyond the classes panics on the host and is a
+/// loss of NaN on a card.
 pub fn forward_backward(mut logits: Tensor, targets: &Tensor, scale: f32) -> Result<Outcome> {
     let (rows, v) = (logits.rows(), logits.width());
     assert_eq!(targets.len(), rows, "cross_entropy: targets for logits {:?}", logits.shape());
-    let Device::Cpu(cpu) = logits.device() else { crate::device::host_only() };
+    let cpu = match logits.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => {
+            let (loss_sum, correct) = cuda::forward_backward(&cuda, &mut logits, targets, scale)?;
+            return Ok(Outcome { loss_sum, correct, gradient: logits });
+        }
+    };
     let targets = targets.slice::<u32>();
     let piece = pieces::rows(v);
     let mut partial = vec![(0.0, 0); rows.div_ceil(piece)];
@@ -43,11 +53,14 @@ pub fn forward_backward(mut logits: Tensor, targets: &Tensor, scale: f32) -> Res
     Ok(Outcome { loss_sum, correct, gradient: logits })
 }
 
-/// The sum of the losses and the number of correct rows, without a gradient.
+/// The sum of the losses and the number of correct rows, without a gradient; it waits for a card, too.
 pub fn evaluate(logits: &Tensor, targets: &Tensor) -> (f64, usize) {
     let (rows, v) = (logits.rows(), logits.width());
     assert_eq!(targets.len(), rows, "cross_entropy: targets for logits {:?}", logits.shape());
-    let Device::Cpu(cpu) = logits.device() else { crate::device::host_only() };
+    let cpu = match logits.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return must(cuda::evaluate(&cuda, logits, targets)),
+    };
     let targets = targets.slice::<u32>();
     with_float!(logits.dtype(), T => {
         let logits = logits.slice::<T>();
@@ -116,7 +129,9 @@ fn row<T: Float>(x: &[T], target: usize) -> Row {
 mod tests {
     use super::*;
     use crate::DType;
-    use crate::testing::{assert_close, check, devices, gradient, indices, integers, tensor, values, wide};
+    use crate::testing::{
+        address, assert_close, check, devices, gradient, indices, integers, tensor, values, wide,
+    };
     use proptest::prelude::*;
 
     fn loss(x: &[f64], target: usize) -> f64 {
@@ -144,11 +159,11 @@ mod tests {
                 let logits = tensor(device, dtype, &[rows, v], &x);
                 let targets = indices(device, &[rows], &targets);
                 let evaluated = evaluate(&logits, &targets);
-                let address = logits.bytes().as_ptr();
+                let place = address(&logits);
                 let outcome = forward_backward(logits, &targets, scale).unwrap();
                 assert_eq!(evaluated, (outcome.loss_sum, outcome.correct));
                 assert_eq!(outcome.correct, right);
-                assert_eq!(outcome.gradient.bytes().as_ptr(), address);
+                assert_eq!(address(&outcome.gradient), place);
                 let loss = tensor(device, DType::F32, &[1], &[outcome.loss_sum as f32]);
                 vec![outcome.gradient, loss]
             });
@@ -189,8 +204,9 @@ mod tests {
 
     #[test]
     fn of_equal_logits_the_first_is_the_prediction() {
-        let device = &devices()[0][0];
-        let logits = tensor(device, DType::F32, &[3, 3], &[1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0.0, 0.0, 0.0]);
-        assert_eq!(evaluate(&logits, &indices(device, &[3], &[1, 2, 0])).1, 2);
+        for [device, ..] in devices() {
+            let logits = tensor(device, DType::F32, &[3, 3], &[1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0.0, 0.0, 0.0]);
+            assert_eq!(evaluate(&logits, &indices(device, &[3], &[1, 2, 0])).1, 2);
+        }
     }
 }

@@ -3,6 +3,8 @@
 //! Whether i is kept is a pure function of the key and i ([`random::bits`]), so no mask is stored: the backward
 //! pass, or a forward pass that is computed again, is the same call with the same key.
 
+pub(crate) mod cuda;
+
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
@@ -15,16 +17,18 @@ use crate::{simd, with_float};
 /// The elements of `x` that survive, scaled so that their mean is kept; the same call maps dy to dx.
 pub fn apply(x: &Tensor, rate: f32, key: u64) -> Result<Tensor> {
     assert!((0.0..1.0).contains(&rate), "dropout: a rate of {rate} is not in [0, 1)");
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
     let threshold = (f64::from(rate) * 4_294_967_296.0) as u32;
     let scale = 1.0 / (1.0 - rate);
     let mut y = x.empty_like(Category::Activations)?;
-    with_float!(x.dtype(), T => {
-        let x = x.slice::<T>();
-        cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| {
-            thin(cpu.isa(), &x[at.clone()], y, threshold, scale, key, at.start as u64)
-        });
-    });
+    match x.device() {
+        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
+            let x = x.slice::<T>();
+            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| {
+                thin(cpu.isa(), &x[at.clone()], y, threshold, scale, key, at.start as u64)
+            });
+        }),
+        Device::Cuda(cuda) => cuda::apply(&cuda, x, &mut y, threshold, scale, key)?,
+    }
     Ok(y)
 }
 
@@ -61,10 +65,12 @@ mod tests {
     #[test]
     fn the_rate_is_met_and_rate_zero_changes_nothing() {
         let n = 200_000;
-        let x = tensor(&devices()[0][0], DType::F32, &[n], &vec![1.0; n]);
-        let dropped =
-            apply(&x, 0.3, random::key(1, 2)).unwrap().to_f32().iter().filter(|&&y| y == 0.0).count();
-        assert!((dropped as f64 / n as f64 - 0.3).abs() < 0.005);
-        assert_eq!(apply(&x, 0.0, 9).unwrap().to_f32(), x.to_f32());
+        for [device, ..] in devices() {
+            let x = tensor(device, DType::F32, &[n], &vec![1.0; n]);
+            let dropped =
+                apply(&x, 0.3, random::key(1, 2)).unwrap().to_f32().iter().filter(|&&y| y == 0.0).count();
+            assert!((dropped as f64 / n as f64 - 0.3).abs() < 0.005);
+            assert_eq!(apply(&x, 0.0, 9).unwrap().to_f32(), x.to_f32());
+        }
     }
 }

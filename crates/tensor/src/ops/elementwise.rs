@@ -1,8 +1,10 @@
 //! Sums and multiples, element by element; any shape.
 
+pub(crate) mod cuda;
+
 use crate::device::Device;
 use crate::dtype::Float;
-use crate::error::Result;
+use crate::error::{Result, must};
 use crate::memory::Category;
 use crate::ops::pieces::PIECE;
 use crate::tensor::Tensor;
@@ -11,31 +13,37 @@ use crate::{simd, with_float};
 /// a + b, in the type of a.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     assert_eq!(a.shape(), b.shape(), "add");
-    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
     let mut y = a.empty_like(Category::Activations)?;
-    with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
-        let (a, b) = (a.slice::<T>(), b.slice::<U>());
-        cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| sum(cpu.isa(), &a[at.clone()], &b[at], y));
-    }));
+    match a.device() {
+        Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
+            let (a, b) = (a.slice::<T>(), b.slice::<U>());
+            cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| sum(cpu.isa(), &a[at.clone()], &b[at], y));
+        })),
+        Device::Cuda(cuda) => cuda::add(&cuda, a, b, &mut y)?,
+    }
     Ok(y)
 }
 
 /// a += b; the two may be of different float types.
 pub fn add_into(a: &mut Tensor, b: &Tensor) {
     assert_eq!(a.shape(), b.shape(), "add_into");
-    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
-    with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
-        let b = b.slice::<U>();
-        cpu.for_pieces(a.slice_mut::<T>(), PIECE, |at, a| sum_into(cpu.isa(), &b[at], a));
-    }));
+    match a.device() {
+        Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
+            let b = b.slice::<U>();
+            cpu.for_pieces(a.slice_mut::<T>(), PIECE, |at, a| sum_into(cpu.isa(), &b[at], a));
+        })),
+        Device::Cuda(cuda) => must(cuda::add_into(&cuda, a, b)),
+    }
 }
 
 /// a *= s.
 pub fn scale_into(a: &mut Tensor, s: f32) {
-    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
-    with_float!(a.dtype(), T => {
-        cpu.for_pieces(a.slice_mut::<T>(), PIECE, |_, a| multiply(cpu.isa(), s, a));
-    });
+    match a.device() {
+        Device::Cpu(cpu) => with_float!(a.dtype(), T => {
+            cpu.for_pieces(a.slice_mut::<T>(), PIECE, |_, a| multiply(cpu.isa(), s, a));
+        }),
+        Device::Cuda(cuda) => must(cuda::scale_into(&cuda, a, s)),
+    }
 }
 
 simd! {

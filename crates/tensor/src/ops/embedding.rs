@@ -5,6 +5,8 @@
 //! The gradient of a table adds up the rows of dy that share an id. They are first brought together by a counting
 //! sort, so that each sum has one owner and a fixed order, without atomics.
 
+pub(crate) mod cuda;
+
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -15,13 +17,19 @@ use crate::ops::reduce::add_rows;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// `y[b, t] = table[ids[b, t]]`.
+/// `y[b, t] = table[ids[b, t]]`. An id beyond the table panics on the host and is a row of NaN on a card.
 pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     let (vocab, c) = (table.rows(), table.width());
-    let Device::Cpu(cpu) = table.device() else { crate::device::host_only() };
     let shape = [ids.shape(), &[c]].concat();
-    let ids = ids.slice::<u32>();
     let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Activations)?;
+    let cpu = match table.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => {
+            cuda::forward(&cuda, ids, table, &mut y)?;
+            return Ok(y);
+        }
+    };
+    let ids = ids.slice::<u32>();
     with_float!(table.dtype(), T => {
         let table = table.slice::<T>();
         cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
@@ -38,7 +46,10 @@ pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize) -> Result<Tensor> {
     let c = dy.width();
     assert_eq!(ids.len(), dy.rows(), "embedding: ids and dy");
-    let Device::Cpu(cpu) = dy.device() else { crate::device::host_only() };
+    let cpu = match dy.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward(&cuda, ids, dy, vocab),
+    };
     let scratch = |len| Tensor::zeros(&dy.device(), &[len], DType::U32, Category::Workspace);
     let ids = ids.slice::<u32>();
 
@@ -88,7 +99,10 @@ const SHARE: usize = 256;
 pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
     let (t, c) = time_and_width(&x);
     assert!(table.width() == c && table.rows() >= t, "positions: {:?} for {:?}", table.shape(), x.shape());
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::add_positions(&cuda, x, table, t),
+    };
     let mut y = pieces::writable(x)?;
     with_float!(y.dtype(), T => with_float!(table.dtype(), U => {
         let table = table.slice::<U>();
@@ -106,9 +120,15 @@ pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
 pub fn positions_backward(dy: &Tensor, context: usize) -> Result<Tensor> {
     let (t, c) = time_and_width(dy);
     assert!(t <= context, "positions: {t} steps in a context of {context}");
-    let Device::Cpu(cpu) = dy.device() else { crate::device::host_only() };
     let rows = dy.rows();
     let mut table = Tensor::empty(&dy.device(), &[context, c], dy.dtype(), Category::Gradients)?;
+    let cpu = match dy.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => {
+            cuda::positions_backward(&cuda, dy, &mut table, t)?;
+            return Ok(table);
+        }
+    };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
         cpu.for_pieces(table.slice_mut::<T>(), c.max(1), |at, row| {
@@ -169,10 +189,22 @@ mod tests {
         }
     }
 
+    /// Only the host looks at an id in time to stop.
     #[test]
     #[should_panic(expected = "id 7 in a table of 7 rows")]
     fn an_id_beyond_the_table_is_named() {
         let device = &devices()[0][0];
         let _ = forward(&indices(device, &[1, 1], &[7]), &tensor(device, DType::F32, &[7, 1], &[0.0; 7]));
+    }
+
+    #[test]
+    fn a_card_makes_nan_of_an_id_beyond_the_table_and_leaves_it_out_of_the_gradient() {
+        for [device, ..] in devices().iter().filter(|devices| matches!(devices[0], Device::Cuda(_))) {
+            let ids = indices(device, &[1, 3], &[7, 2, u32::MAX]);
+            let y = forward(&ids, &tensor(device, DType::F32, &[7, 1], &[3.0; 7])).unwrap().to_f32();
+            assert!(y[0].is_nan() && y[1] == 3.0 && y[2].is_nan());
+            let dtable = backward(&ids, &tensor(device, DType::F32, &[1, 3, 1], &[1.0; 3]), 7).unwrap();
+            assert_eq!(dtable.to_f32(), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        }
     }
 }

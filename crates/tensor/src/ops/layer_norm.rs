@@ -8,6 +8,8 @@
 //! - dx = rstd (d - mean(d) - h mean(d h)), d = dy scale
 //! - dscale = sum over rows of dy h, dshift = sum over rows of dy
 
+pub(crate) mod cuda;
+
 use crate::cpu::lanes;
 use crate::device::Device;
 use crate::dtype::{DType, Float};
@@ -21,7 +23,10 @@ use crate::{simd, with_float};
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
     assert_eq!((scale.shape(), shift.shape()), (&[c][..], &[c][..]), "layer_norm: scale and shift");
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::forward(&cuda, x, scale, shift, eps),
+    };
     let (scale, shift) = (pieces::widened(scale)?, pieces::widened(shift)?);
     let (scale, shift) = (scale.slice::<f32>(), shift.slice::<f32>());
     let mut y = x.empty_like(Category::Activations)?;
@@ -47,7 +52,10 @@ pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tens
         (&[c][..], &[rows, 2][..]),
         "layer_norm: scale, statistics"
     );
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward_input(&cuda, dy, x, scale, statistics),
+    };
     let scale = pieces::widened(scale)?;
     let (scale, statistics) = (scale.slice::<f32>(), statistics.slice::<f32>());
     let mut dx = x.empty_like(Category::Activations)?;
@@ -72,7 +80,10 @@ pub fn backward_weights(
     let (rows, c) = (x.rows(), x.width());
     assert_eq!(dy.shape(), x.shape(), "layer_norm: dy and x");
     assert_eq!(statistics.shape(), [rows, 2], "layer_norm: statistics");
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward_weights(&cuda, dy, x, statistics, dtype),
+    };
     let piece = reduce::partial_rows(c);
     let mut partial = reduce::partials(x, rows, 2 * c)?;
     with_float!(x.dtype(), T => {
@@ -84,7 +95,7 @@ pub fn backward_weights(
             add_products(cpu.isa(), dy, x, statistics, dscale, dshift)
         });
     });
-    let part = |first| reduce::total(&partial, first, c, dtype, Category::Gradients);
+    let part = |first| reduce::total(&cpu, &partial, first, c, dtype, Category::Gradients);
     Ok((part(0)?, part(c)?))
 }
 

@@ -3,6 +3,8 @@
 //! Images are channels-last; a flattened image is in PyTorch's order (c, h, w), so that the linear layer after
 //! it has the same columns in both. x: [batch, h, w, c]; flat: [batch, c h w].
 
+pub(crate) mod cuda;
+
 use crate::device::Device;
 use crate::dtype::Element;
 use crate::error::Result;
@@ -49,8 +51,11 @@ fn resize(x: &Tensor, channels: usize) -> Result<Tensor> {
     let mut shape = x.shape().to_vec();
     *shape.last_mut().expect("a tensor with at least one dimension") = channels;
     let device = x.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Activations)?;
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::resize(card, x, &mut y).map(|()| y),
+    };
     let kept = c.min(channels);
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
@@ -71,8 +76,11 @@ fn transpose(x: &Tensor, rows: usize, columns: usize, shape: &[usize]) -> Result
         return Ok(x.clone().reshape(shape));
     }
     let device = x.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = Tensor::empty(&device, shape, x.dtype(), Category::Activations)?;
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::transpose(card, x, &mut y, rows, columns).map(|()| y),
+    };
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();
         cpu.for_pieces(y.slice_mut::<T>(), rows * columns, |range, y| {

@@ -13,7 +13,7 @@ mod image;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
-mod pieces;
+pub(crate) mod pieces;
 pub mod pool;
 pub mod reduce;
 pub mod rms_norm;

@@ -27,11 +27,15 @@ pub(crate) fn writable(mut x: Tensor) -> Result<Tensor> {
     if x.is_unique() {
         return Ok(x);
     }
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
-    let mut copy = x.empty_like(Category::Activations)?;
-    let bytes = x.bytes();
-    cpu.for_pieces(copy.bytes_mut(), 4 * PIECE, |at, copy| copy.copy_from_slice(&bytes[at]));
-    Ok(copy)
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let mut copy = x.empty_like(Category::Activations)?;
+            let bytes = x.bytes();
+            cpu.for_pieces(copy.bytes_mut(), 4 * PIECE, |at, copy| copy.copy_from_slice(&bytes[at]));
+            Ok(copy)
+        }
+        Device::Cuda(_) => x.duplicate(Category::Activations),
+    }
 }
 
 /// A small tensor (a norm's scale) in f32, so that kernels need no second type.

@@ -4,6 +4,8 @@
 //! its window (rows first), that of a mean to all elements alike; where windows overlap the gradients add up.
 //! Channels are the fastest axis, so every loop over them is a vector loop.
 
+pub(crate) mod cuda;
+
 use std::ops::Range;
 
 use super::image;
@@ -46,7 +48,10 @@ impl Pool {
 /// The largest element of each window; NaN where it has one.
 pub fn max_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
     let grid = Grid::new(x.shape(), |size| pool.windows(size));
-    with_float!(x.dtype(), T => fold(x, &grid, max_row::<T>))
+    match x.device() {
+        Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, &grid, max_row::<T>)),
+        Device::Cuda(card) => cuda::max_forward(&card, x, &grid, pool),
+    }
 }
 
 /// The gradient of [`max_forward`]'s input, which is needed again to find where the maxima were.
@@ -55,7 +60,10 @@ pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
     assert_eq!(dy.dtype(), x.dtype(), "an image and its gradient have one type");
     let device = dy.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::max_backward(card, dy, x, &grid, pool),
+    };
     with_float!(dy.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
         image::sum(&device, &grid.shape, T::DTYPE, |n, dx| {
@@ -67,13 +75,13 @@ pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
 /// The mean of each window. Padding must be 0.
 pub fn avg_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
     assert_eq!(pool.padding, 0, "a mean over padding");
-    mean(x, &Grid::new(x.shape(), |size| pool.windows(size)))
+    mean(x, &Grid::new(x.shape(), |size| pool.windows(size)), Some(pool))
 }
 
 /// The gradient of [`avg_forward`]'s input, whose shape is `input_shape`.
 pub fn avg_backward(dy: &Tensor, pool: Pool, input_shape: &[usize]) -> Result<Tensor> {
     assert_eq!(pool.padding, 0, "a mean over padding");
-    spread(dy, &Grid::new(input_shape, |size| pool.windows(size)))
+    spread(dy, &Grid::new(input_shape, |size| pool.windows(size)), Some(pool))
 }
 
 /// The mean of each image, channel by channel: [batch, c].
@@ -91,14 +99,14 @@ pub fn global_avg_backward(dy: &Tensor, input_shape: &[usize]) -> Result<Tensor>
 /// The mean of each of `size` x `size` windows that cover the image: window i is
 /// `floor(i h / size) .. ceil((i + 1) h / size)`, as in PyTorch.
 pub fn adaptive_avg_forward(x: &Tensor, size: usize) -> Result<Tensor> {
-    mean(x, &Grid::new(x.shape(), |side| cover(side, size)))
+    mean(x, &Grid::new(x.shape(), |side| cover(side, size)), None)
 }
 
 /// The gradient of [`adaptive_avg_forward`]'s input, whose shape is `input_shape`.
 pub fn adaptive_avg_backward(dy: &Tensor, input_shape: &[usize]) -> Result<Tensor> {
     let [_, size, width, _] = image::shape(dy.shape());
     assert_eq!(size, width, "adaptive windows come in squares");
-    spread(dy, &Grid::new(input_shape, |side| cover(side, size)))
+    spread(dy, &Grid::new(input_shape, |side| cover(side, size)), None)
 }
 
 fn cover(side: usize, size: usize) -> Vec<Range<usize>> {
@@ -157,14 +165,22 @@ fn fold<T: Float>(
     Ok(y)
 }
 
-fn mean(x: &Tensor, grid: &Grid) -> Result<Tensor> {
-    with_float!(x.dtype(), T => fold(x, grid, mean_row::<T>))
+/// `pool` is what the grid was made of; none where its windows cover the image.
+fn mean(x: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+    match x.device() {
+        Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, grid, mean_row::<T>)),
+        Device::Cuda(card) => cuda::mean(&card, x, grid, pool),
+    }
 }
 
-fn spread(dy: &Tensor, grid: &Grid) -> Result<Tensor> {
+/// The gradient of [`mean`]'s input.
+fn spread(dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
     let device = dy.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::spread(card, dy, grid, pool),
+    };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
         image::sum(&device, &grid.shape, T::DTYPE, |n, dx| {

@@ -3,18 +3,24 @@
 //! Column sums run in f32 over fixed pieces of rows, whose partial sums are added in their order; norms and dot
 //! products run in f64, which costs nothing beside the memory they read.
 
-use crate::cpu::lanes;
+pub(crate) mod cuda;
+
+use crate::cpu::{Cpu, lanes};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
-use crate::error::Result;
+use crate::error::{Result, must};
 use crate::memory::Category;
 use crate::ops::pieces::{self, PIECE};
+use crate::ops::update;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
 /// The sum of the rows of x `[.., c]`, a `[c]` in its type: the gradient of a bias.
 pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::sum_rows(&cuda, x, category),
+    };
     let (rows, c) = (x.rows(), x.width());
     let piece = partial_rows(c);
     let mut partial = partials(x, rows, c)?;
@@ -25,26 +31,39 @@ pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
             add_rows(cpu.isa(), x, c, 0, i * piece..((i + 1) * piece).min(rows), sums)
         });
     });
-    total(&partial, 0, c, x.dtype(), category)
+    total(&cpu, &partial, 0, c, x.dtype(), category)
 }
 
-/// The sum of the squares.
+/// The sum of the squares. On a card this waits for all queued work, as the number goes to the host.
 pub fn squared_norm(x: &Tensor) -> f64 {
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
-    with_float!(x.dtype(), T => {
-        let x = x.slice::<T>();
-        cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum()
-    })
+    match x.device() {
+        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
+            let x = x.slice::<T>();
+            cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum()
+        }),
+        Device::Cuda(cuda) => must(cuda::squared_norm(&cuda, x)),
+    }
 }
 
-/// The sum of the products of elements that stand in the same place.
+/// The sum of the squares of all tensors, of either float type and on one device. A card takes them all in one
+/// launch and is waited for once.
+pub fn squared_norm_all(tensors: &[&Tensor]) -> f64 {
+    match tensors.first().map(|x| x.device()) {
+        Some(Device::Cuda(cuda)) => must(update::cuda::squared_norms(&cuda, tensors)).iter().sum(),
+        _ => tensors.iter().map(|x| squared_norm(x)).sum(),
+    }
+}
+
+/// The sum of the products of elements that stand in the same place; as [`squared_norm`], it waits for a card.
 pub fn dot(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.shape(), b.shape(), "dot");
-    let Device::Cpu(cpu) = a.device() else { crate::device::host_only() };
-    with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
-        let (a, b) = (a.slice::<T>(), b.slice::<U>());
-        cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum()
-    }))
+    match a.device() {
+        Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
+            let (a, b) = (a.slice::<T>(), b.slice::<U>());
+            cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum()
+        })),
+        Device::Cuda(cuda) => must(cuda::dot(&cuda, a, b)),
+    }
 }
 
 /// How many rows of width c one partial sum covers: some pieces' worth, as each leaves a row of its own behind.
@@ -60,13 +79,13 @@ pub(crate) fn partials(x: &Tensor, rows: usize, width: usize) -> Result<Tensor> 
 
 /// The sum of columns `first .. first + c` of partial sums, in their order.
 pub(crate) fn total(
+    cpu: &Cpu,
     partial: &Tensor,
     first: usize,
     c: usize,
     dtype: DType,
     category: Category,
 ) -> Result<Tensor> {
-    let Device::Cpu(cpu) = partial.device() else { crate::device::host_only() };
     let mut y = Tensor::empty(&partial.device(), &[c], dtype, category)?;
     let (rows, width) = (partial.rows(), partial.width());
     let partial = partial.slice::<f32>();
@@ -143,6 +162,14 @@ mod tests {
                         let x = tensor(device, dtype, &[rows, c], &a);
                         (squared_norm(&x), dot(&x, &tensor(device, dtype, &[rows, c], &b)))
                     });
+                    let all = threads.each_ref().map(|device| {
+                        let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
+                        let (x, y) = (tensor(device, dtype, &[rows, c], &a), tensor(device, other, &[c, rows], &b));
+                        squared_norm_all(&[&x, &y, &tensor(device, dtype, &[0], &[]), &x])
+                    });
+                    let expected = 2.0 * square + crate::testing::dot(&b64, &b64);
+                    prop_assert!(all[0] == all[1] && all[0] == all[2]);
+                    prop_assert!((all[0] - expected).abs() <= 1e-12 * expected);
                     prop_assert_eq!(one, two);
                     prop_assert_eq!(one, three);
                     prop_assert!((one.0 - square).abs() <= 1e-12 * square);
@@ -154,7 +181,11 @@ mod tests {
 
     #[test]
     fn squares_beyond_the_range_of_f32_do_not_overflow() {
-        let x = tensor(&devices()[0][0], DType::F32, &[3], &[1e30, 0.0, 0.0]);
-        assert!((squared_norm(&x) / 1e60 - 1.0).abs() < 1e-6);
+        for [device, ..] in devices() {
+            let x = tensor(device, DType::F32, &[3], &[1e30, 0.0, 0.0]);
+            assert!((squared_norm(&x) / 1e60 - 1.0).abs() < 1e-6);
+            assert!((squared_norm_all(&[&x, &x]) / 2e60 - 1.0).abs() < 1e-6);
+        }
+        assert_eq!(squared_norm_all(&[]), 0.0);
     }
 }

@@ -8,6 +8,8 @@
 //! - dx = rstd (d - h mean(d h)), d = dy scale
 //! - dscale = sum over rows of dy h
 
+pub(crate) mod cuda;
+
 use crate::cpu::lanes;
 use crate::device::Device;
 use crate::dtype::{DType, Float};
@@ -21,7 +23,10 @@ use crate::{simd, with_float};
 pub fn forward(x: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
     assert_eq!(scale.shape(), [c], "rms_norm: scale");
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::forward(&cuda, x, scale, eps),
+    };
     let scale = pieces::widened(scale)?;
     let scale = scale.slice::<f32>();
     let mut y = x.empty_like(Category::Activations)?;
@@ -45,7 +50,10 @@ pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tens
         (&[c][..], &[rows][..]),
         "rms_norm: scale and statistics"
     );
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward_input(&cuda, dy, x, scale, statistics),
+    };
     let scale = pieces::widened(scale)?;
     let (scale, rstd) = (scale.slice::<f32>(), statistics.slice::<f32>());
     let mut dx = x.empty_like(Category::Activations)?;
@@ -65,7 +73,10 @@ pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DTy
     let (rows, c) = (x.rows(), x.width());
     assert_eq!(dy.shape(), x.shape(), "rms_norm: dy and x");
     assert_eq!(statistics.shape(), [rows], "rms_norm: statistics");
-    let Device::Cpu(cpu) = x.device() else { crate::device::host_only() };
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward_weights(&cuda, dy, x, statistics, dtype),
+    };
     let piece = reduce::partial_rows(c);
     let mut partial = reduce::partials(x, rows, c)?;
     with_float!(x.dtype(), T => {
@@ -74,7 +85,7 @@ pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DTy
         let parts = parts.zip(partial.slice_mut::<f32>().chunks_mut(c));
         pieces::each(&cpu, parts, |(((dy, x), rstd), dscale)| add_products(cpu.isa(), dy, x, rstd, dscale));
     });
-    reduce::total(&partial, 0, c, dtype, Category::Gradients)
+    reduce::total(&cpu, &partial, 0, c, dtype, Category::Gradients)
 }
 
 simd! {

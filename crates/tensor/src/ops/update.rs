@@ -5,14 +5,19 @@
 //! Ginsburg 2017) and LAMB (You et al. 2020) scale a layer's step by a ratio of norms. A layer may be spread over
 //! several ranks, so its squared norms are taken by functions of their own, for the caller to add up.
 
-use crate::cpu::{Isa, lanes};
+pub(crate) mod cuda;
+
+use crate::cpu::{Cpu, Isa, lanes};
+use crate::cuda::Cuda;
 use crate::device::Device;
 use crate::dtype::Float;
+use crate::error::must;
 use crate::ops::cast::convert;
 use crate::ops::pieces::{self, PIECE};
 use crate::ops::reduce::squared_norm;
 use crate::tensor::Tensor;
 use crate::{bf16, simd, with_float};
+use cuda::{Described, Ratios, Rule, Settings};
 
 /// What a step works on: a weight in f32, or one in bf16 with its f32 master copy.
 #[derive(Debug)]
@@ -131,33 +136,128 @@ pub struct SquaredNorms {
 
 /// A step of plain gradient descent.
 pub fn sgd(target: Target<'_>, s: Sgd) {
-    with_float!(target.gradient.dtype(), G => {
-        step::<G, 0>(target, [], |isa, w, [], g| sgd_piece(isa, w, g, s))
-    });
+    let decay = s.weight_decay;
+    sgd_all(vec![(target, decay)], s);
+}
+
+/// A step of [`sgd`] for each target with its weight decay, which stands in for `s.weight_decay`. A card steps
+/// them all in one launch, which is why there are such functions beside those for one target.
+pub fn sgd_all(targets: Vec<(Target<'_>, f32)>, s: Sgd) {
+    match shared_device(targets.iter().map(|(target, _)| target)) {
+        None => {}
+        Some(Device::Cpu(cpu)) => {
+            for (target, weight_decay) in targets {
+                let s = Sgd { weight_decay, ..s };
+                with_float!(target.gradient.dtype(), G => {
+                    step::<G, 0>(&cpu, target, [], |isa, w, [], g| sgd_piece(isa, w, g, s))
+                });
+            }
+        }
+        Some(Device::Cuda(cuda)) => {
+            let all =
+                targets.into_iter().map(|(target, decay)| Described::to_write(target, [], decay, false));
+            step_all(&cuda, Rule::Sgd, all, s.settings(), Ratios::Given(&[]));
+        }
+    }
 }
 
 /// A step with momentum.
 pub fn momentum(target: Target<'_>, velocity: &mut Tensor, s: Momentum) {
-    with_float!(target.gradient.dtype(), G => {
-        step::<G, 1>(target, [velocity], |isa, w, [v], g| momentum_piece(isa, w, v, g, s))
-    });
+    let decay = s.weight_decay;
+    momentum_all(vec![(target, velocity, decay)], s);
+}
+
+/// A step of [`momentum`] for each target with its velocity and its weight decay; as [`sgd_all`].
+pub fn momentum_all(targets: Vec<(Target<'_>, &mut Tensor, f32)>, s: Momentum) {
+    match shared_device(targets.iter().map(|(target, ..)| target)) {
+        None => {}
+        Some(Device::Cpu(cpu)) => {
+            for (target, velocity, weight_decay) in targets {
+                let s = Momentum { weight_decay, ..s };
+                with_float!(target.gradient.dtype(), G => {
+                    step::<G, 1>(&cpu, target, [velocity], |isa, w, [v], g| momentum_piece(isa, w, v, g, s))
+                });
+            }
+        }
+        Some(Device::Cuda(cuda)) => {
+            let all =
+                targets.into_iter().map(|(target, v, decay)| Described::to_write(target, [v], decay, false));
+            step_all(&cuda, Rule::Momentum, all, s.settings(), Ratios::Given(&[]));
+        }
+    }
 }
 
 /// A step of Adam or AdamW.
 pub fn adam(target: Target<'_>, m: &mut Tensor, v: &mut Tensor, s: Adam) {
-    let moments = Moments::new(s.beta1, s.beta2, s.eps, s.step, s.gradient_scale);
-    with_float!(target.gradient.dtype(), G => {
-        step::<G, 2>(target, [m, v], |isa, w, [m, v], g| adam_piece(isa, w, m, v, g, moments, s))
-    });
+    let decay = s.weight_decay;
+    adam_all(vec![(target, m, v, decay)], s);
+}
+
+/// A step of [`adam`] for each target with its m, its v and its weight decay; as [`sgd_all`].
+pub fn adam_all(targets: Vec<(Target<'_>, &mut Tensor, &mut Tensor, f32)>, s: Adam) {
+    match shared_device(targets.iter().map(|(target, ..)| target)) {
+        None => {}
+        Some(Device::Cpu(cpu)) => {
+            let moments = s.moments();
+            for (target, m, v, weight_decay) in targets {
+                let s = Adam { weight_decay, ..s };
+                with_float!(target.gradient.dtype(), G => {
+                    step::<G, 2>(&cpu, target, [m, v], |isa, w, [m, v], g| {
+                        adam_piece(isa, w, m, v, g, moments, s)
+                    })
+                });
+            }
+        }
+        Some(Device::Cuda(cuda)) => {
+            let described = |(target, m, v, decay)| Described::to_write(target, [m, v], decay, false);
+            step_all(&cuda, Rule::Adam, targets.into_iter().map(described), s.settings(), Ratios::Given(&[]));
+        }
+    }
 }
 
 /// The norms that [`lars`] takes.
 pub fn lars_norms(target: &Target<'_>) -> SquaredNorms {
-    SquaredNorms { weight: squared_norm(target.exact()), direction: squared_norm(target.gradient) }
+    match target.weight.device() {
+        Device::Cpu(_) => {
+            SquaredNorms { weight: squared_norm(target.exact()), direction: squared_norm(target.gradient) }
+        }
+        Device::Cuda(cuda) => {
+            let all = [Described::to_read(target, &[], 0.0)];
+            must(cuda::norms(&cuda, Rule::Lars, &all, Settings::default()))[0]
+        }
+    }
 }
 
 /// A step of LARS.
 pub fn lars(target: Target<'_>, velocity: &mut Tensor, s: Lars, norms: SquaredNorms) {
+    match target.weight.device() {
+        Device::Cpu(cpu) => lars_on_host(&cpu, target, velocity, s, norms),
+        Device::Cuda(cuda) => {
+            let all = [Described::to_write(target, [velocity], s.weight_decay, s.adapt)];
+            step_all(&cuda, Rule::Lars, all, s.settings(), Ratios::Given(&[norms]));
+        }
+    }
+}
+
+/// A step of [`lars`] for each target with its velocity, its weight decay and whether its ratio applies, which
+/// stand in for those of `s`. Each target is a whole layer: its norms are taken here and, on a card, stay there.
+pub fn lars_all(targets: Vec<(Target<'_>, &mut Tensor, f32, bool)>, s: Lars) {
+    match shared_device(targets.iter().map(|(target, ..)| target)) {
+        None => {}
+        Some(Device::Cpu(cpu)) => {
+            for (target, velocity, weight_decay, adapt) in targets {
+                let norms = if adapt { lars_norms(&target) } else { SquaredNorms::default() };
+                lars_on_host(&cpu, target, velocity, Lars { weight_decay, adapt, ..s }, norms);
+            }
+        }
+        Some(Device::Cuda(cuda)) => {
+            let described = |(target, v, decay, adapt)| Described::to_write(target, [v], decay, adapt);
+            step_all(&cuda, Rule::Lars, targets.into_iter().map(described), s.settings(), Ratios::Measured);
+        }
+    }
+}
+
+fn lars_on_host(cpu: &Cpu, target: Target<'_>, velocity: &mut Tensor, s: Lars, norms: SquaredNorms) {
     let (w, g) = (norms.weight.sqrt(), norms.direction.sqrt() * f64::from(s.gradient_scale).abs());
     let ratio = if s.adapt && w > 0.0 && g > 0.0 {
         f64::from(s.trust) * w / (g + f64::from(s.weight_decay) * w + f64::from(s.eps))
@@ -166,14 +266,20 @@ pub fn lars(target: Target<'_>, velocity: &mut Tensor, s: Lars, norms: SquaredNo
     };
     let rate = (f64::from(s.lr) * ratio) as f32;
     with_float!(target.gradient.dtype(), G => {
-        step::<G, 1>(target, [velocity], |isa, w, [v], g| lars_piece(isa, w, v, g, rate, s))
+        step::<G, 1>(cpu, target, [velocity], |isa, w, [v], g| lars_piece(isa, w, v, g, rate, s))
     });
 }
 
 /// The norms that [`lamb`] takes; m and v as they are before the step. It writes nothing.
 pub fn lamb_direction_norms(target: &Target<'_>, m: &Tensor, v: &Tensor, s: Lamb) -> SquaredNorms {
-    let Device::Cpu(cpu) = target.weight.device() else { crate::device::host_only() };
-    let moments = Moments::new(s.beta1, s.beta2, s.eps, s.step, s.gradient_scale);
+    let cpu = match target.weight.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => {
+            let all = [Described::to_read(target, &[m, v], s.weight_decay)];
+            return must(cuda::norms(&cuda, Rule::Lamb, &all, s.settings()))[0];
+        }
+    };
+    let moments = s.moments();
     let (weight, gradient) = (target.exact(), target.gradient);
     assert!([m.len(), v.len(), gradient.len()].iter().all(|&n| n == weight.len()), "lamb: lengths differ");
     let (w, m, v) = (weight.slice::<f32>(), m.slice::<f32>(), v.slice::<f32>());
@@ -189,26 +295,73 @@ pub fn lamb_direction_norms(target: &Target<'_>, m: &Tensor, v: &Tensor, s: Lamb
 
 /// A step of LAMB.
 pub fn lamb(target: Target<'_>, m: &mut Tensor, v: &mut Tensor, s: Lamb, norms: SquaredNorms) {
+    match target.weight.device() {
+        Device::Cpu(cpu) => lamb_on_host(&cpu, target, m, v, s, norms),
+        Device::Cuda(cuda) => {
+            let all = [Described::to_write(target, [m, v], s.weight_decay, s.adapt)];
+            step_all(&cuda, Rule::Lamb, all, s.settings(), Ratios::Given(&[norms]));
+        }
+    }
+}
+
+/// A step of [`lamb`] for each target with its m, its v, its weight decay and whether its ratio applies; as
+/// [`lars_all`].
+pub fn lamb_all(targets: Vec<(Target<'_>, &mut Tensor, &mut Tensor, f32, bool)>, s: Lamb) {
+    match shared_device(targets.iter().map(|(target, ..)| target)) {
+        None => {}
+        Some(Device::Cpu(cpu)) => {
+            for (target, m, v, weight_decay, adapt) in targets {
+                let s = Lamb { weight_decay, adapt, ..s };
+                let norms =
+                    if adapt { lamb_direction_norms(&target, m, v, s) } else { SquaredNorms::default() };
+                lamb_on_host(&cpu, target, m, v, s, norms);
+            }
+        }
+        Some(Device::Cuda(cuda)) => {
+            let described = |(target, m, v, decay, adapt)| Described::to_write(target, [m, v], decay, adapt);
+            step_all(&cuda, Rule::Lamb, targets.into_iter().map(described), s.settings(), Ratios::Measured);
+        }
+    }
+}
+
+fn lamb_on_host(cpu: &Cpu, target: Target<'_>, m: &mut Tensor, v: &mut Tensor, s: Lamb, norms: SquaredNorms) {
     let ratio = if s.adapt && norms.weight > 0.0 && norms.direction > 0.0 {
         (norms.weight / norms.direction).sqrt()
     } else {
         1.0
     };
     let rate = (f64::from(s.lr) * ratio) as f32;
-    let moments = Moments::new(s.beta1, s.beta2, s.eps, s.step, s.gradient_scale);
+    let moments = s.moments();
     with_float!(target.gradient.dtype(), G => {
-        step::<G, 2>(target, [m, v], |isa, w, [m, v], g| lamb_piece(isa, w, m, v, g, moments, rate, s))
+        step::<G, 2>(cpu, target, [m, v], |isa, w, [m, v], g| lamb_piece(isa, w, m, v, g, moments, rate, s))
     });
+}
+
+/// The device of all targets; none where there is none.
+fn shared_device<'a, 't: 'a>(mut targets: impl Iterator<Item = &'a Target<'t>>) -> Option<Device> {
+    targets.next().map(|target| target.weight.device())
+}
+
+/// A step on a card.
+fn step_all<'a>(
+    cuda: &Cuda,
+    rule: Rule,
+    all: impl IntoIterator<Item = Described<'a>>,
+    settings: Settings,
+    ratios: Ratios<'_>,
+) {
+    let all: Vec<Described<'a>> = all.into_iter().collect();
+    must(cuda::step(cuda, rule, &all, settings, ratios));
 }
 
 /// Runs `kernel(isa, w, states, g)` over the pieces of a target, and rounds w while it is in the cache.
 fn step<G: Float, const S: usize>(
+    cpu: &Cpu,
     target: Target<'_>,
     states: [&mut Tensor; S],
     kernel: impl Fn(Isa, &mut [f32], [&mut [f32]; S], &[G]) + Sync + Send,
 ) {
     let Target { weight, master, gradient } = target;
-    let Device::Cpu(cpu) = weight.device() else { crate::device::host_only() };
     let len = weight.len();
     let others = states.iter().map(|state| state.len()).chain(master.iter().map(|master| master.len()));
     assert!(
@@ -224,12 +377,54 @@ fn step<G: Float, const S: usize>(
         let states = states.each_mut().map(|state| state.next().expect("a state as long as its weight"));
         (w, rounded.as_mut().and_then(|rounded| rounded.next()), states, g)
     });
-    pieces::each(&cpu, parts, |(w, rounded, states, g)| {
+    pieces::each(cpu, parts, |(w, rounded, states, g)| {
         kernel(cpu.isa(), w, states, g);
         if let Some(rounded) = rounded {
             convert(cpu.isa(), w, rounded);
         }
     });
+}
+
+impl Sgd {
+    fn settings(&self) -> Settings {
+        Settings { lr: self.lr, gradient_scale: self.gradient_scale, ..Settings::default() }
+    }
+}
+
+impl Momentum {
+    fn settings(&self) -> Settings {
+        let Momentum { lr, momentum, nesterov, gradient_scale, .. } = *self;
+        Settings { lr, gradient_scale, momentum, nesterov, ..Settings::default() }
+    }
+}
+
+impl Adam {
+    fn moments(&self) -> Moments {
+        Moments::new(self.beta1, self.beta2, self.eps, self.step, self.gradient_scale)
+    }
+
+    fn settings(&self) -> Settings {
+        let Adam { lr, eps, decoupled, gradient_scale, .. } = *self;
+        Settings { lr, gradient_scale, eps, decoupled, moments: Some(self.moments()), ..Settings::default() }
+    }
+}
+
+impl Lars {
+    fn settings(&self) -> Settings {
+        let Lars { lr, momentum, trust, eps, gradient_scale, .. } = *self;
+        Settings { lr, gradient_scale, momentum, eps, trust, ..Settings::default() }
+    }
+}
+
+impl Lamb {
+    fn moments(&self) -> Moments {
+        Moments::new(self.beta1, self.beta2, self.eps, self.step, self.gradient_scale)
+    }
+
+    fn settings(&self) -> Settings {
+        let Lamb { lr, eps, gradient_scale, .. } = *self;
+        Settings { lr, gradient_scale, eps, moments: Some(self.moments()), ..Settings::default() }
+    }
 }
 
 /// What Adam and LAMB share: the moments and the direction they give.

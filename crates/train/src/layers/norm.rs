@@ -5,7 +5,7 @@ use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm};
 
 use super::{Backward, BatchStatistics, Forward, Layer, Mode};
 use crate::Result;
-use crate::weights::{BufferId, ParameterId};
+use crate::weights::{BufferId, ParameterId, Weights};
 
 const EPS: f32 = 1e-5;
 
@@ -104,16 +104,9 @@ impl Layer for BatchNorm {
 }
 
 impl BatchStatistics {
-    /// Folds the batch's statistics into the running ones with PyTorch's momentum of 0.1; the variance is the
-    /// unbiased one, as there.
-    pub fn fold_into(&self, mean: &mut [f32], variance: &mut [f32]) {
-        const MOMENTUM: f32 = 0.1;
-        let unbias = self.count as f32 / (self.count.max(2) - 1) as f32;
-        for (c, (running_mean, running_variance)) in mean.iter_mut().zip(variance).enumerate() {
-            let (batch_mean, rstd) = (self.mean.slice::<f32>()[c], self.rstd.slice::<f32>()[c]);
-            let batch_variance = (1.0 / (rstd * rstd) - EPS).max(0.0) * unbias;
-            *running_mean += MOMENTUM * (batch_mean - *running_mean);
-            *running_variance += MOMENTUM * (batch_variance - *running_variance);
-        }
+    /// Folds the batch's statistics into the running ones.
+    pub fn fold_into(&self, weights: &mut Weights) -> Result<()> {
+        let [mean, variance] = weights.buffers_mut(self.mean_id, self.variance_id);
+        Ok(batch_norm::fold(&self.mean, &self.rstd, self.count, EPS, mean, variance)?)
     }
 }

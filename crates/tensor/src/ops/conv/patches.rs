@@ -127,7 +127,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
 /// [o, c, u, v] as [u, v, c, o].
 fn permute_weight<T: Float>(w: &Tensor, z: &Sizes) -> Result<Tensor> {
     let mut permuted = Tensor::empty(&w.device(), &[z.window(), z.o], T::DTYPE, Category::Workspace)?;
-    let Device::Cpu(cpu) = w.device();
+    let Device::Cpu(cpu) = w.device() else { crate::device::host_only() };
     let area = z.conv.kernel * z.conv.kernel;
     let w = w.slice::<T>();
     cpu.for_pieces(permuted.slice_mut::<T>(), CHANNELS * z.o, |range, permuted| {

@@ -1,0 +1,45 @@
+//! From `[device]` in a run file to a device that works.
+
+use espalier_plan::config::DeviceKind;
+use espalier_tensor::cuda::{Cuda, Probe};
+use espalier_tensor::{Device, Result};
+
+/// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
+/// standard error where there was one.
+pub fn open(kind: DeviceKind, threads: usize) -> Result<Device> {
+    match kind {
+        DeviceKind::Cpu => Device::cpu(threads),
+        DeviceKind::Cuda => open_card(&Cuda::probe()),
+        DeviceKind::Auto => {
+            let probe = Cuda::probe();
+            let Some(card) = probe.cards.first() else { return Device::cpu(threads) };
+            match open_card(&probe) {
+                Ok(device) => {
+                    eprintln!("device: {card} (device.kind = \"cpu\" would use the processor)");
+                    Ok(device)
+                }
+                Err(why) => {
+                    eprintln!("device: the processor, although there is a card ({}): {why}", card.name);
+                    Device::cpu(threads)
+                }
+            }
+        }
+    }
+}
+
+/// The first card, once all that it takes was found.
+fn open_card(probe: &Probe) -> Result<Device> {
+    probe.require()?;
+    Device::cuda(0)
+}
+
+/// What a device is, in a few words.
+pub fn describe(device: &Device) -> String {
+    match device {
+        Device::Cpu(cpu) => match cpu.threads() {
+            1 => "1 thread".into(),
+            threads => format!("{threads} threads"),
+        },
+        Device::Cuda(cuda) => cuda.name().into(),
+    }
+}

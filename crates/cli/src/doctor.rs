@@ -1,0 +1,147 @@
+//! `espalier doctor`: what this machine has for training, and what to do about what it lacks.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_tensor::cpu::Isa;
+use espalier_tensor::cuda::{Card, Cuda, Probe};
+use espalier_tensor::memory::Size;
+use serde_json::{Value, json};
+
+#[derive(Args)]
+#[command(after_help = "Example:
+  espalier doctor --json")]
+pub struct DoctorArguments {
+    /// Print what was found as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
+    let findings = Findings::look()?;
+    eprint!("{}", findings.table());
+    if arguments.json {
+        println!("{}", findings.json());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All that was looked for.
+struct Findings {
+    cores: usize,
+    isa: Isa,
+    cuda: Probe,
+    /// Why no card can be used, where none can.
+    cuda_why: Option<String>,
+    mpi: bool,
+    /// Free bytes where we stand.
+    disk: Option<u64>,
+}
+
+const NCCL: &str = "not looked for: this version trains on one card";
+
+impl Findings {
+    fn look() -> Result<Findings> {
+        let cuda = Cuda::probe();
+        // What was found may still refuse to start, as a card in exclusive use does.
+        let cuda_why = match cuda.usable() {
+            true => Cuda::open(0).err().map(|why| why.to_string()),
+            false => Some(cuda.missing.join("; also, ")),
+        };
+        Ok(Findings {
+            cores: std::thread::available_parallelism()?.get(),
+            isa: Isa::best(),
+            cuda,
+            cuda_why,
+            mpi: on_path("mpirun") || on_path("mpiexec"),
+            disk: rustix::fs::statvfs(".").ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
+        })
+    }
+
+    fn json(&self) -> Value {
+        let version = |v: Option<(u32, u32)>| v.map(|(major, minor)| format!("{major}.{minor}"));
+        let mut cuda = json!({
+            "found": self.cuda_why.is_none(),
+            "cards": self.cuda.cards.iter().map(card_json).collect::<Vec<_>>(),
+            "driver": version(self.cuda.driver),
+            "nvrtc": version(self.cuda.nvrtc),
+            "cublaslt": self.cuda.cublas_lt.map(cublas_version),
+        });
+        match (&self.cuda_why, self.cuda.cards.first()) {
+            (Some(why), _) => cuda["why"] = json!(why),
+            (None, Some(card)) => {
+                cuda.as_object_mut()
+                    .expect("an object")
+                    .extend(card_json(card).as_object().cloned().expect("an object"));
+            }
+            (None, None) => {}
+        }
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "cpu": {
+                "cores": self.cores,
+                "avx512": self.isa >= Isa::Avx512,
+                "amx_bf16": self.isa >= Isa::Amx,
+            },
+            "cuda": cuda,
+            "nccl": { "found": false, "why": NCCL },
+            "mpi": { "built": false, "found": self.mpi },
+            "disk": { "free": self.disk },
+        })
+    }
+
+    fn table(&self) -> String {
+        let mut lines = vec![("espalier", env!("CARGO_PKG_VERSION").to_owned())];
+        let instructions = match self.isa {
+            Isa::Portable => "no AVX2: slow",
+            Isa::Avx2 => "AVX2",
+            Isa::Avx512 => "AVX-512",
+            Isa::Amx => "AVX-512, AMX with bf16",
+        };
+        lines.push(("cpu", format!("{} cores, {instructions}", self.cores)));
+        for card in &self.cuda.cards {
+            lines.push(("card", card.to_string()));
+        }
+        let found = |v: Option<(u32, u32)>| v.map(|(major, minor)| format!("{major}.{minor}"));
+        let libraries = [
+            ("CUDA driver", found(self.cuda.driver)),
+            ("NVRTC", found(self.cuda.nvrtc)),
+            ("cuBLASLt", self.cuda.cublas_lt.map(cublas_version)),
+        ];
+        lines.extend(libraries.map(|(name, version)| (name, version.unwrap_or("not found".into()))));
+        match &self.cuda_why {
+            None => lines.push(("cuda", "works: device.kind = \"auto\" uses it".into())),
+            Some(_) if !self.cuda.missing.is_empty() => {
+                lines.extend(self.cuda.missing.iter().map(|sentence| ("cuda", sentence.clone())));
+            }
+            Some(why) => lines.push(("cuda", why.clone())),
+        }
+        lines.push(("nccl", NCCL.into()));
+        let launcher = if self.mpi { "mpirun is there" } else { "no mpirun here either" };
+        lines.push(("mpi", format!("not built in; {launcher}")));
+        let free = self.disk.map_or("unknown".into(), |free| Size(free as usize).to_string());
+        lines.push(("disk", format!("{free} free here")));
+        lines.into_iter().map(|(name, text)| format!("{name:<13}{text}\n")).collect()
+    }
+}
+
+fn card_json(card: &Card) -> Value {
+    json!({
+        "name": card.name,
+        "memory": card.memory,
+        "compute_capability": format!("{}.{}", card.capability / 10, card.capability % 10),
+    })
+}
+
+/// 130200 is 13.2.0.
+fn cublas_version(number: usize) -> String {
+    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder: std::path::PathBuf| Path::new(&folder).join(program).is_file())
+}

@@ -1,0 +1,35 @@
+//! `espalier doctor`: its JSON and its table.
+
+use std::process::Command;
+
+use crate::{doctor, said};
+
+#[test]
+fn doctor_says_what_it_found() {
+    let found = doctor();
+    assert_eq!(found["version"], env!("CARGO_PKG_VERSION"));
+    assert!(found["cpu"]["cores"].as_u64().unwrap() > 0);
+    assert!(found["cpu"]["avx512"].is_boolean() && found["cpu"]["amx_bf16"].is_boolean());
+    let cuda = &found["cuda"];
+    if cuda["found"] == true {
+        assert!(cuda["name"].is_string() && cuda["memory"].as_u64().unwrap() > 0, "{cuda}");
+        for field in ["compute_capability", "driver", "nvrtc", "cublaslt"] {
+            assert!(cuda[field].is_string(), "{field}: {cuda}");
+        }
+    } else {
+        let why = cuda["why"].as_str().unwrap();
+        assert!(why.contains("install") || why.contains("check"), "it says what to do: {why}");
+    }
+    assert!(found["nccl"]["found"] == false && found["nccl"]["why"].is_string());
+    assert!(found["mpi"]["built"] == false && found["mpi"]["found"].is_boolean());
+    assert!(found["disk"]["free"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_table_is_for_people_and_leaves_standard_output_alone() {
+    let output = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("doctor").output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    for word in ["espalier", "cores", "CUDA driver", "NVRTC", "cuBLASLt", "disk"] {
+        assert!(said(&output).contains(word), "`{word}`: {}", said(&output));
+    }
+}

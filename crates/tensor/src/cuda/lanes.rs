@@ -1,0 +1,106 @@
+//! How the kernels that include `lanes.cuh` are launched: the three ways in which threads stand over data.
+//!
+//! Everything follows from shapes, so that sums are cut the same way in every run.
+
+use super::compile::{Build, Source};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+/// Threads of a block that walks over elements.
+pub(crate) const THREADS: u32 = 256;
+/// Elements of such a block.
+pub(crate) const TILE: usize = 4096;
+
+/// A file of kernels that includes `lanes.cuh`.
+pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> Source {
+    Source { name, shared: include_str!("lanes.cuh"), text, builds }
+}
+
+/// How many blocks cover `n` things, `each` of them in a block.
+pub(crate) fn blocks(n: usize, each: usize) -> u32 {
+    u32::try_from(n.div_ceil(each)).expect("a grid within the card's limits")
+}
+
+/// The grid of a kernel over `n` elements; its blocks have [`THREADS`].
+pub(crate) fn elements(n: usize) -> u32 {
+    blocks(n, TILE)
+}
+
+/// Elements that a thread moves at once in rows of `c`.
+pub(crate) fn width(c: usize, dtype: DType) -> usize {
+    let lanes = 16 / dtype.bytes();
+    if c.is_multiple_of(lanes) { lanes } else { 1 }
+}
+
+/// Grid and block of a kernel that gives each row `[c]` to a warp, or to a block where the row is long.
+pub(crate) fn rows(rows: usize, c: usize, dtype: DType) -> (u32, (u32, u32)) {
+    let groups = c / width(c, dtype);
+    if groups <= 128 {
+        return (blocks(rows, 4), (32, 4));
+    }
+    let threads = groups.div_ceil(4).next_multiple_of(32).min(512);
+    (blocks(rows, 1), (threads as u32, 1))
+}
+
+/// How a kernel sums columns: over pieces of rows, whose sums a second kernel adds up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Columns {
+    /// The grid.
+    pub(crate) grid: (u32, u32),
+    /// The block.
+    pub(crate) block: (u32, u32),
+    /// Rows of a piece.
+    pub(crate) piece: usize,
+    /// How many pieces there are.
+    pub(crate) pieces: usize,
+}
+
+/// The geometry of column sums over `[rows, c]`.
+pub(crate) fn columns(rows: usize, c: usize, dtype: DType) -> Columns {
+    let width = width(c, dtype);
+    let across = (c / width).next_power_of_two().min(32);
+    // Enough pieces to fill a card, and few enough that their sum is short.
+    let piece = rows.div_ceil(512).max(128);
+    let pieces = rows.div_ceil(piece);
+    let grid = (blocks(c, across * width), pieces as u32);
+    Columns { grid, block: (across as u32, THREADS / across as u32), piece, pieces }
+}
+
+/// Room for `n` doubles. No [`DType`] names them: each takes two words.
+pub(crate) fn doubles(device: &Device, n: usize) -> Result<Tensor> {
+    Tensor::empty(device, &[n, 2], DType::U32, Category::Workspace)
+}
+
+/// What a kernel with one `wide` flag reads weights as: themselves where all have the type of its rows, f32
+/// (and the flag set) otherwise.
+pub(crate) fn weights<const N: usize>(rows: DType, weights: [&Tensor; N]) -> Result<([Tensor; N], bool)> {
+    let wide = weights.iter().any(|weight| weight.dtype() != rows);
+    let mut read = weights.map(Tensor::clone);
+    for weight in read.iter_mut().filter(|_| wide) {
+        *weight = crate::ops::pieces::widened(weight)?;
+    }
+    Ok((read, wide))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand, from the head of `lanes.cuh`.
+    #[test]
+    fn the_geometry_is_what_the_kernels_expect() {
+        assert_eq!((elements(0), elements(4096), elements(4097)), (0, 1, 2));
+        assert_eq!((width(12, DType::F32), width(12, DType::Bf16), width(16, DType::Bf16)), (4, 1, 8));
+        assert_eq!(rows(9, 512, DType::F32), (3, (32, 4)));
+        assert_eq!(rows(9, 768, DType::F32), (9, (64, 1)));
+        assert_eq!(rows(9, 50_257, DType::Bf16), (9, (512, 1)));
+        let Columns { grid, block, piece, pieces } = columns(1000, 768, DType::Bf16);
+        assert_eq!((grid, block, piece, pieces), ((3, 8), (32, 8), 128, 8));
+        let Columns { grid, block, piece, pieces } = columns(1 << 20, 3, DType::F32);
+        assert_eq!((grid, block, piece, pieces), ((1, 512), (4, 64), 2048, 512));
+        assert_eq!(columns(0, 3, DType::F32).pieces, 0);
+    }
+}

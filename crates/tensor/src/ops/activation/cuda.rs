@@ -1,0 +1,41 @@
+//! Activations on a card.
+
+use super::Activation;
+use crate::cuda::lanes::{self, THREADS};
+use crate::cuda::{Args, Build, Cuda, Source};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source =
+    lanes::source("activation.cu", include_str!("../activation.cu"), Build::FLOATS);
+
+/// The kernels' number for a function.
+fn number(kind: Activation) -> i32 {
+    match kind {
+        Activation::Relu => 0,
+        Activation::Gelu => 1,
+        Activation::Silu => 2,
+    }
+}
+
+pub(super) fn forward(cuda: &Cuda, kind: Activation, x: &Tensor, y: &mut Tensor) -> Result<()> {
+    let n = x.len();
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "activation_forward")?;
+    let args = Args::new().input(x).output(y).size(n).i32(number(kind));
+    // SAFETY: y was made like x, of n elements.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
+}
+
+pub(super) fn backward(cuda: &Cuda, kind: Activation, saved: &Tensor, mut dy: Tensor) -> Result<Tensor> {
+    assert_eq!(saved.dtype(), dy.dtype(), "activation: what was saved and dy");
+    let n = dy.len();
+    let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "activation_backward")?;
+    let mut other = if dy.is_unique() { None } else { Some(dy.empty_like(Category::Activations)?) };
+    let from = dy.cuda_buffer().address();
+    let dx = other.as_mut().unwrap_or(&mut dy);
+    let args = Args::new().input(saved).pointer(from).output(dx).size(n).i32(number(kind));
+    // SAFETY: all three are of n elements of one type; the kernel lets dx be dy.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args)? };
+    Ok(other.unwrap_or(dy))
+}

@@ -1,0 +1,167 @@
+//! Attention on a card.
+//!
+//! bf16 runs on the tensor cores (`attention.cu`) for the head sizes that these are built for. f32, and other
+//! head sizes by way of f32, run on the plain cores (`attention_f32.cu`).
+
+use super::Sizes;
+use crate::cuda::{Args, Build, Cuda, Source, lanes};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::Category;
+use crate::ops::cast::cast;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source = Source {
+    name: "attention.cu",
+    shared: "",
+    text: include_str!("../attention.cu"),
+    builds: &[head(32), head(64), head(80), head(96), head(128)],
+};
+
+pub(crate) static SOURCE_F32: Source = Source {
+    name: "attention_f32.cu",
+    shared: "",
+    text: include_str!("../attention_f32.cu"),
+    builds: &[head(1), head(40), head(64), head(128)],
+};
+
+/// The largest head of the plain kernels.
+const MOST: usize = 128;
+
+/// A build's macros live as long as the program: one for each head size.
+static HEADS: [[(&str, i64); 1]; MOST + 1] = {
+    let mut all = [[("HEAD", 0)]; MOST + 1];
+    let mut d = 0;
+    while d <= MOST {
+        all[d][0].1 = d as i64;
+        d += 1;
+    }
+    all
+};
+
+const fn head(d: usize) -> Build {
+    Build { element: None, defines: &HEADS[d] }
+}
+
+pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
+    let kernels = Kernels::new(cuda, qkv.dtype(), z)?;
+    if kernels.dtype == qkv.dtype() {
+        return kernels.forward(qkv, Category::Activations);
+    }
+    let (y, logsumexp) = kernels.forward(&kernels.convert(qkv)?, Category::Workspace)?;
+    Ok((cast(&y, qkv.dtype(), Category::Activations)?, logsumexp))
+}
+
+pub(super) fn backward(
+    cuda: &Cuda,
+    dy: &Tensor,
+    qkv: &Tensor,
+    y: &Tensor,
+    logsumexp: &Tensor,
+    z: &Sizes,
+) -> Result<Tensor> {
+    let kernels = Kernels::new(cuda, qkv.dtype(), z)?;
+    if kernels.dtype == qkv.dtype() {
+        return kernels.backward(dy, qkv, y, logsumexp, Category::Activations);
+    }
+    let [dy, wide, y] = [kernels.convert(dy)?, kernels.convert(qkv)?, kernels.convert(y)?];
+    let dqkv = kernels.backward(&dy, &wide, &y, logsumexp, Category::Workspace)?;
+    cast(&dqkv, qkv.dtype(), Category::Activations)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Pass {
+    Forward,
+    BackwardQuery,
+    BackwardKey,
+}
+
+/// One of the two files of kernels, for one call.
+struct Kernels<'a> {
+    cuda: &'a Cuda,
+    z: &'a Sizes,
+    dtype: DType,
+    build: Build,
+}
+
+impl Kernels<'_> {
+    fn new<'a>(cuda: &'a Cuda, dtype: DType, z: &'a Sizes) -> Result<Kernels<'a>> {
+        if z.d > MOST {
+            let what = format!(
+                "attention on a card takes heads of at most {MOST} columns, got {}: raise model.heads or set \
+                 device.kind = \"cpu\"",
+                z.d
+            );
+            return Err(Error::Unsupported { what });
+        }
+        let build = head(z.d);
+        let tensor_cores = dtype == DType::Bf16 && SOURCE.builds.contains(&build);
+        Ok(Kernels { cuda, z, dtype: if tensor_cores { DType::Bf16 } else { DType::F32 }, build })
+    }
+
+    /// A tensor in the kernels' type.
+    fn convert(&self, x: &Tensor) -> Result<Tensor> {
+        cast(x, self.dtype, Category::Workspace)
+    }
+
+    /// The output, booked under `category`, and the logsumexp.
+    fn forward(&self, qkv: &Tensor, category: Category) -> Result<(Tensor, Tensor)> {
+        let (z, device) = (self.z, qkv.device());
+        let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], self.dtype, category)?;
+        let mut logsumexp =
+            Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Activations)?;
+        let args = Args::new().input(qkv).output(&mut y).output(&mut logsumexp);
+        // SAFETY: qkv is [batch, t, 3 c], y [batch, t, c] and the logsumexp [batch, heads, t].
+        unsafe { self.launch(Pass::Forward, args)? };
+        Ok((y, logsumexp))
+    }
+
+    /// The gradient, booked under `category`.
+    fn backward(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        y: &Tensor,
+        logsumexp: &Tensor,
+        category: Category,
+    ) -> Result<Tensor> {
+        let z = self.z;
+        let mut dqkv = qkv.empty_like(category)?;
+        let mut rows =
+            Tensor::empty(&qkv.device(), &[z.batch, z.heads, z.t, 2], DType::F32, Category::Workspace)?;
+        let args = Args::new().input(qkv).input(y).input(dy).input(logsumexp).output(&mut rows);
+        let args = args.output(&mut dqkv);
+        // SAFETY: qkv and dqkv are [batch, t, 3 c], y and dy [batch, t, c], the logsumexp [batch, heads, t], and
+        // `rows` has two numbers for each of these.
+        unsafe { self.launch(Pass::BackwardQuery, args)? };
+        let args = Args::new().input(qkv).input(dy).input(&rows).output(&mut dqkv);
+        // SAFETY: as above; the kernel before has filled `rows`, and this one writes the other thirds of dqkv.
+        unsafe { self.launch(Pass::BackwardKey, args)? };
+        Ok(dqkv)
+    }
+
+    /// # Safety
+    /// The arguments are those of the pass before `seq` and `heads`, of the sizes of this call.
+    unsafe fn launch(&self, pass: Pass, args: Args<'_>) -> Result<()> {
+        let (source, name, rows, threads, shared) = self.geometry(pass)?;
+        let args = args.i32(self.z.t as i32).i32(self.z.heads as i32);
+        let blocks = lanes::blocks(self.z.t, rows as usize) as usize * self.z.tasks();
+        let kernel = self.cuda.kernel(source, self.build, name)?;
+        // SAFETY: the caller vouches for the tensors; every block of rows of every head has a block of threads.
+        unsafe { kernel.launch(lanes::blocks(blocks, 1), threads, shared, args) }
+    }
+
+    /// A pass's source, its name there, the rows of a block, its threads and its shared memory.
+    fn geometry(&self, pass: Pass) -> Result<(&'static Source, &'static str, u32, u32, u32)> {
+        if self.dtype == DType::Bf16 {
+            let names = ["attention_forward", "attention_backward_query", "attention_backward_key"];
+            let all = self.cuda.constant::<9>(&SOURCE, self.build, "attention_geometry")?;
+            let [rows, threads, shared] = [0, 1, 2].map(|i| all[pass as usize * 3 + i] as u32);
+            return Ok((&SOURCE, names[pass as usize], rows, threads, shared));
+        }
+        let names = ["attention_forward_f32", "attention_backward_query_f32", "attention_backward_key_f32"];
+        let tiles = [3, 4, 4][pass as usize];
+        let shared = tiles * 32 * (self.z.d as u32 + 1) * 4;
+        Ok((&SOURCE_F32, names[pass as usize], 32, 256, shared))
+    }
+}

@@ -1,0 +1,116 @@
+//! Batch normalisation on a card.
+
+use crate::cuda::lanes::{self, Columns, THREADS};
+use crate::cuda::{Args, Build, Cuda, Source};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source =
+    lanes::source("batch_norm.cu", include_str!("../batch_norm.cu"), Build::FLOATS);
+
+pub(super) fn forward(
+    cuda: &Cuda,
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
+    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let mut partial = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(x).output(&mut partial).size(rows).size(c).size(piece);
+    // SAFETY: x is [rows, c], and each of the pieces has its 2 c numbers in `partial`.
+    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_moments")?.launch(grid, block, 0, args)? };
+
+    let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
+    let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
+    let args = Args::new().input(&partial).output(&mut mean).output(&mut rstd);
+    let args = args.size(rows).size(c).size(piece).size(pieces).f32(eps);
+    let kernel = cuda.kernel(&SOURCE, build, "batch_norm_statistics")?;
+    // SAFETY: `partial` is [pieces, 2, c], the statistics are [c].
+    unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
+
+    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
+    let mut y = x.empty_like(Category::Activations)?;
+    let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
+    let args = args.input(&mean).input(&rstd).output(&mut y).size(rows).size(c).size(piece);
+    // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
+    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_forward")?.launch(grid, block, 0, args)? };
+    Ok((y, mean, rstd))
+}
+
+pub(super) fn evaluate(
+    cuda: &Cuda,
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    mean: &Tensor,
+    variance: &Tensor,
+    eps: f32,
+) -> Result<Tensor> {
+    let (rows, c) = (x.rows(), x.width());
+    let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
+    let mut y = x.empty_like(Category::Activations)?;
+    let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
+    let args = args.input(mean).input(variance).output(&mut y).size(rows).size(c).size(piece).f32(eps);
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_evaluate")?;
+    // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(y)
+}
+
+pub(super) fn backward(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
+    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let mut partial = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(dy).input(x).input(mean).output(&mut partial);
+    let args = args.size(rows).size(c).size(piece);
+    // SAFETY: dy and x are [rows, c], mean is [c], and each of the pieces has its 2 c numbers in `partial`.
+    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_gradient_sums")?.launch(grid, block, 0, args)? };
+
+    let mut line = Tensor::empty(&device, &[3, c], DType::F32, Category::Workspace)?;
+    let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Gradients)?;
+    let mut dshift = dscale.empty_like(Category::Gradients)?;
+    let narrow = i32::from(scale.dtype() == DType::Bf16);
+    let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
+    let args = Args::new().input(&partial).input(&scale).i32(wide.into()).input(rstd).output(&mut line);
+    let args = args.output(&mut dscale).output(&mut dshift).size(rows).size(c).size(pieces).i32(narrow);
+    let kernel = cuda.kernel(&SOURCE, build, "batch_norm_backward_weights")?;
+    // SAFETY: `partial` is [pieces, 2, c], `line` [3, c], all else [c] in the types that `wide` and `narrow` say.
+    unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
+
+    let mut dx = x.empty_like(Category::Activations)?;
+    let args = Args::new().input(dy).input(x).input(mean).input(&line).output(&mut dx);
+    let args = args.size(rows).size(c).size(piece);
+    // SAFETY: dy, x and dx are [rows, c], mean is [c], `line` [3, c].
+    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_backward_input")?.launch(grid, block, 0, args)? };
+    Ok((dx, dscale, dshift))
+}
+
+pub(super) fn fold(
+    cuda: &Cuda,
+    mean: &Tensor,
+    rstd: &Tensor,
+    unbias: f32,
+    eps: f32,
+    momentum: f32,
+    running_mean: &mut Tensor,
+    running_variance: &mut Tensor,
+) -> Result<()> {
+    let c = mean.len();
+    let args = Args::new().input(mean).input(rstd).output(running_mean).output(running_variance);
+    let args = args.size(c).f32(unbias).f32(eps).f32(momentum);
+    let kernel = cuda.kernel(&SOURCE, Build::F32, "batch_norm_fold")?;
+    // SAFETY: all four are f32 [c].
+    unsafe { kernel.launch(lanes::blocks(c, THREADS as usize), THREADS, 0, args) }
+}

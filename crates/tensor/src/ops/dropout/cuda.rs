@@ -1,0 +1,23 @@
+//! Dropout on a card.
+
+use crate::cuda::lanes::{self, THREADS};
+use crate::cuda::{Args, Build, Cuda, Source};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source = lanes::source("dropout.cu", include_str!("../dropout.cu"), Build::FLOATS);
+
+pub(super) fn apply(
+    cuda: &Cuda,
+    x: &Tensor,
+    y: &mut Tensor,
+    threshold: u32,
+    scale: f32,
+    key: u64,
+) -> Result<()> {
+    let n = x.len();
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "dropout_apply")?;
+    let args = Args::new().input(x).output(y).size(n).u32(threshold).f32(scale).u64(key);
+    // SAFETY: y was made like x, of n elements.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
+}

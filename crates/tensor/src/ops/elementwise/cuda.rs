@@ -1,0 +1,44 @@
+//! Sums and multiples on a card.
+
+use crate::cuda::lanes::{self, THREADS};
+use crate::cuda::{Args, Build, Cuda, Kernel, Source};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source =
+    lanes::source("elementwise.cu", include_str!("../elementwise.cu"), Build::FLOATS);
+
+pub(super) fn add(cuda: &Cuda, a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {
+    let n = a.len();
+    let args = Args::new().input(a).input(b).output(y).size(n);
+    // SAFETY: the three are of n elements, a and y of one type, b of the type that the kernel is for.
+    unsafe { adder(cuda, a, b)?.launch(lanes::elements(n), THREADS, 0, args) }
+}
+
+pub(super) fn add_into(cuda: &Cuda, a: &mut Tensor, b: &Tensor) -> Result<()> {
+    let n = a.len();
+    let kernel = adder(cuda, a, b)?;
+    let address = a.cuda_buffer().address();
+    let args = Args::new().pointer(address).input(b).output(a).size(n);
+    // SAFETY: both are of n elements, b of the type that the kernel is for, which lets its sum be a.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
+}
+
+fn adder(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Result<Kernel> {
+    let name = match b.dtype() {
+        DType::F32 => "elementwise_add_f32",
+        DType::Bf16 => "elementwise_add_bf16",
+        DType::U32 => panic!("a sum of indices"),
+    };
+    cuda.kernel(&SOURCE, Build::of(a.dtype()), name)
+}
+
+pub(super) fn scale_into(cuda: &Cuda, a: &mut Tensor, s: f32) -> Result<()> {
+    let n = a.len();
+    let kernel = cuda.kernel(&SOURCE, Build::of(a.dtype()), "elementwise_scale")?;
+    let address = a.cuda_buffer().address();
+    let args = Args::new().pointer(address).output(a).size(n).f32(s);
+    // SAFETY: a has n elements; the kernel lets its result be a.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
+}

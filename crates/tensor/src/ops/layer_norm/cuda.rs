@@ -1,0 +1,79 @@
+//! Layer normalisation on a card.
+
+use crate::cuda::lanes::{self, Columns};
+use crate::cuda::{Args, Build, Cuda, Source};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source =
+    lanes::source("layer_norm.cu", include_str!("../layer_norm.cu"), Build::FLOATS);
+
+pub(super) fn forward(
+    cuda: &Cuda,
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, c) = (x.rows(), x.width());
+    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
+    let mut y = x.empty_like(Category::Activations)?;
+    let mut statistics = Tensor::empty(&x.device(), &[rows, 2], DType::F32, Category::Activations)?;
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "layer_norm_forward")?;
+    let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
+    let args = args.output(&mut y).output(&mut statistics).size(rows).size(c).f32(eps);
+    let (grid, block) = lanes::rows(rows, c, x.dtype());
+    // SAFETY: x and y are [rows, c], the statistics [rows, 2], scale and shift [c] in the type that `wide` says.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok((y, statistics))
+}
+
+pub(super) fn backward_input(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    statistics: &Tensor,
+) -> Result<Tensor> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!((dy.dtype(), statistics.dtype()), (x.dtype(), DType::F32), "layer_norm: types");
+    let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
+    let mut dx = x.empty_like(Category::Activations)?;
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "layer_norm_backward_input")?;
+    let args = Args::new().input(dy).input(x).input(&scale).i32(wide.into()).input(statistics);
+    let args = args.output(&mut dx).size(rows).size(c);
+    let (grid, block) = lanes::rows(rows, c, x.dtype());
+    // SAFETY: dy, x and dx are [rows, c], the statistics [rows, 2], scale [c] in the type that `wide` says.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(dx)
+}
+
+pub(super) fn backward_weights(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    statistics: &Tensor,
+    dtype: DType,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, c, device) = (x.rows(), x.width(), x.device());
+    assert_eq!((dy.dtype(), statistics.dtype()), (x.dtype(), DType::F32), "layer_norm: types");
+    let build = Build::of(x.dtype());
+    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let mut partial = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(dy).input(x).input(statistics).output(&mut partial);
+    let args = args.size(rows).size(c).size(piece);
+    // SAFETY: dy and x are [rows, c], the statistics [rows, 2], and each piece has its 2 c numbers in `partial`.
+    unsafe { cuda.kernel(&SOURCE, build, "layer_norm_backward_weights")?.launch(grid, block, 0, args)? };
+
+    let mut dscale = Tensor::empty(&device, &[c], dtype, Category::Gradients)?;
+    let mut dshift = dscale.empty_like(Category::Gradients)?;
+    let narrow = i32::from(dtype == DType::Bf16);
+    let args = Args::new().input(&partial).output(&mut dscale).output(&mut dshift);
+    let args = args.size(pieces).size(c).i32(narrow);
+    let kernel = cuda.kernel(&SOURCE, build, "layer_norm_backward_weights_total")?;
+    // SAFETY: `partial` is [pieces, 2, c], and both sums are [c] in the type that `narrow` says.
+    unsafe { kernel.launch(lanes::blocks(2 * c, 32), (32, 8), 0, args)? };
+    Ok((dscale, dshift))
+}

@@ -1,0 +1,98 @@
+//! Pooling on a card.
+
+use super::{Grid, Pool};
+use crate::cuda::lanes::{self, Columns, THREADS};
+use crate::cuda::{Args, Build, Cuda, Source};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source = lanes::source("pool.cu", include_str!("../pool.cu"), Build::FLOATS);
+
+/// The widest window whose places fit a byte.
+const WIDEST: usize = 16;
+/// The most blocks along a grid's second extent.
+const MOST: usize = 65535;
+
+pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+    let mut y = output(x, grid)?;
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
+    let args = Args::new().input(x).output(&mut y).optional_output(None).fields(&size(grid, Some(pool)));
+    // SAFETY: x and y have the grid's input and output shape; no places are asked for.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    Ok(y)
+}
+
+pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+    if pool.kernel > WIDEST {
+        let what =
+            format!("a maximum on a card takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
+        return Err(Error::Unsupported { what });
+    }
+    let (build, size) = (Build::of(x.dtype()), size(grid, Some(pool)));
+    // Where in its window each maximum is, a byte each.
+    let words = dy.len().div_ceil(4);
+    let mut places = Tensor::empty(&x.device(), &[words], DType::U32, Category::Workspace)?;
+    let args = Args::new().input(x).optional_output(None).output(&mut places).fields(&size);
+    let kernel = cuda.kernel(&SOURCE, build, "pool_max_forward")?;
+    // SAFETY: x has the grid's input shape, and `places` a byte for each output.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    let mut dx = x.empty_like(Category::Activations)?;
+    let args = Args::new().input(dy).input(&places).output(&mut dx).fields(&size);
+    let kernel = cuda.kernel(&SOURCE, build, "pool_max_backward")?;
+    // SAFETY: dx has the grid's input shape, dy its output shape, and `places` a byte for each output.
+    unsafe { kernel.launch(threads(&grid.shape, x.dtype()), THREADS, 0, args)? };
+    Ok(dx)
+}
+
+/// `pool`: the windows' geometry; none where they cover the image.
+pub(super) fn mean(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+    let mut y = output(x, grid)?;
+    let ([batch, h, w, c], build) = (grid.shape, Build::of(x.dtype()));
+    let [_, oh, ow, _] = grid.output_shape();
+    if pool.is_none() && oh * ow == 1 && batch <= MOST {
+        let Columns { grid: (across, _), block, .. } = lanes::columns(1, c, x.dtype());
+        let args = Args::new().input(x).output(&mut y).size(h * w).size(c);
+        // SAFETY: x is [batch, h w, c], y [batch, c], and the grid has a row of blocks for each image.
+        unsafe {
+            cuda.kernel(&SOURCE, build, "pool_global_mean")?.launch((across, batch as u32), block, 0, args)?
+        };
+        return Ok(y);
+    }
+    let args = Args::new().input(x).output(&mut y).fields(&size(grid, pool));
+    let kernel = cuda.kernel(&SOURCE, build, "pool_mean_forward")?;
+    // SAFETY: x and y have the grid's input and output shape.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    Ok(y)
+}
+
+/// The gradient of [`mean`]'s input.
+pub(super) fn spread(cuda: &Cuda, dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
+    let mut dx = Tensor::empty(&dy.device(), &grid.shape, dy.dtype(), Category::Activations)?;
+    let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "pool_mean_backward")?;
+    let args = Args::new().input(dy).output(&mut dx).fields(&size(grid, pool));
+    // SAFETY: dx has the grid's input shape and dy its output shape.
+    unsafe { kernel.launch(threads(&grid.shape, dy.dtype()), THREADS, 0, args)? };
+    Ok(dx)
+}
+
+fn output(x: &Tensor, grid: &Grid) -> Result<Tensor> {
+    Tensor::empty(&x.device(), &grid.output_shape(), x.dtype(), Category::Activations)
+}
+
+/// The grid of a kernel that gives each thread some channels of a pixel.
+fn threads(shape: &[usize; 4], dtype: DType) -> u32 {
+    let groups = shape.iter().product::<usize>() / lanes::width(shape[3], dtype);
+    assert!(groups.next_multiple_of(256) < 1 << 32, "pooling of {shape:?}: a thread's number has 32 bits");
+    lanes::blocks(groups, THREADS as usize)
+}
+
+/// The kernels' struct of sizes; a window of 0 stands for windows that cover the image.
+fn size(grid: &Grid, pool: Option<Pool>) -> [u32; 9] {
+    let [batch, h, w, c] = grid.shape;
+    let [_, oh, ow, _] = grid.output_shape();
+    let Pool { kernel, stride, padding } = pool.unwrap_or(Pool { kernel: 0, stride: 1, padding: 0 });
+    [batch, h, w, c, oh, ow, kernel, stride, padding]
+        .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
+}
