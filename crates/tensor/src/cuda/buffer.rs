@@ -84,10 +84,10 @@ impl Buffer {
     pub fn words<const N: usize>(&self) -> Result<[u64; N]> {
         assert!(8 * N <= self.len, "{N} words were to be read from {} bytes", self.len);
         let mut words = [0u64; N];
-        let bytes = bytemuck::cast_slice_mut(&mut words);
-        // SAFETY: the block holds as many bytes.
-        self.cuda
-            .with_staging(|staging, stream| unsafe { staging.download(stream, self.address(), bytes) })?;
+        self.cuda.with_staging(|staging, stream| {
+            // SAFETY: the block holds as many bytes.
+            unsafe { staging.download(stream, self.address(), bytemuck::cast_slice_mut(&mut words)) }
+        })?;
         Ok(words)
     }
 
