@@ -218,7 +218,7 @@ mod tests {
                     (tensor(device, other, &[c], &scale), tensor(device, dtype, &[c], &shift));
                 let (y, statistics) = forward(&x, &scale, &shift, 1e-5).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
-                let (dscale, dshift) = backward_weights(&dy, &x, &statistics, other).unwrap();
+                let (dscale, dshift) = backward_weights(&dy, &x, &statistics, dtype).unwrap();
                 vec![y, statistics, dx, dscale, dshift]
             });
         }

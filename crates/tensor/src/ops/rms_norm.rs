@@ -173,7 +173,7 @@ mod tests {
                 let scale = tensor(device, other, &[c], &scale);
                 let (y, statistics) = forward(&x, &scale, 1e-5).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
-                let dscale = backward_weights(&dy, &x, &statistics, other).unwrap();
+                let dscale = backward_weights(&dy, &x, &statistics, dtype).unwrap();
                 vec![y, statistics, dx, dscale]
             });
         }
