@@ -45,7 +45,7 @@ class Attention:
     def launch(self, name, tensors, batch, heads, seq):
         kernel, rows, threads, shared = self.kernels[name]
         pointers = [cupy.uint64(t.data_ptr()) for t in tensors]
-        kernel((-(-seq // rows), heads, batch), (threads,), (*pointers, cupy.int32(seq), cupy.int32(heads)), shared_mem=shared)
+        kernel((-(-seq // rows) * heads * batch,), (threads,), (*pointers, cupy.int32(seq), cupy.int32(heads)), shared_mem=shared)
 
     def forward(self, t):
         self.launch("attention_forward", [t.qkv, t.y, t.logsumexp], *t.shape)

@@ -57,6 +57,13 @@
 #define KEY_CHUNK 32
 #define KEY_KEEP 0
 #define KEY_BLOCKS 2
+#define KEY_PAIRED 0
+#endif
+#ifndef APART
+#define APART 0
+#endif
+#ifndef TEAM
+#define TEAM 1024
 #endif
 #ifndef STAGES
 #define STAGES 2
@@ -151,45 +158,53 @@ __device__ __forceinline__ void copies_wait() {
 
 // ---- tiles of shared memory: [rows][HEAD] bf16 ----
 
-// Piece p of row r lies at p ^ swizzle(r), so that the same piece of 8 rows in a row lies in 8 different
-// groups of banks. How many bits that takes depends on where a row's length leaves the next row.
-__device__ __forceinline__ u32 swizzle(u32 row) {
-    return HEAD % 64 == 0 ? row & 7 : HEAD % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
+// ldmatrix wants the same 16-byte piece of 8 rows in 8 different groups of banks. Where a row is a power of two
+// long, its pieces are permuted: piece p of row r lies at p ^ swizzle(r), rows stay aligned (which cp.async
+// rewards), and a step along the row is an exclusive or. Elsewhere a row ends on 16 unused bytes.
+constexpr bool SWIZZLED = (HEAD & (HEAD - 1)) == 0;
+constexpr int PITCH = SWIZZLED ? ROW_BYTES : ROW_BYTES + 16;
+
+__device__ __forceinline__ u32 piece_offset(u32 row, u32 piece) {
+    const u32 swizzle = HEAD >= 64 ? row & 7 : (row >> 1) & 3;
+    return row * PITCH + ((SWIZZLED ? piece ^ swizzle : piece) << 4);
 }
 
-__device__ __forceinline__ u32 piece_offset(u32 row, u32 piece) { return row * ROW_BYTES + ((piece ^ swizzle(row)) << 4); }
+// From a lane's address at column 0 to that at column 16 * step.
+__device__ __forceinline__ u32 along(u32 address, int step) { return SWIZZLED ? address ^ (step << 5) : address + (step << 5); }
 
 // Rows first .. first + ROWS of a matrix into a tile; those at limit or beyond become zeros.
 template <int ROWS, int THREADS>
-__device__ __forceinline__ void copy_tile(u32 tile, const half_word* from, long long stride, int first, int limit) {
+__device__ __forceinline__ void copy_tile(u32 tile, const half_word* from, int stride, int first, int limit) {
+    constexpr int DOWN = THREADS / PIECES;
+    if (THREADS % PIECES == 0 && ROWS % DOWN == 0 && DOWN % 8 == 0 && first + ROWS <= limit) {
+        const int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+        const half_word* at = from + static_cast<long long>(first + row) * stride + piece * 8;
+        const u32 to = tile + piece_offset(row, piece);
+#pragma unroll
+        for (int i = 0; i < ROWS / DOWN; ++i) copy_16(to + i * DOWN * PITCH, at + static_cast<long long>(i * DOWN) * stride, true);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < (ROWS * PIECES + THREADS - 1) / THREADS; ++i) {
         const int at = threadIdx.x + i * THREADS;
         if (ROWS * PIECES % THREADS != 0 && at >= ROWS * PIECES) break;
         const int row = at / PIECES, piece = at % PIECES;
         const bool real = first + row < limit;
-        copy_16(tile + piece_offset(row, piece), from + (real ? first + row : 0) * stride + piece * 8, real);
+        copy_16(tile + piece_offset(row, piece), from + static_cast<long long>(real ? first + row : 0) * stride + piece * 8, real);
     }
 }
 
 // Where a lane stands in a tile when the warp loads four matrices. `stacked`: lanes walk down 16 rows, then
 // step one piece to the right: a left operand, or a right one that is transposed on the way. `abreast`: 8
 // rows, one piece to the right, the next 8 rows: a right operand whose rows are its columns.
-struct Walk {
-    u32 down;    // bytes to the lane's row
-    u32 across;  // its piece, swizzled, in bytes
-
-    static __device__ __forceinline__ Walk stacked() {
-        const u32 lane = threadIdx.x % 32;
-        return {(lane & 15) * ROW_BYTES, ((lane >> 4) ^ swizzle(lane & 7)) << 4};
-    }
-    static __device__ __forceinline__ Walk abreast() {
-        const u32 lane = threadIdx.x % 32;
-        return {((lane & 7) + ((lane >> 4) << 3)) * ROW_BYTES, (((lane >> 3) & 1) ^ swizzle(lane & 7)) << 4};
-    }
-    // The 16 columns from 16 * step on, of the 16 rows at `rows`.
-    __device__ __forceinline__ u32 at(u32 rows, int step) const { return rows + down + ((step << 5) ^ across); }
-};
+__device__ __forceinline__ u32 stacked() {
+    const u32 lane = threadIdx.x % 32;
+    return piece_offset(lane % 16, lane / 16);
+}
+__device__ __forceinline__ u32 abreast() {
+    const u32 lane = threadIdx.x % 32;
+    return piece_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
 
 // The rows a warp owns, as left operand: in registers, or read from the tile whenever they are wanted.
 template <int STACK, bool KEEP>
@@ -198,11 +213,11 @@ struct Own;
 template <int STACK>
 struct Own<STACK, true> {
     u32 kept[STACK][STEPS][4];
-    __device__ __forceinline__ void open(u32 tile, const Walk& walk) {
+    __device__ __forceinline__ void open(u32 rows) {
 #pragma unroll
         for (int m = 0; m < STACK; ++m)
 #pragma unroll
-            for (int k = 0; k < STEPS; ++k) load_matrices(kept[m][k], walk.at(tile + m * 16 * ROW_BYTES, k));
+            for (int k = 0; k < STEPS; ++k) load_matrices(kept[m][k], along(rows + stacked(), k) + m * 16 * PITCH);
     }
     __device__ __forceinline__ void get(u32 (&left)[STACK][4], int k) const {
 #pragma unroll
@@ -214,31 +229,27 @@ struct Own<STACK, true> {
 
 template <int STACK>
 struct Own<STACK, false> {
-    u32 tile;
-    Walk walk;
-    __device__ __forceinline__ void open(u32 tile_, const Walk& walk_) { tile = tile_, walk = walk_; }
+    u32 at;
+    __device__ __forceinline__ void open(u32 rows) { at = rows + stacked(); }
     __device__ __forceinline__ void get(u32 (&left)[STACK][4], int k) const {
 #pragma unroll
-        for (int m = 0; m < STACK; ++m) load_matrices(left[m], walk.at(tile + m * 16 * ROW_BYTES, k));
+        for (int m = 0; m < STACK; ++m) load_matrices(left[m], along(at, k) + m * 16 * PITCH);
     }
 };
 
-// sum[own rows, CHUNK] += own * chunk^T, along the head.
+// One step along the head of sum[own rows, CHUNK] += own * chunk^T.
 template <int STACK, int CHUNK, bool KEEP>
-__device__ __forceinline__ void scores(float (&sum)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 chunk, const Walk& abreast) {
+__device__ __forceinline__ void score_step(float (&sum)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 chunk, int k) {
+    u32 left[STACK][4];
+    own.get(left, k);
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) {
-        u32 left[STACK][4];
-        own.get(left, k);
+    for (int n = 0; n < CHUNK / 16; ++n) {
+        u32 right[4];
+        load_matrices(right, along(chunk, k) + n * 16 * PITCH);
 #pragma unroll
-        for (int n = 0; n < CHUNK / 16; ++n) {
-            u32 right[4];
-            load_matrices(right, abreast.at(chunk + n * 16 * ROW_BYTES, k));
-#pragma unroll
-            for (int m = 0; m < STACK; ++m) {
-                multiply(sum[m][2 * n], left[m], right[0], right[1]);
-                multiply(sum[m][2 * n + 1], left[m], right[2], right[3]);
-            }
+        for (int m = 0; m < STACK; ++m) {
+            multiply(sum[m][2 * n], left[m], right[0], right[1]);
+            multiply(sum[m][2 * n + 1], left[m], right[2], right[3]);
         }
     }
 }
@@ -246,17 +257,37 @@ __device__ __forceinline__ void scores(float (&sum)[STACK][CHUNK / 8][4], const 
 // sum[own rows, HEAD] += weights[own rows, CHUNK] * chunk. The layout in which a product leaves its sums is
 // the layout in which the next one wants its left operand, so the weights only get rounded.
 template <int STACK, int CHUNK>
-__device__ __forceinline__ void gather(float (&sum)[STACK][HEAD / 8][4], const u32 (&weights)[STACK][CHUNK / 16][4], u32 chunk, const Walk& stacked) {
+__device__ __forceinline__ void gather(float (&sum)[STACK][HEAD / 8][4], const u32 (&weights)[STACK][CHUNK / 16][4], u32 chunk) {
 #pragma unroll
     for (int k = 0; k < CHUNK / 16; ++k) {
 #pragma unroll
         for (int n = 0; n < STEPS; ++n) {
             u32 right[4];
-            load_matrices_transposed(right, stacked.at(chunk + k * 16 * ROW_BYTES, n));
+            load_matrices_transposed(right, along(chunk, n) + k * 16 * PITCH);
 #pragma unroll
             for (int m = 0; m < STACK; ++m) {
                 multiply(sum[m][2 * n], weights[m][k], right[0], right[1]);
                 multiply(sum[m][2 * n + 1], weights[m][k], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// Both at once, step by step: the scores of one chunk and the weighted rows of another.
+template <int STACK, int CHUNK, bool KEEP>
+__device__ __forceinline__ void beside(float (&score)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 seen, float (&sum)[STACK][HEAD / 8][4],
+                                       const u32 (&weights)[STACK][CHUNK / 16][4], u32 gathered) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        score_step<STACK, CHUNK>(score, own, seen, step);
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; ++k) {
+            u32 right[4];
+            load_matrices_transposed(right, along(gathered, step) + k * 16 * PITCH);
+#pragma unroll
+            for (int m = 0; m < STACK; ++m) {
+                multiply(sum[m][2 * step], weights[m][k], right[0], right[1]);
+                multiply(sum[m][2 * step + 1], weights[m][k], right[2], right[3]);
             }
         }
     }
@@ -277,7 +308,7 @@ __device__ __forceinline__ void round_weights(u32 (&weights)[STACK][CHUNK / 16][
 // each lane writes 16 bytes. factor[m][i] belongs to row m * 16 + i * 8 + lane / 4.
 template <int STACK>
 __device__ __forceinline__ void write_rows(const float (&sum)[STACK][HEAD / 8][4], const float (&factor)[STACK][2], u32 tile, half_word* to,
-                                           long long stride, int first, int limit) {
+                                           int stride, int first, int limit) {
     const u32 lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
@@ -299,8 +330,31 @@ __device__ __forceinline__ void write_rows(const float (&sum)[STACK][HEAD / 8][4
                      : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
                      : "r"(tile + piece_offset(row, piece))
                      : "memory");
-        if (first + row < limit) *reinterpret_cast<uint4*>(to + (first + row) * stride + piece * 8) = eight;
+        if (first + row < limit) *reinterpret_cast<uint4*>(to + static_cast<long long>(first + row) * stride + piece * 8) = eight;
     }
+}
+
+// Which rows of which head a block works on. Blocks start in the order of their number, so the long ones come
+// first over a team of heads: enough heads that short blocks fill the end, few enough that what they read stays
+// in the L2 cache while they read it again.
+struct Place {
+    int block, head;
+    long long batch;
+};
+template <int ROWS>
+__device__ __forceinline__ Place place(int seq, int heads) {
+    const int blocks = (seq + ROWS - 1) / ROWS, all = gridDim.x / blocks;
+    const int team = max(max((16 << 20) / (seq * ROW_BYTES * 2), TEAM / blocks), 1), teams = max(all / team, 1);
+    const long long mine = (static_cast<long long>(blockIdx.x / blocks + 1) * teams - 1) / all;
+    const int first = mine * all / teams, size = (mine + 1) * all / teams - first;
+    const int within = blockIdx.x - first * blocks, item = first + within % size;
+    return {within / size, item % heads, item / heads};
+}
+
+// Stages of shared memory are taken in turn.
+template <int BYTES>
+__device__ __forceinline__ u32 next_stage(u32 stage, u32 first) {
+    return stage + BYTES == first + STAGES * BYTES ? first : stage + BYTES;
 }
 
 template <int STACK, int WIDTH>
@@ -318,38 +372,45 @@ __device__ __forceinline__ void clear(float (&x)[STACK][WIDTH][4]) {
 namespace forward {
 constexpr int THREADS = FORWARD_WARPS * 32, STACK = FORWARD_STACK, TILE = FORWARD_TILE, CHUNK = FORWARD_CHUNK;
 constexpr int OWN = STACK * 16, ROWS = FORWARD_WARPS * OWN;
-constexpr int STAGE_BYTES = 2 * TILE * ROW_BYTES;  // keys, then values
-constexpr int SHARED = ROWS * ROW_BYTES + STAGES * STAGE_BYTES;
+constexpr int STAGE_BYTES = 2 * TILE * PITCH;  // keys, then values
+constexpr int SHARED = ROWS * PITCH + STAGES * STAGE_BYTES;
 }  // namespace forward
 
 extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
     attention_forward(const half_word* __restrict__ qkv, half_word* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads) {
     using namespace forward;
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 own_tile = shared_address(memory), stages = own_tile + ROWS * ROW_BYTES;
+    extern __shared__ __align__(256) unsigned char memory[];
+    const u32 own_tile = shared_address(memory), stages = own_tile + ROWS * PITCH;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // The last queries see the most keys and go first.
-    const int block = (gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
-    const long long width = static_cast<long long>(heads) * HEAD, stride = 3 * width;
-    const half_word* query = qkv + blockIdx.z * (seq * stride) + head * HEAD;
+    const Place at = place<ROWS>(seq, heads);
+    const int block = ((seq + ROWS - 1) / ROWS - 1 - at.block) * ROWS, head = at.head;
+    const int width = heads * HEAD, stride = 3 * width;
+    const long long first_token = at.batch * seq;
+    const half_word* query = qkv + first_token * stride + head * HEAD;
     const half_word *key = query + width, *value = key + width;
 
     const int tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
+    u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
-            const u32 stage = stages + tile % STAGES * STAGE_BYTES;
+            const u32 stage = filling;
             copy_tile<TILE, THREADS>(stage, key, stride, tile * TILE, seq);
-            copy_tile<TILE, THREADS>(stage + TILE * ROW_BYTES, value, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(stage + TILE * PITCH, value, stride, tile * TILE, seq);
         }
         copies_close();
+        filling = next_stage<STAGE_BYTES>(filling, stages);
     };
     copy_tile<ROWS, THREADS>(own_tile, query, stride, block, seq);
+    copies_close();
     for (int i = 0; i < STAGES - 1; ++i) fetch(i);
 
-    const Walk stacked = Walk::stacked(), abreast = Walk::abreast();
-    const u32 own_rows = own_tile + warp * OWN * ROW_BYTES;
+    const u32 own_rows = own_tile + warp * OWN * PITCH;
     const int row = block + warp * OWN;  // the warp's first
+    copies_wait<STAGES - 1>();
+    __syncthreads();
     Own<STACK, FORWARD_KEEP> own;
+    own.open(own_rows);
     float out[STACK][HEAD / 8][4], top[STACK][2], sum[STACK][2];
     clear(out);
 #pragma unroll
@@ -357,27 +418,29 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
 #pragma unroll
         for (int i = 0; i < 2; ++i) top[m][i] = minus_infinity(), sum[m][i] = 0.0f;
 
-    for (int tile = 0; tile < tiles; ++tile) {
+    u32 stage = stages;
+    for (int tile = 0; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(tile + STAGES - 1);
-        if (tile == 0) own.open(own_rows, stacked);
-        const u32 keys = stages + tile % STAGES * STAGE_BYTES, values = keys + TILE * ROW_BYTES;
+        const u32 keys = stage, values = keys + TILE * PITCH;
 #pragma unroll 1
         for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
             const int column = tile * TILE + chunk;
             if (column > row + OWN - 1) break;
             float s[STACK][CHUNK / 8][4];
             clear(s);
-            scores<STACK, CHUNK>(s, own, keys + chunk * ROW_BYTES, abreast);
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(s, own, keys + chunk * PITCH + abreast(), k);
             if (column + CHUNK - 1 > row) {
+                const int edge = row + lane / 4 - column - lane % 4 * 2;
 #pragma unroll
                 for (int m = 0; m < STACK; ++m)
 #pragma unroll
                     for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            if (column + n * 8 + lane % 4 * 2 + i % 2 > row + m * 16 + i / 2 * 8 + lane / 4) s[m][n][i] = minus_infinity();
+                            if (n * 8 + i % 2 - m * 16 - i / 2 * 8 > edge) s[m][n][i] = minus_infinity();
             }
             // Tiles come in ascending order, so a row's first chunk holds key 0 and its top is finite after it.
             bool moves = false;
@@ -419,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
                 }
             u32 weights[STACK][CHUNK / 16][4];
             round_weights<STACK, CHUNK>(weights, s);
-            gather<STACK, CHUNK>(out, weights, values + chunk * ROW_BYTES, stacked);
+            gather<STACK, CHUNK>(out, weights, values + chunk * PITCH + stacked());
         }
     }
 
@@ -434,9 +497,9 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
             inverse[m][i] = 1.0f / total;
             const int at = row + m * 16 + i * 8 + lane / 4;
             if (lane % 4 == 0 && at < seq)
-                logsumexp[(static_cast<long long>(blockIdx.z) * heads + head) * seq + at] = (top[m][i] * SCALE_2 + log2_fast(total)) * LN_2;
+                logsumexp[first_token * heads + static_cast<long long>(head) * seq + at] = (top[m][i] * SCALE_2 + log2_fast(total)) * LN_2;
         }
-    write_rows<STACK>(out, inverse, own_rows, y + blockIdx.z * (seq * width) + head * HEAD, width, row, seq);
+    write_rows<STACK>(out, inverse, own_rows, y + first_token * width + head * HEAD, width, row, seq);
 }
 
 // ---- backward ----
@@ -447,8 +510,8 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
 namespace backward_query {
 constexpr int THREADS = QUERY_WARPS * 32, STACK = QUERY_STACK, TILE = QUERY_TILE, CHUNK = QUERY_CHUNK;
 constexpr int OWN = STACK * 16, ROWS = QUERY_WARPS * OWN;
-constexpr int STAGE_BYTES = 2 * TILE * ROW_BYTES;  // keys, then values
-constexpr int SHARED = 2 * ROWS * ROW_BYTES + STAGES * STAGE_BYTES;
+constexpr int STAGE_BYTES = 2 * TILE * PITCH;  // keys, then values
+constexpr int SHARED = 2 * ROWS * PITCH + STAGES * STAGE_BYTES;
 }  // namespace backward_query
 
 // dy * y summed over one row of the head; the four lanes that own the row share the work.
@@ -474,33 +537,37 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
     attention_backward_query(const half_word* __restrict__ qkv, const half_word* __restrict__ y, const half_word* __restrict__ dy,
                              const float* __restrict__ logsumexp, float2* __restrict__ rows, half_word* __restrict__ dqkv, int seq, int heads) {
     using namespace backward_query;
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * ROW_BYTES;
+    extern __shared__ __align__(256) unsigned char memory[];
+    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int block = (gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
-    const long long width = static_cast<long long>(heads) * HEAD, stride = 3 * width;
-    const half_word* query = qkv + blockIdx.z * (seq * stride) + head * HEAD;
+    const Place at = place<ROWS>(seq, heads);
+    const int block = ((seq + ROWS - 1) / ROWS - 1 - at.block) * ROWS, head = at.head;
+    const int width = heads * HEAD, stride = 3 * width;
+    const long long first_token = at.batch * seq;
+    const half_word* query = qkv + first_token * stride + head * HEAD;
     const half_word *key = query + width, *value = key + width;
-    y += blockIdx.z * (seq * width) + head * HEAD;
-    dy += blockIdx.z * (seq * width) + head * HEAD;
-    logsumexp += (static_cast<long long>(blockIdx.z) * heads + head) * seq;
-    rows += (static_cast<long long>(blockIdx.z) * heads + head) * seq;
+    y += first_token * width + head * HEAD;
+    dy += first_token * width + head * HEAD;
+    logsumexp += first_token * heads + static_cast<long long>(head) * seq;
+    rows += first_token * heads + static_cast<long long>(head) * seq;
 
     const int tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
+    u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
-            const u32 stage = stages + tile % STAGES * STAGE_BYTES;
+            const u32 stage = filling;
             copy_tile<TILE, THREADS>(stage, key, stride, tile * TILE, seq);
-            copy_tile<TILE, THREADS>(stage + TILE * ROW_BYTES, value, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(stage + TILE * PITCH, value, stride, tile * TILE, seq);
         }
         copies_close();
+        filling = next_stage<STAGE_BYTES>(filling, stages);
     };
     copy_tile<ROWS, THREADS>(own_tile, query, stride, block, seq);
-    copy_tile<ROWS, THREADS>(own_tile + ROWS * ROW_BYTES, dy, width, block, seq);
+    copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, dy, width, block, seq);
+    copies_close();
     for (int i = 0; i < STAGES - 1; ++i) fetch(i);
 
-    const Walk stacked = Walk::stacked(), abreast = Walk::abreast();
-    const u32 own_rows = own_tile + warp * OWN * ROW_BYTES;
+    const u32 own_rows = own_tile + warp * OWN * PITCH;
     const int row = block + warp * OWN;
     float shift[STACK][2], mean[STACK][2];
 #pragma unroll
@@ -509,48 +576,57 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
         for (int i = 0; i < 2; ++i) {
             const int at = row + m * 16 + i * 8 + lane / 4, readable = min(at, seq - 1);
             shift[m][i] = logsumexp[readable] * LOG2_E;
-            mean[m][i] = row_sum(y + readable * width, dy + readable * width);
-            if (lane % 4 == 0 && at < seq) rows[at] = make_float2(shift[m][i], mean[m][i]);
+            mean[m][i] = row_sum(y + static_cast<long long>(readable) * width, dy + static_cast<long long>(readable) * width);
+            if (lane % 4 == 0 && at < seq) rows[at] = make_float2(-shift[m][i] / SCALE_2, -mean[m][i]);
         }
 
+    copies_wait<STAGES - 1>();
+    __syncthreads();
     Own<STACK, QUERY_KEEP> own_query, own_dy;
+    own_query.open(own_rows), own_dy.open(own_rows + ROWS * PITCH);
     float out[STACK][HEAD / 8][4];
     clear(out);
-    for (int tile = 0; tile < tiles; ++tile) {
+    u32 stage = stages;
+    for (int tile = 0; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(tile + STAGES - 1);
-        if (tile == 0) own_query.open(own_rows, stacked), own_dy.open(own_rows + ROWS * ROW_BYTES, stacked);
-        const u32 keys = stages + tile % STAGES * STAGE_BYTES, values = keys + TILE * ROW_BYTES;
+        const u32 keys = stage, values = keys + TILE * PITCH;
 #pragma unroll 1
         for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
             const int column = tile * TILE + chunk;
             if (column > row + OWN - 1) break;
             float s[STACK][CHUNK / 8][4], d[STACK][CHUNK / 8][4];
             clear(s);
-            scores<STACK, CHUNK>(s, own_query, keys + chunk * ROW_BYTES, abreast);
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
                 for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) d[m][n][i] = -mean[m][i / 2];
-            scores<STACK, CHUNK>(d, own_dy, values + chunk * ROW_BYTES, abreast);
-            const bool crosses = column + CHUNK - 1 > row;
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) {
+                score_step<STACK, CHUNK>(s, own_query, keys + chunk * PITCH + abreast(), k);
+                if (!APART) score_step<STACK, CHUNK>(d, own_dy, values + chunk * PITCH + abreast(), k);
+            }
+            if (APART)
+#pragma unroll
+                for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_dy, values + chunk * PITCH + abreast(), k);
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
                 for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) s[m][n][i] = exp2_fast(fmaf(s[m][n][i], SCALE_2, -shift[m][i / 2]));
-            if (crosses) {
+            if (column + CHUNK - 1 > row) {
+                const int edge = row + lane / 4 - column - lane % 4 * 2;
 #pragma unroll
                 for (int m = 0; m < STACK; ++m)
 #pragma unroll
                     for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            if (column + n * 8 + lane % 4 * 2 + i % 2 > row + m * 16 + i / 2 * 8 + lane / 4) s[m][n][i] = 0.0f;
+                            if (n * 8 + i % 2 - m * 16 - i / 2 * 8 > edge) s[m][n][i] = 0.0f;
             }
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
@@ -560,21 +636,180 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
                     for (int i = 0; i < 4; ++i) d[m][n][i] *= s[m][n][i];
             u32 weights[STACK][CHUNK / 16][4];
             round_weights<STACK, CHUNK>(weights, d);
-            gather<STACK, CHUNK>(out, weights, keys + chunk * ROW_BYTES, stacked);
+            gather<STACK, CHUNK>(out, weights, keys + chunk * PITCH + stacked());
         }
     }
     float factor[STACK][2];
 #pragma unroll
     for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = SCALE;
-    write_rows<STACK>(out, factor, own_rows, dqkv + blockIdx.z * (seq * stride) + head * HEAD, stride, row, seq);
+    write_rows<STACK>(out, factor, own_rows, dqkv + first_token * stride + head * HEAD, stride, row, seq);
 }
 
+#if KEY_PAIRED
+namespace backward_key {
+constexpr int PAIRS = KEY_WARPS / 2, THREADS = KEY_WARPS * 32, STACK = KEY_STACK, TILE = KEY_TILE, CHUNK = KEY_CHUNK;
+constexpr int OWN = STACK * 16, ROWS = PAIRS * OWN, CHUNKS = TILE / CHUNK;
+constexpr int STAGE_BYTES = 2 * TILE * PITCH + TILE * 8;  // queries, dy, their two row numbers
+constexpr int NOTE_BYTES = OWN * CHUNK * 4;               // the probabilities of one chunk
+constexpr int SHARED = 2 * ROWS * PITCH + 3 * STAGE_BYTES + PAIRS * CHUNKS * NOTE_BYTES;
+static_assert(TILE <= THREADS, "a thread fetches one row number");
+static_assert(PAIRS * CHUNKS < 16, "each chunk of a pair has a barrier");
+}  // namespace backward_key
+
+extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
+    attention_backward_key(const half_word* __restrict__ qkv, const half_word* __restrict__ dy, const float2* __restrict__ rows,
+                           half_word* __restrict__ dqkv, int seq, int heads) {
+    using namespace backward_key;
+    extern __shared__ __align__(256) unsigned char memory[];
+    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = warp % PAIRS;
+    const bool second = warp >= PAIRS;
+    const Place at = place<ROWS>(seq, heads);
+    const int block = at.block * ROWS, head = at.head;
+    const int width = heads * HEAD, stride = 3 * width;
+    const long long first_token = at.batch * seq;
+    const half_word* query = qkv + first_token * stride + head * HEAD;
+    const half_word *key = query + width, *value = key + width;
+    dy += first_token * width + head * HEAD;
+    rows += first_token * heads + static_cast<long long>(head) * seq;
+
+    const int tiles = (seq + TILE - 1) / TILE;
+    u32 filling = stages;
+    auto fetch = [&](int tile) {
+        if (tile < tiles) {
+            copy_tile<TILE, THREADS>(filling, query, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(filling + TILE * PITCH, dy, width, tile * TILE, seq);
+            if (threadIdx.x < TILE) {
+                const int token = tile * TILE + threadIdx.x;
+                copy_8(filling + 2 * TILE * PITCH + threadIdx.x * 8, rows + min(token, seq - 1), token < seq);
+            }
+        }
+        copies_close();
+        filling = filling == stages + 2 * STAGE_BYTES ? stages : filling + STAGE_BYTES;
+    };
+    // A tile is in place and the one after it on its way. The tile before may still be in use.
+    auto advance = [&](int tile) {
+        copies_wait<0>();
+        __syncthreads();
+        fetch(tile + 1);
+    };
+    int tile = block / TILE;
+    copy_tile<ROWS, THREADS>(own_tile, key, stride, block, seq);
+    copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, value, stride, block, seq);
+    fetch(tile);
+
+    const u32 own_rows = own_tile + (second ? ROWS * PITCH : 0) + pair * OWN * PITCH;
+    const u32 notes = stages + 3 * STAGE_BYTES + pair * CHUNKS * NOTE_BYTES + lane * 16;
+    const int row = block + pair * OWN;
+    u32 stage = stages;
+    auto next = [&](u32 x) { return x == stages + 2 * STAGE_BYTES ? stages : x + STAGE_BYTES; };
+    advance(tile);
+    Own<STACK, KEY_KEEP> own;
+    own.open(own_rows);
+    float out[STACK][HEAD / 8][4];
+    clear(out);
+    // Queries before the warp's first key do not see any of its keys.
+    while (tile * TILE + TILE <= row && tile < tiles) {
+        ++tile;
+        stage = next(stage);
+        if (tile < tiles) advance(tile);
+    }
+
+    float x[STACK][CHUNK / 8][4];
+    u32 weights[STACK][CHUNK / 16][4];
+    auto open_scores = [&](u32 stage, int chunk) {
+        const u32 numbers = stage + 2 * TILE * PITCH + (second ? 4 : 0) + lane % 4 * 16 + chunk * CHUNK * 8;
+#pragma unroll
+        for (int n = 0; n < CHUNK / 8; ++n) {
+            float number[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number[i]) : "r"(numbers + n * 64 + i * 8) : "memory");
+#pragma unroll
+            for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) x[m][n][i] = number[i % 2];
+        }
+    };
+    auto seen = [&](u32 stage, int chunk) { return stage + (second ? TILE * PITCH : 0) + chunk * CHUNK * PITCH + abreast(); };
+    auto gathered = [&](u32 stage, int chunk) { return stage + (second ? 0 : TILE * PITCH) + chunk * CHUNK * PITCH + stacked(); };
+    auto weigh = [&](int chunk) {
+        const u32 note = notes + chunk * NOTE_BYTES, barrier = 1 + pair * CHUNKS + chunk;
+        if (!second) {
+#pragma unroll
+            for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) x[m][n][i] = exp2_fast(x[m][n][i] * SCALE_2);
+            const int column = tile * TILE + chunk * CHUNK;
+            if (column < row + OWN - 1) {
+                const int edge = row + lane / 4 - column - lane % 4 * 2;
+#pragma unroll
+                for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                    for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            if (n * 8 + i % 2 - m * 16 - i / 2 * 8 < edge) x[m][n][i] = 0.0f;
+            }
+#pragma unroll
+            for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; ++n)
+                    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(note + (m * (CHUNK / 8) + n) * 512), "f"(x[m][n][0]),
+                                 "f"(x[m][n][1]), "f"(x[m][n][2]), "f"(x[m][n][3])
+                                 : "memory");
+            asm volatile("bar.arrive %0, 64;" ::"r"(barrier) : "memory");
+        } else {
+            asm volatile("bar.sync %0, 64;" ::"r"(barrier) : "memory");
+#pragma unroll
+            for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; ++n) {
+                    float p[4];
+                    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                 : "=f"(p[0]), "=f"(p[1]), "=f"(p[2]), "=f"(p[3])
+                                 : "r"(note + (m * (CHUNK / 8) + n) * 512)
+                                 : "memory");
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) x[m][n][i] *= p[i];
+                }
+        }
+        round_weights<STACK, CHUNK>(weights, x);
+    };
+
+    if (tile < tiles) {
+        open_scores(stage, 0);
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(x, own, seen(stage, 0), k);
+    }
+    for (; tile < tiles; ++tile) {
+        const u32 after = next(stage);
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            weigh(chunk);
+            const bool last = chunk == CHUNKS - 1;
+            if (last && tile + 1 < tiles) advance(tile + 1);
+            // The scores of the next chunk beside this chunk's product: neither waits for the other. After the
+            // last tile they are computed from whatever is there and not used.
+            const u32 ahead = last ? after : stage;
+            open_scores(ahead, last ? 0 : chunk + 1);
+            beside<STACK, CHUNK>(x, own, seen(ahead, last ? 0 : chunk + 1), out, weights, gathered(stage, chunk));
+        }
+        stage = after;
+    }
+    float factor[STACK][2];
+#pragma unroll
+    for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = second ? SCALE : 1.0f;
+    write_rows<STACK>(out, factor, own_rows, dqkv + first_token * stride + head * HEAD + (second ? 1 : 2) * width, stride, row, seq);
+}
+#else
 // Here the roles are turned: a warp owns keys, the tiles are queries and dy, and scores come out transposed.
 namespace backward_key {
 constexpr int THREADS = KEY_WARPS * 32, STACK = KEY_STACK, TILE = KEY_TILE, CHUNK = KEY_CHUNK;
 constexpr int OWN = STACK * 16, ROWS = KEY_WARPS * OWN;
-constexpr int STAGE_BYTES = 2 * TILE * ROW_BYTES + TILE * 8;  // queries, dy, their two row numbers
-constexpr int SHARED = 2 * ROWS * ROW_BYTES + STAGES * STAGE_BYTES;
+constexpr int STAGE_BYTES = 2 * TILE * PITCH + TILE * 8;  // queries, dy, their two row numbers
+constexpr int SHARED = 2 * ROWS * PITCH + STAGES * STAGE_BYTES;
 static_assert(TILE <= THREADS, "a thread fetches one row number");
 }  // namespace backward_key
 
@@ -582,84 +817,100 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     attention_backward_key(const half_word* __restrict__ qkv, const half_word* __restrict__ dy, const float2* __restrict__ rows,
                            half_word* __restrict__ dqkv, int seq, int heads) {
     using namespace backward_key;
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * ROW_BYTES;
+    extern __shared__ __align__(256) unsigned char memory[];
+    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // The first keys are seen by the most queries and go first.
-    const int block = blockIdx.x * ROWS, head = blockIdx.y;
-    const long long width = static_cast<long long>(heads) * HEAD, stride = 3 * width;
-    const half_word* query = qkv + blockIdx.z * (seq * stride) + head * HEAD;
+    const Place at = place<ROWS>(seq, heads);
+    const int block = at.block * ROWS, head = at.head;
+    const int width = heads * HEAD, stride = 3 * width;
+    const long long first_token = at.batch * seq;
+    const half_word* query = qkv + first_token * stride + head * HEAD;
     const half_word *key = query + width, *value = key + width;
-    dy += blockIdx.z * (seq * width) + head * HEAD;
-    rows += (static_cast<long long>(blockIdx.z) * heads + head) * seq;
+    dy += first_token * width + head * HEAD;
+    rows += first_token * heads + static_cast<long long>(head) * seq;
 
     const int first_tile = block / TILE, tiles = (seq + TILE - 1) / TILE;
+    u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
-            const u32 stage = stages + tile % STAGES * STAGE_BYTES;
+            const u32 stage = filling;
             copy_tile<TILE, THREADS>(stage, query, stride, tile * TILE, seq);
-            copy_tile<TILE, THREADS>(stage + TILE * ROW_BYTES, dy, width, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(stage + TILE * PITCH, dy, width, tile * TILE, seq);
             if (threadIdx.x < TILE) {
                 const int at = tile * TILE + threadIdx.x;
-                copy_8(stage + 2 * TILE * ROW_BYTES + threadIdx.x * 8, rows + min(at, seq - 1), at < seq);
+                copy_8(stage + 2 * TILE * PITCH + threadIdx.x * 8, rows + min(at, seq - 1), at < seq);
             }
         }
         copies_close();
+        filling = next_stage<STAGE_BYTES>(filling, stages);
     };
     copy_tile<ROWS, THREADS>(own_tile, key, stride, block, seq);
-    copy_tile<ROWS, THREADS>(own_tile + ROWS * ROW_BYTES, value, stride, block, seq);
+    copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, value, stride, block, seq);
+    copies_close();
     for (int i = 0; i < STAGES - 1; ++i) fetch(first_tile + i);
 
-    const Walk stacked = Walk::stacked(), abreast = Walk::abreast();
-    const u32 own_rows = own_tile + warp * OWN * ROW_BYTES;
+    const u32 own_rows = own_tile + warp * OWN * PITCH;
     const int row = block + warp * OWN;
+    copies_wait<STAGES - 1>();
+    __syncthreads();
     Own<STACK, KEY_KEEP> own_key, own_value;
+    own_key.open(own_rows), own_value.open(own_rows + ROWS * PITCH);
     float dk[STACK][HEAD / 8][4], dv[STACK][HEAD / 8][4];
     clear(dk);
     clear(dv);
-    for (int tile = first_tile; tile < tiles; ++tile) {
+    u32 stage = stages;
+    for (int tile = first_tile; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(tile + STAGES - 1);
-        if (tile == first_tile) own_key.open(own_rows, stacked), own_value.open(own_rows + ROWS * ROW_BYTES, stacked);
-        const u32 queries = stages + tile % STAGES * STAGE_BYTES, dys = queries + TILE * ROW_BYTES;
-        const u32 numbers = dys + TILE * ROW_BYTES + lane % 4 * 16;
+        const u32 queries = stage, dys = queries + TILE * PITCH;
+        const u32 numbers = dys + TILE * PITCH + lane % 4 * 16;
 #pragma unroll 1
         for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
             const int column = tile * TILE + chunk;
             if (column + CHUNK - 1 < row) continue;
-            float s[STACK][CHUNK / 8][4], d[STACK][CHUNK / 8][4], shift[CHUNK / 8][2];
+            float s[STACK][CHUNK / 8][4], d[STACK][CHUNK / 8][4];
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; ++n) {
-                float mean0, mean1;
+                float shift0, shift1, mean0, mean1;
                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(shift[n][0]), "=f"(mean0), "=f"(shift[n][1]), "=f"(mean1)
+                             : "=f"(shift0), "=f"(mean0), "=f"(shift1), "=f"(mean1)
                              : "r"(numbers + (chunk + n * 8) * 8)
                              : "memory");
 #pragma unroll
-                for (int m = 0; m < STACK; ++m) d[m][n][0] = d[m][n][2] = -mean0, d[m][n][1] = d[m][n][3] = -mean1;
+                for (int m = 0; m < STACK; ++m) {
+                    s[m][n][0] = s[m][n][2] = shift0, s[m][n][1] = s[m][n][3] = shift1;
+                    d[m][n][0] = d[m][n][2] = mean0, d[m][n][1] = d[m][n][3] = mean1;
+                }
             }
-            clear(s);
-            scores<STACK, CHUNK>(s, own_key, queries + chunk * ROW_BYTES, abreast);
-            scores<STACK, CHUNK>(d, own_value, dys + chunk * ROW_BYTES, abreast);
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) {
+                score_step<STACK, CHUNK>(s, own_key, queries + chunk * PITCH + abreast(), k);
+                if (!APART) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
+            }
+            if (APART)
+#pragma unroll
+                for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
                 for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) s[m][n][i] = exp2_fast(fmaf(s[m][n][i], SCALE_2, -shift[n][i % 2]));
+                    for (int i = 0; i < 4; ++i) s[m][n][i] = exp2_fast(s[m][n][i] * SCALE_2);
             if (column < row + OWN - 1) {
+                const int edge = row + lane / 4 - column - lane % 4 * 2;
 #pragma unroll
                 for (int m = 0; m < STACK; ++m)
 #pragma unroll
                     for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            if (column + n * 8 + lane % 4 * 2 + i % 2 < row + m * 16 + i / 2 * 8 + lane / 4) s[m][n][i] = 0.0f;
+                            if (n * 8 + i % 2 - m * 16 - i / 2 * 8 < edge) s[m][n][i] = 0.0f;
             }
             u32 weights[STACK][CHUNK / 16][4];
             round_weights<STACK, CHUNK>(weights, s);
-            gather<STACK, CHUNK>(dv, weights, dys + chunk * ROW_BYTES, stacked);
+            gather<STACK, CHUNK>(dv, weights, dys + chunk * PITCH + stacked());
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
@@ -667,18 +918,19 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) d[m][n][i] *= s[m][n][i];
             round_weights<STACK, CHUNK>(weights, d);
-            gather<STACK, CHUNK>(dk, weights, queries + chunk * ROW_BYTES, stacked);
+            gather<STACK, CHUNK>(dk, weights, queries + chunk * PITCH + stacked());
         }
     }
     float factor[STACK][2];
 #pragma unroll
     for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = SCALE;
-    half_word* to = dqkv + blockIdx.z * (seq * stride) + head * HEAD;
+    half_word* to = dqkv + first_token * stride + head * HEAD;
     write_rows<STACK>(dk, factor, own_rows, to + width, stride, row, seq);
 #pragma unroll
     for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = 1.0f;
-    write_rows<STACK>(dv, factor, own_rows + ROWS * ROW_BYTES, to + 2 * width, stride, row, seq);
+    write_rows<STACK>(dv, factor, own_rows + ROWS * PITCH, to + 2 * width, stride, row, seq);
 }
+#endif
 
 // What the host needs to launch each kernel: rows of a block, threads, bytes of dynamic shared memory.
 extern "C" __constant__ int attention_geometry[3][3] = {
