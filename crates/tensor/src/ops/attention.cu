@@ -37,30 +37,35 @@
 #ifndef FORWARD_WARPS
 #define FORWARD_WARPS 4
 #define FORWARD_STACK 2
-#define FORWARD_TILE 64
-#define FORWARD_CHUNK 64
+#define FORWARD_TILE (HEAD <= 64 ? 64 : 32)
+#define FORWARD_CHUNK FORWARD_TILE
 #define FORWARD_KEEP (HEAD <= 64)
 #define FORWARD_BLOCKS 2
 #endif
 #ifndef QUERY_WARPS
 #define QUERY_WARPS 4
 #define QUERY_STACK 2
-#define QUERY_TILE 64
+#define QUERY_TILE (HEAD <= 64 ? 64 : 32)
 #define QUERY_CHUNK 32
 #define QUERY_KEEP (HEAD <= 64)
 #define QUERY_BLOCKS 2
 #endif
 #ifndef KEY_WARPS
-#define KEY_WARPS 4
+#define KEY_PAIRED (HEAD > 64)
 #define KEY_STACK 2
+#if KEY_PAIRED
+#define KEY_WARPS 8
+#define KEY_TILE 32
+#define KEY_CHUNK 16
+#define KEY_KEEP 1
+#define KEY_BLOCKS 1
+#else
+#define KEY_WARPS 4
 #define KEY_TILE 64
 #define KEY_CHUNK 32
 #define KEY_KEEP 0
 #define KEY_BLOCKS 2
-#define KEY_PAIRED 0
 #endif
-#ifndef APART
-#define APART 0
 #endif
 #ifndef TEAM
 #define TEAM 1024
@@ -605,13 +610,9 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
 #pragma unroll
                     for (int i = 0; i < 4; ++i) d[m][n][i] = -mean[m][i / 2];
 #pragma unroll
-            for (int k = 0; k < STEPS; ++k) {
-                score_step<STACK, CHUNK>(s, own_query, keys + chunk * PITCH + abreast(), k);
-                if (!APART) score_step<STACK, CHUNK>(d, own_dy, values + chunk * PITCH + abreast(), k);
-            }
-            if (APART)
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(s, own_query, keys + chunk * PITCH + abreast(), k);
 #pragma unroll
-                for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_dy, values + chunk * PITCH + abreast(), k);
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_dy, values + chunk * PITCH + abreast(), k);
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
@@ -646,14 +647,19 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
 }
 
 #if KEY_PAIRED
+// Large heads: two warps share 32 keys, since the sums of dk and dv would not fit in the registers of one. The
+// first takes the scores and makes dv of them, the second takes dp and makes dk. The first leaves its
+// probabilities in shared memory as a note, in f32 and in the lanes' own order.
 namespace backward_key {
 constexpr int PAIRS = KEY_WARPS / 2, THREADS = KEY_WARPS * 32, STACK = KEY_STACK, TILE = KEY_TILE, CHUNK = KEY_CHUNK;
 constexpr int OWN = STACK * 16, ROWS = PAIRS * OWN, CHUNKS = TILE / CHUNK;
 constexpr int STAGE_BYTES = 2 * TILE * PITCH + TILE * 8;  // queries, dy, their two row numbers
-constexpr int NOTE_BYTES = OWN * CHUNK * 4;               // the probabilities of one chunk
-constexpr int SHARED = 2 * ROWS * PITCH + 3 * STAGE_BYTES + PAIRS * CHUNKS * NOTE_BYTES;
+constexpr int RING = 3;                                   // stages
+constexpr int NOTE_BYTES = OWN * CHUNK * 4;
+constexpr int SHARED = 2 * ROWS * PITCH + RING * STAGE_BYTES + PAIRS * CHUNKS * NOTE_BYTES;
+static_assert(PAIRS * CHUNKS < 15, "each note has a barrier, and the block");
+static_assert(TILE * 8 % 256 == 0, "stages stay aligned");
 static_assert(TILE <= THREADS, "a thread fetches one row number");
-static_assert(PAIRS * CHUNKS < 16, "each chunk of a pair has a barrier");
 }  // namespace backward_key
 
 extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
@@ -673,6 +679,7 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     dy += first_token * width + head * HEAD;
     rows += first_token * heads + static_cast<long long>(head) * seq;
 
+    auto next = [&](u32 stage) { return stage == stages + (RING - 1) * STAGE_BYTES ? stages : stage + STAGE_BYTES; };
     const int tiles = (seq + TILE - 1) / TILE;
     u32 filling = stages;
     auto fetch = [&](int tile) {
@@ -685,40 +692,36 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
             }
         }
         copies_close();
-        filling = filling == stages + 2 * STAGE_BYTES ? stages : filling + STAGE_BYTES;
+        filling = next(filling);
     };
-    // A tile is in place and the one after it on its way. The tile before may still be in use.
+    // A tile is in place and the one after it on its way. The tile before may still be in use. Warps meet here
+    // from different places of the program, as often each, so the barrier counts threads.
     auto advance = [&](int tile) {
         copies_wait<0>();
-        __syncthreads();
+        asm volatile("bar.sync 15, %0;" ::"n"(THREADS) : "memory");
         fetch(tile + 1);
     };
     int tile = block / TILE;
     copy_tile<ROWS, THREADS>(own_tile, key, stride, block, seq);
     copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, value, stride, block, seq);
+    copies_close();
     fetch(tile);
+    copies_wait<1>();
+    __syncthreads();
 
     const u32 own_rows = own_tile + (second ? ROWS * PITCH : 0) + pair * OWN * PITCH;
-    const u32 notes = stages + 3 * STAGE_BYTES + pair * CHUNKS * NOTE_BYTES + lane * 16;
     const int row = block + pair * OWN;
-    u32 stage = stages;
-    auto next = [&](u32 x) { return x == stages + 2 * STAGE_BYTES ? stages : x + STAGE_BYTES; };
-    advance(tile);
     Own<STACK, KEY_KEEP> own;
     own.open(own_rows);
     float out[STACK][HEAD / 8][4];
     clear(out);
-    // Queries before the warp's first key do not see any of its keys.
-    while (tile * TILE + TILE <= row && tile < tiles) {
-        ++tile;
-        stage = next(stage);
-        if (tile < tiles) advance(tile);
-    }
-
+    const u32 notes = stages + RING * STAGE_BYTES + pair * CHUNKS * NOTE_BYTES + lane * 16;
     float x[STACK][CHUNK / 8][4];
     u32 weights[STACK][CHUNK / 16][4];
+    const u32 seen = (second ? TILE * PITCH : 0) + abreast(), gathered = (second ? 0 : TILE * PITCH) + stacked();
+    // Sums start from the row's number: minus its logsumexp, or minus its sum of dy * y.
     auto open_scores = [&](u32 stage, int chunk) {
-        const u32 numbers = stage + 2 * TILE * PITCH + (second ? 4 : 0) + lane % 4 * 16 + chunk * CHUNK * 8;
+        const u32 numbers = stage + 2 * TILE * PITCH + chunk * CHUNK * 8 + (second ? 4 : 0) + lane % 4 * 16;
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
             float number[2];
@@ -730,8 +733,6 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
                 for (int i = 0; i < 4; ++i) x[m][n][i] = number[i % 2];
         }
     };
-    auto seen = [&](u32 stage, int chunk) { return stage + (second ? TILE * PITCH : 0) + chunk * CHUNK * PITCH + abreast(); };
-    auto gathered = [&](u32 stage, int chunk) { return stage + (second ? 0 : TILE * PITCH) + chunk * CHUNK * PITCH + stacked(); };
     auto weigh = [&](int chunk) {
         const u32 note = notes + chunk * NOTE_BYTES, barrier = 1 + pair * CHUNKS + chunk;
         if (!second) {
@@ -778,10 +779,17 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
         round_weights<STACK, CHUNK>(weights, x);
     };
 
+    // Queries before the warp's first key do not see any of its keys.
+    u32 stage = stages;
+    advance(tile);
+    while (tile < tiles && tile * TILE + TILE <= row) {
+        stage = next(stage);
+        if (++tile < tiles) advance(tile);
+    }
     if (tile < tiles) {
         open_scores(stage, 0);
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(x, own, seen(stage, 0), k);
+        for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(x, own, stage + seen, k);
     }
     for (; tile < tiles; ++tile) {
         const u32 after = next(stage);
@@ -793,8 +801,9 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
             // The scores of the next chunk beside this chunk's product: neither waits for the other. After the
             // last tile they are computed from whatever is there and not used.
             const u32 ahead = last ? after : stage;
-            open_scores(ahead, last ? 0 : chunk + 1);
-            beside<STACK, CHUNK>(x, own, seen(ahead, last ? 0 : chunk + 1), out, weights, gathered(stage, chunk));
+            const int coming = last ? 0 : chunk + 1;
+            open_scores(ahead, coming);
+            beside<STACK, CHUNK>(x, own, ahead + coming * CHUNK * PITCH + seen, out, weights, stage + chunk * CHUNK * PITCH + gathered);
         }
         stage = after;
     }
@@ -808,7 +817,7 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
 namespace backward_key {
 constexpr int THREADS = KEY_WARPS * 32, STACK = KEY_STACK, TILE = KEY_TILE, CHUNK = KEY_CHUNK;
 constexpr int OWN = STACK * 16, ROWS = KEY_WARPS * OWN;
-constexpr int STAGE_BYTES = 2 * TILE * PITCH + TILE * 8;  // queries, dy, their two row numbers
+constexpr int STAGE_BYTES = 2 * TILE * PITCH + (TILE * 8 + 255) / 256 * 256;  // queries, dy, their two row numbers
 constexpr int SHARED = 2 * ROWS * PITCH + STAGES * STAGE_BYTES;
 static_assert(TILE <= THREADS, "a thread fetches one row number");
 }  // namespace backward_key
@@ -885,13 +894,9 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
                 }
             }
 #pragma unroll
-            for (int k = 0; k < STEPS; ++k) {
-                score_step<STACK, CHUNK>(s, own_key, queries + chunk * PITCH + abreast(), k);
-                if (!APART) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
-            }
-            if (APART)
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(s, own_key, queries + chunk * PITCH + abreast(), k);
 #pragma unroll
-                for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
 #pragma unroll
             for (int m = 0; m < STACK; ++m)
 #pragma unroll
