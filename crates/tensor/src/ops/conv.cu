@@ -66,12 +66,25 @@ struct Forward {
     DEVICE int rows() const { return s.batch * s.oh * s.ow; }
     DEVICE int columns() const { return s.o; }
     DEVICE int channels() const { return s.c; }
-    DEVICE Pixel pixel(int at) const {
-        if (at >= rows()) return {-1, 0, 0};
+    // Pixel (i, j) of image n.
+    struct Walk {
+        int n, i, j;
+    };
+    DEVICE Walk start(int at) const {
         const u32 row = static_cast<u32>(at) / s.ow, n = row / s.oh;
-        return {static_cast<i64>(n) * s.h * s.w * s.c, static_cast<int>(row - n * s.oh) * s.stride - s.padding,
-                static_cast<int>(at - row * s.ow) * s.stride - s.padding};
+        return {static_cast<int>(n), static_cast<int>(row - n * s.oh), static_cast<int>(at - row * s.ow)};
     }
+    DEVICE void advance(Walk& walk, int steps) const {
+        walk.j += steps;
+        while (walk.j >= s.ow) {
+            walk.j -= s.ow;
+            if (++walk.i == s.oh) walk.i = 0, ++walk.n;
+        }
+    }
+    DEVICE Pixel pixel(const Walk& at) const {
+        return {static_cast<i64>(at.n) * s.h * s.w * s.c, at.i * s.stride - s.padding, at.j * s.stride - s.padding};
+    }
+    DEVICE Pixel pixel(int at) const { return at < rows() ? pixel(start(at)) : Pixel{-1, 0, 0}; }
     DEVICE const E* find(const Pixel& p, const Tap& t) const {
         const int i = p.top + t.u, j = p.left + t.v;
         const bool inside = p.image >= 0 && t.channel >= 0 && static_cast<u32>(i) < s.h && static_cast<u32>(j) < s.w;
@@ -412,6 +425,7 @@ DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* p
     const int row_a = threadIdx.x / 8, slot_a = threadIdx.x % 8 * 8;
     const int row_b = threadIdx.x / 16, slot_b = threadIdx.x % 16 * 8;
     const Tap first_tap = tap(n0 + slot_b, s.c, s.kernel);
+    Forward<bf16>::Walk walks[2] = {patches.start(first + row_b), patches.start(first + row_b + 16)};
 
     Sums<2> sums;
     pipeline(
@@ -422,8 +436,8 @@ DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* p
                   [&](int k) { return element(dy, pixel, patches.rows(), m0 + slot_a + k, s.o); });
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int at = k0 + row_b + 16 * i;
-                const Pixel pixel = patches.pixel(at < end ? at : patches.rows());
+                const Pixel pixel = k0 + row_b + 16 * i < end ? patches.pixel(walks[i]) : Pixel{-1, 0, 0};
+                patches.advance(walks[i], TERMS);
                 fetch(&b[stage][row_b + 16 * i][slot_b], patches.x, vector, [&](int k) {
                     return patches.find(pixel, k == 0 ? first_tap : tap(n0 + slot_b + k, s.c, s.kernel));
                 });
@@ -474,7 +488,7 @@ PAIRED conv_backward_input(const T* dy, const T* rows, T* dx, Shape s) {
     product(Backward<T>{dy, s}, rows, static_cast<const T*>(nullptr), dx);
 }
 
-PAIRED conv_backward_weight(const T* x, const T* dy, float* partial, Shape s, int share) {
+KERNEL(256) conv_backward_weight(const T* x, const T* dy, float* partial, Shape s, int share) {
     const i64 pixels = static_cast<i64>(s.batch) * s.oh * s.ow, first = static_cast<i64>(blockIdx.z) * share;
     const i64 end = first + share < pixels ? first + share : pixels;
     partial += static_cast<i64>(blockIdx.z) * s.o * s.kernel * s.kernel * s.c;

@@ -5,9 +5,9 @@
 // cross_entropy_forward_backward(logits, targets, losses, correct, v, scale, kept): logits become
 //   scale (softmax - onehot). grid rows, block 512, dynamic shared bytes kept sizeof(T).
 //   The first `kept` logits of a row stay in shared memory between the two readings, the rest is read again
-//   (from the second-level cache, mostly). kept = min(v, 112 KiB / sizeof(T)) rounded down to a multiple of 8
-//   is good, since two blocks then share a multiprocessor; 0 is valid. Above 48 KiB the launcher raises
-//   the function's limit of dynamic shared memory.
+//   (from the second-level cache, mostly). kept = min(v, 74 KiB / 2) for bf16, so that three blocks share a
+//   multiprocessor, and min(v, 112 KiB / 4) for f32 are good, rounded down to a multiple of 8; 0 is valid. Above
+//   48 KiB the launcher raises the function's limit of dynamic shared memory.
 // cross_entropy_evaluate(logits, targets, losses, correct, v): the same without the gradient. grid rows, block 512.
 // cross_entropy_total(losses, correct, rows, loss_sum, correct_sum): double [1], u64 [1]. grid 1, block 1024.
 //
@@ -15,7 +15,7 @@
 // reaches the sum, and with it the loss. A target beyond v gives a loss of NaN and no onehot.
 
 // Loads in flight per thread: BATCH groups.
-enum : int { BLOCK = 512, BATCH = 4 };
+enum : int { BLOCK = 512, BATCH = 2 };
 
 struct Running {
     // Finite, so that a row that begins with -inf does not compute -inf - -inf.

@@ -171,7 +171,8 @@ DEVICE void backward(const T* __restrict__ dy, const u32* __restrict__ ends, con
         }
         store(dtable + id * c, sum);
     };
-    const i64 base = static_cast<i64>(blockIdx.x) * ROWS, id = base + threadIdx.y;
+    // Frequent ids are often neighbours, so a block's ids stand far apart.
+    const i64 id = blockIdx.x + static_cast<i64>(threadIdx.y) * gridDim.x;
     const u32 start = id == 0 || id >= vocab ? 0 : ends[id - 1], end = id < vocab ? ends[id] : 0;
     const bool few = id >= vocab || end - start <= SHORT;
     if (few && id < vocab && !(accumulate && start == end)) {
@@ -180,7 +181,7 @@ DEVICE void backward(const T* __restrict__ dy, const u32* __restrict__ ends, con
         if (inside) finish(id, sum);
     }
     if (!__syncthreads_or(!few)) return;
-    for (i64 id = base; id < base + ROWS && id < vocab; ++id) {
+    for (i64 id = blockIdx.x; id < vocab; id += gridDim.x) {
         const u32 start = id == 0 ? 0 : ends[id - 1], end = ends[id];
         if (end - start <= SHORT) continue;
         float sum[N] = {};

@@ -12,12 +12,9 @@
 //     dx = residual + the above, added in f32. In both dx may be dy or residual.
 // Column geometry:
 //   layer_norm_backward_weights(dy, x, statistics, partial, rows, c, piece): partial: f32 [pieces, 2, c] =
-//     dscale, dshift of rows i piece ..; pieces = ceil(rows / piece); a piece of 128 rows or more is good.
+//     dscale, dshift of rows i piece ..; pieces = ceil(rows / piece); about 256 pieces are good.
 //   layer_norm_backward_weights_total(partial, dscale, dshift, pieces, c, narrow): the sums over the pieces, as
 //     f32 or, where narrow, bf16. grid ceil(2 c / 32), block (32, 8).
-
-// Few registers, so that 48 warps of a multiprocessor have loads under way.
-#define OCCUPIED extern "C" __global__ void __launch_bounds__(512, 3)
 
 template <int N, bool ADD>
 DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift, T* sum, T* y,
@@ -158,7 +155,7 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
     }
 }
 
-OCCUPIED layer_norm_forward(const T* x, const void* scale, const void* shift, int wide, T* y,
+KERNEL(512) layer_norm_forward(const T* x, const void* scale, const void* shift, int wide, T* y,
                                 float* statistics, i64 rows, i64 c, float eps) {
     if (c % LANES == 0)
         forward<LANES, false>(x, nullptr, {scale, wide}, {shift, wide}, nullptr, y, statistics, rows, c, eps);
@@ -166,7 +163,7 @@ OCCUPIED layer_norm_forward(const T* x, const void* scale, const void* shift, in
         forward<1, false>(x, nullptr, {scale, wide}, {shift, wide}, nullptr, y, statistics, rows, c, eps);
 }
 
-OCCUPIED layer_norm_add_forward(const T* x, const T* residual, const void* scale, const void* shift, int wide,
+KERNEL(512) layer_norm_add_forward(const T* x, const T* residual, const void* scale, const void* shift, int wide,
                                     T* sum, T* y, float* statistics, i64 rows, i64 c, float eps) {
     if (c % LANES == 0)
         forward<LANES, true>(x, residual, {scale, wide}, {shift, wide}, sum, y, statistics, rows, c, eps);

@@ -2,7 +2,7 @@
 //
 // Column sums of x: T [rows, c], in f32:
 //   reduce_sum_rows(x, partial, rows, c, piece): partial: f32 [pieces, c], piece i has rows i piece ..
-//     column geometry (lanes.cuh), pieces = ceil(rows / piece); a piece of 128 rows or more is good.
+//     column geometry (lanes.cuh), pieces = ceil(rows / piece); about 256 pieces are good.
 //   reduce_total(partial, y, pieces, width, first, c, narrow): y [c] = columns first .. first + c of partial
 //     [pieces, width], summed; y is f32 or, where narrow, bf16. grid ceil(c / 32), block (32, 8).
 //

@@ -11,7 +11,7 @@
 //     dx = residual + the above, added in f32. In both dx may be dy or residual.
 // Column geometry:
 //   rms_norm_backward_weights(dy, x, statistics, partial, rows, c, piece): partial: f32 [pieces, c] = dscale of
-//     rows i piece ..; pieces = ceil(rows / piece); a piece of 128 rows or more is good.
+//     rows i piece ..; pieces = ceil(rows / piece); about 256 pieces are good.
 //   rms_norm_backward_weights_total(partial, dscale, pieces, c, narrow): the sum over the pieces, as f32 or, where
 //     narrow, bf16. grid ceil(c / 32), block (32, 8).
 

@@ -13,7 +13,7 @@
 // update_norms(targets, blocks, settings, kind, partial): double2 [blocks]; kind 0: (0, |g|^2), 1: LARS, 2: LAMB,
 //   with m and v as they are before the step.
 // update_norms_total(partial, first, norms): norms: double2 [tensors], tensor i having the blocks first[i] ..
-//   first[i + 1]; first: u32 [tensors + 1]. grid tensors, block 256. With first = {0, blocks} it is the norm of the
+//   first[i + 1]; first: u32 [tensors + 1]. grid tensors, block 1024. With first = {0, blocks} it is the norm of the
 //   whole model, which clipping wants.
 
 struct Target {
@@ -170,14 +170,16 @@ KERNEL(256) update_norms(const Target* targets, const Block* blocks, Settings s,
         step<-1, false>(t, block.chunk, [&](float, float g, float, float) {
             of_direction += static_cast<double>(g) * g;
         });
-    of_weight = block_sum(of_weight);
+    if (kind != 0) of_weight = block_sum(of_weight);
     of_direction = block_sum(of_direction);
     if (threadIdx.x == 0) partial[blockIdx.x] = make_double2(of_weight, of_direction);
 }
 
-KERNEL(256) update_norms_total(const double2* partial, const u32* first, double2* norms) {
+KERNEL(1024) update_norms_total(const double2* partial, const u32* first, double2* norms) {
     double of_weight = 0.0, of_direction = 0.0;
-    for (u32 i = first[blockIdx.x] + threadIdx.x; i < first[blockIdx.x + 1]; i += THREADS)
+    const u32 end = first[blockIdx.x + 1];
+#pragma unroll 4
+    for (u32 i = first[blockIdx.x] + threadIdx.x; i < end; i += blockDim.x)
         of_weight += partial[i].x, of_direction += partial[i].y;
     of_weight = block_sum(of_weight);
     of_direction = block_sum(of_direction);
