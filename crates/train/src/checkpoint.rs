@@ -1,8 +1,10 @@
 //! Checkpoints: a folder per step, complete or not there at all.
 //!
-//!     checkpoints/step-000300/manifest.json          what it is, and a hash of every other file
-//!                             model.safetensors      weights and running statistics under their public names
-//!                             optimizer.safetensors  master weights and moments, as `master/NAME`, `adam_m/NAME`
+//! ```text
+//! checkpoints/step-000300/manifest.json          what it is, and a hash of every other file
+//!                         model.safetensors      weights and running statistics under their public names
+//!                         optimizer.safetensors  master weights and moments, as master/NAME, moment0/NAME
+//! ```
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Loading checks every hash and every
 //! shape before the first weight is touched; a broken checkpoint is reported and the one before it is used.

@@ -1,6 +1,8 @@
 //! A whole run: the folder it leaves, the loop over steps, and the summary at its end.
 //!
-//!     run.toml  plan.json  metrics.jsonl  checkpoints/
+//! ```text
+//! run.toml  plan.json  metrics.jsonl  checkpoints/
+//! ```
 //!
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen.
 

@@ -201,6 +201,11 @@ fn epochs_become_steps() {
     assert_eq!(Length::Steps(7).steps(0, 1), 7);
 }
 
+#[test]
+fn token_files_need_a_vocabulary() {
+    insta::assert_snapshot!(sentence("[data]\nkind = \"tokens\"\npath = \"a\""), @"`model.vocab` is missing: how many tokens there are, which token files do not say");
+}
+
 /// Every field of every variant has a line in the documentation, and is in the list that hints come from.
 #[test]
 fn every_field_is_documented() {
@@ -237,7 +242,7 @@ fn valid_files() -> Vec<String> {
         .collect();
     files.push(custom("{type=\"flatten\"}, {type=\"linear\"}"));
     files.push("[data]\nkind = \"text\"\npath = \"a\"\ntokenizer = \"b\"".into());
-    files.push("[data]\nkind = \"tokens\"\npath = \"a\"".into());
+    files.push("[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"".into());
     for data in
         ["idx\"\npath = \"a", "idx\"\nimages = \"a\"\nlabels = \"b", "cifar10\"\npath = \"c", "shapes"]
     {

@@ -35,6 +35,26 @@ impl Taps {
         if self.runs * self.run == 0 { 0 } else { (self.runs - 1) * self.stride + self.run }
     }
 
+    /// The window in pieces, with where each begins in it: so few weights that they stay in the first-level
+    /// cache while the pixels go by. A window without taps is one piece.
+    fn segments(self) -> impl Iterator<Item = (usize, Taps)> {
+        let pieces = self.run.div_ceil(SEGMENT).max(1);
+        let run = self.run.div_ceil(pieces);
+        let runs = (SEGMENT / run.max(1)).clamp(1, self.runs.max(1));
+        (0..self.runs.max(1)).step_by(runs).flat_map(move |u| {
+            (0..pieces).map(move |piece| {
+                let l = piece * run;
+                let taps = Taps {
+                    runs: runs.min(self.runs - u),
+                    run: run.min(self.run - l),
+                    weight: self.weight + u * self.weight_stride + l,
+                    ..self
+                };
+                (u * self.stride + l, taps)
+            })
+        })
+    }
+
     /// Whether all weights are among `depth` rows.
     fn within(&self, depth: usize) -> bool {
         self.runs * self.run == 0 || self.weight + (self.runs - 1) * self.weight_stride + self.run <= depth
@@ -98,17 +118,23 @@ pub fn correlate(
     assert!(pixels.iter().all(fits), "windows within the image, sums within the output");
     let (full, narrow) = widths(cpu.isa());
     let panels = weight.data.slice::<f32>();
-    for first in (0..weight.columns).step_by(full) {
-        let cols = full.min(weight.columns - first);
-        let width = if cols > narrow { full } else { narrow };
-        let mut start = [0.0f32; 32];
-        if let Some(bias) = bias {
-            start[..cols].copy_from_slice(&bias[first..first + cols]);
+    for pixels in pixels.chunks(CHUNK) {
+        for first in (0..weight.columns).step_by(full) {
+            let cols = full.min(weight.columns - first);
+            let width = if cols > narrow { full } else { narrow };
+            let mut start = [0.0f32; 32];
+            if let Some(bias) = bias {
+                start[..cols].copy_from_slice(&bias[first..first + cols]);
+            }
+            let panel = &panels[first * weight.depth..][..width * weight.depth];
+            for (i, (from, taps)) in taps.segments().enumerate() {
+                let (x, y, start) = (&x[from..], &mut *y, &start);
+                let job = Pixels { taps, pixels, x, panel, start, y, first, cols, add: i > 0 };
+                // SAFETY: offsets were checked above, as was the weights' place in the panel; an `Isa` is one
+                // the machine has.
+                unsafe { pixel_kernel(cpu.isa(), job) };
+            }
         }
-        let panel = &panels[first * weight.depth..][..width * weight.depth];
-        let job = Pixels { taps, pixels, x, panel, start: &start, y: &mut *y, first, cols };
-        // SAFETY: offsets were checked above; the panel holds `depth` rows; an `Isa` is one the machine has.
-        unsafe { pixel_kernel(cpu.isa(), job) };
     }
 }
 
@@ -160,8 +186,14 @@ pub fn correlate_weight(
     }
 }
 
+/// Pixels whose windows and sums wait in the second-level cache.
+const CHUNK: usize = 512;
+
+/// Rows of weights that wait in the first-level cache.
+const SEGMENT: usize = 256;
+
 /// Pixels whose gradients wait in the first-level cache.
-const PIXELS: usize = 256;
+const PIXELS: usize = 128;
 
 /// The arguments of the forward kernel.
 struct Pixels<'a> {
@@ -173,6 +205,8 @@ struct Pixels<'a> {
     y: &'a mut [f32],
     first: usize,
     cols: usize,
+    /// Whether the sums go on from what is in `y`, not from `start`.
+    add: bool,
 }
 
 /// The arguments of the weight kernel.
@@ -193,10 +227,16 @@ struct Outer<'a> {
 unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut Pixels<'_>, i: usize) {
     // SAFETY: the caller's promise covers every access.
     unsafe {
+        let part = |v: usize| job.cols.saturating_sub(v * L::N).min(L::N);
+        let mut out = [std::ptr::null_mut::<f32>(); R];
         let mut sums = [[L::splat(0.0); V]; R];
         for r in 0..R {
+            out[r] = job.y.as_mut_ptr().add(job.pixels.get_unchecked(i + r)[1] as usize + job.first);
             for v in 0..V {
-                sums[r][v] = L::load(job.start.as_ptr().add(v * L::N));
+                sums[r][v] = match job.add {
+                    true => L::load_part(out[r].add(v * L::N), part(v)),
+                    false => L::load(job.start.as_ptr().add(v * L::N)),
+                };
             }
         }
         let mut at = [std::ptr::null::<f32>(); R];
@@ -225,14 +265,8 @@ unsafe fn pixels<L: Lanes, const R: usize, const V: usize>(job: &mut Pixels<'_>,
             }
         }
         for r in 0..R {
-            let to = job.y.as_mut_ptr().add(job.pixels.get_unchecked(i + r)[1] as usize + job.first);
             for v in 0..V {
-                let part = job.cols.saturating_sub(v * L::N).min(L::N);
-                if part == L::N {
-                    sums[r][v].store(to.add(v * L::N));
-                } else {
-                    sums[r][v].store_part(to.add(v * L::N), part);
-                }
+                sums[r][v].store_part(out[r].add(v * L::N), part(v));
             }
         }
     }

@@ -8,8 +8,9 @@
 //! y: [batch, seq, c]; logsumexp of the scores of each query: f32 [batch, heads, seq].
 //!
 //! One task owns one head of one sequence. Forward, a block of queries meets the keys block by block and
-//! keeps a running maximum and sum; backward, the probabilities are formed again from the logsumexp. Blocks
-//! past the diagonal are not computed. Probabilities enter products in the tensor's own type, sums are f32.
+//! keeps a running maximum and sum; backward, the probabilities are formed again from the logsumexp. Queries
+//! before a block of keys are left out of its products. Probabilities enter products in the tensor's own type,
+//! sums are f32.
 
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Matrix, MatrixMut, serial};
@@ -23,10 +24,10 @@ use crate::simd;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// Queries in a block.
-const QUERIES: usize = 64;
-/// Keys in a block.
-const KEYS: usize = 128;
+/// Queries in a block: many, because each product packs its keys anew.
+const QUERIES: usize = 256;
+/// Keys in a block: few, because half of the block on the diagonal is not needed. Divides `QUERIES`.
+const KEYS: usize = 64;
 
 /// The attention's output and the logsumexp that [`backward`] needs.
 pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
@@ -187,19 +188,14 @@ fn forward_head<T: Float>(
         totals.fill(0.0);
         out.fill(0.0);
         for j in (0..i + m).step_by(KEYS) {
-            let n = KEYS.min(i + m - j);
-            let (q, k, v) = (rows(q, stride, i), rows(k, stride, j), rows(v, stride, j));
+            // The first query of the block that sees any of these keys.
+            let skip = j.saturating_sub(i);
+            let (m, n) = (m - skip, KEYS.min(i + m - j));
+            let (q, k, v) = (rows(q, stride, i + skip), rows(k, stride, j), rows(v, stride, j));
             serial(isa, m, n, d, q, turned(k), rows_mut(scores, KEYS, 0), false);
-            for r in 0..m {
-                // Query i + r sees keys up to itself; in this block the first `seen`, at least one of them
-                // in the first block.
-                let seen = (i + r + 1).saturating_sub(j).min(n);
-                let row = r * KEYS..r * KEYS + n;
-                let (scores, p) = (&scores[row.clone()], &mut p[row]);
-                let out = &mut out[r * d..(r + 1) * d];
-                softmax_row(isa, scores, seen, z.scale, p, &mut maxima[r], &mut totals[r], out);
-            }
-            serial(isa, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, 0), true);
+            let running = [&mut maxima[skip..skip + m], &mut totals[skip..skip + m]];
+            softmax(isa, scores, p, i + skip - j, n, z.scale, running, &mut out[skip * d..], d);
+            serial(isa, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
         }
         for r in 0..m {
             let out = &mut out[r * d..(r + 1) * d];
@@ -234,20 +230,15 @@ fn backward_head<T: Float>(
         *inner = dot(isa, &dy[r * z.c..][..d], &y[r * z.c..][..d]);
     }
     for j in (0..z.t).step_by(KEYS) {
-        for i in (j / QUERIES * QUERIES..z.t).step_by(QUERIES) {
+        let n = KEYS.min(z.t - j);
+        for i in (j..z.t).step_by(QUERIES) {
             let m = QUERIES.min(z.t - i);
-            let n = KEYS.min(i + m - j);
             let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
             let (k, v) = (rows(k, stride, j), rows(v, stride, j));
             serial(isa, m, n, d, q, turned(k), rows_mut(s, KEYS, 0), false);
             serial(isa, m, n, d, dy, turned(v), rows_mut(dp, KEYS, 0), false);
-            for r in 0..m {
-                let seen = (i + r + 1).saturating_sub(j).min(n);
-                let row = r * KEYS..r * KEYS + n;
-                let (s, dp) = (&s[row.clone()], &dp[row.clone()]);
-                let (p, ds) = (&mut p[row.clone()], &mut ds[row]);
-                gradient_row(isa, s, dp, seen, z.scale, logsumexp[i + r], inner[i + r], p, ds);
-            }
+            let (logsumexp, inner) = (&logsumexp[i..i + m], &inner[i..i + m]);
+            gradients(isa, s, dp, p, ds, i - j, n, z.scale, logsumexp, inner);
             serial(isa, n, d, m, turned(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
             serial(isa, n, d, m, turned(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
             serial(isa, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
@@ -259,16 +250,26 @@ fn backward_head<T: Float>(
 const LANES: usize = 16;
 
 #[inline(always)]
-fn total(lanes: [f32; LANES]) -> f32 {
-    let mut lanes = lanes;
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = LANES / 2;
     while half > 0 {
         for l in 0..half {
-            lanes[l] += lanes[l + half];
+            lanes[l] = join(lanes[l], lanes[l + half]);
         }
         half /= 2;
     }
     lanes[0]
+}
+
+/// How many keys of a block the query sees that is `r` rows below the first, which is `ahead` of the first key.
+#[inline(always)]
+fn seen(ahead: usize, r: usize, keys: usize) -> u32 {
+    (ahead + r + 1).min(keys) as u32
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 simd! {
@@ -283,82 +284,83 @@ simd! {
                 lanes[l] += a[l].to_f32() * b[l].to_f32();
             }
         }
-        total(lanes) + rest
+        fold(lanes, |a, b| a + b) + rest
     }
 
-    /// One query's scores of a block of keys, of which it sees the first `seen`: the weights e^(s - maximum),
-    /// and what came before brought to the new maximum.
-    fn softmax_row[T: Float](
-        scores: &[f32],
-        seen: usize,
-        scale: f32,
+    /// The weights e^(s - maximum) of a block of scores, and the running sums brought to the new maxima.
+    ///
+    /// Rows are `KEYS` apart and always worked on whole, so that the compiler knows their length; what lies past
+    /// the keys that a query sees does not count.
+    fn softmax[T: Float](
+        scores: &mut [f32],
         p: &mut [T],
-        maximum: &mut f32,
-        sum: &mut f32,
+        ahead: usize,
+        keys: usize,
+        scale: f32,
+        running: [&mut [f32]; 2],
         out: &mut [f32],
+        d: usize,
     ) {
-        let (visible, past) = p.split_at_mut(seen);
-        past.fill(T::from_f32(0.0));
-        if seen == 0 {
-            return;
+        let [maxima, totals] = running;
+        let mut shrink = [0.0f32; QUERIES];
+        let shrink = &mut shrink[..maxima.len()];
+        for (r, (row, maximum)) in scores.chunks_exact_mut(KEYS).zip(&mut *maxima).enumerate() {
+            let seen = seen(ahead, r, keys);
+            let mut lanes = [f32::NEG_INFINITY; LANES];
+            for (i, row) in row.chunks_exact_mut(LANES).enumerate() {
+                for l in 0..LANES {
+                    let s = if ((i * LANES + l) as u32) < seen { row[l] * scale } else { f32::NEG_INFINITY };
+                    row[l] = s;
+                    lanes[l] = larger(lanes[l], s);
+                }
+            }
+            let old = *maximum;
+            *maximum = larger(old, fold(lanes, larger));
+            shrink[r] = old - *maximum;
         }
-        let scores = &scores[..seen];
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let chunks = scores.chunks_exact(LANES);
-        let mut largest = chunks.remainder().iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
-        for s in chunks {
-            for l in 0..LANES {
-                lanes[l] = if s[l] > lanes[l] { s[l] } else { lanes[l] };
+        for (shrink, total) in shrink.iter_mut().zip(&mut *totals) {
+            *shrink = exp(*shrink);
+            *total *= *shrink;
+        }
+        let rows = scores.chunks_exact(KEYS).zip(p.chunks_exact_mut(KEYS));
+        for (r, (row, p)) in rows.take(maxima.len()).enumerate() {
+            let mut lanes = [0.0f32; LANES];
+            for (row, p) in row.chunks_exact(LANES).zip(p.chunks_exact_mut(LANES)) {
+                for l in 0..LANES {
+                    let e = exp(row[l] - maxima[r]);
+                    p[l] = T::from_f32(e);
+                    lanes[l] += e;
+                }
+            }
+            totals[r] += fold(lanes, |a, b| a + b);
+            if shrink[r] != 1.0 {
+                out[r * d..(r + 1) * d].iter_mut().for_each(|x| *x *= shrink[r]);
             }
         }
-        for s in lanes {
-            largest = if s > largest { s } else { largest };
-        }
-        let new = maximum.max(largest * scale);
-        let mut lanes = [0.0f32; LANES];
-        let mut rest = 0.0;
-        let (p16, s16) = (visible.chunks_exact_mut(LANES), scores.chunks_exact(LANES));
-        let tail = s16.remainder();
-        for (p, s) in p16.zip(s16) {
-            for l in 0..LANES {
-                let e = exp(s[l] * scale - new);
-                p[l] = T::from_f32(e);
-                lanes[l] += e;
-            }
-        }
-        let from = seen - tail.len();
-        for (p, s) in visible[from..].iter_mut().zip(tail) {
-            let e = exp(s * scale - new);
-            *p = T::from_f32(e);
-            rest += e;
-        }
-        if new > *maximum {
-            let shrink = exp(*maximum - new);
-            *sum *= shrink;
-            out.iter_mut().for_each(|x| *x *= shrink);
-        }
-        *sum += total(lanes) + rest;
-        *maximum = new;
     }
 
-    /// One query's probabilities in a block of keys, and the gradients of its scores.
-    fn gradient_row[T: Float](
+    /// The probabilities of a block of scores and the gradients of these. Rows as in `softmax`.
+    fn gradients[T: Float](
         scores: &[f32],
         dp: &[f32],
-        seen: usize,
-        scale: f32,
-        logsumexp: f32,
-        inner: f32,
         p: &mut [T],
         ds: &mut [T],
+        ahead: usize,
+        keys: usize,
+        scale: f32,
+        logsumexp: &[f32],
+        inner: &[f32],
     ) {
-        p[seen..].fill(T::from_f32(0.0));
-        ds[seen..].fill(T::from_f32(0.0));
-        let (scores, dp, p, ds) = (&scores[..seen], &dp[..seen], &mut p[..seen], &mut ds[..seen]);
-        for k in 0..seen {
-            let e = exp(scores[k] * scale - logsumexp);
-            p[k] = T::from_f32(e);
-            ds[k] = T::from_f32(e * (dp[k] - inner) * scale);
+        let sources = scores.chunks_exact(KEYS).zip(dp.chunks_exact(KEYS));
+        let results = p.chunks_exact_mut(KEYS).zip(ds.chunks_exact_mut(KEYS));
+        for (r, ((s, dp), (p, ds))) in sources.zip(results).take(inner.len()).enumerate() {
+            let seen = seen(ahead, r, keys);
+            for k in 0..KEYS {
+                let e = exp(s[k] * scale - logsumexp[r]);
+                let visible = (k as u32) < seen;
+                p[k] = T::from_f32(if visible { e } else { 0.0 });
+                ds[k] = T::from_f32(if visible { e * (dp[k] - inner[r]) * scale } else { 0.0 });
+            }
         }
     }
 }
@@ -460,7 +462,7 @@ mod tests {
 
     #[test]
     fn sequences_longer_than_a_block_agree_with_plain_loops() {
-        for (t, d) in [(QUERIES, 16), (KEYS + 1, 8), (2 * KEYS + QUERIES + 3, 64)] {
+        for (t, d) in [(KEYS + 1, 8), (QUERIES, 16), (2 * KEYS + QUERIES + 3, 64)] {
             compare(&sizes(1, t, 2, d), 3);
         }
     }

@@ -4,7 +4,7 @@
 //! xhat = (x - mean) rstd,   rstd = 1 / sqrt(variance + eps),   y = xhat scale + shift
 //! dx = scale rstd (dy - (dshift + xhat dscale) / n),   dscale = sum dy xhat,   dshift = sum dy
 //! ```
-//! x: [.., c], n rows of c channels; mean, rstd, variance: f32 [c]; scale, shift: [c]. The variance is the
+//! x: [.., c], n rows of c channels; mean, rstd, variance: f32 `[c]`; scale, shift: `[c]`. The variance is the
 //! biased one (divided by n), which normalises; a running estimate wants it times n / (n - 1).
 //!
 //! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
@@ -40,17 +40,19 @@ pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(
             moments(cpu.isa(), &x[start..(start + rows * c).min(x.len())], part);
         });
     });
-    let parts = parts.slice::<f32>();
-    for (k, (mean, rstd)) in mean.slice_mut::<f32>().iter_mut().zip(rstd.slice_mut::<f32>()).enumerate() {
-        let (mut n, mut m, mut squares) = (0.0f64, 0.0f64, 0.0f64);
-        for (i, part) in parts.chunks_exact(2 * c).enumerate() {
-            let more = rows.min(x.rows() - i * rows) as f64;
-            let delta = f64::from(part[k]) - m;
-            squares += f64::from(part[c + k]) + delta * delta * n * more / (n + more);
-            n += more;
-            m += delta * more / n;
+    let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
+    for part in parts.slice::<f32>().chunks_exact(2 * c) {
+        let more = (rows as f64).min(x.rows() as f64 - n);
+        let (share, spread) = (more / (n + more), n * more / (n + more));
+        n += more;
+        for k in 0..c {
+            let delta = f64::from(part[k]) - centre[k];
+            centre[k] += delta * share;
+            squares[k] += f64::from(part[c + k]) + delta * delta * spread;
         }
-        *mean = m as f32;
+    }
+    mean.slice_mut::<f32>().iter_mut().zip(&centre).for_each(|(mean, m)| *mean = *m as f32);
+    for (rstd, squares) in rstd.slice_mut::<f32>().iter_mut().zip(&squares) {
         *rstd = (1.0 / (squares / n.max(1.0) + f64::from(eps)).sqrt()) as f32;
     }
     let y = normalise(x, scale, shift, mean.slice(), rstd.slice())?;

@@ -4,10 +4,10 @@
 //! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - p, j s + v - p, c] w[o, c, u, v]
 //! ```
 //! with stride s, padding p and zeros outside the image.
-//! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: [o]; y: [batch, oh, ow, o].
+//! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
 //!
-//! In f32 the images are read where they lie ([`direct`]); in bf16 the windows are copied into the rows of a
-//! matrix ([`patches`]), because the processor's bf16 unit multiplies whole matrices.
+//! In f32 the images are read where they lie (`direct`); in bf16 the windows are copied into the rows of a
+//! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
 
 mod direct;
 mod patches;
@@ -225,6 +225,7 @@ mod tests {
             ([2, 8, 8, 24], 48, 1, 1, 0),
             ([2, 8, 8, 24], 20, 1, 2, 0),
             ([2, 2, 2, 64], 96, 3, 1, 1),
+            ([9, 4, 5, 96], 33, 3, 1, 1),
         ] {
             compare(shape, o, Conv { kernel, stride, padding }, 7);
         }

@@ -94,7 +94,7 @@ impl Engine for Amx {
 
     /// Whole tiles with contiguous depth can be loaded with the matrix's own stride.
     fn in_place<T: Float>(a: Source<T>, rows: usize, depth: usize) -> Option<Rows<bf16>> {
-        let lies_well = a.depth == 1 && rows % TILE == 0 && depth % STEP == 0;
+        let lies_well = a.depth == 1 && rows.is_multiple_of(TILE) && depth.is_multiple_of(STEP);
         lies_well.then(|| Rows { at: a.at.cast(), row: a.outer, step: STEP, tile: TILE * a.outer })
     }
 
@@ -295,7 +295,8 @@ unsafe fn pack<T: Float, const PAIR_FIRST: bool>(
 }
 
 /// `rows` x `depth` of a source as 16 x 16 pairs of depth, zeros beyond; and whether pairs are the first index.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn load_block(source: Source<bf16>, rows: usize, depth: usize) -> ([__m512i; 16], bool) {
     // SAFETY: the caller's promise; loads are masked at the edges.
     unsafe {

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::engine::{Engine, Lanes, Rows, float_engine, registers};
 use super::pack::{self, Source};
+use crate::bf16;
 use crate::dtype::{DType, Float};
 
 /// Ones for the first `n` of 16 lanes.
@@ -128,6 +129,60 @@ unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, de
             pack::panel(source, count, width, depth, out)
         }
     }
+}
+
+/// Rounds `rows` x `cols` sums to bf16, as `Float::from_f32` does.
+///
+/// With `stream`, whole cache lines go past the caches: `c` is too large to stay in them, and a line that is
+/// overwritten entirely need not be fetched first.
+///
+/// # Safety
+/// The processor has AVX-512; both matrices hold what is named.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn round(
+    sums: *const f32,
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    out: *mut bf16,
+    out_stride: usize,
+    stream: bool,
+) {
+    let half = |x: __m512| {
+        let bits = _mm512_castps_si512(x);
+        let high = _mm512_srli_epi32::<16>(bits);
+        let odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+        let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up));
+        let quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet))
+    };
+    // SAFETY: the caller's promise; loads and stores are masked at the edges.
+    unsafe {
+        if stream && cols == 32 && out.addr().is_multiple_of(64) && out_stride.is_multiple_of(32) {
+            for r in 0..rows {
+                let (from, to) = (sums.add(r * stride), out.add(r * out_stride));
+                let (low, high) = (half(_mm512_loadu_ps(from)), half(_mm512_loadu_ps(from.add(16))));
+                let line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+                _mm512_stream_si512(to.cast(), line);
+            }
+            return;
+        }
+        for r in 0..rows {
+            for j in (0..cols).step_by(16) {
+                let lanes = first((cols - j).min(16));
+                let x = half(_mm512_maskz_loadu_ps(lanes, sums.add(r * stride + j)));
+                _mm256_mask_storeu_epi16(out.add(r * out_stride + j).cast(), lanes, x);
+            }
+        }
+    }
+}
+
+/// Makes streamed lines visible to whoever is told that the task is done.
+pub(super) fn fence() {
+    // SAFETY: every x86-64 processor has it; it touches no memory.
+    unsafe { _mm_sfence() }
 }
 
 float_engine! {

@@ -7,7 +7,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::engine::{Engine, Rows};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::engine::{Engine, Rows, fetch};
 use super::finish::{Out, finish};
 use super::pack::Source;
 use super::scratch::{self, Scratch};
@@ -26,6 +28,8 @@ const WAITING_COLS: usize = 512;
 const SMALL: usize = 1 << 19;
 /// With so few columns, `a` is read where it lies if the kernel can: packing would not pay.
 const IN_PLACE_COLS: usize = 128;
+/// A `c` of so many bytes outgrows the second-level cache.
+const STREAM_BYTES: usize = 2 << 20;
 /// Length of a piece where `k` is cut, and the largest `c` for which it is.
 const PIECE: usize = 4096;
 const SMALL_OUT: usize = 1 << 16;
@@ -83,9 +87,9 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
         }
     }
 
-    /// Whether sums may be made right in `c`.
-    fn sums_in_place(&self) -> bool {
-        O::DTYPE == DType::F32 && self.bias.is_none() && self.activation.is_none() && self.out.pre.is_none()
+    /// Whether there is nothing to do to a sum but to round it or to add it to `c`.
+    fn plain(&self) -> bool {
+        self.bias.is_none() && self.activation.is_none() && self.out.pre.is_none()
     }
 
     /// Columns of `b` packed at once.
@@ -101,12 +105,18 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
     }
 
     /// Hands finished sums of `rows` x `cols` at (i, j) on.
-    fn finish(&self, sums: *const f32, stride: usize, i: usize, j: usize, rows: usize, cols: usize) {
+    fn finish(&self, (sums, i, j, rows, cols): (*mut f32, usize, usize, usize, usize), stride: usize) {
         let out = Out {
             c: self.out.c.wrapping_add(i * self.out.c_stride + j),
             c_stride: self.out.c_stride,
             pre: self.out.pre.map(|(at, stride)| (at.wrapping_add(i * stride + j), stride)),
         };
+        #[cfg(target_arch = "x86_64")]
+        if self.isa >= Isa::Avx512 && O::DTYPE == DType::Bf16 && self.plain() && !self.accumulate {
+            let stream = self.m * self.n * size_of::<O>() >= STREAM_BYTES;
+            // SAFETY: the processor has the instructions; `O` is bf16.
+            return unsafe { avx512::round(sums, stride, rows, cols, out.c.cast(), out.c_stride, stream) };
+        }
         let bias = self.bias.map(|bias| &bias[j..j + cols]);
         finish(self.isa, sums, stride, rows, cols, out, self.accumulate, bias, self.activation);
     }
@@ -240,7 +250,7 @@ fn pieces_of_depth<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T, O>
         for part in rest.chunks_exact(area) {
             sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
         }
-        job.finish(sum.as_ptr(), job.n, 0, 0, job.m, job.n);
+        job.finish((sum.as_mut_ptr(), 0, 0, job.m, job.n), job.n);
     });
 }
 
@@ -308,56 +318,68 @@ fn block<E: Engine, T: Float, O: Float>(
 ) {
     let session = E::begin();
     let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);
+    let in_place = O::DTYPE == DType::F32 && job.plain();
     // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.
-    // 16 more than a power of two, so that rows do not all fall into the same set of the cache.
+    // A tile is finished after the next one has been started, so that the units for either have work: hence
+    // two places. 16 more than a power of two, so that rows do not all fall into the same set of the cache.
     let stride = if one_slab { E::COLS } else { cols.len().next_multiple_of(E::COLS) + 16 };
-    let height = if one_pass { E::rows(1) } else { rows.len().next_multiple_of(E::rows(1)) };
-    let sums: *mut f32 = scratch.sums.room(height * stride);
-    let c: *mut f32 = job.out.c.cast();
-    // A product of depth 0 still writes its zeros: one slab, one pass of no steps.
-    let mut slab = 0;
-    loop {
-        let depth = (job.k - slab).min(E::SLAB);
-        let a = place::<E, T, O>(job, &rows, slab, depth, cols.len(), scratch);
+    let place_len = stride * if one_pass { E::rows(1) } else { rows.len().next_multiple_of(E::rows(1)) };
+    let sums: *mut f32 = scratch.sums.room(2 * place_len);
+    let (mut second, mut unfinished) = (false, None);
+    for slab in steps(0..job.k, E::SLAB) {
+        let a = place::<E, T, O>(job, &rows, slab.start, slab.len(), cols.len(), scratch);
         for j in cols.clone().step_by(E::COLS) {
             let width = (cols.end - j).min(E::COLS);
             let tile_rows = E::rows(width);
-            let b = panels.wrapping_add((j - cols.start) * padded);
-            let mut p = slab;
-            loop {
-                let steps = (slab + depth - p).min(E::DEPTH);
-                let (first, last) = (p == 0, p + steps == job.k);
-                let b = b.wrapping_add(E::depth_offset(p, width));
+            let column = panels.wrapping_add((j - cols.start) * padded);
+            second ^= !one_pass;
+            for pass in steps(slab.clone(), E::DEPTH) {
+                let (first, last) = (pass.start == 0, pass.end == job.k);
+                let b = column.wrapping_add(E::depth_offset(pass.start, width));
+                // What the next pass will read of `b` comes up from the third-level cache meanwhile.
+                let next = match pass.end == slab.end {
+                    true => column.wrapping_add(E::COLS * padded + E::depth_offset(slab.start, E::COLS)),
+                    false => column.wrapping_add(E::depth_offset(pass.end, width)),
+                };
+                let share = pass.len() * E::COLS * size_of::<E::Cell>() / rows.len().div_ceil(tile_rows);
                 for i in rows.clone().step_by(tile_rows) {
                     let height = (rows.end - i).min(tile_rows);
-                    let a = a.at::<E>(i - rows.start, p - slab);
-                    let whole = E::EXACT || (height % 16 == 0 && width % 16 == 0);
+                    let a = a.at::<E>(i - rows.start, pass.start - slab.start);
+                    fetch(next.cast::<u8>().wrapping_add((i - rows.start) / tile_rows * share), share);
                     // SAFETY: packed operands hold whole tiles; `sums` and `c` hold what a tile writes.
                     unsafe {
-                        if whole && job.sums_in_place() {
-                            let at = c.add(i * job.out.c_stride + j);
+                        if in_place && (E::EXACT || (height.is_multiple_of(16) && width.is_multiple_of(16))) {
+                            let at = job.out.c.cast::<f32>().add(i * job.out.c_stride + j);
                             let add = !first || job.accumulate;
-                            E::tile(height, width, steps, a, b, padded, at, job.out.c_stride, add);
-                        } else {
-                            let row = if one_pass { 0 } else { i - rows.start };
-                            let at = sums.add(row * stride + if one_slab { 0 } else { j - cols.start });
-                            E::tile(height, width, steps, a, b, padded, at, stride, !first);
-                            if last {
-                                job.finish(at, stride, i, j, height, width);
-                            }
+                            E::tile(height, width, pass.len(), a, b, padded, at, job.out.c_stride, add);
+                            continue;
+                        }
+                        second ^= one_pass;
+                        let at = match (one_pass, one_slab) {
+                            (true, _) => second as usize * place_len,
+                            (_, true) => second as usize * place_len + (i - rows.start) * stride,
+                            _ => (i - rows.start) * stride + (j - cols.start),
+                        };
+                        let at = sums.add(at);
+                        E::tile(height, width, pass.len(), a, b, padded, at, stride, !first);
+                        if last && let Some(before) = unfinished.replace((at, i, j, height, width)) {
+                            job.finish(before, stride);
                         }
                     }
                 }
-                p += steps;
-                if p >= slab + depth {
-                    break;
-                }
             }
         }
-        slab += depth;
-        if slab >= job.k {
-            break;
-        }
     }
+    if let Some(tile) = unfinished {
+        job.finish(tile, stride);
+    }
+    #[cfg(target_arch = "x86_64")]
+    avx512::fence();
     drop(session);
+}
+
+/// `range` in parts of at most `len`; an empty range is one empty part, so that a product of no depth writes zeros.
+fn steps(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = range.len().div_ceil(len).max(1);
+    (0..count).map(move |i| range.start + i * len..range.end.min(range.start + (i + 1) * len))
 }

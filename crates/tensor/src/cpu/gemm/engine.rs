@@ -79,6 +79,19 @@ pub(super) trait Engine {
     );
 }
 
+/// Asks for `bytes` from `at` on to be brought into the second-level cache. A wish: any address is allowed.
+#[inline(always)]
+pub(super) fn fetch<C>(at: *const C, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast::<i8>().wrapping_add(line)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, bytes);
+}
+
 /// A vector of f32.
 pub(crate) trait Lanes: Copy {
     /// How many.
@@ -192,18 +205,22 @@ macro_rules! float_engine {
             }
 
             unsafe fn pack_a<T: Float>(a: Source<T>, rows: usize, depth: usize, padded: usize, out: *mut f32) {
-                for i in (0..rows).step_by($rows) {
-                    // SAFETY: the caller's `out` holds whole panels.
-                    unsafe { $pack(a.from(i, 0), (rows - i).min($rows), $rows, depth, out.add(i * padded)) };
+                // A few steps of depth over all panels, then the next: long runs of `a` as it is stored.
+                let run = if a.outer == 1 { 16 } else { depth.max(1) };
+                for p in (0..depth).step_by(run) {
+                    for i in (0..rows).step_by($rows) {
+                        let (count, steps, offset) = ((rows - i).min($rows), run.min(depth - p), i * padded + p * $rows);
+                        // SAFETY: the caller's `out` holds whole panels.
+                        unsafe { $pack(a.from(i, p), count, $rows, steps, out.add(offset)) };
+                    }
                 }
             }
 
             unsafe fn pack_b<T: Float>(
                 b: Source<T>, cols: usize, from: usize, to: usize, padded: usize, out: *mut f32,
             ) {
-                // A few steps of depth over all panels, then the next: long runs of `b`'s rows.
-                let run = if b.outer == 1 { 16 } else { to - from };
-                for p in (from..to).step_by(run.max(1)) {
+                let run = if b.outer == 1 { 16 } else { (to - from).max(1) };
+                for p in (from..to).step_by(run) {
                     for j in (0..cols).step_by(Self::COLS) {
                         let n = (cols - j).min(Self::COLS);
                         let offset = j * padded + Self::depth_offset(p, n);

@@ -4,10 +4,10 @@
 //! `a: [m, k]`, `b: [k, n]`, `c: [m, n]`; `a` and `b` may lie in any way (transposed, one head of a wider
 //! matrix), the rows of `c` are contiguous. Sums are always in f32.
 //!
-//! - [`drive`]: the loops over blocks, and what runs on which thread;
-//! - [`engine`]: what a kernel offers to those loops; `avx512`, `avx2`, `portable` for f32, `amx` for bf16;
-//! - [`pack`] and [`finish`]: the way in and the way out;
-//! - [`scratch`]: memory that a thread keeps between calls.
+//! - `drive`: the loops over blocks, and what runs on which thread;
+//! - `engine`: what a kernel offers to those loops; `avx512`, `avx2`, `portable` for f32, `amx` for bf16;
+//! - `pack` and `finish`: the way in and the way out;
+//! - `scratch`: memory that a thread keeps between calls.
 //!
 //! An element of `c` is summed over `k` in an order that only `k` decides. Blocks of rows and columns, and so
 //! the number of threads, never change its bits.
