@@ -4,6 +4,7 @@
 //! in f64, and that they repeat bit for bit; then prints TFLOP/s. Ends at once where there is no card, and
 //! fails where a check does.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use espalier_tensor::cuda::blas::{Epilogue, Product, Search};
@@ -24,7 +25,7 @@ fn main() {
     memory(&cuda, &device);
     kernels(&cuda, &device);
     let worst = products(&device);
-    println!("products agree; the worst error is {worst:.2} of what is allowed");
+    println!("products: the worst error is {worst:.2} of what is allowed");
     for product in cuda.unfused_products().unwrap() {
         println!("  finished by our kernels: {product}");
     }
@@ -32,6 +33,12 @@ fn main() {
     repeat(&device);
     speed(&cuda, &device);
     println!("held {} MiB, peak booked {} MiB", cuda.held() >> 20, cuda.ledger().total_peak() >> 20);
+    let wrong = WRONG.load(Relaxed);
+    if wrong > 0 {
+        println!("{wrong} comparisons are WRONG");
+        std::process::exit(1);
+    }
+    println!("all comparisons are right");
 }
 
 /// Numbers in (-1, 1), the same in every run.
@@ -110,7 +117,11 @@ fn kernels(cuda: &Cuda, device: &Device) {
                 // SAFETY: never launched: the arguments are too few, and that is noticed.
                 unsafe { kernel.launch(1, 256, 0, Args::new().input(&x)) }
             });
-            assert!(std::panic::catch_unwind(launch).is_err(), "wrong arguments went unnoticed");
+            let hook = std::panic::take_hook();
+            std::panic::set_hook(Box::new(|_| {}));
+            let noticed = std::panic::catch_unwind(launch).is_err();
+            std::panic::set_hook(hook);
+            assert!(noticed, "wrong arguments went unnoticed");
         }
     }
 }
@@ -142,18 +153,26 @@ fn gelu_slope(x: f64) -> f64 {
     (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
 }
 
-/// The largest error as a part of what is allowed; panics beyond it.
+/// How many comparisons went wrong. The rest is still looked at: a card may be far away.
+static WRONG: AtomicUsize = AtomicUsize::new(0);
+
+/// The largest error as a part of what is allowed; says what is beyond it.
 fn compare(what: &str, got: &Tensor, expected: &[f64], k: usize) -> f64 {
     // A bf16 keeps 8 bits; a sum of k products of numbers below 1 errs by a few units of f32 times its terms.
+    let terms = (k as f64).sqrt().max(2.0);
     let (relative, absolute) = match got.dtype() {
-        DType::Bf16 => (1.0 / 128.0, 2e-2 * (k as f64).sqrt() / 8.0),
-        _ => (2e-6, 1e-6 * (k as f64).sqrt().max(2.0)),
+        DType::Bf16 => (1.0 / 128.0, terms / 400.0),
+        _ => (2e-6, terms * 1e-6),
     };
-    let mut worst = 0.0f64;
-    for (i, (got, expected)) in got.to_f32().into_iter().zip(expected).enumerate() {
-        let part = (f64::from(got) - expected).abs() / (expected.abs() * relative + absolute);
-        assert!(part <= 1.0, "{what}: element {i} is {got}, should be {expected}");
-        worst = worst.max(part);
+    let got = got.to_f32();
+    let parts = got.iter().zip(expected).map(|(got, expected)| {
+        let part = (f64::from(*got) - expected).abs() / (expected.abs() * relative + absolute);
+        if part.is_nan() { f64::INFINITY } else { part }
+    });
+    let (i, worst) = parts.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
+    if worst > 1.0 {
+        WRONG.fetch_add(1, Relaxed);
+        println!("WRONG: {what}: element {i} is {}, should be {}", got[i], expected[i]);
     }
     worst
 }
@@ -246,6 +265,7 @@ fn products(device: &Device) -> f64 {
 /// The operation on the card beside the same on the processor.
 fn operations(device: &Device) {
     let cpu = Device::cpu(4).unwrap();
+    let mut worst = 0.0f64;
     for dtype in [DType::F32, DType::Bf16] {
         for (m, n, k) in [(129, 96, 200), (31, 13, 7)] {
             for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -260,12 +280,13 @@ fn operations(device: &Device) {
                 };
                 for (card, host) in on(device).iter().zip(on(&cpu)) {
                     let host: Vec<f64> = host.to_f32().into_iter().map(f64::from).collect();
-                    compare(&format!("matmul {dtype:?} {m}x{n}x{k}"), card, &host, k);
+                    let what = format!("matmul {dtype:?} {m}x{n}x{k} ta={ta} tb={tb}");
+                    worst = worst.max(compare(&what, card, &host, k));
                 }
             }
         }
     }
-    println!("the operation agrees with the processor's");
+    println!("the operation: the worst error beside the processor's is {worst:.2} of what is allowed");
 }
 
 /// Shapes whose sums an algorithm would like to split: the same bits, again and again.
@@ -284,12 +305,13 @@ fn repeat(device: &Device) {
                 (c.host_bytes().into_owned(), sums.host_bytes().into_owned())
             };
             let first = once();
-            for _ in 0..5 {
-                assert!(once() == first, "{dtype:?} {m}x{n}x{k} does not repeat");
+            if (0..5).any(|_| once() != first) {
+                WRONG.fetch_add(1, Relaxed);
+                println!("WRONG: {dtype:?} {m}x{n}x{k} does not repeat");
             }
         }
     }
-    println!("products repeat bit for bit");
+    println!("products were run again and compared bit for bit");
 }
 
 /// Seconds of one `work`, which queues on the card: the mean over about a fifth of a second.

@@ -362,6 +362,6 @@ impl Table {
         unsafe { kernel("update_norms")?.launch(lanes::blocks(self.blocks, 1), THREADS, 0, args)? };
         let args = Args::new().input(&partial).pointer(self.firsts()).pointer(to);
         // SAFETY: the first blocks are within `partial`, and `to` has room for two doubles a tensor.
-        unsafe { kernel("update_norms_total")?.launch(lanes::blocks(self.tensors, 1), THREADS, 0, args) }
+        unsafe { kernel("update_norms_total")?.launch(lanes::blocks(self.tensors, 1), 1024, 0, args) }
     }
 }
