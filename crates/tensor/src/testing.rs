@@ -86,6 +86,13 @@ pub fn check(expected: &[Vec<f64>], compute: impl Fn(&Device, DType) -> Vec<Tens
     }
 }
 
+/// As [`check`], against what the first host device makes of f32: for sizes at which a plain reference is slow.
+pub fn check_like_host(compute: impl Fn(&Device, DType) -> Vec<Tensor>) {
+    let host = compute(&devices()[0][0], DType::F32);
+    let expected: Vec<Vec<f64>> = host.iter().map(|x| wide(&x.to_f32())).collect();
+    check(&expected, compute);
+}
+
 /// Asserts that values agree to within `tolerance`, relative to the largest expected one.
 #[track_caller]
 pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {

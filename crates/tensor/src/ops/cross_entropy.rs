@@ -130,7 +130,8 @@ mod tests {
     use super::*;
     use crate::DType;
     use crate::testing::{
-        address, assert_close, check, devices, gradient, indices, integers, tensor, values, wide,
+        address, assert_close, check, check_like_host, devices, gradient, indices, integers, tensor, values,
+        wide,
     };
     use proptest::prelude::*;
 
@@ -184,6 +185,23 @@ mod tests {
                 let gradient = outcome.gradient.to_f32();
                 assert!(gradient.iter().sum::<f32>().abs() < 1e-4 && gradient.iter().all(|g| g.abs() <= 1.0));
             }
+        }
+    }
+
+    /// Rows of which a card keeps a part beside the arithmetic, and rows that it cannot read in groups.
+    #[test]
+    fn the_vocabulary_of_a_language_model() {
+        for v in [50_257, 50_304, 8_192] {
+            let (rows, classes) = (3, integers(5, 3, v));
+            let x = values(12, rows * v, 3.0);
+            check_like_host(|device, dtype| {
+                let logits = tensor(device, dtype, &[rows, v], &x);
+                let targets = indices(device, &[rows], &classes);
+                let (loss, correct) = evaluate(&logits, &targets);
+                let outcome = forward_backward(logits, &targets, 1.0).unwrap();
+                let numbers = [loss as f32, outcome.loss_sum as f32, correct as f32, outcome.correct as f32];
+                vec![outcome.gradient, tensor(device, DType::F32, &[4], &numbers)]
+            });
         }
     }
 

@@ -153,7 +153,7 @@ fn checked(id: u32, vocab: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check, devices, indices, integers, tensor, values};
+    use crate::testing::{check, check_like_host, devices, indices, integers, tensor, values};
     use proptest::prelude::*;
 
     proptest! {
@@ -187,6 +187,27 @@ mod tests {
                 vec![y, shifted, dtable, positions_backward(&dy, t + spare).unwrap()]
             });
         }
+    }
+
+    /// Ids that are rare and one that is frequent, and positions of the other type.
+    #[test]
+    fn the_vocabulary_of_a_language_model() {
+        let (b, t, c, vocab) = (2, 500, 96, 50_257);
+        let ids: Vec<u32> = integers(1, b * t, vocab)
+            .iter()
+            .enumerate()
+            .map(|(i, &id)| if i % 3 == 0 { 17 } else { id })
+            .collect();
+        let (table, places) = (values(2, vocab * c, 1.0), values(3, 512 * c, 1.0));
+        let dy = values(4, b * t * c, 1.0);
+        check_like_host(|device, dtype| {
+            let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
+            let ids = indices(device, &[b, t], &ids);
+            let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table)).unwrap();
+            let y = add_positions(y, &tensor(device, other, &[512, c], &places)).unwrap();
+            let dy = tensor(device, dtype, &[b, t, c], &dy);
+            vec![y, backward(&ids, &dy, vocab).unwrap(), positions_backward(&dy, 512).unwrap()]
+        });
     }
 
     /// Only the host looks at an id in time to stop.

@@ -124,7 +124,7 @@ simd! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check, dot, gradient, tensor, values, wide};
+    use crate::testing::{check, check_like_host, dot, gradient, tensor, values, wide};
     use proptest::prelude::*;
 
     fn reference(x: &[f64], scale: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
@@ -156,6 +156,24 @@ mod tests {
                 let (y, statistics) = forward(&x, &scale, eps as f32).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
                 let dscale = backward_weights(&dy, &x, &statistics, DType::F32).unwrap();
+                vec![y, statistics, dx, dscale]
+            });
+        }
+    }
+
+    /// Rows that a card gives to a block instead of a warp, and weights of the other type.
+    #[test]
+    fn long_rows_and_weights_of_another_type() {
+        for (rows, c) in [(300, 768), (5, 1023), (3, 4096), (2, 20_001), (2, 30_000)] {
+            let (x, dy) = (values(1, rows * c, 2.0), values(2, rows * c, 1.0));
+            let scale = values(3, c, 1.0);
+            check_like_host(|device, dtype| {
+                let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
+                let (x, dy) = (tensor(device, dtype, &[rows, c], &x), tensor(device, dtype, &[rows, c], &dy));
+                let scale = tensor(device, other, &[c], &scale);
+                let (y, statistics) = forward(&x, &scale, 1e-5).unwrap();
+                let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
+                let dscale = backward_weights(&dy, &x, &statistics, dtype).unwrap();
                 vec![y, statistics, dx, dscale]
             });
         }

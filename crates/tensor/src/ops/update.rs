@@ -700,14 +700,129 @@ mod tests {
         }
     }
 
-    fn one(x: f32) -> Tensor {
-        tensor(&devices()[0][0], DType::F32, &[1], &[x])
+    fn number(device: &Device, x: f32) -> Tensor {
+        tensor(device, DType::F32, &[1], &[x])
+    }
+
+    /// A tensor of each kind in one list: odd lengths, an empty one, master copies, both types of gradient.
+    #[test]
+    fn a_list_of_targets_steps_as_each_of_them_alone() {
+        struct Layer {
+            weight: Tensor,
+            master: Option<Tensor>,
+            gradient: Tensor,
+            states: [Tensor; 2],
+        }
+        fn target(layer: &mut Layer) -> (Target<'_>, &mut Tensor, &mut Tensor) {
+            let Layer { weight, master, gradient, states: [m, v] } = layer;
+            (Target { weight, master: master.as_mut(), gradient }, m, v)
+        }
+        const DECAYS: [f32; 4] = [0.0, 0.125, 0.25, 0.5];
+        const ADAPT: [bool; 4] = [true, false, true, true];
+        let fresh = |device: &Device| -> Vec<Layer> {
+            let kinds = [
+                (70_001, false, DType::F32),
+                (3, true, DType::Bf16),
+                (0, false, DType::F32),
+                (4096, true, DType::F32),
+            ];
+            let layer = |(i, &(n, mixed, dtype)): (usize, &(usize, bool, DType))| {
+                let seed = i as u64;
+                let make = |dtype, seed, spread| tensor(device, dtype, &[n], &values(seed, n, spread));
+                let squares: Vec<f32> = values(seed + 30, n, 0.1).iter().map(|x| x * x).collect();
+                Layer {
+                    weight: make(if mixed { DType::Bf16 } else { DType::F32 }, seed, 0.5),
+                    master: mixed.then(|| make(DType::F32, seed, 0.5)),
+                    gradient: make(dtype, seed + 10, 0.1),
+                    states: [make(DType::F32, seed + 20, 0.1), tensor(device, DType::F32, &[n], &squares)],
+                }
+            };
+            kinds.iter().enumerate().map(layer).collect()
+        };
+        let (lr, gradient_scale, weight_decay) = (LR, CLIP, 9.0);
+        let (beta1, beta2, eps, step, adapt) = (0.875, 0.96875, 1e-3, 3, false);
+        let sgd_rule = Sgd { lr, weight_decay, gradient_scale };
+        let momentum_rule = Momentum { lr, momentum: 0.875, nesterov: true, weight_decay, gradient_scale };
+        let adam_rule = Adam { lr, beta1, beta2, eps, weight_decay, decoupled: true, step, gradient_scale };
+        let lars_rule = Lars { lr, momentum: 0.875, trust: 0.0625, eps, weight_decay, gradient_scale, adapt };
+        let lamb_rule = Lamb { lr, beta1, beta2, eps, weight_decay, step, gradient_scale, adapt };
+        type One<'a> = &'a dyn Fn(Target<'_>, &mut Tensor, &mut Tensor, f32, bool);
+        type All<'a> = &'a dyn Fn(Vec<(Target<'_>, &mut Tensor, &mut Tensor, f32, bool)>);
+        let rules: [(One<'_>, All<'_>); 5] = [
+            (&|t, _, _, weight_decay, _| sgd(t, Sgd { weight_decay, ..sgd_rule }), &|all| {
+                sgd_all(all.into_iter().map(|(t, _, _, wd, _)| (t, wd)).collect(), sgd_rule)
+            }),
+            (
+                &|t, m, _, weight_decay, _| momentum(t, m, Momentum { weight_decay, ..momentum_rule }),
+                &|all| {
+                    momentum_all(all.into_iter().map(|(t, m, _, wd, _)| (t, m, wd)).collect(), momentum_rule)
+                },
+            ),
+            (&|t, m, v, weight_decay, _| adam(t, m, v, Adam { weight_decay, ..adam_rule }), &|all| {
+                adam_all(all.into_iter().map(|(t, m, v, wd, _)| (t, m, v, wd)).collect(), adam_rule)
+            }),
+            (
+                &|t, m, _, weight_decay, adapt| {
+                    let norms = lars_norms(&t);
+                    lars(t, m, Lars { weight_decay, adapt, ..lars_rule }, norms)
+                },
+                &|all| {
+                    lars_all(
+                        all.into_iter().map(|(t, m, _, wd, adapt)| (t, m, wd, adapt)).collect(),
+                        lars_rule,
+                    )
+                },
+            ),
+            (
+                &|t, m, v, weight_decay, adapt| {
+                    let s = Lamb { weight_decay, adapt, ..lamb_rule };
+                    let norms = lamb_direction_norms(&t, m, v, s);
+                    lamb(t, m, v, s, norms)
+                },
+                &|all| lamb_all(all, lamb_rule),
+            ),
+        ];
+        for [device, ..] in devices() {
+            for (one, all) in rules {
+                let (mut alone, mut together) = (fresh(device), fresh(device));
+                for (i, layer) in alone.iter_mut().enumerate() {
+                    let (target, m, v) = target(layer);
+                    one(target, m, v, DECAYS[i], ADAPT[i]);
+                }
+                let list = together.iter_mut().enumerate().map(|(i, layer)| {
+                    let (target, m, v) = target(layer);
+                    (target, m, v, DECAYS[i], ADAPT[i])
+                });
+                all(list.collect());
+                let bytes = |layers: &[Layer]| -> Vec<Vec<u8>> {
+                    let tensors = layers.iter().flat_map(|layer| {
+                        [
+                            Some(&layer.weight),
+                            layer.master.as_ref(),
+                            Some(&layer.states[0]),
+                            Some(&layer.states[1]),
+                        ]
+                    });
+                    tensors.flatten().map(|tensor| tensor.host_bytes().into_owned()).collect()
+                };
+                let stepped = bytes(&alone);
+                assert_ne!(stepped, bytes(&fresh(device)));
+                assert_eq!(stepped, bytes(&together));
+            }
+        }
+        sgd_all(vec![], sgd_rule);
     }
 
     /// w = 1, g = 0.5, then 0.25: momentum 0.9, lr 0.1, wd 0.1. By hand:
     /// d = 0.6, v = 0.6, w = 0.94; then d = 0.344, v = 0.884, w = 0.8516.
     #[test]
     fn momentum_by_hand() {
+        for [device, ..] in devices() {
+            momentum_by_hand_on(|x| number(device, x));
+        }
+    }
+
+    fn momentum_by_hand_on(one: impl Fn(f32) -> Tensor) {
         let (mut w, mut v) = (one(1.0), one(0.0));
         let s = Momentum { lr: 0.1, momentum: 0.9, nesterov: false, weight_decay: 0.1, gradient_scale: 1.0 };
         for (g, expected) in [(0.5, 0.94), (0.25, 0.8516)] {
@@ -727,6 +842,12 @@ mod tests {
     /// w = 0.99 0.89 - 0.1 (0.10526316/0.39522387) = 0.8811 - 0.02663381.
     #[test]
     fn adamw_by_hand() {
+        for [device, ..] in devices() {
+            adamw_by_hand_on(|x| number(device, x));
+        }
+    }
+
+    fn adamw_by_hand_on(one: impl Fn(f32) -> Tensor) {
         let (mut w, mut m, mut v) = (one(1.0), one(0.0), one(0.0));
         for (step, g, expected) in [(1, 0.5, 0.89), (2, -0.25, 0.854_466_19)] {
             let s = Adam {
@@ -747,6 +868,12 @@ mod tests {
     /// A layer that is still zero, or has no gradient, moves as without a ratio instead of not at all.
     #[test]
     fn the_ratio_is_one_where_a_norm_is_zero() {
+        for [device, ..] in devices() {
+            the_ratio_is_one_on(|x| number(device, x));
+        }
+    }
+
+    fn the_ratio_is_one_on(one: impl Fn(f32) -> Tensor) {
         let s = Lars {
             lr: 0.5,
             momentum: 0.0,

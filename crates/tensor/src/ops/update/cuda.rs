@@ -98,6 +98,7 @@ pub(super) struct Described<'a> {
     /// How many states there are, and whether all but the gradient may be written to.
     held: usize,
     writable: bool,
+    card: &'a Cuda,
     tensors: PhantomData<&'a mut Tensor>,
 }
 
@@ -177,6 +178,7 @@ impl<'a> Described<'a> {
             flags: 0,
             held: 0,
             writable: false,
+            card: gradient.cuda_buffer().cuda(),
             tensors: PhantomData,
         }
         .with_flags_of(gradient)
@@ -259,9 +261,6 @@ pub(super) fn norms(
 /// The squared norm of each tensor; the host waits for them, once.
 pub(crate) fn squared_norms(cuda: &Cuda, tensors: &[&Tensor]) -> Result<Vec<f64>> {
     let all: Vec<Described<'_>> = tensors.iter().map(|tensor| Described::gradient(tensor)).collect();
-    for tensor in tensors {
-        assert!(tensor.cuda_buffer().cuda().is(cuda), "norms of tensors on two cards");
-    }
     let norms = read_norms(cuda, Kind::Gradient, &all, Settings::default())?;
     Ok(norms.iter().map(|norms| norms.direction).collect())
 }
@@ -307,6 +306,7 @@ struct Table {
 
 impl Table {
     fn new(cuda: &Cuda, all: &[Described<'_>], norms: &[SquaredNorms]) -> Result<Table> {
+        assert!(all.iter().all(|one| one.card.is(cuda)), "update: targets on two cards");
         let tensors = all.len();
         let blocks: usize = all.iter().map(|one| one.length.div_ceil(TILE)).sum();
         let mut words = Vec::with_capacity((2 + WORDS + 1) * tensors + blocks + 1);
