@@ -9,23 +9,31 @@
 // Where it departs from the paper:
 // - The backward has no atomics, so runs repeat bit for bit. One kernel owns rows of queries and writes dq,
 //   the other owns rows of keys and writes dk and dv. Both compute the scores, 7 products instead of 5, but
-//   the probabilities of each stay in the registers in which the next product wants its left operand:
-//   nothing of them goes through shared memory, and dq needs no f32 workspace.
+//   what a product leaves in registers is what the next one wants as its left operand, and dq needs no f32
+//   workspace.
 // - A row's maximum moves only when it grows by more than 2^SLACK. The softmax does not depend on the
 //   reference it is shifted by, and most steps then skip the rescaling of the output.
 // - A warp skips each chunk that is above the diagonal of its own rows.
+// - Long blocks start first, over teams of heads (see `place`).
 //
 // Shapes
 //   qkv, dqkv: [batch, seq, 3, heads, HEAD] bf16    query, key and value of a token side by side
 //   y, dy:     [batch, seq, heads * HEAD]   bf16
 //   logsumexp: [batch, heads, seq]          f32     of the scaled scores, natural logarithm
-//   rows:      [batch, heads, seq, 2]       f32     workspace of the backward: logsumexp in base 2, and
-//                                                   the sum of dy * y over the head
-// Launch: grid (ceil(seq / ROWS), heads, batch), block WARPS * 32 threads, SHARED bytes of dynamic shared
-// memory, with these three per kernel as the table below gives them. seq is any number >= 1.
+//   rows:      [batch, heads, seq, 2]       f32     workspace of the backward: what the sums of a query's scores
+//                                                   and of its dp start from, -logsumexp / scale and -sum(dy * y)
+// Pointers are aligned to 16 bytes. seq is any number >= 1.
+//
+// Launch: grid ceil(seq / rows) * heads * batch (one-dimensional), with rows, threads of a block and bytes of
+// dynamic shared memory as `attention_geometry` at the end gives them per kernel, where attention/cuda.rs reads them.
 //   attention_forward(qkv, y, logsumexp, seq, heads)
 //   attention_backward_query(qkv, y, dy, logsumexp, rows, dqkv, seq, heads)    first: writes rows and dq
 //   attention_backward_key(qkv, dy, rows, dqkv, seq, heads)                    then: writes dk and dv
+//
+// Where the time goes (H200, Nsight Compute): the tensor pipe is busy half of the time, shared memory up to
+// 60 %, issue slots 35 %; with two warps a scheduler the rest is latency. Tried and slower: rows padded by 16
+// bytes instead of swizzled (copies then straddle lines), mbarriers instead of a block barrier in the pairs'
+// ring, the second warp of a pair one chunk behind the first, a third stage, 16 rows a warp.
 
 #ifndef HEAD
 #error "the head size is given by -DHEAD"
@@ -33,24 +41,21 @@
 
 // Per kernel: WARPS in a block, STACK of 16-row tiles a warp owns, TILE rows of the other side in a stage of
 // shared memory, CHUNK of them a warp takes in one step, KEEP its own operands in registers or read them from
-// shared memory each time, BLOCKS that must fit on a multiprocessor. ROWS = WARPS * STACK * 16.
-#ifndef FORWARD_WARPS
+// shared memory each time, BLOCKS that must fit on a multiprocessor.
 #define FORWARD_WARPS 4
 #define FORWARD_STACK 2
 #define FORWARD_TILE (HEAD <= 64 ? 64 : 32)
 #define FORWARD_CHUNK FORWARD_TILE
 #define FORWARD_KEEP (HEAD <= 64)
 #define FORWARD_BLOCKS 2
-#endif
-#ifndef QUERY_WARPS
+
 #define QUERY_WARPS 4
 #define QUERY_STACK 2
 #define QUERY_TILE (HEAD <= 64 ? 64 : 32)
 #define QUERY_CHUNK 32
 #define QUERY_KEEP (HEAD <= 64)
 #define QUERY_BLOCKS 2
-#endif
-#ifndef KEY_WARPS
+
 #define KEY_PAIRED (HEAD > 64)
 #define KEY_STACK 2
 #if KEY_PAIRED
@@ -66,13 +71,6 @@
 #define KEY_KEEP 0
 #define KEY_BLOCKS 2
 #endif
-#endif
-#ifndef TEAM
-#define TEAM 1024
-#endif
-#ifndef STAGES
-#define STAGES 2
-#endif
 
 namespace attention {
 
@@ -81,9 +79,11 @@ typedef unsigned int u32;
 
 static_assert(HEAD % 16 == 0, "a product takes 16 columns of the head at a time");
 
-constexpr int STEPS = HEAD / 16;       // products along the head
-constexpr int PIECES = HEAD / 8;       // 16-byte pieces in a row
+constexpr int STEPS = HEAD / 16;  // products along the head
+constexpr int PIECES = HEAD / 8;  // 16-byte pieces in a row
 constexpr int ROW_BYTES = HEAD * 2;
+constexpr int STAGES = 2;   // tiles in shared memory: one in use, one on its way
+constexpr int TEAM = 512;   // blocks that start together, see `place`
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float SLACK = 8.0f;
@@ -340,8 +340,8 @@ __device__ __forceinline__ void write_rows(const float (&sum)[STACK][HEAD / 8][4
 }
 
 // Which rows of which head a block works on. Blocks start in the order of their number, so the long ones come
-// first over a team of heads: enough heads that short blocks fill the end, few enough that what they read stays
-// in the L2 cache while they read it again.
+// first over a team of heads: at least TEAM blocks, that the short ones fill the end, and otherwise few enough
+// heads that what they read stays in the L2 cache (16 MiB of keys and values) while they read it again.
 struct Place {
     int block, head;
     long long batch;
@@ -399,9 +399,8 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
     u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
-            const u32 stage = filling;
-            copy_tile<TILE, THREADS>(stage, key, stride, tile * TILE, seq);
-            copy_tile<TILE, THREADS>(stage + TILE * PITCH, value, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(filling, key, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(filling + TILE * PITCH, value, stride, tile * TILE, seq);
         }
         copies_close();
         filling = next_stage<STAGE_BYTES>(filling, stages);
@@ -560,9 +559,8 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
     u32 filling = stages;
     auto fetch = [&](int tile) {
         if (tile < tiles) {
-            const u32 stage = filling;
-            copy_tile<TILE, THREADS>(stage, key, stride, tile * TILE, seq);
-            copy_tile<TILE, THREADS>(stage + TILE * PITCH, value, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(filling, key, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(filling + TILE * PITCH, value, stride, tile * TILE, seq);
         }
         copies_close();
         filling = next_stage<STAGE_BYTES>(filling, stages);
@@ -646,7 +644,130 @@ extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOC
     write_rows<STACK>(out, factor, own_rows, dqkv + first_token * stride + head * HEAD, stride, row, seq);
 }
 
-#if KEY_PAIRED
+#if !KEY_PAIRED
+// Here the roles are turned: a warp owns keys, the tiles are queries and dy, and scores come out transposed.
+namespace backward_key {
+constexpr int THREADS = KEY_WARPS * 32, STACK = KEY_STACK, TILE = KEY_TILE, CHUNK = KEY_CHUNK;
+constexpr int OWN = STACK * 16, ROWS = KEY_WARPS * OWN;
+constexpr int STAGE_BYTES = 2 * TILE * PITCH + TILE * 8;  // queries, dy, their two row numbers
+constexpr int SHARED = 2 * ROWS * PITCH + STAGES * STAGE_BYTES;
+static_assert(TILE * 8 % 256 == 0, "stages stay aligned");
+static_assert(TILE <= THREADS, "a thread fetches one row number");
+}  // namespace backward_key
+
+extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
+    attention_backward_key(const half_word* __restrict__ qkv, const half_word* __restrict__ dy, const float2* __restrict__ rows,
+                           half_word* __restrict__ dqkv, int seq, int heads) {
+    using namespace backward_key;
+    extern __shared__ __align__(256) unsigned char memory[];
+    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // The first keys are seen by the most queries and go first.
+    const Place at = place<ROWS>(seq, heads);
+    const int block = at.block * ROWS, head = at.head;
+    const int width = heads * HEAD, stride = 3 * width;
+    const long long first_token = at.batch * seq;
+    const half_word* query = qkv + first_token * stride + head * HEAD;
+    const half_word *key = query + width, *value = key + width;
+    dy += first_token * width + head * HEAD;
+    rows += first_token * heads + static_cast<long long>(head) * seq;
+
+    const int first_tile = block / TILE, tiles = (seq + TILE - 1) / TILE;
+    u32 filling = stages;
+    auto fetch = [&](int tile) {
+        if (tile < tiles) {
+            copy_tile<TILE, THREADS>(filling, query, stride, tile * TILE, seq);
+            copy_tile<TILE, THREADS>(filling + TILE * PITCH, dy, width, tile * TILE, seq);
+            if (threadIdx.x < TILE) {
+                const int at = tile * TILE + threadIdx.x;
+                copy_8(filling + 2 * TILE * PITCH + threadIdx.x * 8, rows + min(at, seq - 1), at < seq);
+            }
+        }
+        copies_close();
+        filling = next_stage<STAGE_BYTES>(filling, stages);
+    };
+    copy_tile<ROWS, THREADS>(own_tile, key, stride, block, seq);
+    copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, value, stride, block, seq);
+    copies_close();
+    for (int i = 0; i < STAGES - 1; ++i) fetch(first_tile + i);
+
+    const u32 own_rows = own_tile + warp * OWN * PITCH;
+    const int row = block + warp * OWN;
+    copies_wait<STAGES - 1>();
+    __syncthreads();
+    Own<STACK, KEY_KEEP> own_key, own_value;
+    own_key.open(own_rows), own_value.open(own_rows + ROWS * PITCH);
+    float dk[STACK][HEAD / 8][4], dv[STACK][HEAD / 8][4];
+    clear(dk);
+    clear(dv);
+    u32 stage = stages;
+    for (int tile = first_tile; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(tile + STAGES - 1);
+        const u32 queries = stage, dys = queries + TILE * PITCH;
+        const u32 numbers = dys + TILE * PITCH + lane % 4 * 16;
+#pragma unroll 1
+        for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
+            const int column = tile * TILE + chunk;
+            if (column + CHUNK - 1 < row) continue;
+            float s[STACK][CHUNK / 8][4], d[STACK][CHUNK / 8][4];
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; ++n) {
+                float shift0, shift1, mean0, mean1;
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(shift0), "=f"(mean0), "=f"(shift1), "=f"(mean1)
+                             : "r"(numbers + (chunk + n * 8) * 8)
+                             : "memory");
+#pragma unroll
+                for (int m = 0; m < STACK; ++m) {
+                    s[m][n][0] = s[m][n][2] = shift0, s[m][n][1] = s[m][n][3] = shift1;
+                    d[m][n][0] = d[m][n][2] = mean0, d[m][n][1] = d[m][n][3] = mean1;
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(s, own_key, queries + chunk * PITCH + abreast(), k);
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
+#pragma unroll
+            for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) s[m][n][i] = exp2_fast(s[m][n][i] * SCALE_2);
+            if (column < row + OWN - 1) {
+                const int edge = row + lane / 4 - column - lane % 4 * 2;
+#pragma unroll
+                for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                    for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            if (n * 8 + i % 2 - m * 16 - i / 2 * 8 < edge) s[m][n][i] = 0.0f;
+            }
+            u32 weights[STACK][CHUNK / 16][4];
+            round_weights<STACK, CHUNK>(weights, s);
+            gather<STACK, CHUNK>(dv, weights, dys + chunk * PITCH + stacked());
+#pragma unroll
+            for (int m = 0; m < STACK; ++m)
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) d[m][n][i] *= s[m][n][i];
+            round_weights<STACK, CHUNK>(weights, d);
+            gather<STACK, CHUNK>(dk, weights, queries + chunk * PITCH + stacked());
+        }
+    }
+    float factor[STACK][2];
+#pragma unroll
+    for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = SCALE;
+    half_word* to = dqkv + first_token * stride + head * HEAD;
+    write_rows<STACK>(dk, factor, own_rows, to + width, stride, row, seq);
+#pragma unroll
+    for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = 1.0f;
+    write_rows<STACK>(dv, factor, own_rows + ROWS * PITCH, to + 2 * width, stride, row, seq);
+}
+#else
 // Large heads: two warps share 32 keys, since the sums of dk and dv would not fit in the registers of one. The
 // first takes the scores and makes dv of them, the second takes dp and makes dk. The first leaves its
 // probabilities in shared memory as a note, in f32 and in the lanes' own order.
@@ -811,129 +932,6 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
 #pragma unroll
     for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = second ? SCALE : 1.0f;
     write_rows<STACK>(out, factor, own_rows, dqkv + first_token * stride + head * HEAD + (second ? 1 : 2) * width, stride, row, seq);
-}
-#else
-// Here the roles are turned: a warp owns keys, the tiles are queries and dy, and scores come out transposed.
-namespace backward_key {
-constexpr int THREADS = KEY_WARPS * 32, STACK = KEY_STACK, TILE = KEY_TILE, CHUNK = KEY_CHUNK;
-constexpr int OWN = STACK * 16, ROWS = KEY_WARPS * OWN;
-constexpr int STAGE_BYTES = 2 * TILE * PITCH + (TILE * 8 + 255) / 256 * 256;  // queries, dy, their two row numbers
-constexpr int SHARED = 2 * ROWS * PITCH + STAGES * STAGE_BYTES;
-static_assert(TILE <= THREADS, "a thread fetches one row number");
-}  // namespace backward_key
-
-extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
-    attention_backward_key(const half_word* __restrict__ qkv, const half_word* __restrict__ dy, const float2* __restrict__ rows,
-                           half_word* __restrict__ dqkv, int seq, int heads) {
-    using namespace backward_key;
-    extern __shared__ __align__(256) unsigned char memory[];
-    const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // The first keys are seen by the most queries and go first.
-    const Place at = place<ROWS>(seq, heads);
-    const int block = at.block * ROWS, head = at.head;
-    const int width = heads * HEAD, stride = 3 * width;
-    const long long first_token = at.batch * seq;
-    const half_word* query = qkv + first_token * stride + head * HEAD;
-    const half_word *key = query + width, *value = key + width;
-    dy += first_token * width + head * HEAD;
-    rows += first_token * heads + static_cast<long long>(head) * seq;
-
-    const int first_tile = block / TILE, tiles = (seq + TILE - 1) / TILE;
-    u32 filling = stages;
-    auto fetch = [&](int tile) {
-        if (tile < tiles) {
-            const u32 stage = filling;
-            copy_tile<TILE, THREADS>(stage, query, stride, tile * TILE, seq);
-            copy_tile<TILE, THREADS>(stage + TILE * PITCH, dy, width, tile * TILE, seq);
-            if (threadIdx.x < TILE) {
-                const int at = tile * TILE + threadIdx.x;
-                copy_8(stage + 2 * TILE * PITCH + threadIdx.x * 8, rows + min(at, seq - 1), at < seq);
-            }
-        }
-        copies_close();
-        filling = next_stage<STAGE_BYTES>(filling, stages);
-    };
-    copy_tile<ROWS, THREADS>(own_tile, key, stride, block, seq);
-    copy_tile<ROWS, THREADS>(own_tile + ROWS * PITCH, value, stride, block, seq);
-    copies_close();
-    for (int i = 0; i < STAGES - 1; ++i) fetch(first_tile + i);
-
-    const u32 own_rows = own_tile + warp * OWN * PITCH;
-    const int row = block + warp * OWN;
-    copies_wait<STAGES - 1>();
-    __syncthreads();
-    Own<STACK, KEY_KEEP> own_key, own_value;
-    own_key.open(own_rows), own_value.open(own_rows + ROWS * PITCH);
-    float dk[STACK][HEAD / 8][4], dv[STACK][HEAD / 8][4];
-    clear(dk);
-    clear(dv);
-    u32 stage = stages;
-    for (int tile = first_tile; tile < tiles; ++tile, stage = next_stage<STAGE_BYTES>(stage, stages)) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        fetch(tile + STAGES - 1);
-        const u32 queries = stage, dys = queries + TILE * PITCH;
-        const u32 numbers = dys + TILE * PITCH + lane % 4 * 16;
-#pragma unroll 1
-        for (int chunk = 0; chunk < TILE; chunk += CHUNK) {
-            const int column = tile * TILE + chunk;
-            if (column + CHUNK - 1 < row) continue;
-            float s[STACK][CHUNK / 8][4], d[STACK][CHUNK / 8][4];
-#pragma unroll
-            for (int n = 0; n < CHUNK / 8; ++n) {
-                float shift0, shift1, mean0, mean1;
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(shift0), "=f"(mean0), "=f"(shift1), "=f"(mean1)
-                             : "r"(numbers + (chunk + n * 8) * 8)
-                             : "memory");
-#pragma unroll
-                for (int m = 0; m < STACK; ++m) {
-                    s[m][n][0] = s[m][n][2] = shift0, s[m][n][1] = s[m][n][3] = shift1;
-                    d[m][n][0] = d[m][n][2] = mean0, d[m][n][1] = d[m][n][3] = mean1;
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(s, own_key, queries + chunk * PITCH + abreast(), k);
-#pragma unroll
-            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(d, own_value, dys + chunk * PITCH + abreast(), k);
-#pragma unroll
-            for (int m = 0; m < STACK; ++m)
-#pragma unroll
-                for (int n = 0; n < CHUNK / 8; ++n)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) s[m][n][i] = exp2_fast(s[m][n][i] * SCALE_2);
-            if (column < row + OWN - 1) {
-                const int edge = row + lane / 4 - column - lane % 4 * 2;
-#pragma unroll
-                for (int m = 0; m < STACK; ++m)
-#pragma unroll
-                    for (int n = 0; n < CHUNK / 8; ++n)
-#pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            if (n * 8 + i % 2 - m * 16 - i / 2 * 8 < edge) s[m][n][i] = 0.0f;
-            }
-            u32 weights[STACK][CHUNK / 16][4];
-            round_weights<STACK, CHUNK>(weights, s);
-            gather<STACK, CHUNK>(dv, weights, dys + chunk * PITCH + stacked());
-#pragma unroll
-            for (int m = 0; m < STACK; ++m)
-#pragma unroll
-                for (int n = 0; n < CHUNK / 8; ++n)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) d[m][n][i] *= s[m][n][i];
-            round_weights<STACK, CHUNK>(weights, d);
-            gather<STACK, CHUNK>(dk, weights, queries + chunk * PITCH + stacked());
-        }
-    }
-    float factor[STACK][2];
-#pragma unroll
-    for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = SCALE;
-    half_word* to = dqkv + first_token * stride + head * HEAD;
-    write_rows<STACK>(dk, factor, own_rows, to + width, stride, row, seq);
-#pragma unroll
-    for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = 1.0f;
-    write_rows<STACK>(dv, factor, own_rows + ROWS * PITCH, to + 2 * width, stride, row, seq);
 }
 #endif
 
