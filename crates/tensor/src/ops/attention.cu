@@ -25,7 +25,7 @@
 // Pointers are aligned to 16 bytes. seq is any number >= 1.
 //
 // Launch: grid ceil(seq / rows) * heads * batch (one-dimensional), with rows, threads of a block and bytes of
-// dynamic shared memory as `attention_geometry` at the end gives them per kernel.
+// dynamic shared memory as `attention_geometry` at the end gives them per kernel, where attention/cuda.rs reads them.
 //   attention_forward(qkv, y, logsumexp, seq, heads)
 //   attention_backward_query(qkv, y, dy, logsumexp, rows, dqkv, seq, heads)    first: writes rows and dq
 //   attention_backward_key(qkv, dy, rows, dqkv, seq, heads)                    then: writes dk and dv

@@ -3,6 +3,8 @@
 //! bf16 runs on the tensor cores (`attention.cu`) for the head sizes that these are built for. f32, and other
 //! head sizes by way of f32, run on the plain cores (`attention_f32.cu`).
 
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+
 use super::Sizes;
 use crate::cuda::{Args, Build, Cuda, Source, lanes};
 use crate::dtype::DType;
@@ -95,7 +97,7 @@ impl Kernels<'_> {
             return Err(Error::Unsupported { what });
         }
         let build = head(z.d);
-        let tensor_cores = dtype == DType::Bf16 && SOURCE.builds.contains(&build);
+        let tensor_cores = dtype == DType::Bf16 && SOURCE.builds.contains(&build) && fits(cuda, build)?;
         Ok(Kernels { cuda, z, dtype: if tensor_cores { DType::Bf16 } else { DType::F32 }, build })
     }
 
@@ -155,8 +157,7 @@ impl Kernels<'_> {
     fn geometry(&self, pass: Pass) -> Result<(&'static Source, &'static str, u32, u32, u32)> {
         if self.dtype == DType::Bf16 {
             let names = ["attention_forward", "attention_backward_query", "attention_backward_key"];
-            let all = self.cuda.constant::<9>(&SOURCE, self.build, "attention_geometry")?;
-            let [rows, threads, shared] = [0, 1, 2].map(|i| all[pass as usize * 3 + i] as u32);
+            let [rows, threads, shared] = launches(self.cuda, self.build)?[pass as usize];
             return Ok((&SOURCE, names[pass as usize], rows, threads, shared));
         }
         let names = ["attention_forward_f32", "attention_backward_query_f32", "attention_backward_key_f32"];
@@ -164,4 +165,16 @@ impl Kernels<'_> {
         let shared = tiles * 32 * (self.z.d as u32 + 1) * 4;
         Ok((&SOURCE_F32, names[pass as usize], 32, 256, shared))
     }
+}
+
+/// For each pass on the tensor cores the rows of a block, its threads and its shared memory.
+fn launches(cuda: &Cuda, build: Build) -> Result<[[u32; 3]; 3]> {
+    let all = cuda.constant::<9>(&SOURCE, build, "attention_geometry")?;
+    Ok([0, 1, 2].map(|pass| [0, 1, 2].map(|i| all[pass * 3 + i] as u32)))
+}
+
+/// Whether the card has the shared memory that a head of this size wants: small cards have not for large heads.
+fn fits(cuda: &Cuda, build: Build) -> Result<bool> {
+    let most = cuda.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    Ok(launches(cuda, build)?.iter().all(|[_, _, shared]| *shared <= most))
 }
