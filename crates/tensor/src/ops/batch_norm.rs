@@ -4,7 +4,7 @@
 //! xhat = (x - mean) rstd,   rstd = 1 / sqrt(variance + eps),   y = xhat scale + shift
 //! dx = scale rstd (dy - (dshift + xhat dscale) / n),   dscale = sum dy xhat,   dshift = sum dy
 //! ```
-//! x: [.., c], n rows of c channels; mean, rstd, variance: f32 [c]; scale, shift: [c]. The variance is the
+//! x: [.., c], n rows of c channels; mean, rstd, variance: f32 `[c]`; scale, shift: `[c]`. The variance is the
 //! biased one (divided by n), which normalises; a running estimate wants it times n / (n - 1).
 //!
 //! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by

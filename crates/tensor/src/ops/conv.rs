@@ -4,7 +4,7 @@
 //! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - p, j s + v - p, c] w[o, c, u, v]
 //! ```
 //! with stride s, padding p and zeros outside the image.
-//! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: [o]; y: [batch, oh, ow, o].
+//! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
 //!
 //! In f32 the images are read where they lie (`direct`); in bf16 the windows are copied into the rows of a
 //! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
