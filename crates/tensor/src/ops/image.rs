@@ -13,34 +13,37 @@ pub(super) fn shape(shape: &[usize]) -> [usize; 4] {
     shape.try_into().unwrap_or_else(|_| panic!("images are [batch, h, w, c], got {shape:?}"))
 }
 
-/// A tensor of images of which `add(n, image)` forms image `n` by adding to zeros, in f32 whatever its type.
+/// A tensor of images of which `add(n, images)` forms a group, the images from `n` on, by adding to zeros, in
+/// f32 whatever its type.
 pub(super) fn sum(
     device: &Device,
     shape: &[usize],
     dtype: DType,
+    group: usize,
     add: impl Fn(usize, &mut [f32]) + Sync + Send,
 ) -> Result<Tensor> {
     let Device::Cpu(cpu) = device else { crate::device::host_only() };
     let mut y = Tensor::empty(device, shape, dtype, Category::Activations)?;
-    let len = shape[1..].iter().product::<usize>().max(1);
+    let image = shape[1..].iter().product::<usize>().max(1);
+    let len = image * group;
     with_float!(dtype, T => {
         let wide = || Tensor::empty(device, &[len], DType::F32, Category::Workspace);
-        let tasks = if dtype == DType::F32 { 0 } else { shape[0] };
+        let tasks = if dtype == DType::F32 { 0 } else { shape[0].div_ceil(group) };
         let scratch = Scratch::new(cpu, tasks, wide)?;
         cpu.for_pieces(y.slice_mut::<T>(), len, |range, y| {
-            let n = range.start / len;
-            if let Ok(image) = bytemuck::try_cast_slice_mut::<T, f32>(y)
+            let n = range.start / image;
+            if let Ok(images) = bytemuck::try_cast_slice_mut::<T, f32>(y)
                 && dtype == DType::F32
             {
-                image.fill(0.0);
-                add(n, image);
+                images.fill(0.0);
+                add(n, images);
                 return;
             }
             scratch.lend(|wide| {
-                let image = wide.slice_mut::<f32>();
-                image.fill(0.0);
-                add(n, image);
-                y.iter_mut().zip(image).for_each(|(y, x)| *y = T::from_f32(*x));
+                let images = &mut wide.slice_mut::<f32>()[..y.len()];
+                images.fill(0.0);
+                add(n, images);
+                y.iter_mut().zip(images).for_each(|(y, x)| *y = T::from_f32(*x));
             });
         });
     });

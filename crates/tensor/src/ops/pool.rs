@@ -66,7 +66,7 @@ pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
     };
     with_float!(dy.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
-        image::sum(&device, &grid.shape, T::DTYPE, |n, dx| {
+        image::sum(&device, &grid.shape, T::DTYPE, 1, |n, dx| {
             scatter_max(cpu.isa(), grid.output(dy, n), grid.input(x, n), dx, &grid);
         })
     })
@@ -183,7 +183,7 @@ fn spread(dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
     };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
-        image::sum(&device, &grid.shape, T::DTYPE, |n, dx| {
+        image::sum(&device, &grid.shape, T::DTYPE, 1, |n, dx| {
             scatter_mean(cpu.isa(), grid.output(dy, n), dx, grid);
         })
     })

@@ -76,13 +76,15 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
     with_float!(dy.dtype(), T => {
         let weight = permute_weight::<T>(w, z)?;
         let (dy, weight) = (dy.slice::<T>(), weight.slice::<T>());
-        let rows = z.piece().min(z.oh);
+        let group = PIXELS.div_ceil(z.oh * z.ow).min(z.batch);
+        let rows = z.piece().min(group * z.oh);
         let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
-        let scratch = Scratch::new(cpu, z.batch, space)?;
-        image::sum(&device, &z.input_shape(), T::DTYPE, |n, dx| scratch.lend(|patches| {
+        let scratch = Scratch::new(cpu, z.batch.div_ceil(group), space)?;
+        image::sum(&device, &z.input_shape(), T::DTYPE, group, |n, dx| scratch.lend(|patches| {
             let patches = patches.slice_mut::<f32>();
-            for first in (0..z.oh).step_by(rows) {
-                let last = (first + rows).min(z.oh);
+            let end = dx.len() / (z.h * z.w * z.c) * z.oh;
+            for first in (0..end).step_by(rows) {
+                let last = (first + rows).min(end);
                 let pixels = (last - first) * z.ow;
                 let dy = &dy[(n * z.oh + first) * z.ow * z.o..][..pixels * z.o];
                 let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
@@ -174,11 +176,12 @@ fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &
     space
 }
 
-/// Adds the patches of these rows of one image's output pixels to where they were taken from.
-fn scatter(patches: &[f32], image: &mut [f32], rows: Range<usize>, z: &Sizes) {
+/// Adds the patches of these rows of output pixels to where in the images they were taken from.
+fn scatter(patches: &[f32], images: &mut [f32], rows: Range<usize>, z: &Sizes) {
     let (run, pixel) = (z.conv.kernel * z.c, z.window());
     for (row, patches) in rows.zip(patches.chunks_exact(z.ow * pixel)) {
-        let (us, top) = z.clip(row, z.h);
+        let image = &mut images[row / z.oh * z.h * z.w * z.c..][..z.h * z.w * z.c];
+        let (us, top) = z.clip(row % z.oh, z.h);
         for (j, patch) in patches.chunks_exact(pixel).enumerate() {
             let (vs, left) = z.clip(j, z.w);
             for u in us.clone() {
