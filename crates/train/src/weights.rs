@@ -56,6 +56,11 @@ impl Weights {
         &self.parameters[id.0]
     }
 
+    /// All parameters, to be changed.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Tensor)> {
+        self.parameters.iter_mut().enumerate().map(|(i, tensor)| (ParameterId(i), tensor))
+    }
+
     /// A parameter, to be changed.
     pub fn get_mut(&mut self, id: ParameterId) -> &mut Tensor {
         &mut self.parameters[id.0]

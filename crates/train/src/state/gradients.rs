@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::elementwise::add_into;
-use espalier_tensor::ops::reduce::squared_norm;
+use espalier_tensor::ops::reduce::{squared_norm, squared_norm_all};
 
 use crate::Result;
 use crate::layers::{GradientSink, WeightGradients};
@@ -46,14 +46,17 @@ impl Gradients {
 
     /// The squared norm over all parameters; NaN or infinite if any element is.
     pub fn squared_norm(&self) -> f64 {
-        self.sums.iter().flatten().map(squared_norm).sum()
+        squared_norm_all(&self.sums.iter().flatten().collect::<Vec<_>>())
     }
 
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
     pub fn noise_norms(&self) -> Option<(f64, f64)> {
         let measured = self.measured.as_ref()?;
         let sums = self.sums.iter().enumerate().filter(|(i, _)| !measured.without.contains(&ParameterId(*i)));
-        Some((measured.squares, sums.filter_map(|(_, sum)| sum.as_ref()).map(squared_norm).sum()))
+        Some((
+            measured.squares,
+            squared_norm_all(&sums.filter_map(|(_, sum)| sum.as_ref()).collect::<Vec<_>>()),
+        ))
     }
 }
 

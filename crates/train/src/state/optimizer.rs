@@ -63,7 +63,8 @@ impl Optimizer {
         Ok(Optimizer { rule: config.rule, weight_decay: config.weight_decay as f32, slots })
     }
 
-    /// Takes step number `step` (from 1) at rate `lr`, with the gradients times `gradient_scale`.
+    /// Takes step number `step` (from 1) at rate `lr`, with the gradients times `gradient_scale`: one pass over all
+    /// parameters, which on a card is one launch.
     pub fn step(
         &mut self,
         weights: &mut Weights,
@@ -72,44 +73,55 @@ impl Optimizer {
         lr: f64,
         gradient_scale: f32,
     ) {
-        let lr = lr as f32;
-        for (id, slot) in weights.ids().zip(&mut self.slots) {
-            let Some(gradient) = gradients.get(id) else { continue };
-            let target = Target { weight: weights.get_mut(id), master: slot.master.as_mut(), gradient };
-            let weight_decay = if slot.decays { self.weight_decay } else { 0.0 };
-            let adapt = slot.adapts;
-            match (self.rule, &mut slot.moments[..]) {
-                (Rule::Sgd, []) => update::sgd(target, Sgd { lr, weight_decay, gradient_scale }),
-                (Rule::Momentum { momentum }, [v]) => {
-                    let momentum = momentum as f32;
-                    let rule = Momentum { lr, momentum, nesterov: false, weight_decay, gradient_scale };
-                    update::momentum(target, v, rule);
-                }
-                (Rule::Nesterov { momentum }, [v]) => {
-                    let momentum = momentum as f32;
-                    let rule = Momentum { lr, momentum, nesterov: true, weight_decay, gradient_scale };
-                    update::momentum(target, v, rule);
-                }
-                (Rule::Adam { beta1, beta2, eps } | Rule::AdamW { beta1, beta2, eps }, [m, v]) => {
-                    let decoupled = matches!(self.rule, Rule::AdamW { .. });
-                    let (beta1, beta2, eps) = (beta1 as f32, beta2 as f32, eps as f32);
-                    let rule = Adam { lr, beta1, beta2, eps, weight_decay, decoupled, step, gradient_scale };
-                    update::adam(target, m, v, rule);
-                }
-                (Rule::Lars { momentum, trust }, [v]) => {
-                    let (momentum, trust) = (momentum as f32, trust as f32);
-                    let rule =
-                        Lars { lr, momentum, trust, eps: LARS_EPS, weight_decay, gradient_scale, adapt };
-                    let norms = update::lars_norms(&target);
-                    update::lars(target, v, rule, norms);
-                }
-                (Rule::Lamb { beta1, beta2, eps }, [m, v]) => {
-                    let (beta1, beta2, eps) = (beta1 as f32, beta2 as f32, eps as f32);
-                    let rule = Lamb { lr, beta1, beta2, eps, weight_decay, step, gradient_scale, adapt };
-                    let norms = update::lamb_direction_norms(&target, m, v, rule);
-                    update::lamb(target, m, v, rule, norms);
-                }
-                _ => unreachable!("a slot has the moments that its rule asked for"),
+        let (lr, weight_decay) = (lr as f32, self.weight_decay);
+        let ready = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
+            let target = Target { weight, master: slot.master.as_mut(), gradient: gradients.get(id)? };
+            let decay = if slot.decays { weight_decay } else { 0.0 };
+            Some((target, &mut slot.moments[..], decay, slot.adapts))
+        });
+        match self.rule {
+            Rule::Sgd => {
+                let all = ready.map(|(target, _, decay, _)| (target, decay)).collect();
+                update::sgd_all(all, Sgd { lr, weight_decay, gradient_scale });
+            }
+            Rule::Momentum { momentum } | Rule::Nesterov { momentum } => {
+                let (momentum, nesterov) = (momentum as f32, matches!(self.rule, Rule::Nesterov { .. }));
+                let all = ready
+                    .map(|(target, moments, decay, _)| {
+                        let [v] = exactly(moments);
+                        (target, v, decay)
+                    })
+                    .collect();
+                update::momentum_all(all, Momentum { lr, momentum, nesterov, weight_decay, gradient_scale });
+            }
+            Rule::Adam { beta1, beta2, eps } | Rule::AdamW { beta1, beta2, eps } => {
+                let decoupled = matches!(self.rule, Rule::AdamW { .. });
+                let (beta1, beta2, eps) = (beta1 as f32, beta2 as f32, eps as f32);
+                let all = ready.map(|(target, moments, decay, _)| {
+                    let [m, v] = exactly(moments);
+                    (target, m, v, decay)
+                });
+                let rule = Adam { lr, beta1, beta2, eps, weight_decay, decoupled, step, gradient_scale };
+                update::adam_all(all.collect(), rule);
+            }
+            Rule::Lars { momentum, trust } => {
+                let (momentum, trust) = (momentum as f32, trust as f32);
+                let all = ready.map(|(target, moments, decay, adapt)| {
+                    let [v] = exactly(moments);
+                    (target, v, decay, adapt)
+                });
+                let rule =
+                    Lars { lr, momentum, trust, eps: LARS_EPS, weight_decay, gradient_scale, adapt: true };
+                update::lars_all(all.collect(), rule);
+            }
+            Rule::Lamb { beta1, beta2, eps } => {
+                let (beta1, beta2, eps) = (beta1 as f32, beta2 as f32, eps as f32);
+                let all = ready.map(|(target, moments, decay, adapt)| {
+                    let [m, v] = exactly(moments);
+                    (target, m, v, decay, adapt)
+                });
+                let rule = Lamb { lr, beta1, beta2, eps, weight_decay, step, gradient_scale, adapt: true };
+                update::lamb_all(all.collect(), rule);
             }
         }
     }
@@ -132,4 +144,10 @@ impl Optimizer {
             master.chain(slot.moments.iter_mut().enumerate().map(moment))
         })
     }
+}
+
+/// The moments of a slot, as many as its rule asked for.
+fn exactly<const N: usize>(moments: &mut [Tensor]) -> [&mut Tensor; N] {
+    let all: Vec<&mut Tensor> = moments.iter_mut().collect();
+    all.try_into().expect("a slot has the moments that its rule asked for")
 }
