@@ -5,7 +5,7 @@
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
-//! - [`stream`], [`staging`], [`buffer`]: order, copies, memory;
+//! - [`stream`], `staging`, [`buffer`]: order, copies, memory;
 //! - [`compile`], [`kernel`], `lanes`: from source to launch;
 //! - [`blas`]: matrix products.
 
