@@ -141,7 +141,10 @@ impl<'a> Section<'a> {
     /// The error for a word outside a closed set, with the nearest one as a hint.
     pub fn not_one_of(&self, key: &str, value: &Value, words: impl Iterator<Item = &'static str>) -> Error {
         let words: Vec<_> = words.collect();
-        let hint = value.as_str().and_then(|word| nearest(word, words.iter().copied())).map(String::from);
+        // "gpu" is what everyone writes first, and one letter from "cpu".
+        let habit = |word: &str| (word == "gpu" && words.contains(&"cuda")).then_some("cuda");
+        let hint = |word| habit(word).or_else(|| nearest(word, words.iter().copied()));
+        let hint = value.as_str().and_then(hint).map(String::from);
         let quoted: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
         let expected = match quoted.split_last() {
             // A long list helps only one who was not close.

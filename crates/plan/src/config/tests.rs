@@ -113,7 +113,7 @@ fn wrong_types_and_impossible_values() {
     insta::assert_snapshot!(sentence("seed = -1"), @"`seed` must be a whole number of at least 0, got -1");
     insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3");
     insta::assert_snapshot!(sentence("[device]\nthreads = 5000"), @"`device.threads` must be a whole number of at most 4096, got 5000");
-    insta::assert_snapshot!(sentence("[device]\nkind = \"gpu\""), @r#"`device.kind` must be "auto", "cpu" or "cuda", got "gpu""#);
+    insta::assert_snapshot!(sentence("[device]\nkind = \"gpu\""), @r#"`device.kind` must be "auto", "cpu" or "cuda", got "gpu"; did you mean `cuda`?"#);
     insta::assert_snapshot!(sentence("[train]\nsteps = = 3"), @"line 2: not TOML: extra `=`, expected nothing");
     insta::assert_snapshot!(sentence("[train]\nsteps = 3\nsteps = 4"), @"line 3: not TOML: duplicate key");
 }

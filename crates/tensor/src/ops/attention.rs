@@ -484,6 +484,14 @@ mod tests {
         }
     }
 
+    /// A card has kernels of their own for these.
+    #[test]
+    fn usual_head_sizes_agree_with_plain_loops() {
+        for d in [32, 64, 80, 96, 128] {
+            compare(&sizes(2, 150, 2, d), 5);
+        }
+    }
+
     #[test]
     fn large_scores_do_not_overflow() {
         let device = Device::cpu(1).unwrap();
