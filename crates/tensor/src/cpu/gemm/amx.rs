@@ -60,9 +60,8 @@ impl Engine for Amx {
     const ROWS: usize = 2 * TILE;
     const COLS: usize = 2 * TILE;
     const UNIT: usize = STEP;
-    const DEPTH: usize = 1024;
+    const DEPTH: usize = 512;
     const SLAB: usize = 2048;
-    const FETCH: bool = true;
     const EXACT: bool = false;
     type Session = Tiles;
 

@@ -188,5 +188,5 @@ pub(super) fn fence() {
 float_engine! {
     /// f32 with AVX-512.
     Avx512, __m512, features: ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"], rows: 14,
-    each: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], depth: 512, slab: 1024, pack: pack_panel
+    each: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], depth: 256, slab: 1024, pack: pack_panel
 }

@@ -345,9 +345,7 @@ fn block<E: Engine, T: Float, O: Float>(
                 for i in rows.clone().step_by(tile_rows) {
                     let height = (rows.end - i).min(tile_rows);
                     let a = a.at::<E>(i - rows.start, pass.start - slab.start);
-                    if E::FETCH {
-                        fetch(next.cast::<u8>().wrapping_add((i - rows.start) / tile_rows * share), share);
-                    }
+                    fetch(next.cast::<u8>().wrapping_add((i - rows.start) / tile_rows * share), share);
                     // SAFETY: packed operands hold whole tiles; `sums` and `c` hold what a tile writes.
                     unsafe {
                         if in_place && (E::EXACT || (height.is_multiple_of(16) && width.is_multiple_of(16))) {

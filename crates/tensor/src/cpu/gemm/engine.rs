@@ -31,12 +31,10 @@ pub(super) trait Engine {
     const COLS: usize;
     /// Depth is packed in multiples of this.
     const UNIT: usize;
-    /// Depth of one call of [`Engine::tile`]: a longer one leaves `c` alone more, a shorter one spares the caches.
+    /// Depth of one call of [`Engine::tile`]: what keeps a panel of `b` in the first-level cache.
     const DEPTH: usize;
     /// Depth for which a block of `a` is packed at once; a multiple of `DEPTH`.
     const SLAB: usize;
-    /// Whether the kernel outruns the third-level cache, so that `b` should be asked for ahead of its use.
-    const FETCH: bool;
     /// Whether [`Engine::tile`] writes nothing beyond `rows` x `cols`.
     const EXACT: bool;
     /// Held while tiles are computed.
@@ -94,19 +92,6 @@ pub(super) fn fetch<C>(at: *const C, bytes: usize) {
     let _ = (at, bytes);
 }
 
-/// As [`fetch`], into the first-level cache.
-#[inline(always)]
-fn fetch_near<C>(at: *const C, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(line)) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (at, bytes);
-}
-
 /// A vector of f32.
 pub(crate) trait Lanes: Copy {
     /// How many.
@@ -141,9 +126,13 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
         let mut sums = [[L::splat(0.0); V]; R];
         let full = cols == V * L::N;
         let part = |v: usize| cols.saturating_sub(v * L::N).min(L::N);
-        // `c` comes near while the sums are made, whether to be added to or to be overwritten.
-        for r in 0..R {
-            fetch_near(c.add(r * c_stride), V * L::N * size_of::<f32>());
+        if add {
+            for r in 0..R {
+                for v in 0..V {
+                    let at = c.add(r * c_stride + v * L::N);
+                    sums[r][v] = if full { L::load(at) } else { L::load_part(at, part(v)) };
+                }
+            }
         }
         let (mut at, mut b) = (a.at, b);
         for _ in 0..depth {
@@ -160,16 +149,10 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
             at = at.add(a.step);
             b = b.add(V * L::N);
         }
-        let one = L::splat(1.0);
         for r in 0..R {
             for v in 0..V {
                 let at = c.add(r * c_stride + v * L::N);
-                let mut sum = sums[r][v];
-                if add {
-                    let before = if full { L::load(at) } else { L::load_part(at, part(v)) };
-                    sum = sum.add_product(before, one);
-                }
-                if full { sum.store(at) } else { sum.store_part(at, part(v)) }
+                if full { sums[r][v].store(at) } else { sums[r][v].store_part(at, part(v)) }
             }
         }
     }
@@ -207,7 +190,6 @@ macro_rules! float_engine {
             const UNIT: usize = 1;
             const DEPTH: usize = $depth;
             const SLAB: usize = $slab;
-            const FETCH: bool = false;
             const EXACT: bool = true;
             type Session = ();
 

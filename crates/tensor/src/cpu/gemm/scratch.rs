@@ -25,10 +25,7 @@ pub(super) struct Space(Option<Block>);
 impl Space {
     /// Room for `len` elements, 64-byte aligned, with any content.
     pub fn room<C>(&mut self, len: usize) -> *mut C {
-        // From half a huge page on, a whole one: the kernels walk through all of it again and again.
-        const HUGE_PAGE: usize = 2 << 20;
         let bytes = (len * size_of::<C>()).max(64);
-        let bytes = if bytes >= HUGE_PAGE / 2 { bytes.next_multiple_of(HUGE_PAGE) } else { bytes };
         match &self.0 {
             Some(block) if block.capacity() >= bytes => {}
             _ => {
