@@ -58,8 +58,8 @@ impl Device {
     }
 }
 
-/// The end of an operation that was called for a card and only knows the host.
+/// The end of a host-only path that was handed a tensor of a card: each public operation chooses before it comes here.
 #[track_caller]
 pub(crate) fn host_only() -> ! {
-    panic!("this operation has no CUDA kernel yet")
+    panic!("the host's code of an operation was given a tensor of a card")
 }

@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(data.facts(), DataFacts { vocab: None, image: Some((28, 28, 1)), classes: Some(10) });
         assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (54_000, 6_000));
         let batch = data.batch(Split::Train, &[(0, 0), (0, 53_999)]).unwrap();
-        let HostBatch { inputs: Inputs::Images { shape, .. }, samples: 2, .. } = batch else { panic!() };
+        let HostBatch { inputs: Inputs::Images { shape, .. }, .. } = batch else { panic!() };
         assert_eq!(shape, [2, 28, 28, 1]);
     }
 }

@@ -114,7 +114,7 @@ impl Images {
             }
         }
         let inputs = Inputs::Images { pixels, shape: [picks.len(), height, width, channels] };
-        HostBatch { inputs, targets, samples: picks.len() }
+        HostBatch { inputs, targets }
     }
 }
 

@@ -67,8 +67,6 @@ pub struct HostBatch {
     pub inputs: Inputs,
     /// What it should say: a label per image, or the next id for every id.
     pub targets: Vec<u32>,
-    /// Samples in the batch.
-    pub samples: usize,
 }
 
 /// What the model sees.

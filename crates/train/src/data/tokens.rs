@@ -139,7 +139,7 @@ impl Tokens {
             targets.extend_from_slice(&window[1..]);
         }
         let inputs = Inputs::Tokens { ids, shape: [picks.len(), self.seq] };
-        Ok(HostBatch { inputs, targets, samples: picks.len() })
+        Ok(HostBatch { inputs, targets })
     }
 
     /// Where the first window of an epoch starts.
