@@ -1,11 +1,11 @@
 //! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
 //!
 //! For each parameter: its weight and its gradient in the precision of the run, the optimizer's moments in f32, and in
-//! bf16 a master weight in f32. Buffers are f32 whatever the precision. Activations are those of one micro-batch.
+//! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Activations are those of one micro-batch.
 
 use serde::Serialize;
 
-use crate::config::{Optimizer, Precision, Recompute};
+use crate::config::{Precision, Prune, RunFile};
 use crate::spec::{Model, ShapeError};
 
 /// Bytes by category.
@@ -28,27 +28,37 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The prediction for a whole model on one rank.
-    pub fn predict(
-        model: &Model,
-        optimizer: &Optimizer,
-        precision: Precision,
-        recompute: Recompute,
-        micro_batch: usize,
-    ) -> Result<Memory, ShapeError> {
-        let parameters = model.parameter_count();
-        let bytes = |each: u64| parameters.saturating_mul(each);
-        let buffers: u64 = model.buffers().iter().map(|buffer| 4 * buffer.elements()).sum();
+    /// The prediction for a whole model on one rank, at the peak of each category: where pruning comes after the first
+    /// step, state is dense until then.
+    pub fn predict(model: &Model, run: &RunFile, micro_batch: usize) -> Result<Memory, ShapeError> {
+        let precision = run.train.precision;
         let master = match precision {
             Precision::F32 => 0,
-            Precision::Bf16 => 4,
+            Precision::Bf16 => run.optimizer.master.bytes(),
         };
+        let each = master + 4 * run.optimizer.moments();
+        let prune = run.prune.as_ref();
+        let (mut dense, mut candidates, mut mask) = (0u64, 0u64, 0u64);
+        for parameter in model.parameters() {
+            let elements = parameter.elements();
+            match prune.filter(|prune| prune.covers(&parameter)) {
+                None => dense = dense.saturating_add(elements),
+                Some(prune) => {
+                    candidates = candidates.saturating_add(elements);
+                    mask += mask_bytes(elements, ((1.0 - prune.sparsity) * elements as f64) as u64);
+                }
+            }
+        }
+        let parameters = dense.saturating_add(candidates);
+        let compressed = prune.is_some_and(|p| p.at_start() && p.compresses(precision.size() + each));
+        let stored = if compressed { dense + kept_of(prune, candidates) } else { parameters };
+        let buffers: u64 = model.buffers().iter().map(|buffer| 4 * buffer.elements()).sum();
         Ok(Memory {
-            weights: bytes(precision.size()).saturating_add(buffers),
-            gradients: bytes(precision.size()),
-            optimizer: bytes(master + 4 * optimizer.moments()),
-            mask: 0,
-            activations: model.activation_bytes(micro_batch, precision, recompute)?,
+            weights: parameters.saturating_mul(precision.size()).saturating_add(buffers),
+            gradients: stored.saturating_mul(precision.size()),
+            optimizer: stored.saturating_mul(each),
+            mask,
+            activations: model.activation_bytes(micro_batch, precision, run.train.recompute)?,
             workspace: None,
             communication: 0,
         })
@@ -62,16 +72,24 @@ impl Memory {
     }
 }
 
+/// Candidates that are kept: exactly so many.
+pub fn kept_of(prune: Option<&Prune>, candidates: u64) -> u64 {
+    prune.map_or(candidates, |prune| ((1.0 - prune.sparsity) * candidates as f64).round() as u64)
+}
+
+/// Bytes of a mask in the smaller form: a bit a weight and a directory, or four bytes for each kept one.
+fn mask_bytes(elements: u64, kept: u64) -> u64 {
+    (4 * (elements.div_ceil(32) + elements.div_ceil(512))).min(4 * kept)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RunFile;
     use crate::spec::presets::{Form, ResNet, resnet};
 
     fn predict(model: &Model, optimizer: &str, precision: Precision) -> Memory {
-        let set = [format!("optimizer.name={optimizer}")];
-        let optimizer = RunFile::parse("", &set).unwrap().optimizer;
-        Memory::predict(model, &optimizer, precision, Recompute::None, 2).unwrap()
+        let set = [format!("optimizer.name={optimizer}"), format!("train.precision={}", precision.name())];
+        Memory::predict(model, &RunFile::parse("", &set).unwrap(), 2).unwrap()
     }
 
     /// 16 bytes a parameter for Adam in either precision; the split differs.
@@ -98,6 +116,31 @@ mod tests {
             assert_eq!(half.gradients, 2 * parameters);
             assert_eq!(half.optimizer, (4 + moments) * parameters, "{name}");
             assert_eq!(half.total(), half.weights + half.gradients + half.optimizer + half.activations);
+        }
+    }
+
+    /// bf16 with Adam: 2.125 + 14 f bytes and the directory (SAMO: 24 f + 2, dense: 20), or 12 f with the low bits.
+    #[test]
+    fn bytes_for_each_pruned_parameter() {
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        for (sparsity, master, most) in [(0.9, "f32", 3.55), (0.8, "f32", 4.95), (0.9, "low-bits", 3.35)] {
+            let text = format!(
+                "[prune]\nmethod = \"random\"\nsparsity = {sparsity}\n[train]\nprecision = \"bf16\"\n[optimizer]\nmaster = \"{master}\""
+            );
+            let run = RunFile::parse(&text, &[]).unwrap();
+            let (memory, dense) =
+                (Memory::predict(&model, &run, 2).unwrap(), predict(&model, "adamw", Precision::Bf16));
+            let prune = run.prune.as_ref().unwrap();
+            let candidates: u64 =
+                model.parameters().iter().filter(|p| prune.covers(p)).map(|p| p.elements()).sum();
+            let others = 16 * (model.parameter_count() - candidates);
+            let state = memory.weights + memory.gradients + memory.optimizer + memory.mask;
+            let buffers = memory.weights - 2 * model.parameter_count();
+            // Those not pruned have 16 bytes each, or 14 with the low bits.
+            let each = (state - buffers - if master == "f32" { others } else { others / 16 * 14 }) as f64
+                / candidates as f64;
+            assert!(each <= most && each > most - 0.03, "{sparsity}: {each}");
+            assert_eq!(memory.weights, dense.weights);
         }
     }
 }

@@ -51,7 +51,7 @@ impl Plan {
         Ok(Plan {
             parameters: model.parameter_count(),
             step_flops: model.train_flops(train.batch, recompute)?,
-            memory: Memory::predict(&model, &run.optimizer, train.precision, recompute, micro_batch)?,
+            memory: Memory::predict(&model, &run, micro_batch)?,
             learning_rate: run.learning_rate.for_batch(train.batch),
             micro_batch,
             model,

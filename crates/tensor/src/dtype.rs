@@ -9,6 +9,8 @@ pub enum DType {
     F32,
     /// The upper half of an f32: the same range, 8 bits of precision.
     Bf16,
+    /// The lower halves of f32 numbers whose upper halves are bf16 weights.
+    U16,
     /// Token ids, labels, indices.
     U32,
 }
@@ -18,7 +20,7 @@ impl DType {
     pub const fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::U16 => 2,
         }
     }
 }
@@ -34,6 +36,9 @@ impl Element for f32 {
 }
 impl Element for bf16 {
     const DTYPE: DType = DType::Bf16;
+}
+impl Element for u16 {
+    const DTYPE: DType = DType::U16;
 }
 impl Element for u32 {
     const DTYPE: DType = DType::U32;
@@ -88,7 +93,7 @@ macro_rules! with_float {
                 type $t = $crate::bf16;
                 $body
             }
-            $crate::DType::U32 => panic!("a floating-point tensor was expected, got u32"),
+            other => panic!("a floating-point tensor was expected, got {other:?}"),
         }
     };
 }

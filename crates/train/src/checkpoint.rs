@@ -201,6 +201,7 @@ fn dtype_of(tensor: &Tensor) -> Dtype {
     match tensor.dtype() {
         DType::F32 => Dtype::F32,
         DType::Bf16 => Dtype::BF16,
+        DType::U16 => Dtype::U16,
         DType::U32 => Dtype::U32,
     }
 }

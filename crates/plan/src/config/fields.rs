@@ -25,7 +25,8 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ),
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
-    ("checkpoint", &["every", "keep"]),
+    ("prune", PRUNE),
+    ("checkpoint", &["every", "keep", "last"]),
     ("device", &["kind", "threads"]),
 ];
 
@@ -64,7 +65,33 @@ pub(super) const DATA: &[&str] = &[
 
 /// Of every optimizer.
 pub(super) const OPTIMIZER: &[&str] =
-    &["name", "momentum", "trust", "beta1", "beta2", "eps", "weight_decay", "exclude_from_decay"];
+    &["name", "momentum", "trust", "beta1", "beta2", "eps", "weight_decay", "exclude_from_decay", "master"];
+
+/// Of every method.
+pub(super) const PRUNE: &[&str] = &[
+    "method",
+    "sparsity",
+    "embeddings",
+    "exclude",
+    "state",
+    "scope",
+    "at",
+    "initial",
+    "start",
+    "end",
+    "every",
+    "samples",
+    "temperature",
+    "form",
+    "window",
+    "tolerance",
+    "l1",
+    "latest",
+    "rate",
+    "rewind",
+    "fraction",
+    "until",
+];
 
 /// Of every schedule.
 pub(super) const LEARNING_RATE: &[&str] = &[

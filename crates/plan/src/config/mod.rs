@@ -12,6 +12,7 @@ mod learning_rate;
 mod model;
 mod optimizer;
 mod overrides;
+mod prune;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,8 @@ pub use data::{Data, IdxFiles, Source, TokenType};
 pub use error::Error;
 pub use learning_rate::{LearningRate, Schedule};
 pub use model::{Family, FormChoice, Model};
-pub use optimizer::{Optimizer, Rule};
+pub use optimizer::{Master, Optimizer, Rule};
+pub use prune::{Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
 pub use crate::spec::{Precision, Recompute};
@@ -51,6 +53,9 @@ pub struct RunFile {
     pub optimizer: Optimizer,
     /// The size of a step.
     pub learning_rate: LearningRate,
+    /// Which weights go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prune: Option<Prune>,
     /// When the state is saved.
     pub checkpoint: Checkpoint,
     /// What computes.
@@ -72,6 +77,7 @@ impl RunFile {
         let mut train = top.section("train", &empty)?;
         let mut optimizer = top.section("optimizer", &empty)?;
         let mut learning_rate = top.section("learning_rate", &empty)?;
+        let mut prune = top.section("prune", &empty)?;
         let mut checkpoint = top.section("checkpoint", &empty)?;
         let mut device = top.section("device", &empty)?;
         // Misspelt sections first: what they hold would otherwise seem to be missing from the others.
@@ -82,9 +88,10 @@ impl RunFile {
         let train = Train::read(&mut train)?;
         let optimizer = Optimizer::read(&mut optimizer)?;
         let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
+        let prune = Prune::read(&mut prune)?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
         let device = Device::read(&mut device)?;
-        let run = RunFile { seed, model, data, train, optimizer, learning_rate, checkpoint, device };
+        let run = RunFile { seed, model, data, train, optimizer, learning_rate, prune, checkpoint, device };
         run.check()?;
         Ok(run)
     }
@@ -100,6 +107,10 @@ impl RunFile {
         if matches!(self.data.source, Source::Tokens { .. }) && self.model.vocab().is_none() {
             let expected = "how many tokens there are, which token files do not say".into();
             return Err(Error::Missing { field: "model.vocab".into(), expected });
+        }
+        if self.optimizer.master == Master::LowBits && self.train.precision == Precision::F32 {
+            let why = "with `train.precision` = \"f32\": the weights are exact themselves".into();
+            return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
         let train = &self.train;
         for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {

@@ -19,6 +19,32 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Whether biases and norm parameters are left out of the decay.
     pub exclude_from_decay: bool,
+    /// How the exact value of a bf16 weight is kept.
+    pub master: Master,
+}
+
+/// The exact value of a bf16 weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Master {
+    /// As a number of its own.
+    F32,
+    /// As the 16 bits that the weight lost: the same numbers in half the memory.
+    LowBits,
+}
+
+impl Choice for Master {
+    const ALL: &'static [(&'static str, Self)] = &[("f32", Master::F32), ("low-bits", Master::LowBits)];
+}
+
+impl Master {
+    /// Bytes for each bf16 weight.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Master::F32 => 4,
+            Master::LowBits => 2,
+        }
+    }
 }
 
 /// The fields of each optimizer.
@@ -156,7 +182,8 @@ impl Optimizer {
         let usual = if name == Name::AdamW { 0.01 } else { 0.0 };
         let weight_decay = section.number("weight_decay", usual, "a number of at least 0", |x| x >= 0.0)?;
         let exclude_from_decay = section.boolean("exclude_from_decay", true)?;
-        let optimizer = Optimizer { rule, weight_decay, exclude_from_decay };
+        let master = section.choice("master", Master::F32)?;
+        let optimizer = Optimizer { rule, weight_decay, exclude_from_decay, master };
         section.finish_variant("name", optimizer.name(), fields::OPTIMIZER)?;
         if weight_decay == 0.0 && !exclude_from_decay {
             let why = "with `optimizer.weight_decay` = 0".into();

@@ -42,6 +42,11 @@ impl<'a> Section<'a> {
         self.table.contains_key(key)
     }
 
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
     /// The value of a key, if written. From here on the key is known.
     pub fn get(&mut self, key: &'static str) -> Option<&'a Value> {
         self.known.push(key);

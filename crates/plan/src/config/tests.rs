@@ -55,6 +55,7 @@ fn an_empty_file_is_a_run() {
     eps = 0.00000001
     weight_decay = 0.01
     exclude_from_decay = true
+    master = "f32"
 
     [learning_rate]
     peak = 0.001
@@ -66,6 +67,7 @@ fn an_empty_file_is_a_run() {
     [checkpoint]
     every = 0
     keep = 3
+    last = true
 
     [device]
     kind = "auto"
@@ -133,7 +135,7 @@ fn settings_that_contradict_each_other() {
 
 #[test]
 fn settings_without_effect() {
-    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, weight_decay"#);
+    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, master, weight_decay"#);
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nexclude_from_decay = false"), @"`optimizer.exclude_from_decay` has no effect with `optimizer.weight_decay` = 0");
     insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
@@ -142,6 +144,28 @@ fn settings_without_effect() {
     insta::assert_snapshot!(sentence("[train]\neval_every = 5\n[data]\nvalidation = 0"), @"`train.eval_every` has no effect with `data.validation` = 0");
     insta::assert_snapshot!(sentence("[checkpoint]\nkeep = 5"), @"`checkpoint.keep` has no effect with `checkpoint.every` = 0: there is one, at the end");
     insta::assert_snapshot!(sentence("[data]\nkind = \"arithmetic\"\nsize = 5"), @r#"`data.size` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
+}
+
+#[test]
+fn pruning_is_read_and_checked() {
+    let prune = |rest: &str| sentence(&format!("[prune]\n{rest}"));
+    insta::assert_snapshot!(prune("sparsity = 0.9"), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
+    insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got 1.0");
+    insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got -0.1");
+    insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 10 known words, got "magnitud"; did you mean `magnitude`?"#);
+    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: embeddings, exclude, samples, sparsity, state"#);
+    insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
+    insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it pulls at batch-norm scales"#);
+    insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");
+    insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
+    insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
+    insta::assert_snapshot!(sentence("[optimizer]\nmaster = \"low-bits\""), @r#"`optimizer.master` has no effect with `train.precision` = "f32": the weights are exact themselves"#);
+    let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
+    assert_eq!((run.sparsity, run.exclude.len(), run.name()), (0.9, 1, "random"));
+    // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.
+    let at = |sparsity: f64| Prune { sparsity, ..run.clone() };
+    assert!(at(0.01).compresses(14) && !at(0.009).compresses(14));
+    assert!(Prune { state: StateForm::Compressed, ..at(0.0) }.compresses(14));
 }
 
 fn custom(layers: &str) -> String {
@@ -267,6 +291,12 @@ fn valid_files() -> Vec<String> {
     for name in ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"] {
         files.push(format!("[optimizer]\nname = \"{name}\""));
     }
+    for name in
+        ["random", "magnitude", "gradual", "snip", "grasp", "early-bird", "lottery", "set", "rigl", "2:4"]
+    {
+        files.push(format!("[prune]\nmethod = \"{name}\"\nexclude = [\"a\", \"b\"]"));
+    }
+    files.push("[prune]\nmethod = \"early-bird\"\nform = \"channels\"".into());
     for name in ["constant", "linear", "cosine", "step"] {
         files.push(format!("[learning_rate]\nschedule = \"{name}\"\nscale_from_batch = 256"));
     }

@@ -114,6 +114,8 @@ pub struct Checkpoint {
     pub every: usize,
     /// How many are kept, the newest.
     pub keep: usize,
+    /// Whether there is one at the end.
+    pub last: bool,
 }
 
 impl Checkpoint {
@@ -122,6 +124,7 @@ impl Checkpoint {
         let checkpoint = Checkpoint {
             every: section.whole("every", 0, 0, MOST)?,
             keep: section.whole("keep", standard, 1, MOST)?,
+            last: section.boolean("last", true)?,
         };
         if checkpoint.every == 0 && checkpoint.keep != standard {
             let why = "with `checkpoint.every` = 0: there is one, at the end".into();

@@ -59,6 +59,7 @@ impl Build {
         let element = self.element.map(|dtype| match dtype {
             DType::F32 => "-DELEMENT=float".to_owned(),
             DType::Bf16 => "-DELEMENT=bf16".to_owned(),
+            DType::U16 => "-DELEMENT=u16".to_owned(),
             DType::U32 => "-DELEMENT=u32".to_owned(),
         });
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));

@@ -44,6 +44,7 @@ pub const SOURCES: &[&Source] = &[
     &ops::attention::cuda::SOURCE_F32,
     &ops::batch_norm::cuda::SOURCE,
     &ops::cast::cuda::SOURCE,
+    &ops::compress::cuda::SOURCE,
     &ops::conv::cuda::SOURCE,
     &ops::cross_entropy::cuda::SOURCE,
     &ops::dropout::cuda::SOURCE,

@@ -1,9 +1,9 @@
 // Optimizer steps over a whole model in one launch; the formulas are those of update.rs.
 //
 // The model is an array of Targets, and a list of blocks: block i works on elements chunk 4096 .. of tensor
-// blocks[i].tensor, a tensor's blocks standing together and in order. Both arrays are made once, in device memory.
-// Everything here is independent of T: a weight is f32 without a master copy, bf16 with one; a gradient is f32
-// or, where flag 1 is set, bf16. All kernels but the last: grid = the number of blocks, block 256.
+// blocks[i].tensor (of its kept elements where its mask is places), a tensor's blocks standing together and in order.
+// Everything here is independent of T: a weight is f32 without a master, bf16 with one; a gradient is f32 or, where
+// flag 1 is set, bf16. All kernels but the last: grid = the number of blocks, block 256.
 //
 // update_sgd, update_momentum, update_adam(targets, blocks, settings)
 // update_lars, update_lamb(targets, blocks, settings, norms)
@@ -18,13 +18,13 @@
 
 struct Target {
     void* weight;
-    float* master;
+    void* master;  // f32, or where flag 4 is set the 16 low bits that the bf16 weight lost
     const void* gradient;
     float* m;
     float* v;
-    i64 length;
+    Mask mask;  // no words and no places where all weights are kept
     float decay;
-    u32 flags;  // 1: the gradient is bf16, 2: a trust ratio applies
+    u32 flags;
 };
 
 struct Block {
@@ -47,42 +47,103 @@ struct Settings {
     u32 decoupled;
 };
 
-enum : u32 { NARROW_GRADIENT = 1, ADAPT = 2 };
+enum : u32 { NARROW_GRADIENT = 1, ADAPT = 2, LOW_BITS = 4, COMPRESSED = 8 };
 
-// Runs body(w, g, m, v) over the block's elements, in groups. STATES: -1 reads the gradient alone, 0 the weight
-// too, 1 also m, 2 also v; where WRITE, all of these but the gradient are written back.
+// The nearest bf16, ties away from zero, so that `join` can tell a number from its rounding and its low half.
+DEVICE u16 nearest(float x) { return static_cast<u16>((__float_as_uint(x) + 0x8000u) >> 16); }
+
+DEVICE float join(u16 weight, u16 low) {
+    const u16 upper = weight - (low >> 15);
+    return __uint_as_float(static_cast<u32>(upper) << 16 | low);
+}
+
+// The exact weight at `place`; what stands beside it stands at `at`.
+DEVICE float exact(const Target& t, i64 place, i64 at) {
+    if (!t.master) return static_cast<const float*>(t.weight)[place];
+    if (!(t.flags & LOW_BITS)) return static_cast<const float*>(t.master)[at];
+    return join(static_cast<const u16*>(t.weight)[place], static_cast<const u16*>(t.master)[at]);
+}
+
+DEVICE void put_exact(const Target& t, i64 place, i64 at, float w) {
+    if (!t.master) {
+        static_cast<float*>(t.weight)[place] = w;
+        return;
+    }
+    static_cast<u16*>(t.weight)[place] = nearest(w);
+    if (t.flags & LOW_BITS)
+        static_cast<u16*>(t.master)[at] = static_cast<u16>(__float_as_uint(w));
+    else
+        static_cast<float*>(t.master)[at] = w;
+}
+
+// Runs body(w, g, m, v) over one element. STATES: -1 reads the gradient alone, 0 the weight too, 1 also m, 2 also v;
+// where WRITE, all of these but the gradient are written back.
+template <int STATES, bool WRITE, class G, class Body>
+DEVICE void over_one(const Target& t, i64 place, i64 at, Body body) {
+    float w = 0.0f, m = 0.0f, v = 0.0f;
+    if (STATES >= 0) w = exact(t, place, at);
+    if (STATES > 0) m = t.m[at];
+    if (STATES > 1) v = t.v[at];
+    body(w, to_f32(static_cast<const G*>(t.gradient)[at]), m, v);
+    if (!WRITE) return;
+    put_exact(t, place, at, w);
+    if (STATES > 0) t.m[at] = m;
+    if (STATES > 1) t.v[at] = v;
+}
+
+// Over a block's elements where all are kept, in groups of four.
 template <int STATES, bool WRITE, class G, class Body>
 DEVICE void over_chunk(const Target& t, i64 first, Body body) {
-    const i64 end = first + TILE < t.length ? first + TILE : t.length;
-    float* const w = t.master ? t.master : static_cast<float*>(t.weight);
-    bf16* const rounded = t.master ? static_cast<bf16*>(t.weight) : nullptr;
+    const i64 length = t.mask.length, end = first + TILE < length ? first + TILE : length;
+    float* const w = static_cast<float*>(t.master ? t.master : t.weight);
+    u16* const rounded = t.master ? static_cast<u16*>(t.weight) : nullptr;
     const G* const gradient = static_cast<const G*>(t.gradient);
-    const auto group = [&](i64 i, auto width) {
-        constexpr int N = width.value;
-        float ws[N], gs[N], ms[N], vs[N];
-        if (STATES >= 0) load(w + i, ws);
-        load(gradient + i, gs);
-        if (STATES > 0) load(t.m + i, ms);
-        if (STATES > 1) load(t.v + i, vs);
-        for (int k = 0; k < N; ++k) body(ws[k], gs[k], ms[k], vs[k]);
-        if (!WRITE) return;
-        store(w + i, ws);
-        if (rounded) store(rounded + i, ws);
-        if (STATES > 0) store(t.m + i, ms);
-        if (STATES > 1) store(t.v + i, vs);
-    };
-    const bool vector = aligned(w) && aligned(rounded) && aligned(gradient) && (STATES < 1 || aligned(t.m)) &&
-                        (STATES < 2 || aligned(t.v));
+    const bool vector = !(t.flags & LOW_BITS) && aligned(w) && aligned(rounded) && aligned(gradient) &&
+                        (STATES < 1 || aligned(t.m)) && (STATES < 2 || aligned(t.v));
     i64 i = first + threadIdx.x * 4;
     if (vector)
-        for (; i + 4 <= end; i += THREADS * 4) group(i, Width<4>());
+        for (; i + 4 <= end; i += THREADS * 4) {
+            float ws[4], gs[4], ms[4], vs[4];
+            if (STATES >= 0) load(w + i, ws);
+            load(gradient + i, gs);
+            if (STATES > 0) load(t.m + i, ms);
+            if (STATES > 1) load(t.v + i, vs);
+            for (int k = 0; k < 4; ++k) body(ws[k], gs[k], ms[k], vs[k]);
+            if (!WRITE) continue;
+            store(w + i, ws);
+            if (rounded)
+                *reinterpret_cast<uint2*>(rounded + i) =
+                    make_uint2(nearest(ws[0]) | static_cast<u32>(nearest(ws[1])) << 16,
+                               nearest(ws[2]) | static_cast<u32>(nearest(ws[3])) << 16);
+            if (STATES > 0) store(t.m + i, ms);
+            if (STATES > 1) store(t.v + i, vs);
+        }
     // At most one ragged group per block in the vector case.
     for (; i < end; i += THREADS * 4)
-        for (i64 k = i; k < i + 4 && k < end; ++k) group(k, Width<1>());
+        for (i64 k = i; k < i + 4 && k < end; ++k) over_one<STATES, WRITE, G>(t, k, k, body);
+}
+
+// Over a block's kept elements. Weights are dense; the rest is dense too or, where flag 8 is set, compressed.
+template <int STATES, bool WRITE, class G, class Body>
+DEVICE void over_kept(const Target& t, const Kept& here, const u16* places, Body body) {
+    for (u32 k = threadIdx.x; k < here.count; k += THREADS) {
+        const i64 number = here.first + k;
+        const i64 place = t.mask.words ? here.origin + places[k] : t.mask.places[number];
+        over_one<STATES, WRITE, G>(t, place, t.flags & COMPRESSED ? number : place, body);
+    }
 }
 
 template <int STATES, bool WRITE = true, class Body>
 DEVICE void step(const Target& t, u32 chunk, Body body) {
+    if (t.mask.words || t.mask.places) {
+        __shared__ u16 places[TILE];
+        const Kept here = t.mask.words ? list_kept(t.mask, chunk, places) : count_kept(t.mask, chunk);
+        if (t.flags & NARROW_GRADIENT)
+            over_kept<STATES, WRITE, bf16>(t, here, places, body);
+        else
+            over_kept<STATES, WRITE, float>(t, here, places, body);
+        return;
+    }
     const i64 first = static_cast<i64>(chunk) * TILE;
     if (t.flags & NARROW_GRADIENT)
         over_chunk<STATES, WRITE, bf16>(t, first, body);

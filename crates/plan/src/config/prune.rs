@@ -1,0 +1,332 @@
+//! `[prune]`: which weights go, when, and what is kept of their state. Without the section nothing is pruned.
+//!
+//! Defaults are those of each method's paper, where it names one: SNIP and GraSP score a batch before the first step;
+//! Early-Bird compares the last five masks at a tolerance of 0.1; a lottery round removes a fifth; SET and RigL move 0.3 of
+//! the kept weights at first, every 100 steps, until three quarters of the run.
+
+use serde::Serialize;
+
+use super::reader::{Choice, MOST, Section};
+use super::{Error, fields};
+use crate::spec::Parameter;
+
+/// `[prune]`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prune {
+    /// Which, with its own fields.
+    #[serde(flatten)]
+    pub method: Method,
+    /// The share of the candidates that goes.
+    pub sparsity: f64,
+    /// Whether tables of tokens and positions are candidates.
+    pub embeddings: bool,
+    /// Parameters whose names contain one of these are not candidates.
+    pub exclude: Vec<String>,
+    /// Whether gradients and optimizer state hold kept weights alone.
+    pub state: StateForm,
+}
+
+/// The fields of each method. `at` is the number of steps taken before it prunes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "method", rename_all = "kebab-case")]
+pub enum Method {
+    /// Any, all alike.
+    Random {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// When.
+        at: usize,
+    },
+    /// The smallest go.
+    Magnitude {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// When.
+        at: usize,
+    },
+    /// Zhu & Gupta 2017: the smallest go, a few at a time, on a cubic schedule.
+    Gradual {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// The sparsity at `start`.
+        initial: f64,
+        /// The first step that prunes.
+        start: usize,
+        /// The step at which the sparsity is reached; 0: three quarters of the run.
+        end: usize,
+        /// Steps between.
+        every: usize,
+    },
+    /// Lee, Ajanthan & Torr 2019: those that change the loss least, at the start.
+    Snip {
+        /// Training samples scored.
+        samples: usize,
+    },
+    /// Wang, Zhang & Grosse 2020: those that the flow of gradients needs least, at the start.
+    Grasp {
+        /// Training samples scored; 0: ten of each class.
+        samples: usize,
+        /// The logits are divided by this.
+        temperature: f64,
+    },
+    /// You et al. 2020: the smallest, as soon as it is settled which these are.
+    EarlyBird {
+        /// What is drawn.
+        form: TicketForm,
+        /// Steps between draws; 0: an epoch.
+        every: usize,
+        /// How many masks must agree.
+        window: usize,
+        /// How far apart they may be, as a share of all.
+        tolerance: f64,
+        /// The pull of batch-norm scales towards 0 until then; for channels.
+        l1: f64,
+        /// Prunes after so many steps even if not settled; 0: half of the run.
+        latest: usize,
+    },
+    /// Frankle & Carbin 2019: train, prune a few, rewind, repeat.
+    Lottery {
+        /// The share of what is left that goes after a round.
+        rate: f64,
+        /// The weights go back to what they were after so many steps of the first round.
+        rewind: usize,
+    },
+    /// Mocanu et al. 2018: the smallest go, as many grow anywhere.
+    Set(Moving),
+    /// Evci et al. 2020: the smallest go, as many grow where the gradient is largest.
+    Rigl(Moving),
+    /// Two of each four neighbours along a row stay: what sparse tensor cores multiply.
+    #[serde(rename = "2:4")]
+    TwoOfFour {
+        /// When.
+        at: usize,
+    },
+}
+
+/// How a sparse network moves.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Moving {
+    /// Steps between moves.
+    pub every: usize,
+    /// The share of kept weights that moves at first.
+    pub fraction: f64,
+    /// The last move is before this share of the run.
+    pub until: f64,
+}
+
+/// Over what a threshold is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// All candidates together.
+    Global,
+    /// Each parameter by itself.
+    Layer,
+}
+
+impl Choice for Scope {
+    const ALL: &'static [(&'static str, Self)] = &[("global", Scope::Global), ("layer", Scope::Layer)];
+}
+
+/// What Early-Bird draws.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TicketForm {
+    /// Weights by magnitude, for any network.
+    Weights,
+    /// Channels by the scale of their batch norm, as in the paper.
+    Channels,
+}
+
+impl Choice for TicketForm {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("weights", TicketForm::Weights), ("channels", TicketForm::Channels)];
+}
+
+/// What gradients and optimizer state are kept for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateForm {
+    /// Kept weights alone where that is smaller.
+    Auto,
+    /// Kept weights alone.
+    Compressed,
+    /// All weights.
+    Dense,
+}
+
+impl Choice for StateForm {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("auto", StateForm::Auto), ("compressed", StateForm::Compressed), ("dense", StateForm::Dense)];
+}
+
+/// `prune.method` alone.
+#[derive(Clone, Copy, PartialEq)]
+enum Name {
+    Random,
+    Magnitude,
+    Gradual,
+    Snip,
+    Grasp,
+    EarlyBird,
+    Lottery,
+    Set,
+    Rigl,
+    TwoOfFour,
+}
+
+impl Choice for Name {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("random", Name::Random),
+        ("magnitude", Name::Magnitude),
+        ("gradual", Name::Gradual),
+        ("snip", Name::Snip),
+        ("grasp", Name::Grasp),
+        ("early-bird", Name::EarlyBird),
+        ("lottery", Name::Lottery),
+        ("set", Name::Set),
+        ("rigl", Name::Rigl),
+        ("2:4", Name::TwoOfFour),
+    ];
+}
+
+impl Prune {
+    /// `prune.method` as written.
+    pub fn name(&self) -> &'static str {
+        let name = match self.method {
+            Method::Random { .. } => Name::Random,
+            Method::Magnitude { .. } => Name::Magnitude,
+            Method::Gradual { .. } => Name::Gradual,
+            Method::Snip { .. } => Name::Snip,
+            Method::Grasp { .. } => Name::Grasp,
+            Method::EarlyBird { .. } => Name::EarlyBird,
+            Method::Lottery { .. } => Name::Lottery,
+            Method::Set(_) => Name::Set,
+            Method::Rigl(_) => Name::Rigl,
+            Method::TwoOfFour { .. } => Name::TwoOfFour,
+        };
+        Name::ALL.iter().find(|(_, one)| *one == name).expect("every method has a name").0
+    }
+
+    /// Whether a parameter is a candidate.
+    pub fn covers(&self, parameter: &Parameter) -> bool {
+        let named = |part: &String| parameter.name.contains(part.as_str());
+        parameter.prunable && (self.embeddings || !parameter.embedding) && !self.exclude.iter().any(named)
+    }
+
+    /// Whether it prunes before the first step, so that dense state never exists.
+    pub fn at_start(&self) -> bool {
+        match self.method {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => at == 0,
+            Method::Snip { .. } | Method::Grasp { .. } | Method::Set(_) | Method::Rigl(_) => true,
+            Method::Gradual { .. } | Method::EarlyBird { .. } | Method::Lottery { .. } => false,
+        }
+    }
+
+    /// Whether state is compressed, when optimizer state and gradient take `beside` bytes a weight.
+    pub fn compresses(&self, beside: u64) -> bool {
+        match self.state {
+            StateForm::Compressed => true,
+            StateForm::Dense => false,
+            // A mask costs at most 1/8 + 1/128 byte a weight.
+            StateForm::Auto => self.sparsity * beside as f64 > 0.125 + 0.0078125,
+        }
+    }
+
+    pub(super) fn read(section: &mut Section) -> Result<Option<Prune>, Error> {
+        if section.is_empty() {
+            return Ok(None);
+        }
+        if !section.has("method") {
+            let expected = "\"magnitude\", \"snip\", \"early-bird\" or another method".into();
+            return Err(Error::Missing { field: section.field("method"), expected });
+        }
+        let name = section.choice("method", Name::Magnitude)?;
+        let at = |section: &mut Section| section.whole("at", 0, 0, MOST);
+        let scope = |section: &mut Section| section.choice("scope", Scope::Global);
+        let moving = |section: &mut Section| -> Result<Moving, Error> {
+            Ok(Moving {
+                every: section.whole("every", 100, 1, MOST)?,
+                fraction: section.number("fraction", 0.3, "a number in (0, 1)", |x| x > 0.0 && x < 1.0)?,
+                until: section
+                    .number("until", 0.75, "a share of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)?,
+            })
+        };
+        let method = match name {
+            Name::Random => Method::Random { scope: scope(section)?, at: at(section)? },
+            Name::Magnitude => Method::Magnitude { scope: scope(section)?, at: at(section)? },
+            Name::Gradual => Method::Gradual {
+                scope: scope(section)?,
+                initial: share(section, "initial", 0.0)?,
+                start: section.whole("start", 0, 0, MOST)?,
+                end: section.whole("end", 0, 0, MOST)?,
+                every: section.whole("every", 10, 1, MOST)?,
+            },
+            Name::Snip => Method::Snip { samples: section.whole("samples", 128, 1, MOST)? },
+            Name::Grasp => Method::Grasp {
+                samples: section.whole("samples", 0, 0, MOST)?,
+                temperature: section.number("temperature", 200.0, "a number above 0", |x| x > 0.0)?,
+            },
+            Name::EarlyBird => {
+                let form = section.choice("form", TicketForm::Weights)?;
+                let usual = if form == TicketForm::Channels { 1e-4 } else { 0.0 };
+                let l1 = section.number("l1", usual, "a number of at least 0", |x| x >= 0.0)?;
+                if form == TicketForm::Weights && l1 != 0.0 {
+                    let why = "with `prune.form` = \"weights\": it pulls at batch-norm scales".into();
+                    return Err(Error::NoEffect { field: section.field("l1"), why });
+                }
+                Method::EarlyBird {
+                    form,
+                    every: section.whole("every", 0, 0, MOST)?,
+                    window: section.whole("window", 5, 2, 100)?,
+                    tolerance: section
+                        .number("tolerance", 0.1, "a number in (0, 1)", |x| x > 0.0 && x < 1.0)?,
+                    l1,
+                    latest: section.whole("latest", 0, 0, MOST)?,
+                }
+            }
+            Name::Lottery => Method::Lottery {
+                rate: section.number("rate", 0.2, "a number in (0, 1)", |x| x > 0.0 && x < 1.0)?,
+                rewind: section.whole("rewind", 0, 0, MOST)?,
+            },
+            Name::Set => Method::Set(moving(section)?),
+            Name::Rigl => Method::Rigl(moving(section)?),
+            Name::TwoOfFour => Method::TwoOfFour { at: at(section)? },
+        };
+        let sparsity = share(section, "sparsity", if name == Name::TwoOfFour { 0.5 } else { 0.9 })?;
+        if name == Name::TwoOfFour && sparsity != 0.5 {
+            let why = "with `prune.method` = \"2:4\", which is 0.5 by definition".into();
+            return Err(Error::NoEffect { field: section.field("sparsity"), why });
+        }
+        let prune = Prune {
+            method,
+            sparsity,
+            embeddings: section.boolean("embeddings", false)?,
+            exclude: section
+                .texts("exclude", "a part of a parameter's name, or a list of them")?
+                .into_iter()
+                .map(String::from)
+                .collect(),
+            state: section.choice("state", StateForm::Auto)?,
+        };
+        section.finish_variant("method", prune.name(), fields::PRUNE)?;
+        if let Method::Gradual { initial, start, end, .. } = prune.method {
+            if initial > prune.sparsity {
+                let problem = format!("is {initial}, above `prune.sparsity` = {}", prune.sparsity);
+                return Err(Error::Conflict { field: section.field("initial"), problem });
+            }
+            if end > 0 && end <= start {
+                let problem = format!("is {end}, which is not after `prune.start` = {start}");
+                return Err(Error::Conflict { field: section.field("end"), problem });
+            }
+        }
+        Ok(Some(prune))
+    }
+}
+
+/// A share of weights that goes.
+fn share(section: &mut Section, key: &'static str, default: f64) -> Result<f64, Error> {
+    section.number(key, default, "a number in [0, 1): the share of weights that goes", |x| {
+        (0.0..1.0).contains(&x)
+    })
+}

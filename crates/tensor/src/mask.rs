@@ -1,0 +1,278 @@
+//! Which weights of a tensor are kept: one bit a weight with a directory of ranks, or the places of the kept ones.
+//!
+//! Bits cost 1/8 byte a weight and a 128th for the directory, whatever is kept; places cost 4 bytes a kept weight, which
+//! is less once fewer than about 3.3 % are kept. The smaller form is chosen. *Compressed* means: the kept elements
+//! alone, in the order of their places in the flattened tensor.
+
+use std::ops::Range;
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::pieces::PIECE;
+use crate::tensor::Tensor;
+
+/// Weights of one entry of the directory.
+pub const BLOCK: usize = 512;
+/// Weights that a thread of the host takes at once.
+const SPAN: usize = 128 * BLOCK;
+
+/// The kept places of a tensor, on its device. Clones share the memory.
+#[derive(Debug, Clone)]
+pub struct Mask {
+    len: usize,
+    kept: usize,
+    form: Form,
+}
+
+/// How a mask is stored.
+#[derive(Debug, Clone)]
+pub enum Form {
+    /// Bit `i % 32` of word `i / 32` says whether weight `i` is kept; `ranks[b]` counts the kept ones before block `b`.
+    Bits {
+        /// u32 `[ceil(len / 32)]`; bits past the end are zero.
+        words: Tensor,
+        /// u32 `[ceil(len / BLOCK)]`.
+        ranks: Tensor,
+    },
+    /// Ascending places.
+    Places(Tensor),
+}
+
+impl Form {
+    /// The name printed for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Form::Bits { .. } => "bits",
+            Form::Places(_) => "index",
+        }
+    }
+}
+
+impl Mask {
+    /// The mask of a tensor of `len` weights whose bits are `words`; those past the end must be zero.
+    pub fn new(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
+        let kept = words.iter().map(|word| word.count_ones() as usize).sum();
+        if 4 * kept < Mask::bytes_as_bits(len) {
+            let places: Vec<u32> = ones(words).map(|place| place as u32).collect();
+            let places = Tensor::from_slice(device, &[kept], &places, Category::Mask)?;
+            return Ok(Mask { len, kept, form: Form::Places(places) });
+        }
+        Mask::as_bits(device, len, words)
+    }
+
+    /// The same, held to one bit a weight.
+    pub fn as_bits(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
+        assert_eq!(words.len(), len.div_ceil(32), "a mask of {len} weights");
+        assert!(len <= u32::MAX as usize, "a mask of more weights than 32 bits can count");
+        if let Some(last) = words.last().filter(|_| !len.is_multiple_of(32)) {
+            assert_eq!(last >> (len % 32), 0, "a mask with bits past its end");
+        }
+        let mut kept = 0;
+        let rank = |block: &[u32]| {
+            let before = kept;
+            kept += block.iter().map(|word| word.count_ones()).sum::<u32>();
+            before
+        };
+        let ranks: Vec<u32> = words.chunks(BLOCK / 32).map(rank).collect();
+        let form = Form::Bits {
+            words: Tensor::from_slice(device, &[words.len()], words, Category::Mask)?,
+            ranks: Tensor::from_slice(device, &[ranks.len()], &ranks, Category::Mask)?,
+        };
+        Ok(Mask { len, kept: kept as usize, form })
+    }
+
+    /// Weights, kept or not.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no weights.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Weights kept.
+    pub fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// How it is stored.
+    pub fn form(&self) -> &Form {
+        &self.form
+    }
+
+    /// Bytes it takes.
+    pub fn bytes(&self) -> usize {
+        match &self.form {
+            Form::Bits { words, ranks } => words.byte_len() + ranks.byte_len(),
+            Form::Places(places) => places.byte_len(),
+        }
+    }
+
+    /// Bytes of a mask of `len` weights, `kept` of them, in the smaller form.
+    pub fn bytes_for(len: usize, kept: usize) -> usize {
+        Mask::bytes_as_bits(len).min(4 * kept)
+    }
+
+    fn bytes_as_bits(len: usize) -> usize {
+        4 * (len.div_ceil(32) + len.div_ceil(BLOCK))
+    }
+
+    /// Its bits, on the host.
+    pub fn words(&self) -> Vec<u32> {
+        match &self.form {
+            Form::Bits { words, .. } => host(words),
+            Form::Places(places) => {
+                let mut words = vec![0u32; self.len.div_ceil(32)];
+                for place in host(places) {
+                    words[place as usize / 32] |= 1 << (place % 32);
+                }
+                words
+            }
+        }
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> Device {
+        match &self.form {
+            Form::Bits { words, .. } => words.device(),
+            Form::Places(places) => places.device(),
+        }
+    }
+
+    /// Cuts the weights into spans for the threads of the host: by sizes alone, so that sums over them repeat.
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        match &self.form {
+            Form::Bits { ranks, .. } => {
+                let ranks = ranks.slice::<u32>();
+                let rank = |place: usize| ranks.get(place / BLOCK).map_or(self.kept, |rank| *rank as usize);
+                let span = |i: usize| {
+                    let (start, end) = (i * SPAN, ((i + 1) * SPAN).min(self.len));
+                    let last = if end == self.len { self.kept } else { rank(end) };
+                    Span { dense: start..end, kept: rank(start)..last }
+                };
+                (0..self.len.div_ceil(SPAN)).map(span).collect()
+            }
+            Form::Places(places) => {
+                let places = places.slice::<u32>();
+                let begin =
+                    |k: usize| if k == 0 { 0 } else { places.get(k).map_or(self.len, |p| *p as usize) };
+                let span = |i: usize| {
+                    let kept = i * PIECE..((i + 1) * PIECE).min(self.kept);
+                    let end = if kept.end == self.kept { self.len } else { begin(kept.end) };
+                    Span { dense: begin(kept.start)..end, kept }
+                };
+                (0..self.kept.div_ceil(PIECE).max(1)).map(span).collect()
+            }
+        }
+    }
+
+    /// Calls `visit(k, p)` for each kept weight of a span, in order: its place among the span's kept ones, and among
+    /// all of the span's weights.
+    #[inline(always)]
+    pub(crate) fn each(&self, span: &Span, mut visit: impl FnMut(usize, usize)) {
+        match &self.form {
+            Form::Bits { words, .. } => {
+                let words = &words.slice::<u32>()[span.dense.start / 32..span.dense.end.div_ceil(32)];
+                for (k, place) in ones(words).enumerate() {
+                    visit(k, place);
+                }
+            }
+            Form::Places(places) => {
+                for (k, place) in places.slice::<u32>()[span.kept.clone()].iter().enumerate() {
+                    visit(k, *place as usize - span.dense.start);
+                }
+            }
+        }
+    }
+}
+
+/// A range of weights, and the range that its kept ones take in a compressed tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) dense: Range<usize>,
+    pub(crate) kept: Range<usize>,
+}
+
+/// The places of the bits that are set.
+pub fn ones(words: &[u32]) -> impl Iterator<Item = usize> {
+    words.iter().enumerate().flat_map(|(i, &word)| {
+        let mut rest = word;
+        std::iter::from_fn(move || {
+            let place = (rest != 0).then(|| 32 * i + rest.trailing_zeros() as usize);
+            rest &= rest.wrapping_sub(1);
+            place
+        })
+    })
+}
+
+fn host(words: &Tensor) -> Vec<u32> {
+    assert_eq!(words.dtype(), DType::U32);
+    words.host_bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+}
+
+/// Cuts a slice at ranges that follow each other from its beginning to its end.
+pub(crate) fn cut<T>(mut slice: &mut [T], ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<&mut [T]> {
+    let mut parts = Vec::new();
+    for range in ranges {
+        parts.push(slice.split_off_mut(..range.len()).expect("ranges within the slice"));
+    }
+    assert!(slice.is_empty(), "ranges that cover the slice");
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{devices, mask_words};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn both_forms_name_the_same_places(len in 0usize..200_000, share in 0.0f64..1.0, seed: u64) {
+            let words = mask_words(seed, len, share);
+            let expected: Vec<usize> = (0..len).filter(|i| words[i / 32] >> (i % 32) & 1 == 1).collect();
+            for [device, ..] in devices() {
+                for mask in [Mask::new(device, len, &words).unwrap(), Mask::as_bits(device, len, &words).unwrap()] {
+                    prop_assert_eq!(mask.kept(), expected.len());
+                    prop_assert_eq!(mask.words(), words.clone());
+                    if matches!(device, Device::Cuda(_)) {
+                        continue;
+                    }
+                    let mut places = Vec::new();
+                    let (mut dense, mut kept) = (0, 0);
+                    for span in mask.spans() {
+                        prop_assert_eq!((span.dense.start, span.kept.start), (dense, kept));
+                        (dense, kept) = (span.dense.end, span.kept.end);
+                        mask.each(&span, |k, p| {
+                            assert_eq!(places.len(), span.kept.start + k);
+                            places.push(span.dense.start + p);
+                        });
+                    }
+                    prop_assert_eq!(kept, expected.len());
+                    prop_assert!(dense == len || len == 0);
+                    prop_assert_eq!(&places, &expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_smaller_form_is_chosen_and_counted() {
+        let device = &devices()[0][0];
+        let len = 512 * 100;
+        for share in [0.0, 0.01, 0.03, 0.04, 0.1, 1.0] {
+            let mask = Mask::new(device, len, &mask_words(1, len, share)).unwrap();
+            assert_eq!(mask.bytes(), Mask::bytes_for(len, mask.kept()));
+            assert_eq!(mask.form().name(), if share < 0.0332 { "index" } else { "bits" }, "{share}");
+        }
+        // 1/8 byte a weight and 1/128 for the directory.
+        assert_eq!(Mask::bytes_for(len, len), len / 8 + len / 128);
+        let before = device.ledger().current(Category::Mask);
+        let mask = Mask::new(device, len, &mask_words(1, len, 0.1)).unwrap();
+        assert!(device.ledger().current(Category::Mask) >= before + mask.bytes());
+    }
+}

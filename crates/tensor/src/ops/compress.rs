@@ -1,0 +1,157 @@
+//! Between a dense tensor and its kept elements. dense: any shape of `mask.len()`; compressed: `[mask.kept()]`.
+
+pub(crate) mod cuda;
+
+use crate::cpu::Cpu;
+use crate::device::Device;
+use crate::dtype::{DType, Element, Float};
+use crate::error::{Result, must};
+use crate::mask::{Mask, cut};
+use crate::memory::Category;
+use crate::ops::pieces;
+use crate::tensor::Tensor;
+use crate::{bf16, with_float};
+
+/// The kept elements of a dense tensor.
+pub fn compress(dense: &Tensor, mask: &Mask, category: Category) -> Result<Tensor> {
+    assert_eq!(dense.len(), mask.len(), "compress");
+    let mut kept = Tensor::empty(&dense.device(), &[mask.kept()], dense.dtype(), category)?;
+    match dense.device() {
+        Device::Cpu(cpu) => with_element(dense.dtype(), Gather { cpu: &cpu, dense, mask, kept: &mut kept }),
+        Device::Cuda(cuda) => cuda::compress(&cuda, dense, mask, &mut kept, false)?,
+    }
+    Ok(kept)
+}
+
+/// Adds the kept elements of a dense tensor to a compressed one of its type: gradients of several micro-batches.
+pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) {
+    assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "compress_add");
+    assert_eq!(dense.dtype(), kept.dtype(), "compress_add");
+    match dense.device() {
+        Device::Cpu(cpu) => with_float!(dense.dtype(), T => {
+            let dense = dense.slice::<T>();
+            let spans = mask.spans();
+            let parts = cut(kept.slice_mut::<T>(), spans.iter().map(|span| span.kept.clone()));
+            pieces::each(&cpu, spans.iter().zip(parts), |(span, kept)| {
+                let dense = &dense[span.dense.clone()];
+                mask.each(span, |k, p| kept[k] = T::from_f32(Float::to_f32(kept[k]) + Float::to_f32(dense[p])));
+            });
+        }),
+        Device::Cuda(cuda) => must(cuda::compress(&cuda, dense, mask, kept, true)),
+    }
+}
+
+/// A dense tensor with the kept elements in their places and zeros in all others.
+pub fn expand(kept: &Tensor, mask: &Mask, shape: &[usize], category: Category) -> Result<Tensor> {
+    let mut dense = Tensor::empty(&kept.device(), shape, kept.dtype(), category)?;
+    expand_into(kept, mask, &mut dense)?;
+    Ok(dense)
+}
+
+/// Writes the kept elements to their places in a dense tensor, and zeros to all others.
+pub fn expand_into(kept: &Tensor, mask: &Mask, dense: &mut Tensor) -> Result<()> {
+    assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "expand");
+    match kept.device() {
+        Device::Cpu(cpu) => with_element(kept.dtype(), Scatter { cpu: &cpu, kept, mask, dense }),
+        Device::Cuda(cuda) => cuda::expand(&cuda, kept, mask, dense)?,
+    }
+    Ok(())
+}
+
+/// Sets all that is not kept to zero.
+pub fn apply(dense: &mut Tensor, mask: &Mask) -> Result<()> {
+    let kept = compress(dense, mask, Category::Workspace)?;
+    expand_into(&kept, mask, dense)
+}
+
+/// Work on elements that are moved and not looked at.
+trait ForElement {
+    fn run<T: Element>(self);
+}
+
+fn with_element(dtype: DType, work: impl ForElement) {
+    match dtype {
+        DType::F32 => work.run::<f32>(),
+        DType::Bf16 => work.run::<bf16>(),
+        DType::U16 => work.run::<u16>(),
+        DType::U32 => work.run::<u32>(),
+    }
+}
+
+struct Gather<'a> {
+    cpu: &'a Cpu,
+    dense: &'a Tensor,
+    mask: &'a Mask,
+    kept: &'a mut Tensor,
+}
+
+impl ForElement for Gather<'_> {
+    fn run<T: Element>(self) {
+        let (dense, spans) = (self.dense.slice::<T>(), self.mask.spans());
+        let parts = cut(self.kept.slice_mut::<T>(), spans.iter().map(|span| span.kept.clone()));
+        pieces::each(self.cpu, spans.iter().zip(parts), |(span, kept)| {
+            let dense = &dense[span.dense.clone()];
+            self.mask.each(span, |k, p| kept[k] = dense[p]);
+        });
+    }
+}
+
+struct Scatter<'a> {
+    cpu: &'a Cpu,
+    kept: &'a Tensor,
+    mask: &'a Mask,
+    dense: &'a mut Tensor,
+}
+
+impl ForElement for Scatter<'_> {
+    fn run<T: Element>(self) {
+        let (kept, spans) = (self.kept.slice::<T>(), self.mask.spans());
+        let parts = cut(self.dense.slice_mut::<T>(), spans.iter().map(|span| span.dense.clone()));
+        pieces::each(self.cpu, spans.iter().zip(parts), |(span, dense)| {
+            let kept = &kept[span.kept.clone()];
+            dense.fill(T::zeroed());
+            self.mask.each(span, |k, p| dense[p] = kept[k]);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{devices, mask_words, tensor, values};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn what_is_kept_comes_back_and_the_rest_is_zero(len in 0usize..150_000, share in 0.0f64..1.0, seed: u64) {
+            let share = if seed.is_multiple_of(2) { share } else { share / 50.0 };
+            let (words, x, y) = (mask_words(seed, len, share), values(seed, len, 1.0), values(seed ^ 1, len, 1.0));
+            let is_kept = |i: &usize| words[i / 32] >> (i % 32) & 1 == 1;
+            let kept: Vec<f32> = (0..len).filter(is_kept).map(|i| x[i]).collect();
+            let masked: Vec<f32> = (0..len).map(|i| if is_kept(&i) { x[i] } else { 0.0 }).collect();
+            for device in devices().iter().flatten() {
+                for dtype in [DType::F32, DType::Bf16] {
+                    let (a, b) = (tensor(device, dtype, &[len], &x), tensor(device, dtype, &[len], &y));
+                    let mask = Mask::new(device, len, &words).unwrap();
+                    let mut small = compress(&a, &mask, Category::Gradients).unwrap();
+                    prop_assert_eq!(small.to_f32(), kept.clone());
+                    prop_assert_eq!(expand(&small, &mask, &[len], Category::Weights).unwrap().to_f32(), masked.clone());
+                    let mut applied = a.duplicate(Category::Weights).unwrap();
+                    apply(&mut applied, &mask).unwrap();
+                    prop_assert_eq!(applied.to_f32(), masked.clone());
+                    // The sum of compressed tensors is the compressed sum, to the bit.
+                    compress_add(&mut small, &b, &mask);
+                    let sum = crate::ops::elementwise::add(&a, &b).unwrap();
+                    prop_assert_eq!(small.to_f32(), compress(&sum, &mask, Category::Gradients).unwrap().to_f32());
+                }
+                let halves: Vec<u16> = (0..len).map(|i| (i * 40_503) as u16).collect();
+                let mask = Mask::as_bits(device, len, &words).unwrap();
+                let low = Tensor::from_slice(device, &[len], &halves, Category::Optimizer).unwrap();
+                let small = compress(&low, &mask, Category::Optimizer).unwrap();
+                let expected: Vec<u16> = (0..len).filter(is_kept).map(|i| halves[i]).collect();
+                prop_assert_eq!(&small.host_bytes()[..], bytemuck::cast_slice::<u16, u8>(&expected));
+            }
+        }
+    }
+}

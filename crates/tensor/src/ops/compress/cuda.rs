@@ -1,0 +1,70 @@
+//! Compressing and expanding on a card.
+
+use crate::cuda::lanes::{self, THREADS, TILE};
+use crate::cuda::{Args, Build, Cuda, Source};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::mask::{Form, Mask};
+use crate::tensor::Tensor;
+
+pub(crate) static SOURCE: Source = lanes::source(
+    "compress.cu",
+    concat!(include_str!("../../cuda/kept.cuh"), include_str!("../compress.cu")),
+    Build::FLOATS,
+);
+
+/// Elements of one size are moved by one kernel.
+fn build(dtype: DType) -> Build {
+    match dtype {
+        DType::F32 | DType::U32 => Build::F32,
+        DType::Bf16 | DType::U16 => Build::BF16,
+    }
+}
+
+/// A mask as the kernels' struct lies in memory, in words of 8 bytes.
+pub(crate) fn words(mask: &Mask) -> [u64; 5] {
+    let address = |tensor: &Tensor| tensor.cuda_buffer().address();
+    let [words, ranks, places] = match mask.form() {
+        Form::Bits { words, ranks } => [address(words), address(ranks), 0],
+        Form::Places(places) => [0, 0, address(places)],
+    };
+    [words, ranks, places, mask.len() as u64, mask.kept() as u64]
+}
+
+/// How many blocks walk over a mask.
+pub(crate) fn blocks(mask: &Mask) -> u32 {
+    match mask.form() {
+        Form::Bits { .. } => lanes::blocks(mask.len(), TILE),
+        Form::Places(_) => lanes::blocks(mask.kept(), TILE),
+    }
+}
+
+fn mask_argument(mask: &Mask) -> Args<'_> {
+    let halves: Vec<u32> = words(mask).iter().flat_map(|word| [*word as u32, (word >> 32) as u32]).collect();
+    Args::new().fields(&halves)
+}
+
+pub(super) fn compress(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor, sum: bool) -> Result<()> {
+    let name = match mask.form() {
+        Form::Bits { .. } => "compress_bits",
+        Form::Places(_) => "compress_places",
+    };
+    let kernel = cuda.kernel(&SOURCE, build(dense.dtype()), name)?;
+    let args = mask_argument(mask).input(dense).output(kept).i32(sum.into());
+    // SAFETY: the caller has compared the lengths with the mask's and, for sums, the types.
+    unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
+}
+
+pub(super) fn expand(cuda: &Cuda, kept: &Tensor, mask: &Mask, dense: &mut Tensor) -> Result<()> {
+    let name = match mask.form() {
+        Form::Bits { .. } => "expand_bits",
+        Form::Places(_) => {
+            dense.fill_zero()?;
+            "expand_places"
+        }
+    };
+    let kernel = cuda.kernel(&SOURCE, build(kept.dtype()), name)?;
+    let args = mask_argument(mask).input(kept).output(dense);
+    // SAFETY: the caller has compared the lengths with the mask's; both have one type.
+    unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
+}

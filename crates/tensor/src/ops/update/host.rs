@@ -1,0 +1,282 @@
+//! How a step walks over a parameter on the host: in spans, each of which is brought side by side, stepped while it is
+//! in the cache, and put back.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::rule::Prepared;
+use super::{Norms, Rule, SquaredNorms, Step, Target};
+use crate::cpu::scratch::Scratch;
+use crate::cpu::{Cpu, Isa};
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::mask::{Mask, Span, cut};
+use crate::memory::Category;
+use crate::ops::pieces::{self, PIECE};
+use crate::tensor::Tensor;
+use crate::{bf16, simd, with_float};
+
+pub(super) fn step(
+    cpu: &Cpu,
+    rule: Rule,
+    step: Step,
+    targets: Vec<Target<'_>>,
+    norms: Norms<'_>,
+) -> Result<()> {
+    for (i, target) in targets.into_iter().enumerate() {
+        let norms = match norms {
+            _ if !(rule.adapts() && target.adapt) => None,
+            Norms::Given(given) => Some(given[i]),
+            Norms::Measured => Some(self::norms(cpu, rule, step, &target)?),
+        };
+        let prepared = Prepared::new(rule, step, target.weight_decay, norms);
+        with_float!(target.gradient.dtype(), G => advance::<G>(cpu, target, &prepared)?);
+    }
+    Ok(())
+}
+
+pub(super) fn norms(cpu: &Cpu, rule: Rule, step: Step, target: &Target<'_>) -> Result<SquaredNorms> {
+    let prepared = Prepared::new(rule, step, target.weight_decay, None);
+    let walk = Walk::new(target);
+    let states: Vec<&[f32]> = target.states.iter().map(|state| state.slice::<f32>()).collect();
+    let parts = with_float!(target.gradient.dtype(), G => {
+        let gradient = target.gradient.slice::<G>();
+        cpu.map_pieces(walk.spans.len(), 1, |i| {
+            let span = &walk.spans[i.start];
+            let states: Vec<Cow<'_, [f32]>> = states.iter().map(|state| walk.read(span, state)).collect();
+            let states: Vec<&[f32]> = states.iter().map(|state| &**state).collect();
+            let w = walk.exact(span, target.weight, target.master.as_deref());
+            prepared.norms(cpu.isa(), &w, &states, &walk.read(span, gradient))
+        })
+    });
+    let join = |a: SquaredNorms, b: SquaredNorms| SquaredNorms {
+        weight: a.weight + b.weight,
+        direction: a.direction + b.direction,
+    };
+    Ok(parts.into_iter().fold(SquaredNorms::default(), join))
+}
+
+fn advance<G: Float>(cpu: &Cpu, target: Target<'_>, rule: &Prepared) -> Result<()> {
+    let walk = Walk::new(&target);
+    let Target { weight, master, gradient, states, .. } = target;
+    // Room for w, two states and g.
+    let longest = walk.spans.iter().map(|span| span.kept.len()).max().unwrap_or(0);
+    let scratch = Scratch::new(cpu, walk.spans.len(), || {
+        Tensor::empty(&weight.device(), &[4, longest], DType::F32, Category::Workspace)
+    })?;
+    let dense = || walk.spans.iter().map(|span| span.dense.clone());
+    let stored = || walk.spans.iter().map(|span| walk.stored(span));
+    let mut exact: Vec<Exact<'_>> = match master {
+        None => cut(weight.slice_mut::<f32>(), dense()).into_iter().map(Exact::Weight).collect(),
+        Some(master) => {
+            let weights = cut(weight.slice_mut::<bf16>(), dense()).into_iter();
+            match master.dtype() {
+                DType::U16 => {
+                    let low = cut(master.slice_mut::<u16>(), stored());
+                    weights.zip(low).map(|(weight, low)| Exact::Low { weight, low }).collect()
+                }
+                _ => {
+                    let master = cut(master.slice_mut::<f32>(), stored());
+                    weights.zip(master).map(|(weight, master)| Exact::Master { weight, master }).collect()
+                }
+            }
+        }
+    };
+    let mut states: Vec<_> =
+        states.into_iter().map(|state| cut(state.slice_mut::<f32>(), stored()).into_iter()).collect();
+    let gradient = gradient.slice::<G>();
+    let parts = walk.spans.iter().zip(exact.drain(..)).map(|(span, exact)| {
+        let states = states.iter_mut().map(|state| state.next().expect("a part of each state for each span"));
+        (span, exact, states.collect::<Vec<_>>(), &gradient[walk.stored(span)])
+    });
+    pieces::each(cpu, parts, |(span, exact, states, g)| {
+        scratch.lend(|room| {
+            let part = Part { walk: &walk, span, exact, states };
+            part.advance(cpu.isa(), g, rule, room.slice_mut::<f32>());
+        });
+    });
+    Ok(())
+}
+
+/// The weights that a step goes over, and where things stand for each of them.
+struct Walk<'a> {
+    mask: Option<&'a Mask>,
+    /// Whether gradient and state hold kept elements alone.
+    compressed: bool,
+    spans: Vec<Span>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(target: &Target<'a>) -> Walk<'a> {
+        let piece = |i: usize, len: usize| i * PIECE..((i + 1) * PIECE).min(len);
+        let spans = match target.mask {
+            Some(mask) => mask.spans(),
+            None => {
+                let len = target.weight.len();
+                let span = |i| Span { dense: piece(i, len), kept: piece(i, len) };
+                (0..len.div_ceil(PIECE)).map(span).collect()
+            }
+        };
+        Walk { mask: target.mask, compressed: target.is_compressed(), spans }
+    }
+
+    /// The range of a span in gradient and state.
+    fn stored(&self, span: &Span) -> Range<usize> {
+        if self.compressed { span.kept.clone() } else { span.dense.clone() }
+    }
+
+    /// Whether gradient and state have the span's weights side by side.
+    fn side_by_side(&self) -> bool {
+        self.mask.is_none() || self.compressed
+    }
+
+    /// Calls `visit(k, p)` for each weight of a span: its number among those stepped, and among the span's.
+    #[inline(always)]
+    fn each(&self, span: &Span, mut visit: impl FnMut(usize, usize)) {
+        match self.mask {
+            Some(mask) => mask.each(span, visit),
+            None => (0..span.dense.len()).for_each(|i| visit(i, i)),
+        }
+    }
+
+    /// The numbers of gradient or state that a span steps, side by side.
+    fn read<'t, T: Float>(&self, span: &Span, all: &'t [T]) -> Cow<'t, [T]> {
+        let part = &all[self.stored(span)];
+        if self.side_by_side() {
+            return Cow::Borrowed(part);
+        }
+        let mut found = Vec::with_capacity(span.kept.len());
+        self.each(span, |_, p| found.push(part[p]));
+        Cow::Owned(found)
+    }
+
+    /// The exact weights that a span steps, side by side.
+    fn exact<'t>(&self, span: &Span, weight: &'t Tensor, master: Option<&'t Tensor>) -> Cow<'t, [f32]> {
+        match master {
+            Some(master) if master.dtype() == DType::F32 => self.read(span, master.slice::<f32>()),
+            Some(low) => {
+                let (high, low) = (&weight.slice::<bf16>()[span.dense.clone()], low.slice::<u16>());
+                let low = &low[self.stored(span)];
+                let mut found = Vec::with_capacity(span.kept.len());
+                self.each(span, |k, p| found.push(join(high[p], low[if self.compressed { k } else { p }])));
+                Cow::Owned(found)
+            }
+            None if self.mask.is_none() => Cow::Borrowed(&weight.slice::<f32>()[span.dense.clone()]),
+            None => {
+                let weight = &weight.slice::<f32>()[span.dense.clone()];
+                let mut found = Vec::with_capacity(span.kept.len());
+                self.each(span, |_, p| found.push(weight[p]));
+                Cow::Owned(found)
+            }
+        }
+    }
+}
+
+/// Where a span's exact weights are. Weights are dense; what stands beside them is as [`Walk::stored`].
+enum Exact<'a> {
+    Weight(&'a mut [f32]),
+    Master { weight: &'a mut [bf16], master: &'a mut [f32] },
+    Low { weight: &'a mut [bf16], low: &'a mut [u16] },
+}
+
+/// A span with its share of all that is written.
+struct Part<'a> {
+    walk: &'a Walk<'a>,
+    span: &'a Span,
+    exact: Exact<'a>,
+    states: Vec<&'a mut [f32]>,
+}
+
+impl Part<'_> {
+    fn advance<G: Float>(self, isa: Isa, g: &[G], rule: &Prepared, room: &mut [f32]) {
+        let Part { walk, span, exact, mut states } = self;
+        let n = span.kept.len();
+        let (w_room, rest) = room.split_at_mut(n);
+        if walk.side_by_side() {
+            return step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, &mut states, g));
+        }
+        // A mask with dense state: bring states and gradient side by side too.
+        let (first, rest) = rest.split_at_mut(n);
+        let (second, g_room) = rest.split_at_mut(n);
+        let g_room = &mut g_room[..n];
+        let mut rooms = [first, second];
+        walk.each(span, |k, p| {
+            g_room[k] = g[p].to_f32();
+            for (room, state) in rooms.iter_mut().zip(&states) {
+                room[k] = state[p];
+            }
+        });
+        let held = states.len();
+        step_exact(isa, walk, span, exact, w_room, |w| rule.advance(isa, w, &mut rooms[..held], g_room));
+        walk.each(span, |k, p| {
+            for (room, state) in rooms.iter().zip(&mut states) {
+                state[p] = room[k];
+            }
+        });
+
+        fn step_exact(
+            isa: Isa,
+            walk: &Walk<'_>,
+            span: &Span,
+            exact: Exact<'_>,
+            room: &mut [f32],
+            step: impl FnOnce(&mut [f32]),
+        ) {
+            let place = |k: usize, p: usize| if walk.compressed { k } else { p };
+            match exact {
+                Exact::Weight(weight) if walk.mask.is_none() => step(weight),
+                Exact::Weight(weight) => {
+                    walk.each(span, |k, p| room[k] = weight[p]);
+                    step(room);
+                    walk.each(span, |k, p| weight[p] = room[k]);
+                }
+                Exact::Master { weight, master } if walk.mask.is_none() => {
+                    step(master);
+                    narrow(isa, master, weight);
+                }
+                Exact::Master { weight, master } if walk.compressed => {
+                    step(master);
+                    walk.each(span, |k, p| weight[p] = nearest(master[k]));
+                }
+                Exact::Master { weight, master } => {
+                    walk.each(span, |k, p| room[k] = master[p]);
+                    step(room);
+                    walk.each(span, |k, p| (master[p], weight[p]) = (room[k], nearest(room[k])));
+                }
+                Exact::Low { weight, low } => {
+                    walk.each(span, |k, p| room[k] = join(weight[p], low[place(k, p)]));
+                    step(room);
+                    walk.each(span, |k, p| (weight[p], low[place(k, p)]) = split(room[k]));
+                }
+            }
+        }
+    }
+}
+
+/// The nearest bf16, ties away from zero; a number that is not finite never gets here.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> bf16 {
+    bf16::from_bits((x.to_bits().wrapping_add(0x8000) >> 16) as u16)
+}
+
+/// The nearest bf16, and the low bits with which [`join`] restores the number.
+#[inline(always)]
+pub(super) fn split(x: f32) -> (bf16, u16) {
+    (nearest(x), x.to_bits() as u16)
+}
+
+/// The f32 number of which `weight` is the nearest bf16 and `low` the lower half: where that half rounds up, the upper
+/// half is one below the weight's.
+#[inline(always)]
+pub(super) fn join(weight: bf16, low: u16) -> f32 {
+    let upper = weight.to_bits().wrapping_sub(low >> 15);
+    f32::from_bits(u32::from(upper) << 16 | u32::from(low))
+}
+
+simd! {
+    fn narrow(x: &[f32], y: &mut [bf16]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = nearest(*x);
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Every rule against its formula in f64, by hand, alone and in lists, dense and under masks.
+
+use super::host::{join, nearest, split};
+use super::*;
+use crate::ops::compress::{apply, compress, expand};
+use crate::testing::{assert_close, devices, mask_words, tensor, values, wide};
+use crate::{Category, DType, Device, bf16};
+use proptest::prelude::*;
+
+const STEPS: u64 = 20;
+
+// Settings that f32 holds exactly, so that both sides mean the same.
+const LR: f32 = 0.03125;
+const DECAY: f32 = 0.125;
+const CLIP: f32 = 0.5;
+const BETA1: f32 = 0.875;
+const BETA2: f32 = 0.96875;
+const EPS: f32 = 1e-3;
+const TRUST: f32 = 0.0625;
+
+const RULES: [Rule; 7] = [
+    Rule::Sgd,
+    Rule::Momentum { momentum: BETA1, nesterov: false },
+    Rule::Momentum { momentum: BETA1, nesterov: true },
+    Rule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: false },
+    Rule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: true },
+    Rule::Lars { momentum: BETA1, trust: TRUST, eps: EPS },
+    Rule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS },
+];
+
+fn numbered(number: u64) -> Step {
+    Step { lr: LR, gradient_scale: CLIP, number }
+}
+
+/// A parameter and its state.
+struct Layer {
+    weight: Tensor,
+    master: Option<Tensor>,
+    states: Vec<Tensor>,
+    mask: Option<Mask>,
+    decay: f32,
+    adapt: bool,
+}
+
+/// How a parameter is kept exactly.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Master {
+    Itself,
+    Full,
+    Low,
+}
+
+impl Layer {
+    fn new(device: &Device, rule: &Rule, start: &[f32], master: Master) -> Layer {
+        let n = start.len();
+        let zeros = |dtype| Tensor::zeros(device, &[n], dtype, Category::Optimizer).unwrap();
+        let weight = match master {
+            Master::Itself => tensor(device, DType::F32, &[n], start),
+            Master::Full | Master::Low => tensor(device, DType::Bf16, &[n], start),
+        };
+        let master = match master {
+            Master::Itself => None,
+            Master::Full => Some(tensor(device, DType::F32, &[n], start)),
+            // The start is a bf16 number: no bit was lost.
+            Master::Low => Some(zeros(DType::U16)),
+        };
+        let states = (0..rule.states()).map(|_| zeros(DType::F32)).collect();
+        Layer { weight, master, states, mask: None, decay: DECAY, adapt: true }
+    }
+
+    /// Under a mask: what is not kept becomes zero, and state is dense or compressed.
+    fn masked(mut self, words: &[u32], compressed: bool) -> Layer {
+        let mask = Mask::new(&self.weight.device(), self.weight.len(), words).unwrap();
+        apply(&mut self.weight, &mask).unwrap();
+        for state in self.states.iter_mut().chain(&mut self.master) {
+            if compressed {
+                *state = compress(state, &mask, Category::Optimizer).unwrap();
+            } else {
+                apply(state, &mask).unwrap();
+            }
+        }
+        self.mask = Some(mask);
+        self
+    }
+
+    fn target<'a>(&'a mut self, gradient: &'a Tensor) -> Target<'a> {
+        Target {
+            weight: &mut self.weight,
+            master: self.master.as_mut(),
+            gradient,
+            states: self.states.iter_mut().collect(),
+            mask: self.mask.as_ref(),
+            weight_decay: self.decay,
+            adapt: self.adapt,
+        }
+    }
+
+    fn step(&mut self, rule: Rule, number: u64, gradient: &Tensor) {
+        step(rule, numbered(number), vec![self.target(gradient)], Norms::Measured).unwrap();
+    }
+
+    /// The exact weights, dense.
+    fn exact(&self) -> Vec<f32> {
+        match &self.master {
+            Some(master) if master.dtype() == DType::F32 => master.to_f32(),
+            Some(low) => {
+                let bytes = low.host_bytes();
+                let low = bytes.as_chunks().0.iter().map(|pair| u16::from_le_bytes(*pair));
+                self.weight.to_f32().iter().zip(low).map(|(&w, low)| join(bf16::from_f32(w), low)).collect()
+            }
+            None => self.weight.to_f32(),
+        }
+    }
+
+    /// The bytes of weight, master and states, the last two dense.
+    fn bytes(&self) -> Vec<Vec<u8>> {
+        let dense = |x: &Tensor| match &self.mask {
+            Some(mask) if x.len() < self.weight.len() => {
+                expand(x, mask, &[mask.len()], Category::Optimizer).unwrap().host_bytes().into_owned()
+            }
+            _ => x.host_bytes().into_owned(),
+        };
+        [&self.weight].into_iter().chain(&self.master).chain(&self.states).map(dense).collect()
+    }
+}
+
+fn norm(x: &[f64]) -> f64 {
+    x.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// A step in f64, as the rules' documentation has it.
+fn plain(rule: Rule, t: u64, w: &mut [f64], states: &mut [Vec<f64>; 2], g: &[f64], adapt: bool) {
+    let (lr, wd, clip) = (f64::from(LR), f64::from(DECAY), f64::from(CLIP));
+    let [m, v] = states;
+    let g: Vec<f64> = g.iter().map(|g| clip * g).collect();
+    let n = w.len();
+    let mut direction = |g: &[f64], b1: f32, b2: f32, eps: f32| -> Vec<f64> {
+        let (b1, b2) = (f64::from(b1), f64::from(b2));
+        let one = |i: usize| {
+            m[i] = b1 * m[i] + (1.0 - b1) * g[i];
+            v[i] = b2 * v[i] + (1.0 - b2) * g[i] * g[i];
+            let (c1, c2) = (1.0 - b1.powf(t as f64), 1.0 - b2.powf(t as f64));
+            (m[i] / c1) / ((v[i] / c2).sqrt() + f64::from(eps))
+        };
+        (0..n).map(one).collect()
+    };
+    match rule {
+        Rule::Sgd => (0..n).for_each(|i| w[i] -= lr * (g[i] + wd * w[i])),
+        Rule::Momentum { momentum, nesterov } => {
+            for i in 0..n {
+                let (d, momentum) = (g[i] + wd * w[i], f64::from(momentum));
+                m[i] = momentum * m[i] + d;
+                w[i] -= lr * if nesterov { d + momentum * m[i] } else { m[i] };
+            }
+        }
+        Rule::Adam { beta1, beta2, eps, decoupled } => {
+            let l2 = if decoupled { 0.0 } else { wd };
+            let g: Vec<f64> = (0..n).map(|i| g[i] + l2 * w[i]).collect();
+            let u = direction(&g, beta1, beta2, eps);
+            let keep = if decoupled { 1.0 - lr * wd } else { 1.0 };
+            (0..n).for_each(|i| w[i] = keep * w[i] - lr * u[i]);
+        }
+        Rule::Lars { momentum, trust, eps } => {
+            let (wn, gn) = (norm(w), norm(&g));
+            let r = f64::from(trust) * wn / (gn + wd * wn + f64::from(eps));
+            let r = if adapt && wn > 0.0 && gn > 0.0 { r } else { 1.0 };
+            for i in 0..n {
+                m[i] = f64::from(momentum) * m[i] + lr * r * (g[i] + wd * w[i]);
+                w[i] -= m[i];
+            }
+        }
+        Rule::Lamb { beta1, beta2, eps } => {
+            let mut u = direction(&g, beta1, beta2, eps);
+            (0..n).for_each(|i| u[i] += wd * w[i]);
+            let (wn, un) = (norm(w), norm(&u));
+            let r = if adapt && wn > 0.0 && un > 0.0 { wn / un } else { 1.0 };
+            (0..n).for_each(|i| w[i] -= lr * r * u[i]);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+
+    /// On every device, with every form of master, for both types of gradient.
+    #[test]
+    fn every_rule_follows_its_formula(n in 1usize..40_000, seed: u64, adapt: bool) {
+        let start = values(seed, n, 0.5);
+        let gradients: Vec<Vec<f32>> = (0..STEPS).map(|i| values(seed ^ (i + 1), n, 0.1)).collect();
+        for rule in RULES {
+            let (mut expected, mut states) = (wide(&start), [vec![0.0; n], vec![0.0; n]]);
+            for (i, g) in gradients.iter().enumerate() {
+                plain(rule, i as u64 + 1, &mut expected, &mut states, &wide(g), adapt);
+            }
+            for threads in devices() {
+                let run = |device: &Device, dtype: DType, master: Master| {
+                    let mut layer = Layer { adapt, ..Layer::new(device, &rule, &start, master) };
+                    for (i, g) in gradients.iter().enumerate() {
+                        layer.step(rule, i as u64 + 1, &tensor(device, dtype, &[n], g));
+                    }
+                    if master != Master::Itself {
+                        let rounded: Vec<f32> = layer.exact().iter().map(|&w| nearest(w).to_f32()).collect();
+                        assert_eq!(layer.weight.to_f32(), rounded);
+                    }
+                    layer.exact()
+                };
+                for dtype in [DType::F32, DType::Bf16] {
+                    let [one, two, three] = threads.each_ref().map(|device| run(device, dtype, Master::Itself));
+                    prop_assert!(one == two && one == three);
+                    assert_close(&one, &expected, 2e-5);
+                }
+                let full = run(&threads[0], DType::Bf16, Master::Full);
+                assert_close(&full, &expected, 2e-5);
+                prop_assert!(full == run(&threads[1], DType::Bf16, Master::Low), "low bits, {:?}", rule);
+            }
+        }
+    }
+
+    /// Bit for bit, norms included; and what is not kept stays zero. The third witness is a dense step under no mask
+    /// whose gradient is zero where nothing is kept: equal bits where no norm is taken.
+    #[test]
+    fn compressed_state_steps_as_dense_state_under_the_same_mask(
+        n in 1usize..150_000, seed: u64, share in 0.0f64..1.0,
+    ) {
+        let share = if seed.is_multiple_of(3) { share / 40.0 } else { share };
+        let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
+        for rule in RULES {
+            for [device, other, _] in devices() {
+                for (master, dtype) in
+                    [(Master::Itself, DType::F32), (Master::Full, DType::Bf16), (Master::Low, DType::Bf16)]
+                {
+                    let mut small = Layer::new(device, &rule, &start, master).masked(&words, true);
+                    let mut large = Layer::new(other, &rule, &start, master).masked(&words, false);
+                    let mut plain = Layer { mask: None, ..Layer::new(device, &rule, &start, master).masked(&words, false) };
+                    for number in 1..=4 {
+                        let g = values(seed ^ number, n, 0.1);
+                        let mask = small.mask.clone().unwrap();
+                        let dense = tensor(device, dtype, &[n], &g);
+                        small.step(rule, number, &compress(&dense, &mask, Category::Gradients).unwrap());
+                        large.step(rule, number, &tensor(other, dtype, &[n], &g));
+                        let mut zeroed = dense;
+                        apply(&mut zeroed, &mask).unwrap();
+                        plain.step(rule, number, &zeroed);
+                    }
+                    prop_assert!(small.bytes() == large.bytes(), "{:?} {:?}", rule, master);
+                    if matches!(device, Device::Cpu(_)) && !rule.adapts() {
+                        prop_assert!(small.bytes() == plain.bytes(), "{:?} {:?}", rule, master);
+                    }
+                    assert_close(&small.weight.to_f32(), &wide(&plain.weight.to_f32()), 1.0 / 128.0);
+                    let weight = small.weight.to_f32();
+                    prop_assert!((0..n).all(|i| words[i / 32] >> (i % 32) & 1 == 1 || weight[i] == 0.0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_comes_back_from_its_rounding_and_its_low_half(bits: u32) {
+        let x = f32::from_bits(bits);
+        prop_assume!(x.is_finite() && nearest(x).is_finite());
+        let (weight, low) = split(x);
+        prop_assert_eq!(join(weight, low).to_bits(), bits);
+        prop_assert!((weight.to_f32() - x).abs() <= (bf16::from_f32(x).to_f32() - x).abs());
+        // Ties, which rounding to even would make ambiguous.
+        let tie = f32::from_bits(bits & 0xffff_0000 | 0x8000);
+        let (weight, low) = split(tie);
+        prop_assert_eq!(join(weight, low).to_bits(), tie.to_bits());
+    }
+}
+
+/// A tensor of each kind in one list: odd lengths, an empty one, masks, master copies, both types of gradient.
+#[test]
+fn a_list_of_targets_steps_as_each_of_them_alone() {
+    let kinds = [
+        (70_001, Master::Itself, DType::F32, None),
+        (3, Master::Full, DType::Bf16, None),
+        (0, Master::Itself, DType::F32, None),
+        (4096, Master::Low, DType::F32, None),
+        (9000, Master::Full, DType::Bf16, Some(0.3)),
+        (9000, Master::Full, DType::Bf16, Some(0.01)),
+    ];
+    const DECAYS: [f32; 6] = [0.0, 0.125, 0.25, 0.5, 0.25, 0.0];
+    let fresh = |device: &Device, rule: &Rule| -> Vec<(Layer, Tensor)> {
+        let layer = |(i, &(n, master, dtype, share)): (usize, &(usize, Master, DType, Option<f64>))| {
+            let mut layer = Layer::new(device, rule, &values(i as u64, n, 0.5), master);
+            let mut gradient = tensor(device, dtype, &[n], &values(i as u64 + 10, n, 0.1));
+            if let Some(share) = share {
+                layer = layer.masked(&mask_words(i as u64, n, share), true);
+                gradient = compress(&gradient, layer.mask.as_ref().unwrap(), Category::Gradients).unwrap();
+            }
+            (Layer { decay: DECAYS[i], adapt: i % 2 == 0, ..layer }, gradient)
+        };
+        kinds.iter().enumerate().map(layer).collect()
+    };
+    let bytes =
+        |layers: &[(Layer, Tensor)]| -> Vec<_> { layers.iter().flat_map(|(l, _)| l.bytes()).collect() };
+    for [device, ..] in devices() {
+        for rule in RULES {
+            let (mut alone, mut together, mut given) =
+                (fresh(device, &rule), fresh(device, &rule), fresh(device, &rule));
+            for (layer, gradient) in &mut alone {
+                layer.step(rule, 3, gradient);
+            }
+            step(rule, numbered(3), together.iter_mut().map(|(l, g)| l.target(g)).collect(), Norms::Measured)
+                .unwrap();
+            let stepped = bytes(&alone);
+            assert_ne!(stepped, bytes(&given));
+            assert_eq!(stepped, bytes(&together));
+            let targets: Vec<Target<'_>> = given.iter_mut().map(|(l, g)| l.target(g)).collect();
+            let norms = squared_norms(rule, numbered(3), &targets).unwrap();
+            step(rule, numbered(3), targets, Norms::Given(&norms)).unwrap();
+            assert_eq!(stepped, bytes(&given), "norms taken apart");
+        }
+    }
+    step(Rule::Sgd, numbered(1), vec![], Norms::Measured).unwrap();
+}
+
+/// One weight stepped through `(gradient, expected weight)` at decay 0.1.
+fn by_hand(device: &Device, rule: Rule, lr: f32, start: f32, steps: &[(f32, f64)]) {
+    let mut layer = Layer { decay: 0.1, ..Layer::new(device, &rule, &[start], Master::Itself) };
+    for (i, &(g, expected)) in steps.iter().enumerate() {
+        let now = Step { lr, gradient_scale: 1.0, number: i as u64 + 1 };
+        let gradient = tensor(device, DType::F32, &[1], &[g]);
+        step(rule, now, vec![layer.target(&gradient)], Norms::Measured).unwrap();
+        assert_close(&layer.weight.to_f32(), &[expected], 1e-5);
+    }
+}
+
+/// w = 1, g = 0.5, then 0.25: momentum 0.9, lr 0.1, wd 0.1. By hand:
+/// d = 0.6, v = 0.6, w = 0.94; then d = 0.344, v = 0.884, w = 0.8516.
+/// Nesterov's first step: d + m v = 0.6 + 0.54, w = 1 - 0.114.
+#[test]
+fn momentum_by_hand() {
+    for [device, ..] in devices() {
+        let rule = |nesterov| Rule::Momentum { momentum: 0.9, nesterov };
+        by_hand(device, rule(false), 0.1, 1.0, &[(0.5, 0.94), (0.25, 0.8516)]);
+        by_hand(device, rule(true), 0.1, 1.0, &[(0.5, 0.886)]);
+    }
+}
+
+/// AdamW, w = 1, g = 0.5 then -0.25, lr 0.1, wd 0.1, eps 0. The first direction is g/|g| = 1:
+/// w = 0.99 - 0.1 = 0.89. Then m = 0.9 0.05 - 0.1 0.25 = 0.02, m_hat = 0.02/0.19;
+/// v = 0.999 0.00025 + 0.001 0.0625 = 0.00031225, v_hat = v/0.001999;
+/// w = 0.99 0.89 - 0.1 (0.10526316/0.39522387) = 0.8811 - 0.02663381.
+#[test]
+fn adamw_by_hand() {
+    for [device, ..] in devices() {
+        let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 0.0, decoupled: true };
+        by_hand(device, rule, 0.1, 1.0, &[(0.5, 0.89), (-0.25, 0.854_466_19)]);
+    }
+}
+
+/// A layer that is still zero, or has no gradient, moves as without a ratio instead of not at all.
+#[test]
+fn the_ratio_is_one_where_a_norm_is_zero() {
+    for [device, ..] in devices() {
+        by_hand(device, Rule::Lars { momentum: 0.0, trust: 0.001, eps: 0.0 }, 0.5, 0.0, &[(1.0, -0.5)]);
+        by_hand(device, Rule::Lamb { beta1: 0.5, beta2: 0.5, eps: 0.0 }, 0.5, 0.0, &[(1.0, -0.5)]);
+    }
+}
+
+/// A mask that keeps nothing leaves nothing to step.
+#[test]
+fn nothing_kept_is_a_step_of_nothing() {
+    for [device, ..] in devices() {
+        let mut layer = Layer::new(device, &RULES[4], &[1.0; 100], Master::Full).masked(&[0; 4], true);
+        layer.step(RULES[4], 1, &Tensor::empty(device, &[0], DType::Bf16, Category::Gradients).unwrap());
+        assert_eq!(layer.weight.to_f32(), [0.0; 100]);
+    }
+}
