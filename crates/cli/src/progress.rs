@@ -9,7 +9,7 @@ use espalier_tensor::Category;
 use espalier_tensor::memory::Size;
 use espalier_train::data::{Dataset, Split};
 use espalier_train::run::Observer;
-use espalier_train::trainer::{Evaluation, StepReport};
+use espalier_train::trainer::{Evaluation, Pruned, StepReport};
 use espalier_train::{Bytes, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -84,6 +84,20 @@ impl Observer for Progress {
         ));
     }
 
+    fn pruned(&mut self, step: u64, pruned: &Pruned) {
+        let (kept, all) = pruned.kept;
+        let note = if pruned.note.is_empty() { String::new() } else { format!("; {}", pruned.note) };
+        self.say(&format!(
+            "before step {step}: pruned to {} of {} weights ({:.2} % gone), mask as {}; {} in use, {} before{note}",
+            count(kept as f64),
+            count(all as f64),
+            100.0 * (1.0 - kept as f64 / all as f64),
+            pruned.form,
+            bytes(pruned.bytes.1),
+            bytes(pruned.bytes.0),
+        ));
+    }
+
     fn saved(&mut self, path: &Path) {
         self.say(&format!("saved {}", path.display()));
     }
@@ -123,6 +137,7 @@ pub fn summarise(summary: &Summary) {
     if let Some(peak) = summary.peak_bytes {
         eprintln!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
     }
+    state(summary);
     let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else { return };
     let speed = match (summary.tokens_per_s, summary.images_per_s) {
         (Some(tokens), _) => format!(", {} tokens/s", count(tokens)),
@@ -142,6 +157,30 @@ pub fn summarise(summary: &Summary) {
     }
     if let Some(run) = &summary.run {
         eprintln!("run folder {run}");
+    }
+}
+
+/// Bytes of state for each weight that pruning may touch, beside what others need.
+fn state(summary: &Summary) {
+    if summary.sparsity == 0.0 {
+        return;
+    }
+    let each = &summary.state_bytes;
+    eprintln!(
+        "\nstate of a prunable weight: {:.3} bytes at {:.1} % sparsity (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
+        each.total(),
+        100.0 * summary.sparsity,
+        each.weights,
+        each.gradients,
+        each.optimizer,
+        each.mask,
+    );
+    // SAMO counts for mixed precision with Adam, its f32 gradients included.
+    if summary.precision == "bf16" {
+        let samo = 24.0 * (1.0 - summary.sparsity) + 2.0;
+        eprintln!(
+            "  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)"
+        );
     }
 }
 

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::config::{Precision, Prune, RunFile};
+use crate::config::{Prune, RunFile};
 use crate::spec::{Model, ShapeError};
 
 /// Bytes by category.
@@ -32,11 +32,7 @@ impl Memory {
     /// step, state is dense until then.
     pub fn predict(model: &Model, run: &RunFile, micro_batch: usize) -> Result<Memory, ShapeError> {
         let precision = run.train.precision;
-        let master = match precision {
-            Precision::F32 => 0,
-            Precision::Bf16 => run.optimizer.master.bytes(),
-        };
-        let each = master + 4 * run.optimizer.moments();
+        let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
         let (mut dense, mut candidates, mut mask) = (0u64, 0u64, 0u64);
         for parameter in model.parameters() {
@@ -50,7 +46,7 @@ impl Memory {
             }
         }
         let parameters = dense.saturating_add(candidates);
-        let compressed = prune.is_some_and(|p| p.at_start() && p.compresses(precision.size() + each));
+        let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         let stored = if compressed { dense + kept_of(prune, candidates) } else { parameters };
         let buffers: u64 = model.buffers().iter().map(|buffer| 4 * buffer.elements()).sum();
         Ok(Memory {
@@ -72,6 +68,39 @@ impl Memory {
     }
 }
 
+/// Bytes for each weight that pruning may touch, once it has.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct StateBytes {
+    /// The weights that kernels read.
+    pub weights: f64,
+    /// Gradients as they are accumulated.
+    pub gradients: f64,
+    /// Master weights and moments.
+    pub optimizer: f64,
+    /// Which are kept.
+    pub mask: f64,
+}
+
+impl StateBytes {
+    /// The prediction for a run.
+    pub fn predict(run: &RunFile) -> StateBytes {
+        let kept = run.prune.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
+        let share = if run.compresses() { kept } else { 1.0 };
+        let size = run.train.precision.size() as f64;
+        StateBytes {
+            weights: size,
+            gradients: share * size,
+            optimizer: share * run.optimizer_bytes() as f64,
+            mask: if run.prune.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
+        }
+    }
+
+    /// All of them.
+    pub fn total(&self) -> f64 {
+        self.weights + self.gradients + self.optimizer + self.mask
+    }
+}
+
 /// Candidates that are kept: exactly so many.
 pub fn kept_of(prune: Option<&Prune>, candidates: u64) -> u64 {
     prune.map_or(candidates, |prune| ((1.0 - prune.sparsity) * candidates as f64).round() as u64)
@@ -85,6 +114,7 @@ fn mask_bytes(elements: u64, kept: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Precision;
     use crate::spec::presets::{Form, ResNet, resnet};
 
     fn predict(model: &Model, optimizer: &str, precision: Precision) -> Memory {

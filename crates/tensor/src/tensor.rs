@@ -212,6 +212,15 @@ impl Tensor {
         }
     }
 
+    /// Books its memory under another category: what an operation made as workspace may be kept. This must be its only
+    /// owner.
+    pub fn book_as(&mut self, category: Category) {
+        match &mut self.storage {
+            Storage::Cpu(buffer) => only(buffer).book_as(category),
+            Storage::Cuda(buffer) => only(buffer).book_as(category),
+        }
+    }
+
     /// Whether nobody else holds its buffer, so that it may be written to.
     pub fn is_unique(&mut self) -> bool {
         match &mut self.storage {

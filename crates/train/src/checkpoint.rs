@@ -3,12 +3,17 @@
 //! ```text
 //! checkpoints/step-000300/manifest.json          what it is, and a hash of every other file
 //!                         model.safetensors      weights and running statistics under their public names
-//!                         optimizer.safetensors  master weights and moments, as master/NAME, moment0/NAME
+//!                         optimizer.safetensors  master weights and moments, as master/NAME, moment0/NAME; of a pruned
+//!                                                parameter those of its kept weights
+//!                         masks.safetensors      where something is pruned: bit i % 32 of word i / 32 of NAME says
+//!                                                whether its weight i is kept
+//!                         pruner.safetensors     what the pruning method remembers
 //! ```
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Loading checks every hash and every
 //! shape before the first weight is touched; a broken checkpoint is reported and the one before it is used.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -51,8 +56,17 @@ struct FileRecord {
     blake3: String,
 }
 
-/// Named tensors of one file of a checkpoint.
-pub type Named<'a> = Vec<(String, &'a Tensor)>;
+/// What one file of a checkpoint holds, by name.
+pub type Saved<'a> = Vec<(String, Stored<'a>)>;
+
+/// Something that is saved.
+#[derive(Debug)]
+pub enum Stored<'a> {
+    /// A tensor, from whichever device.
+    Tensor(&'a Tensor),
+    /// Whole numbers of the host.
+    Words(Vec<u32>),
+}
 
 /// Named tensors to be filled from one file of a checkpoint.
 pub type NamedMut<'a> = Vec<(String, &'a mut Tensor)>;
@@ -73,7 +87,7 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint and removes those that are too old.
-    pub fn save(&self, progress: &Progress, files: &[(&str, Named<'_>)]) -> Result<PathBuf> {
+    pub fn save(&self, progress: &Progress, files: &[(&str, Saved<'_>)]) -> Result<PathBuf> {
         let target = self.folder.join(format!("step-{:06}", progress.step));
         let temporary = self.folder.join(format!(".writing-step-{:06}", progress.step));
         let write = || -> io::Result<()> {
@@ -127,69 +141,29 @@ impl Checkpoints {
         Ok(found.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// Fills `files` from the newest checkpoint that is whole; `report` hears of those that are not.
+    /// The newest checkpoint that is whole; `report` hears of those that are not.
     ///
     /// A checkpoint of another model or precision is an error, not a broken checkpoint.
-    pub fn load_latest(
-        &self,
-        files: &mut [(&str, NamedMut<'_>)],
-        mut report: impl FnMut(&Error),
-    ) -> Result<Option<(PathBuf, Progress)>> {
+    pub fn latest(&self, mut report: impl FnMut(&Error)) -> Result<Option<Whole>> {
         for path in self.list()?.into_iter().rev() {
             match Whole::read(&path) {
                 Ok(whole) => {
-                    self.check(&path, &whole, files)?;
-                    for (name, tensors) in files.iter_mut() {
-                        whole.fill(name, tensors).map_err(|why| refuse(&path, why))?;
+                    for (what, theirs, ours) in [
+                        ("model", &whole.manifest.model, &self.model),
+                        ("precision", &whole.manifest.precision, &self.precision),
+                    ] {
+                        if theirs != ours {
+                            return Err(whole.refuse(format!(
+                                "it holds {what} {theirs}, and this run trains {what} {ours}"
+                            )));
+                        }
                     }
-                    return Ok(Some((path, whole.manifest.progress)));
+                    return Ok(Some(whole));
                 }
                 Err(broken) => report(&broken),
             }
         }
         Ok(None)
-    }
-
-    /// Compares what the checkpoint holds with what is to be filled, names, types and shapes, without touching anything.
-    fn check(&self, path: &Path, whole: &Whole, files: &[(&str, NamedMut<'_>)]) -> Result<()> {
-        for (what, theirs, ours) in [
-            ("model", &whole.manifest.model, &self.model),
-            ("precision", &whole.manifest.precision, &self.precision),
-        ] {
-            if theirs != ours {
-                return Err(refuse(
-                    path,
-                    format!("it holds {what} {theirs}, and this run trains {what} {ours}"),
-                ));
-            }
-        }
-        for (name, tensors) in files {
-            let stored = whole.tensors(name).map_err(|why| refuse(path, why))?;
-            for (key, tensor) in tensors {
-                let Ok(view) = stored.tensor(key) else {
-                    return Err(refuse(path, format!("{name} has no tensor {key}, which this run needs")));
-                };
-                if view.shape() != tensor.shape() || view.dtype() != dtype_of(tensor) {
-                    return Err(refuse(
-                        path,
-                        format!(
-                            "{key} is {:?} {:?} there, and {:?} {:?} in this run",
-                            view.dtype(),
-                            view.shape(),
-                            dtype_of(tensor),
-                            tensor.shape()
-                        ),
-                    ));
-                }
-            }
-            if stored.len() != tensors.len() {
-                return Err(refuse(
-                    path,
-                    format!("{name} holds {} tensors, this run {}", stored.len(), tensors.len()),
-                ));
-            }
-        }
-        Ok(())
     }
 }
 
@@ -213,11 +187,20 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-fn write_tensors(path: &Path, tensors: &Named<'_>) -> io::Result<FileRecord> {
-    let bytes: Vec<_> = tensors.iter().map(|(_, tensor)| tensor.host_bytes()).collect();
-    let views = tensors.iter().zip(&bytes).map(|((name, tensor), bytes)| {
-        let view = TensorView::new(dtype_of(tensor), tensor.shape().to_vec(), bytes);
-        (name, view.expect("a tensor's bytes fit its shape"))
+fn write_tensors(path: &Path, saved: &Saved<'_>) -> io::Result<FileRecord> {
+    let parts: Vec<(&String, Dtype, Vec<usize>, Cow<'_, [u8]>)> = saved
+        .iter()
+        .map(|(name, stored)| match stored {
+            Stored::Tensor(tensor) => (name, dtype_of(tensor), tensor.shape().to_vec(), tensor.host_bytes()),
+            Stored::Words(words) => {
+                let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                (name, Dtype::U32, vec![words.len()], Cow::Owned(bytes))
+            }
+        })
+        .collect();
+    let views = parts.iter().map(|(name, dtype, shape, bytes)| {
+        let view = TensorView::new(*dtype, shape.clone(), bytes);
+        (*name, view.expect("a tensor's bytes fit its shape"))
     });
     safetensors::serialize_to_file(views, None, path).map_err(io::Error::other)?;
     File::open(path)?.sync_all()?;
@@ -231,13 +214,16 @@ fn hash(path: &Path) -> io::Result<FileRecord> {
 }
 
 /// A checkpoint in memory whose hashes are right.
-struct Whole {
+#[derive(Debug)]
+pub struct Whole {
+    path: PathBuf,
     manifest: Manifest,
     files: BTreeMap<String, Vec<u8>>,
 }
 
 impl Whole {
-    fn read(path: &Path) -> Result<Whole> {
+    /// Reads a checkpoint's folder and compares every hash.
+    pub fn read(path: &Path) -> Result<Whole> {
         let broken = |why: String| refuse(path, why);
         let text = fs::read(path.join(MANIFEST)).map_err(|why| broken(format!("{MANIFEST}: {why}")))?;
         let manifest: Manifest =
@@ -260,20 +246,73 @@ impl Whole {
             }
             files.insert(name.clone(), bytes);
         }
-        Ok(Whole { manifest, files })
+        Ok(Whole { path: path.into(), manifest, files })
     }
 
-    fn tensors(&self, file: &str) -> Result<SafeTensors<'_>, String> {
-        let bytes = self.files.get(file).ok_or_else(|| format!("it has no {file}"))?;
-        SafeTensors::deserialize(bytes).map_err(|why| format!("{file}: {why}"))
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
-    fn fill(&self, file: &str, tensors: &mut NamedMut<'_>) -> Result<(), String> {
-        let stored = self.tensors(file)?;
-        for (key, tensor) in tensors {
-            let view = stored.tensor(key).map_err(|why| why.to_string())?;
-            tensor.copy_from_host(view.data());
+    /// Where its run stood.
+    pub fn progress(&self) -> &Progress {
+        &self.manifest.progress
+    }
+
+    /// An error about it.
+    pub fn refuse(&self, why: impl ToString) -> Error {
+        refuse(&self.path, why)
+    }
+
+    /// The whole numbers of a file, by name; none where the checkpoint has no such file.
+    pub fn words(&self, file: &str) -> Result<BTreeMap<String, Vec<u32>>> {
+        if !self.files.contains_key(file) {
+            return Ok(BTreeMap::new());
+        }
+        let words = |(name, view): (String, TensorView<'_>)| {
+            if view.dtype() != Dtype::U32 {
+                return Err(self.refuse(format!("{name} in {file} is {:?}, not U32", view.dtype())));
+            }
+            let words = view.data().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+            Ok((name, words.collect()))
+        };
+        self.tensors(file)?.tensors().into_iter().map(words).collect()
+    }
+
+    /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched.
+    pub fn fill(&self, files: &mut [(&str, NamedMut<'_>)]) -> Result<()> {
+        for (file, tensors) in &*files {
+            let stored = self.tensors(file)?;
+            for (name, tensor) in tensors {
+                let Ok(view) = stored.tensor(name) else {
+                    return Err(self.refuse(format!("{file} has no tensor {name}, which this run needs")));
+                };
+                if view.shape() != tensor.shape() || view.dtype() != dtype_of(tensor) {
+                    return Err(self.refuse(format!(
+                        "{name} is {:?} {:?} there, and {:?} {:?} in this run",
+                        view.dtype(),
+                        view.shape(),
+                        dtype_of(tensor),
+                        tensor.shape()
+                    )));
+                }
+            }
+            if stored.len() != tensors.len() {
+                let problem = format!("{file} holds {} tensors, this run {}", stored.len(), tensors.len());
+                return Err(self.refuse(problem));
+            }
+        }
+        for (file, tensors) in files {
+            let stored = self.tensors(file)?;
+            for (name, tensor) in tensors {
+                tensor.copy_from_host(stored.tensor(name).expect("looked for above").data());
+            }
         }
         Ok(())
+    }
+
+    fn tensors(&self, file: &str) -> Result<SafeTensors<'_>> {
+        let bytes = self.files.get(file).ok_or_else(|| self.refuse(format!("it has no {file}")))?;
+        SafeTensors::deserialize(bytes).map_err(|why| self.refuse(format!("{file}: {why}")))
     }
 }

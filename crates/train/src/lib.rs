@@ -5,6 +5,8 @@ pub mod data;
 mod error;
 pub mod layers;
 pub mod model;
+pub mod pass;
+pub mod prune;
 pub mod run;
 pub mod state;
 mod summary;

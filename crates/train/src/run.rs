@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::checkpoint::Checkpoints;
 use crate::data::Dataset;
 use crate::summary::{Rates, Summary, Validation};
-use crate::trainer::{Evaluation, StepReport, Trainer};
+use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::{Error, Result};
 
 /// Hears what happens; every method may be left out.
@@ -31,6 +31,8 @@ pub trait Observer {
     fn step(&mut self, _report: &StepReport, _rates: Rates, _memory: usize) {}
     /// The model was evaluated after `step` steps.
     fn evaluated(&mut self, _step: u64, _evaluation: Evaluation) {}
+    /// Weights were pruned before step `step`.
+    fn pruned(&mut self, _step: u64, _pruned: &Pruned) {}
     /// A checkpoint was written.
     fn saved(&mut self, _path: &Path) {}
     /// Something a person should know: a broken checkpoint that was passed over, a skipped step.
@@ -144,7 +146,11 @@ impl Run {
         while self.trainer.progress().step < steps {
             let report = self.trainer.step()?;
             let step = report.step;
-            self.step_seconds.push(report.seconds);
+            match &report.pruned {
+                // Its time is not that of a step.
+                Some(pruned) => self.pruned(step, pruned, observer)?,
+                None => self.step_seconds.push(report.seconds),
+            }
             if report.taken {
                 self.last_loss = Some(report.loss);
             } else {
@@ -171,7 +177,8 @@ impl Run {
                 }
             }
             let interrupted = stop.load(Ordering::Relaxed) && !last;
-            if last || interrupted || (every > 0 && step.is_multiple_of(every as u64)) {
+            let due = every > 0 && step.is_multiple_of(every as u64);
+            if interrupted || due || (last && self.plan.run.checkpoint.last) {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);
             }
             if interrupted {
@@ -179,6 +186,15 @@ impl Run {
             }
         }
         Ok(Outcome { summary: self.summary(), interrupted: false })
+    }
+
+    fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) -> Result<()> {
+        observer.pruned(step, pruned);
+        for name in &pruned.emptied {
+            observer.warning(&format!("nothing is left of {name}: every weight was pruned"));
+        }
+        let (kept, all) = pruned.kept;
+        self.metrics.line(json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } }))
     }
 
     fn validation(&self) -> Validation {
@@ -202,6 +218,7 @@ impl Run {
         summary.loss = self.last_loss;
         summary.validation = self.validation();
         summary.rate(rates);
+        summary.pruned(self.trainer.kept().0, self.trainer.sparsity(), self.trainer.state_bytes());
         for category in Category::ALL {
             summary.measured(category, ledger.peak(category));
         }
@@ -254,7 +271,7 @@ impl Metrics {
     fn step(&mut self, report: &StepReport, rates: Rates, time: f64) -> Result<()> {
         let mut line = json!({
             "step": report.step, "loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm,
-            "accuracy": report.accuracy, "sparsity": 0.0, "time": time,
+            "accuracy": report.accuracy, "sparsity": report.sparsity, "time": time,
         });
         match rates.tokens_per_s {
             Some(tokens) => line["tokens_per_s"] = json!(tokens),

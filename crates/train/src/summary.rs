@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use espalier_plan::Plan;
+use espalier_plan::memory::{StateBytes, kept_of};
+use espalier_plan::spec::Parameter;
 use espalier_tensor::Category;
 use serde::Serialize;
 
@@ -37,6 +39,8 @@ pub struct Summary {
     pub sparsity: f64,
     /// Bytes of weights, gradients, optimizer state and mask for each prunable parameter.
     pub state_bytes_per_parameter: f64,
+    /// The same by category.
+    pub state_bytes: StateBytes,
     /// Peak bytes by category, predicted and measured.
     pub memory: BTreeMap<&'static str, Bytes>,
     /// The most bytes in use at once.
@@ -138,10 +142,13 @@ impl Summary {
                 (category.name(), Bytes { predicted, measured: None })
             })
             .collect();
-        let state =
-            predicted.gradients + predicted.optimizer + plan.parameters * plan.run.train.precision.size();
-        let parameters = plan.model.parameters();
-        let kept = parameters.iter().filter(|p| p.prunable).map(|p| p.elements()).sum();
+        let run = &plan.run;
+        let prune = run.prune.as_ref();
+        let covered = |p: &Parameter| prune.map_or(p.prunable, |prune| prune.covers(p));
+        let candidates: u64 =
+            plan.model.parameters().iter().filter(|p| covered(p)).map(|p| p.elements()).sum();
+        let kept = kept_of(prune, candidates);
+        let state_bytes = StateBytes::predict(run);
         Summary {
             steps: 0,
             loss: None,
@@ -161,9 +168,9 @@ impl Summary {
             },
             parameters: plan.parameters,
             kept,
-            sparsity: 0.0,
-            // Dense state is the same for every parameter, prunable or not.
-            state_bytes_per_parameter: state as f64 / plan.parameters as f64,
+            sparsity: if candidates == 0 { 0.0 } else { 1.0 - kept as f64 / candidates as f64 },
+            state_bytes_per_parameter: state_bytes.total(),
+            state_bytes,
             memory,
             peak_bytes: None,
             bytes_sent: ["all_reduce", "all_gather", "reduce_scatter", "point_to_point", "halo"]
@@ -181,6 +188,12 @@ impl Summary {
         self.tokens_per_s = rates.tokens_per_s.filter(|r| r.is_finite());
         let images = self.tokens_per_s.is_none() && rates.samples_per_s.is_finite();
         self.images_per_s = images.then_some(rates.samples_per_s);
+    }
+
+    /// Records what is left of the prunable parameters, and what each holds.
+    pub fn pruned(&mut self, kept: u64, sparsity: f64, state_bytes: StateBytes) {
+        (self.kept, self.sparsity, self.state_bytes) = (kept, sparsity, state_bytes);
+        self.state_bytes_per_parameter = state_bytes.total();
     }
 
     /// Records a category's measured peak.

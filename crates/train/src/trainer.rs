@@ -2,21 +2,29 @@
 //!
 //! A step reads the batch at a position that depends on the step's number alone, sends it through the model in
 //! micro-batches, and takes the optimizer's step if every number is finite. Otherwise nothing changes but the count.
+//! Before a step the pruning method is asked whether it is time; where it prunes before the first one, dense state never
+//! exists.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use espalier_plan::Plan;
 use espalier_plan::config::{Precision, Recompute};
-use espalier_tensor::ops::cross_entropy;
-use espalier_tensor::{Category, DType, Device, Tensor, random};
+use espalier_plan::memory::StateBytes;
+use espalier_tensor::ops::compress::apply;
+use espalier_tensor::ops::update::Step;
+use espalier_tensor::{DType, Device, Mask, random};
 
-use crate::Result;
-use crate::checkpoint::{Checkpoints, Named, NamedMut, Progress};
-use crate::data::{Dataset, HostBatch, Order, Split};
-use crate::layers::{Backward, Forward, Mode, Stash};
+use crate::checkpoint::{Checkpoints, Saved, Stored, Whole};
+use crate::data::{Dataset, Order, Split};
 use crate::model::Model;
-use crate::state::{Gradients, NoiseScale, Optimizer};
-use crate::weights::Weights;
+use crate::pass::{Loss, Pass, Totals};
+use crate::prune::{self, Draw, Network, Parts, Pruner};
+use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
+use crate::weights::{ParameterId, Weights};
+use crate::{Error, Result};
+
+pub use crate::checkpoint::Progress;
 
 /// A model in training.
 #[derive(Debug)]
@@ -29,9 +37,15 @@ pub struct Trainer {
     order: Order,
     model: Model,
     weights: Weights,
-    optimizer: Optimizer,
+    candidates: Vec<ParameterId>,
+    masks: Masks,
+    pruner: Option<Box<dyn Pruner>>,
+    /// None until the first step, by when it is known what is kept.
+    optimizer: Option<Optimizer>,
     noise: NoiseScale,
     progress: Progress,
+    /// Bytes of the last step's gradients of candidates.
+    gradient_bytes: usize,
 }
 
 /// What one step did.
@@ -51,8 +65,27 @@ pub struct StepReport {
     pub taken: bool,
     /// The gradient noise scale, where it is measured.
     pub noise_scale: Option<f64>,
+    /// What was pruned before the step.
+    pub pruned: Option<Pruned>,
+    /// The share of candidates that is gone.
+    pub sparsity: f64,
     /// Wall-clock time.
     pub seconds: f64,
+}
+
+/// What a pruning method did.
+#[derive(Debug, Clone, Default)]
+pub struct Pruned {
+    /// Candidates kept, and all of them.
+    pub kept: (u64, u64),
+    /// Parameters of which nothing is left.
+    pub emptied: Vec<String>,
+    /// What the method says of it.
+    pub note: String,
+    /// How the masks are stored: `bits`, `index`, or both.
+    pub form: String,
+    /// Bytes in use before and after.
+    pub bytes: (usize, usize),
 }
 
 /// How well the model does on held-out data.
@@ -69,16 +102,21 @@ impl Trainer {
     pub fn new(plan: Plan, dataset: Dataset, device: &Device) -> Result<Trainer> {
         let dtype = dtype_of(plan.run.train.precision);
         let weights = Weights::initialise(&plan.model, device, dtype, plan.run.seed)?;
+        let candidates = candidates(&plan);
         Ok(Trainer {
             steps: plan.total_steps(dataset.len(Split::Train)) as u64,
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
             model: Model::build(&plan.model, plan.run.train.recompute == Recompute::Block),
-            optimizer: Optimizer::new(&plan, &weights)?,
+            masks: Masks::new(weights.ids().count(), plan.run.compresses()),
+            pruner: prune::pruner(&plan),
+            optimizer: None,
             noise: NoiseScale::default(),
             progress: Progress { step: 0, updates: 0, bad_steps: 0, best_validation: None },
+            gradient_bytes: 0,
             device: device.clone(),
             dtype,
             weights,
+            candidates,
             dataset,
             plan,
         })
@@ -99,6 +137,11 @@ impl Trainer {
         &self.weights
     }
 
+    /// What is kept.
+    pub fn masks(&self) -> &Masks {
+        &self.masks
+    }
+
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
@@ -107,68 +150,64 @@ impl Trainer {
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
+        let pruned = self.prune_if_due()?;
+        if self.optimizer.is_none() {
+            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
+        }
         let run = &self.plan.run;
         let (batch, pieces) = (run.train.batch, run.train.micro_batches);
-        let mut gradients = Gradients::new(self.weights.ids().count());
+        let mut gradients = Gradients::new(&self.masks);
         if run.train.noise_scale {
             gradients = gradients.measuring(self.model.tied().clone());
         }
-        let (mut statistics, mut loss_sum, mut correct, mut predictions) = (Vec::new(), 0.0, 0, 0);
+        let (mut statistics, mut totals) = (Vec::new(), Totals::default());
         let samples = self.order.indices(self.progress.step * batch as u64, batch);
         for (piece, samples) in samples.chunks(batch / pieces).enumerate() {
-            let host = self.dataset.batch(Split::Train, samples)?;
             let random = random::key(random::key(run.seed, self.progress.step), piece as u64);
-            let (input, targets) = self.upload(&host)?;
-            let mut stash = Stash::new();
-            let mut pass = Forward {
-                weights: &self.weights,
-                mode: Mode::Train,
-                random,
-                stash: &mut stash,
-                statistics: &mut statistics,
-            };
-            let logits = self.model.forward(input, &mut pass)?;
-            // Each micro-batch weighs by its share of the batch, so that their sum is the gradient of the mean.
-            let scale = 1.0 / (host.targets.len() * pieces) as f32;
-            let outcome = cross_entropy::forward_backward(logits, &targets, scale)?;
-            loss_sum += outcome.loss_sum;
-            correct += outcome.correct;
-            predictions += host.targets.len();
-            let mut pass =
-                Backward { weights: &self.weights, random, stash: &mut stash, sink: &mut gradients };
-            self.model.backward(outcome.gradient, &mut pass)?;
+            let loss = Loss { random, micro_batches: pieces, temperature: 1.0 };
+            totals.add(self.pass().train(samples, loss, &mut statistics, &mut gradients)?);
         }
 
-        let loss = loss_sum / predictions as f64;
-        let grad_norm = gradients.squared_norm().sqrt();
-        let lr = self.plan.learning_rate.at(self.progress.step as usize, self.steps as usize);
+        let loss = totals.loss();
+        let grad_norm = gradients.squared_norm()?.sqrt();
+        let (position, length) = match &self.pruner {
+            Some(pruner) => pruner.position(self.progress.step, self.steps),
+            None => (self.progress.step, self.steps),
+        };
+        let lr = self.plan.learning_rate.at(position as usize, length as usize);
         let taken = loss.is_finite() && grad_norm.is_finite();
         self.progress.step += 1;
         if taken {
             let clip = run.train.clip;
             let scale = if clip > 0.0 { (clip / grad_norm).min(1.0) } else { 1.0 };
             self.progress.updates += 1;
-            self.optimizer.step(&mut self.weights, &gradients, self.progress.updates, lr, scale as f32);
+            let step = Step { lr: lr as f32, gradient_scale: scale as f32, number: self.progress.updates };
+            let optimizer = self.optimizer.as_mut().expect("made before the first step");
+            optimizer.step(&mut self.weights, &self.masks, &gradients, step)?;
             for measured in statistics {
                 measured.fold_into(&mut self.weights)?;
             }
-            if let Some((small, large)) = gradients.noise_norms() {
+            if let Some((small, large)) = gradients.noise_norms()? {
                 // The parts were scaled by 1 / pieces: undo that to get the gradient of a micro-batch's mean.
                 let small = small * pieces as f64;
                 self.noise.observe((batch / pieces) as f64, small, batch as f64, large);
             }
         }
+        self.gradient_bytes = self.candidates.iter().map(|id| gradients.bytes(*id)).sum();
+        drop(gradients);
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
         self.device.synchronize()?;
         Ok(StepReport {
             step: self.progress.step,
             loss,
-            accuracy: correct as f64 / predictions as f64,
+            accuracy: totals.accuracy(),
             lr,
             grad_norm,
             taken,
             noise_scale: self.noise.value(),
+            sparsity: self.sparsity(),
+            pruned,
             seconds: begin.elapsed().as_secs_f64(),
         })
     }
@@ -181,61 +220,197 @@ impl Trainer {
         if count == 0 {
             return Ok(None);
         }
-        let (mut loss_sum, mut correct, mut predictions) = (0.0, 0, 0);
+        let mut totals = Totals::default();
         let samples: Vec<(u64, usize)> = (0..count).map(|i| (0, i)).collect();
         for samples in samples.chunks(train.batch / train.micro_batches) {
-            let host = self.dataset.batch(Split::Validation, samples)?;
-            let (input, targets) = self.upload(&host)?;
-            let mut pass = Forward {
-                weights: &self.weights,
-                mode: Mode::Evaluate,
-                random: 0,
-                stash: &mut Stash::forgetful(),
-                statistics: &mut Vec::new(),
-            };
-            let logits = self.model.forward(input, &mut pass)?;
-            let (loss, right) = cross_entropy::evaluate(&logits, &targets);
-            loss_sum += loss;
-            correct += right;
-            predictions += host.targets.len();
+            totals.add(self.pass().evaluate(samples)?);
         }
-        let predictions = predictions as f64;
-        let evaluation = Evaluation { loss: loss_sum / predictions, accuracy: correct as f64 / predictions };
+        let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
         let best = self.progress.best_validation.get_or_insert(evaluation.loss);
         *best = best.min(evaluation.loss);
         Ok(Some(evaluation))
     }
 
+    /// Candidates kept, and all of them.
+    pub fn kept(&self) -> (u64, u64) {
+        let all = self.candidates.iter().map(|id| self.weights.get(*id).len() as u64).sum();
+        let gone: usize = self
+            .candidates
+            .iter()
+            .filter_map(|id| self.masks.get(*id))
+            .map(|mask| mask.len() - mask.kept())
+            .sum();
+        (all - gone as u64, all)
+    }
+
+    /// The share of candidates that is gone.
+    pub fn sparsity(&self) -> f64 {
+        let (kept, all) = self.kept();
+        if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
+    }
+
+    /// Bytes held for each candidate weight, as they are now.
+    pub fn state_bytes(&self) -> StateBytes {
+        let each = |bytes: usize| bytes as f64 / self.kept().1 as f64;
+        let sum = |of: &dyn Fn(ParameterId) -> usize| each(self.candidates.iter().map(|id| of(*id)).sum());
+        StateBytes {
+            weights: sum(&|id| self.weights.get(id).byte_len()),
+            gradients: each(self.gradient_bytes),
+            optimizer: sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
+            mask: sum(&|id| self.masks.get(id).map_or(0, Mask::bytes)),
+        }
+    }
+
+    /// Prunes if the method says that it is time.
+    fn prune_if_due(&mut self) -> Result<Option<Pruned>> {
+        let Some(mut pruner) = self.pruner.take() else { return Ok(None) };
+        let batch = self.plan.run.train.batch;
+        let mut network = Network {
+            plan: &self.plan,
+            step: self.progress.step,
+            steps: self.steps,
+            epoch: (self.dataset.len(Split::Train) / batch).max(1) as u64,
+            candidates: &self.candidates,
+            masks: &self.masks,
+            weights: &mut self.weights,
+            parts: Parts {
+                model: &self.model,
+                dataset: &self.dataset,
+                device: &self.device,
+                dtype: self.dtype,
+            },
+            order: &self.order,
+        };
+        let draw = pruner.before_step(&mut network);
+        self.pruner = Some(pruner);
+        draw?.map(|draw| self.apply(draw)).transpose()
+    }
+
+    /// Puts weights and state under new masks, one parameter at a time.
+    fn apply(&mut self, draw: Draw) -> Result<Pruned> {
+        let before = self.device.ledger().total();
+        let mut emptied = Vec::new();
+        let mut forms = Vec::new();
+        if draw.reset_state {
+            self.optimizer = None;
+        }
+        for (id, words) in draw.masks {
+            let weight = self.weights.get_mut(id);
+            let mask = Mask::new(&self.device, weight.len(), &words)?;
+            apply(weight, &mask)?;
+            if let Some(optimizer) = &mut self.optimizer {
+                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress())?;
+            }
+            if mask.kept() == 0 {
+                emptied.push(self.weights.name(id).to_owned());
+            }
+            forms.push(mask.form().name());
+            self.masks.set(id, mask);
+        }
+        forms.sort_unstable();
+        forms.dedup();
+        Ok(Pruned {
+            kept: self.kept(),
+            emptied,
+            note: draw.note,
+            form: forms.join(" and "),
+            bytes: (before, self.device.ledger().total()),
+        })
+    }
+
+    fn pass(&self) -> Pass<'_> {
+        Pass {
+            model: &self.model,
+            weights: &self.weights,
+            dataset: &self.dataset,
+            device: &self.device,
+            dtype: self.dtype,
+        }
+    }
+
     /// Saves everything that the next step depends on.
-    pub fn save(&self, checkpoints: &Checkpoints) -> Result<std::path::PathBuf> {
-        let weights: Named<'_> = self.weights.named().map(|(name, tensor)| (name.into(), tensor)).collect();
-        let state: Named<'_> = self.optimizer.named().collect();
-        checkpoints.save(&self.progress, &[("model.safetensors", weights), ("optimizer.safetensors", state)])
+    pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
+        if self.optimizer.is_none() {
+            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
+        }
+        let optimizer = self.optimizer.as_ref().expect("just made");
+        let tensors = |(name, tensor)| (name, Stored::Tensor(tensor));
+        let mut files: Vec<(&str, Saved<'_>)> = vec![
+            ("model.safetensors", self.weights.named().map(|(name, t)| tensors((name.into(), t))).collect()),
+            ("optimizer.safetensors", optimizer.named().map(tensors).collect()),
+        ];
+        if !self.masks.is_empty() {
+            let mask = |(id, mask): (ParameterId, &Mask)| {
+                (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
+            };
+            files.push(("masks.safetensors", self.masks.iter().map(mask).collect()));
+        }
+        let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
+        let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
+        if !remembered.is_empty() {
+            files.push(("pruner.safetensors", remembered));
+        }
+        checkpoints.save(&self.progress, &files)
     }
 
     /// Goes back to the newest whole checkpoint, if there is one.
-    pub fn load(
-        &mut self,
-        checkpoints: &Checkpoints,
-        report: impl FnMut(&crate::Error),
-    ) -> Result<Option<std::path::PathBuf>> {
-        let state: NamedMut<'_> = self.optimizer.named_mut().collect();
-        let weights: NamedMut<'_> =
-            self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
-        let mut files = [("model.safetensors", weights), ("optimizer.safetensors", state)];
-        let found = checkpoints.load_latest(&mut files, report)?;
-        Ok(found.map(|(path, progress)| {
-            self.progress = progress;
-            path
-        }))
+    pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
+        let Some(whole) = checkpoints.latest(report)? else { return Ok(None) };
+        self.take_masks(&whole)?;
+        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks)?;
+        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
+        let state = optimizer.named_mut().collect();
+        whole.fill(&mut [("model.safetensors", weights), ("optimizer.safetensors", state)])?;
+        if let Some(pruner) = &mut self.pruner {
+            pruner.load(whole.words("pruner.safetensors")?);
+        }
+        self.optimizer = Some(optimizer);
+        self.progress = whole.progress().clone();
+        Ok(Some(whole.path().to_owned()))
     }
 
-    /// Copies a batch to the device.
-    fn upload(&self, host: &HostBatch) -> Result<(Tensor, Tensor)> {
-        let targets =
-            Tensor::from_slice(&self.device, &[host.targets.len()], &host.targets, Category::Activations)?;
-        Ok((host.inputs.upload(&self.device, self.dtype)?, targets))
+    /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, with fresh state.
+    pub fn start_from(&mut self, checkpoint: &Path) -> Result<()> {
+        let whole = Whole::read(checkpoint)?;
+        self.take_masks(&whole)?;
+        let (kept, all) = self.kept();
+        let wanted = self.plan.run.prune.as_ref().map(|prune| prune.sparsity);
+        if let Some(sparsity) = wanted.filter(|s| self.sparsity() > *s + 0.5 / all.max(1) as f64) {
+            return Err(whole.refuse(format!(
+                "it is pruned already to {:.4} ({kept} of {all} weights are left), and this run prunes to {sparsity}",
+                self.sparsity()
+            )));
+        }
+        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
+        whole.fill(&mut [("model.safetensors", weights)])
     }
+
+    fn take_masks(&mut self, whole: &Whole) -> Result<()> {
+        let mut stored = whole.words("masks.safetensors")?;
+        for id in self.weights.ids() {
+            let (name, len) = (self.weights.name(id).to_owned(), self.weights.get(id).len());
+            let Some(words) = stored.remove(&name) else { continue };
+            let ragged = !len.is_multiple_of(32) && words.last().is_some_and(|last| last >> (len % 32) != 0);
+            if words.len() != len.div_ceil(32) || ragged {
+                return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
+            }
+            self.masks.set(id, Mask::new(&self.device, len, &words)?);
+        }
+        match stored.into_keys().next() {
+            Some(name) => Err(whole.refuse(format!("it has a mask for {name}, which this model has not"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The parameters that pruning may touch; without pruning, those that it could.
+fn candidates(plan: &Plan) -> Vec<ParameterId> {
+    let covered = |parameter: &espalier_plan::spec::Parameter| match &plan.run.prune {
+        Some(prune) => prune.covers(parameter),
+        None => parameter.prunable,
+    };
+    let parameters = plan.model.parameters();
+    parameters.iter().enumerate().filter(|(_, p)| covered(p)).map(|(i, _)| ParameterId(i)).collect()
 }
 
 /// The type that kernels compute in.

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::{Category, DType, Device, Tensor, random};
+use rayon::prelude::*;
 
 use crate::Result;
 
@@ -104,7 +105,7 @@ impl Weights {
         all.sort_unstable_by_key(|(name, _)| *name);
         let mut hasher = blake3::Hasher::new();
         for (_, tensor) in all {
-            hasher.update(&tensor.host_bytes());
+            hasher.update_rayon(&tensor.host_bytes());
         }
         hasher.finalize().to_hex().to_string()
     }
@@ -115,11 +116,15 @@ pub(crate) fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashM
     names.into_iter().enumerate().map(|(i, name)| (name.to_owned(), i)).collect()
 }
 
+/// What stands for a parameter's name in the keys of random numbers.
+pub(crate) fn name_key(name: &str) -> u64 {
+    let digest = blake3::hash(name.as_bytes());
+    u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
+}
+
 /// Element `i` is a function of the seed, the name and `i`.
 fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
-    let digest = blake3::hash(name.as_bytes());
-    let purpose = u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"));
-    let key = random::key(seed, purpose);
+    let key = random::key(seed, name_key(name));
     match init {
         Init::Constant(value) => vec![value; len],
         Init::Normal(std) => draw(len, |i| std as f64 * random::normal(key, i)),
@@ -135,21 +140,8 @@ fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
 }
 
 /// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who computes it.
-fn draw(len: usize, f: impl Fn(u64) -> f64 + Sync) -> Vec<f32> {
-    let mut values = vec![0.0; len];
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let piece = len.div_ceil(threads).max(1 << 16);
-    std::thread::scope(|scope| {
-        for (i, values) in values.chunks_mut(piece).enumerate() {
-            let f = &f;
-            scope.spawn(move || {
-                for (j, value) in values.iter_mut().enumerate() {
-                    *value = f((i * piece + j) as u64) as f32;
-                }
-            });
-        }
-    });
-    values
+fn draw(len: usize, f: impl Fn(u64) -> f64 + Sync + Send) -> Vec<f32> {
+    (0..len as u64).into_par_iter().map(|i| f(i) as f32).collect()
 }
 
 #[cfg(test)]

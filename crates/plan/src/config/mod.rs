@@ -122,6 +122,21 @@ impl RunFile {
         Ok(())
     }
 
+    /// Bytes of optimizer state for each weight that has it: master and moments.
+    pub fn optimizer_bytes(&self) -> u64 {
+        let master = match self.train.precision {
+            Precision::F32 => 0,
+            Precision::Bf16 => self.optimizer.master.bytes(),
+        };
+        master + 4 * self.optimizer.moments()
+    }
+
+    /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
+    pub fn compresses(&self) -> bool {
+        let beside = self.train.precision.size() + self.optimizer_bytes();
+        self.prune.as_ref().is_some_and(|prune| prune.compresses(beside))
+    }
+
     /// The resolved file: every field, also those that were left out.
     pub fn to_toml(&self) -> Result<String, Error> {
         // Numbers and texts always can be written; a path can hold bytes that are not text.

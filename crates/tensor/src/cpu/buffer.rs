@@ -44,6 +44,12 @@ impl Buffer {
         &self.cpu
     }
 
+    /// Books it under another category.
+    pub(crate) fn book_as(&mut self, category: Category) {
+        self.cpu.ledger().rebook(self.category, category, self.len);
+        self.category = category;
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the block holds at least `len` bytes, all initialised: blocks are born zeroed.

@@ -40,6 +40,12 @@ impl Buffer {
         &self.cuda
     }
 
+    /// Books it under another category.
+    pub(crate) fn book_as(&mut self, category: Category) {
+        self.cuda.ledger().rebook(self.category, category, self.len);
+        self.category = category;
+    }
+
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len

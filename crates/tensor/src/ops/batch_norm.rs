@@ -130,7 +130,7 @@ pub fn backward(
         });
     });
     let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
-    let gradient = |sums| Tensor::from_f32(&device, &[c], scale.dtype(), sums, Category::Gradients);
+    let gradient = |sums| Tensor::from_f32(&device, &[c], scale.dtype(), sums, Category::Workspace);
     Ok((dx, gradient(&sums[c..])?, gradient(&sums[..c])?))
 }
 

@@ -80,7 +80,7 @@ pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: Conv) -> Result<Tensor> {
     if let Device::Cuda(card) = x.device() {
         return cuda::backward_weight(&card, x, dy, &z);
     }
-    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Gradients)?;
+    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Workspace)?;
     match x.dtype() {
         DType::F32 => direct::backward_weight(x, dy, &z, &mut dw)?,
         _ => patches::backward_weight(x, dy, &z, &mut dw)?,

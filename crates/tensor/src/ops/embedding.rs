@@ -69,7 +69,7 @@ pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize) -> Result<Tensor> {
     }
     let (ends, order) = (&*ends, &*order);
 
-    let mut table = Tensor::empty(&dy.device(), &[vocab, c], dy.dtype(), Category::Gradients)?;
+    let mut table = Tensor::empty(&dy.device(), &[vocab, c], dy.dtype(), Category::Workspace)?;
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
         let table = table.slice_mut::<T>();
@@ -121,7 +121,7 @@ pub fn positions_backward(dy: &Tensor, context: usize) -> Result<Tensor> {
     let (t, c) = time_and_width(dy);
     assert!(t <= context, "positions: {t} steps in a context of {context}");
     let rows = dy.rows();
-    let mut table = Tensor::empty(&dy.device(), &[context, c], dy.dtype(), Category::Gradients)?;
+    let mut table = Tensor::empty(&dy.device(), &[context, c], dy.dtype(), Category::Workspace)?;
     let cpu = match dy.device() {
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => {

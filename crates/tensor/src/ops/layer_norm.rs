@@ -95,7 +95,7 @@ pub fn backward_weights(
             add_products(cpu.isa(), dy, x, statistics, dscale, dshift)
         });
     });
-    let part = |first| reduce::total(&cpu, &partial, first, c, dtype, Category::Gradients);
+    let part = |first| reduce::total(&cpu, &partial, first, c, dtype, Category::Workspace);
     Ok((part(0)?, part(c)?))
 }
 

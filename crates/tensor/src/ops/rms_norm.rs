@@ -85,7 +85,7 @@ pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DTy
         let parts = parts.zip(partial.slice_mut::<f32>().chunks_mut(c));
         pieces::each(&cpu, parts, |(((dy, x), rstd), dscale)| add_products(cpu.isa(), dy, x, rstd, dscale));
     });
-    reduce::total(&cpu, &partial, 0, c, dtype, Category::Gradients)
+    reduce::total(&cpu, &partial, 0, c, dtype, Category::Workspace)
 }
 
 simd! {

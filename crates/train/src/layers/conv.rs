@@ -31,7 +31,7 @@ impl Layer for ConvLayer {
         let (conv, bias, upstream) = (self.conv, self.bias, dy.clone());
         let gradients = Box::new(move || {
             let weight = conv::backward_weight(&x, &upstream, conv)?;
-            let bias = bias.map(|_| sum_rows(&upstream, Category::Gradients)).transpose()?;
+            let bias = bias.map(|_| sum_rows(&upstream, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         });
         pass.sink.accept(&ids, gradients)?;

@@ -53,10 +53,10 @@ impl Layer for Linear {
         let (order, bias, upstream) = (self.order, self.bias, dy.clone());
         let gradients = Box::new(move || {
             let weight = match order {
-                WeightOrder::OutIn => matmul(&upstream, true, &x, false, None, Category::Gradients)?,
-                WeightOrder::InOut => matmul(&x, true, &upstream, false, None, Category::Gradients)?,
+                WeightOrder::OutIn => matmul(&upstream, true, &x, false, None, Category::Workspace)?,
+                WeightOrder::InOut => matmul(&x, true, &upstream, false, None, Category::Workspace)?,
             };
-            let bias = bias.map(|_| sum_rows(&upstream, Category::Gradients)).transpose()?;
+            let bias = bias.map(|_| sum_rows(&upstream, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         });
         pass.sink.accept(&ids, gradients)?;

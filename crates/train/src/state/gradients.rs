@@ -1,21 +1,25 @@
-//! The gradient sink of dense training: one tensor per parameter, summed over micro-batches.
+//! The gradient sink: one tensor per parameter, summed over micro-batches.
 //!
-//! The first gradient of a parameter is kept as it comes, without a copy; later ones are added to it.
+//! The first gradient of a parameter is kept as it comes, later ones are added to it. Under a mask its kept elements are
+//! taken the moment it is made and the rest is let go: no dense gradient of the model ever exists.
 
 use std::collections::HashSet;
 
-use espalier_tensor::Tensor;
+use espalier_tensor::ops::compress::{compress, compress_add};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::reduce::{squared_norm, squared_norm_all};
+use espalier_tensor::{Category, Tensor};
 
+use super::Masks;
 use crate::Result;
 use crate::layers::{GradientSink, WeightGradients};
 use crate::weights::ParameterId;
 
 /// Sums of gradients, one per parameter.
 #[derive(Debug)]
-pub struct Gradients {
+pub struct Gradients<'a> {
     sums: Vec<Option<Tensor>>,
+    masks: &'a Masks,
     measured: Option<Measured>,
 }
 
@@ -27,48 +31,82 @@ struct Measured {
     squares: f64,
 }
 
-impl Gradients {
-    /// Room for this many parameters.
-    pub fn new(parameters: usize) -> Gradients {
-        Gradients { sums: (0..parameters).map(|_| None).collect(), measured: None }
+impl<'a> Gradients<'a> {
+    /// Room for a model's parameters, under its masks.
+    pub fn new(masks: &'a Masks) -> Gradients<'a> {
+        Gradients { sums: (0..masks.parameters()).map(|_| None).collect(), masks, measured: None }
     }
 
     /// Also sums the squared norms of the gradients as they come, except those of tied parameters.
-    pub fn measuring(mut self, tied: HashSet<ParameterId>) -> Gradients {
+    pub fn measuring(mut self, tied: HashSet<ParameterId>) -> Gradients<'a> {
         self.measured = Some(Measured { without: tied, squares: 0.0 });
         self
     }
 
-    /// The gradient of a parameter, if any has come.
+    /// The gradient of a parameter, if any has come: compressed where the masks say so.
     pub fn get(&self, id: ParameterId) -> Option<&Tensor> {
         self.sums[id.0].as_ref()
     }
 
-    /// The squared norm over all parameters; NaN or infinite if any element is.
-    pub fn squared_norm(&self) -> f64 {
-        squared_norm_all(&self.sums.iter().flatten().collect::<Vec<_>>())
+    /// Takes the gradient of a parameter out.
+    pub fn take(&mut self, id: ParameterId) -> Option<Tensor> {
+        self.sums[id.0].take()
+    }
+
+    /// Bytes held for a parameter.
+    pub fn bytes(&self, id: ParameterId) -> usize {
+        self.get(id).map_or(0, Tensor::byte_len)
+    }
+
+    /// The squared norm over all kept parameters; NaN or infinite if any element is.
+    pub fn squared_norm(&self) -> Result<f64> {
+        self.squared_norm_without(&HashSet::new())
     }
 
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
-    pub fn noise_norms(&self) -> Option<(f64, f64)> {
-        let measured = self.measured.as_ref()?;
-        let sums = self.sums.iter().enumerate().filter(|(i, _)| !measured.without.contains(&ParameterId(*i)));
-        Some((
-            measured.squares,
-            squared_norm_all(&sums.filter_map(|(_, sum)| sum.as_ref()).collect::<Vec<_>>()),
-        ))
+    pub fn noise_norms(&self) -> Result<Option<(f64, f64)>> {
+        let Some(measured) = &self.measured else { return Ok(None) };
+        Ok(Some((measured.squares, self.squared_norm_without(&measured.without)?)))
+    }
+
+    fn squared_norm_without(&self, without: &HashSet<ParameterId>) -> Result<f64> {
+        let sums = self.sums.iter().enumerate().filter_map(|(i, sum)| Some((ParameterId(i), sum.as_ref()?)));
+        let kept = sums
+            .filter(|(id, _)| !without.contains(id))
+            .map(|(id, sum)| self.kept(id, sum))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>()))
+    }
+
+    /// What counts of a gradient: its kept elements, in the order in which compressed state has them.
+    fn kept(&self, id: ParameterId, gradient: &Tensor) -> Result<Tensor> {
+        match self.masks.get(id) {
+            Some(mask) if gradient.len() == mask.len() && !self.masks.compress() => {
+                Ok(compress(gradient, mask, Category::Workspace)?)
+            }
+            _ => Ok(gradient.clone()),
+        }
     }
 }
 
-impl GradientSink for Gradients {
+impl GradientSink for Gradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for (&id, gradient) in parameters.iter().zip(gradients()?) {
+        for (&id, mut gradient) in parameters.iter().zip(gradients()?) {
+            let mask = self.masks.compressing(id);
             if let Some(measured) = self.measured.as_mut().filter(|m| !m.without.contains(&id)) {
-                measured.squares += squared_norm(&gradient);
+                measured.squares += match self.masks.get(id) {
+                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?),
+                    None => squared_norm(&gradient),
+                };
             }
-            match &mut self.sums[id.0] {
-                Some(sum) => add_into(sum, &gradient),
-                empty => *empty = Some(gradient),
+            match (&mut self.sums[id.0], mask) {
+                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask),
+                (Some(sum), None) => add_into(sum, &gradient),
+                (empty, Some(mask)) => *empty = Some(compress(&gradient, mask, Category::Gradients)?),
+                (empty, None) => {
+                    gradient.book_as(Category::Gradients);
+                    *empty = Some(gradient);
+                }
             }
         }
         Ok(())

@@ -1,9 +1,11 @@
 //! What training keeps beside the weights: accumulated gradients, master weights, moments.
 
 mod gradients;
+mod masks;
 mod noise;
 mod optimizer;
 
 pub use gradients::Gradients;
+pub use masks::Masks;
 pub use noise::NoiseScale;
 pub use optimizer::Optimizer;

@@ -1,16 +1,18 @@
 //! Optimizers: which state each keeps for a parameter, and the step over all of them.
 //!
-//! In f32 the weight is its own master; in bf16 each parameter has an f32 master, and the weight is its rounding.
+//! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the weight
+//! lost), and the weight is its rounding. Under a mask that compresses, master and moments hold kept weights alone.
 
 use espalier_plan::Plan;
-use espalier_plan::config::Rule;
+use espalier_plan::config::{self, Master};
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::update::{self, Adam, Lamb, Lars, Momentum, Sgd, Target};
-use espalier_tensor::{Category, DType, Tensor};
+use espalier_tensor::ops::compress::{apply, compress, expand};
+use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target};
+use espalier_tensor::{Category, DType, Mask, Tensor};
 
-use super::Gradients;
+use super::{Gradients, Masks};
 use crate::Result;
-use crate::weights::Weights;
+use crate::weights::{ParameterId, Weights};
 
 /// LARS adds this to its denominator; the method's own paper leaves it open.
 const LARS_EPS: f32 = 1e-9;
@@ -37,93 +39,88 @@ struct Slot {
 
 impl Optimizer {
     /// Fresh state for a model's weights.
-    pub fn new(plan: &Plan, weights: &Weights) -> Result<Optimizer> {
+    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks) -> Result<Optimizer> {
         let config = &plan.run.optimizer;
+        let rule = rule_of(config.rule);
         let slots = weights
             .ids()
             .zip(plan.model.parameters())
             .map(|(id, parameter)| {
-                let weight = weights.get(id);
-                let zeros = || {
-                    let device = weight.device();
-                    Ok(Tensor::zeros(&device, weight.shape(), DType::F32, Category::Optimizer)?)
-                };
+                let (weight, mask) = (weights.get(id), masks.compressing(id));
+                let shape = mask.map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
+                let zeros = |dtype| Tensor::zeros(&weight.device(), &shape, dtype, Category::Optimizer);
+                let moments = (0..rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
                 Ok(Slot {
-                    master: match weight.dtype() {
-                        DType::F32 => None,
-                        _ => Some(cast(weight, DType::F32, Category::Optimizer)?),
+                    master: match (weight.dtype(), config.master, mask) {
+                        (DType::F32, ..) => None,
+                        // A fresh weight is a bf16 number: no bit was lost.
+                        (_, Master::LowBits, _) => Some(zeros(DType::U16)?),
+                        (_, Master::F32, None) => Some(cast(weight, DType::F32, Category::Optimizer)?),
+                        (_, Master::F32, Some(mask)) => {
+                            let kept = compress(weight, mask, Category::Workspace)?;
+                            Some(cast(&kept, DType::F32, Category::Optimizer)?)
+                        }
                     },
-                    moments: (0..config.moments()).map(|_| zeros()).collect::<Result<_>>()?,
+                    moments,
                     decays: parameter.decays || !config.exclude_from_decay,
                     adapts: parameter.decays,
                     name: parameter.name,
                 })
             })
             .collect::<Result<_>>()?;
-        Ok(Optimizer { rule: config.rule, weight_decay: config.weight_decay as f32, slots })
+        Ok(Optimizer { rule, weight_decay: config.weight_decay as f32, slots })
     }
 
-    /// Takes step number `step` (from 1) at rate `lr`, with the gradients times `gradient_scale`: one pass over all
-    /// parameters, which on a card is one launch.
+    /// Takes a step: one pass over all parameters, which on a card is one launch.
     pub fn step(
         &mut self,
         weights: &mut Weights,
-        gradients: &Gradients,
-        step: u64,
-        lr: f64,
-        gradient_scale: f32,
-    ) {
-        let (lr, weight_decay) = (lr as f32, self.weight_decay);
-        let ready = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
-            let target = Target { weight, master: slot.master.as_mut(), gradient: gradients.get(id)? };
-            let decay = if slot.decays { weight_decay } else { 0.0 };
-            Some((target, &mut slot.moments[..], decay, slot.adapts))
+        masks: &Masks,
+        gradients: &Gradients<'_>,
+        step: Step,
+    ) -> Result<()> {
+        let targets = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
+            Some(Target {
+                weight,
+                master: slot.master.as_mut(),
+                gradient: gradients.get(id)?,
+                states: slot.moments.iter_mut().collect(),
+                mask: masks.get(id),
+                weight_decay: if slot.decays { self.weight_decay } else { 0.0 },
+                adapt: slot.adapts,
+            })
         });
-        match self.rule {
-            Rule::Sgd => {
-                let all = ready.map(|(target, _, decay, _)| (target, decay)).collect();
-                update::sgd_all(all, Sgd { lr, weight_decay, gradient_scale });
+        Ok(update::step(self.rule, step, targets.collect(), Norms::Measured)?)
+    }
+
+    /// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
+    /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state.
+    pub fn remask(
+        &mut self,
+        id: ParameterId,
+        old: Option<&Mask>,
+        new: &Mask,
+        compressed: bool,
+    ) -> Result<()> {
+        let slot = &mut self.slots[id.0];
+        for state in slot.master.iter_mut().chain(&mut slot.moments) {
+            if !compressed {
+                apply(state, new)?;
+                continue;
             }
-            Rule::Momentum { momentum } | Rule::Nesterov { momentum } => {
-                let (momentum, nesterov) = (momentum as f32, matches!(self.rule, Rule::Nesterov { .. }));
-                let all = ready
-                    .map(|(target, moments, decay, _)| {
-                        let [v] = exactly(moments);
-                        (target, v, decay)
-                    })
-                    .collect();
-                update::momentum_all(all, Momentum { lr, momentum, nesterov, weight_decay, gradient_scale });
-            }
-            Rule::Adam { beta1, beta2, eps } | Rule::AdamW { beta1, beta2, eps } => {
-                let decoupled = matches!(self.rule, Rule::AdamW { .. });
-                let (beta1, beta2, eps) = (beta1 as f32, beta2 as f32, eps as f32);
-                let all = ready.map(|(target, moments, decay, _)| {
-                    let [m, v] = exactly(moments);
-                    (target, m, v, decay)
-                });
-                let rule = Adam { lr, beta1, beta2, eps, weight_decay, decoupled, step, gradient_scale };
-                update::adam_all(all.collect(), rule);
-            }
-            Rule::Lars { momentum, trust } => {
-                let (momentum, trust) = (momentum as f32, trust as f32);
-                let all = ready.map(|(target, moments, decay, adapt)| {
-                    let [v] = exactly(moments);
-                    (target, v, decay, adapt)
-                });
-                let rule =
-                    Lars { lr, momentum, trust, eps: LARS_EPS, weight_decay, gradient_scale, adapt: true };
-                update::lars_all(all.collect(), rule);
-            }
-            Rule::Lamb { beta1, beta2, eps } => {
-                let (beta1, beta2, eps) = (beta1 as f32, beta2 as f32, eps as f32);
-                let all = ready.map(|(target, moments, decay, adapt)| {
-                    let [m, v] = exactly(moments);
-                    (target, m, v, decay, adapt)
-                });
-                let rule = Lamb { lr, beta1, beta2, eps, weight_decay, step, gradient_scale, adapt: true };
-                update::lamb_all(all.collect(), rule);
-            }
+            let dense = match old {
+                Some(old) => expand(state, old, &[old.len()], Category::Workspace)?,
+                None => state.clone(),
+            };
+            *state = compress(&dense, new, Category::Optimizer)?;
         }
+        Ok(())
+    }
+
+    /// Bytes held for a parameter.
+    pub fn bytes(&self, id: ParameterId) -> usize {
+        let slot = &self.slots[id.0];
+        slot.master.iter().chain(&slot.moments).map(Tensor::byte_len).sum()
     }
 
     /// The tensors of the state with the names that a checkpoint gives them: `master/NAME`, `moment0/NAME`.
@@ -146,8 +143,25 @@ impl Optimizer {
     }
 }
 
-/// The moments of a slot, as many as its rule asked for.
-fn exactly<const N: usize>(moments: &mut [Tensor]) -> [&mut Tensor; N] {
-    let all: Vec<&mut Tensor> = moments.iter_mut().collect();
-    all.try_into().expect("a slot has the moments that its rule asked for")
+/// The rule of a run file, in the precision of the kernels.
+fn rule_of(rule: config::Rule) -> Rule {
+    let (f, nesterov) = (|x: f64| x as f32, matches!(rule, config::Rule::Nesterov { .. }));
+    match rule {
+        config::Rule::Sgd => Rule::Sgd,
+        config::Rule::Momentum { momentum } | config::Rule::Nesterov { momentum } => {
+            Rule::Momentum { momentum: f(momentum), nesterov }
+        }
+        config::Rule::Adam { beta1, beta2, eps } => {
+            Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: false }
+        }
+        config::Rule::AdamW { beta1, beta2, eps } => {
+            Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: true }
+        }
+        config::Rule::Lars { momentum, trust } => {
+            Rule::Lars { momentum: f(momentum), trust: f(trust), eps: LARS_EPS }
+        }
+        config::Rule::Lamb { beta1, beta2, eps } => {
+            Rule::Lamb { beta1: f(beta1), beta2: f(beta2), eps: f(eps) }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Stash};
 use espalier_train::model::Model;
-use espalier_train::state::Gradients;
+use espalier_train::state::{Gradients, Masks};
 use espalier_train::weights::{ParameterId, Weights};
 
 use crate::support::{conv, linear, model};
@@ -68,7 +68,8 @@ fn backward(model: &Model, weights: &Weights, x: Tensor, sink: &mut dyn Gradient
 }
 
 fn gradients(model: &Model, weights: &Weights, x: Tensor) -> Vec<Vec<f32>> {
-    let mut sink = Gradients::new(weights.ids().count());
+    let masks = Masks::new(weights.ids().count(), false);
+    let mut sink = Gradients::new(&masks);
     backward(model, weights, x, &mut sink);
     weights.ids().map(|id| sink.get(id).expect("every parameter has a gradient").to_f32()).collect()
 }
@@ -123,7 +124,8 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
     // The same bits when weight gradients are put off, and when blocks are recomputed.
     let mut deferred = Deferred::default();
     backward(&built, &weights, x.clone(), &mut deferred);
-    let mut sink = Gradients::new(weights.ids().count());
+    let masks = Masks::new(weights.ids().count(), false);
+    let mut sink = Gradients::new(&masks);
     deferred.run(&mut sink).unwrap();
     for id in weights.ids() {
         assert_eq!(sink.get(id).unwrap().to_f32(), exact[id.0], "{} put off", weights.name(id));

@@ -79,8 +79,8 @@ pub(super) fn backward(
     unsafe { cuda.kernel(&SOURCE, build, "batch_norm_gradient_sums")?.launch(grid, block, 0, args)? };
 
     let mut line = Tensor::empty(&device, &[3, c], DType::F32, Category::Workspace)?;
-    let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Gradients)?;
-    let mut dshift = dscale.empty_like(Category::Gradients)?;
+    let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Workspace)?;
+    let mut dshift = dscale.empty_like(Category::Workspace)?;
     let narrow = i32::from(scale.dtype() == DType::Bf16);
     let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
     let args = Args::new().input(&partial).input(&scale).i32(wide.into()).input(rstd).output(&mut line);

@@ -64,7 +64,7 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
     // SAFETY: x and dy have the shapes of this call, and each split its o x window numbers in `partial`.
     unsafe { kernel.launch(grid, THREADS, 0, args)? };
 
-    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Gradients)?;
+    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Workspace)?;
     let args = Args::new().input(&partial).output(&mut dw).size(splits).fields(&shape(z));
     let grid = lanes::blocks(z.o * window, THREADS as usize);
     // SAFETY: `partial` is [splits, o, window], and dw has o x window elements.

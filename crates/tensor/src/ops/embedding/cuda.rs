@@ -52,7 +52,7 @@ pub(super) fn backward(cuda: &Cuda, ids: &Tensor, dy: &Tensor, vocab: usize) -> 
     // SAFETY: the counts are ends within `loose` and `order`, which have room for all n.
     unsafe { kernel("embedding_rank")?.launch(places, 256, 0, args)? };
 
-    let mut table = Tensor::empty(&device, &[vocab, c], dy.dtype(), Category::Gradients)?;
+    let mut table = Tensor::empty(&device, &[vocab, c], dy.dtype(), Category::Workspace)?;
     let args = Args::new().input(dy).input(&counts).input(&order).output(&mut table);
     let args = args.size(vocab).size(c).i32(0);
     // SAFETY: dy is [n, c], the table [vocab, c] of its type, and `order` has places of dy, which end as counted.

@@ -67,8 +67,8 @@ pub(super) fn backward_weights(
     // SAFETY: dy and x are [rows, c], the statistics [rows, 2], and each piece has its 2 c numbers in `partial`.
     unsafe { cuda.kernel(&SOURCE, build, "layer_norm_backward_weights")?.launch(grid, block, 0, args)? };
 
-    let mut dscale = Tensor::empty(&device, &[c], dtype, Category::Gradients)?;
-    let mut dshift = dscale.empty_like(Category::Gradients)?;
+    let mut dscale = Tensor::empty(&device, &[c], dtype, Category::Workspace)?;
+    let mut dshift = dscale.empty_like(Category::Workspace)?;
     let narrow = i32::from(dtype == DType::Bf16);
     let args = Args::new().input(&partial).output(&mut dscale).output(&mut dshift);
     let args = args.size(pieces).size(c).i32(narrow);

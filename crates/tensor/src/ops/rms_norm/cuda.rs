@@ -61,7 +61,7 @@ pub(super) fn backward_weights(
     // SAFETY: dy and x are [rows, c], the statistics [rows], and each piece has its c numbers in `partial`.
     unsafe { cuda.kernel(&SOURCE, build, "rms_norm_backward_weights")?.launch(grid, block, 0, args)? };
 
-    let mut dscale = Tensor::empty(&device, &[c], dtype, Category::Gradients)?;
+    let mut dscale = Tensor::empty(&device, &[c], dtype, Category::Workspace)?;
     let narrow = i32::from(dtype == DType::Bf16);
     let args = Args::new().input(&partial).output(&mut dscale).size(pieces).size(c).i32(narrow);
     let kernel = cuda.kernel(&SOURCE, build, "rms_norm_backward_weights_total")?;

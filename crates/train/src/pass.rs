@@ -1,0 +1,117 @@
+//! One micro-batch through the model and back.
+
+use espalier_tensor::ops::cross_entropy;
+use espalier_tensor::ops::elementwise::scale_into;
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use crate::Result;
+use crate::data::{Dataset, HostBatch, Split};
+use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Stash};
+use crate::model::Model;
+use crate::weights::Weights;
+
+/// What a pass reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass<'a> {
+    /// The layers.
+    pub model: &'a Model,
+    /// Their weights.
+    pub weights: &'a Weights,
+    /// Where samples come from.
+    pub dataset: &'a Dataset,
+    /// Where it runs.
+    pub device: &'a Device,
+    /// The type that kernels compute in.
+    pub dtype: DType,
+}
+
+/// What a loss is, beside its data.
+#[derive(Debug, Clone, Copy)]
+pub struct Loss {
+    /// The key of the micro-batch's random numbers.
+    pub random: u64,
+    /// Micro-batches of the step: each weighs by its share of the batch, so that their sum is the gradient of the mean.
+    pub micro_batches: usize,
+    /// The logits are divided by this; 1 in training.
+    pub temperature: f32,
+}
+
+/// What came of one or more passes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// The sum of the losses of all predictions.
+    pub loss_sum: f64,
+    /// Right predictions.
+    pub correct: usize,
+    /// All predictions.
+    pub predictions: usize,
+}
+
+impl Totals {
+    /// The mean loss.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.predictions as f64
+    }
+
+    /// The share of right predictions.
+    pub fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.predictions as f64
+    }
+
+    /// Takes in another's.
+    pub fn add(&mut self, other: Totals) {
+        self.loss_sum += other.loss_sum;
+        self.correct += other.correct;
+        self.predictions += other.predictions;
+    }
+}
+
+impl Pass<'_> {
+    /// Training samples forward and backward: their gradients go to the sink, what batch norm saw to `statistics`.
+    pub fn train(
+        &self,
+        samples: &[(u64, usize)],
+        loss: Loss,
+        statistics: &mut Vec<BatchStatistics>,
+        sink: &mut dyn GradientSink,
+    ) -> Result<Totals> {
+        let host = self.dataset.batch(Split::Train, samples)?;
+        let (input, targets) = self.upload(&host)?;
+        let (mut stash, random) = (Stash::new(), loss.random);
+        let mut pass =
+            Forward { weights: self.weights, mode: Mode::Train, random, stash: &mut stash, statistics };
+        let mut logits = self.model.forward(input, &mut pass)?;
+        let mut scale = 1.0 / (host.targets.len() * loss.micro_batches) as f32;
+        if loss.temperature != 1.0 {
+            scale_into(&mut logits, 1.0 / loss.temperature);
+            scale /= loss.temperature;
+        }
+        let outcome = cross_entropy::forward_backward(logits, &targets, scale)?;
+        let mut pass = Backward { weights: self.weights, random, stash: &mut stash, sink };
+        self.model.backward(outcome.gradient, &mut pass)?;
+        Ok(Totals { loss_sum: outcome.loss_sum, correct: outcome.correct, predictions: host.targets.len() })
+    }
+
+    /// Validation samples forward.
+    pub fn evaluate(&self, samples: &[(u64, usize)]) -> Result<Totals> {
+        let host = self.dataset.batch(Split::Validation, samples)?;
+        let (input, targets) = self.upload(&host)?;
+        let mut pass = Forward {
+            weights: self.weights,
+            mode: Mode::Evaluate,
+            random: 0,
+            stash: &mut Stash::forgetful(),
+            statistics: &mut Vec::new(),
+        };
+        let logits = self.model.forward(input, &mut pass)?;
+        let (loss_sum, correct) = cross_entropy::evaluate(&logits, &targets);
+        Ok(Totals { loss_sum, correct, predictions: host.targets.len() })
+    }
+
+    /// Copies a batch to the device.
+    fn upload(&self, host: &HostBatch) -> Result<(Tensor, Tensor)> {
+        let targets =
+            Tensor::from_slice(self.device, &[host.targets.len()], &host.targets, Category::Activations)?;
+        Ok((host.inputs.upload(self.device, self.dtype)?, targets))
+    }
+}

@@ -1,0 +1,65 @@
+//! The smallest weights go, a few at a time (Zhu & Gupta 2017): after t steps the sparsity is
+//! `s_t = s_f + (s_i - s_f) (1 - (t - start) / (end - start))^3`.
+
+use espalier_plan::config::Scope;
+
+use super::{Draw, Network, Pruner};
+use crate::Result;
+
+/// Magnitude pruning on a cubic schedule.
+#[derive(Debug)]
+pub struct Gradual {
+    /// s_i.
+    pub initial: f64,
+    /// s_f.
+    pub sparsity: f64,
+    /// Over what the threshold is.
+    pub scope: Scope,
+    /// The first step that prunes.
+    pub start: u64,
+    /// The step at which s_f is reached; 0: three quarters of the run.
+    pub end: u64,
+    /// Steps between.
+    pub every: u64,
+}
+
+impl Gradual {
+    /// The sparsity to reach before step `step`, if it is time.
+    pub fn due(&self, step: u64, steps: u64) -> Option<f64> {
+        let end = if self.end == 0 { (steps * 3 / 4).max(self.start + 1) } else { self.end };
+        let now = step >= self.start && step <= end;
+        if !now || !((step - self.start).is_multiple_of(self.every) || step == end) {
+            return None;
+        }
+        let left = 1.0 - (step - self.start) as f64 / (end - self.start) as f64;
+        Some(self.sparsity + (self.initial - self.sparsity) * left.powi(3))
+    }
+}
+
+impl Pruner for Gradual {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>> {
+        let Some(sparsity) = self.due(network.step, network.steps).filter(|sparsity| *sparsity > 0.0) else {
+            return Ok(None);
+        };
+        let masks = network.keep_best(sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
+        Ok(Some(Draw { masks, ..Draw::default() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schedule_is_cubic_and_ends_where_it_should() {
+        let gradual =
+            Gradual { initial: 0.5, sparsity: 0.9, scope: Scope::Global, start: 10, end: 50, every: 15 };
+        let due: Vec<(u64, f64)> = (0..60).filter_map(|t| Some((t, gradual.due(t, 100)?))).collect();
+        let steps: Vec<u64> = due.iter().map(|(step, _)| *step).collect();
+        assert_eq!(steps, [10, 25, 40, 50]);
+        // By hand: 0.9 - 0.4 (1 - 15/40)^3 = 0.9 - 0.4 0.244140625.
+        assert!((due[1].1 - 0.80234375).abs() < 1e-12 && due[0].1 == 0.5 && due[3].1 == 0.9);
+        let whole = Gradual { end: 0, ..gradual };
+        assert_eq!((0..=100).filter_map(|t| whole.due(t, 100)).last(), Some(0.9));
+    }
+}

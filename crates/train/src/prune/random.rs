@@ -1,0 +1,39 @@
+//! Any weights, all alike: the baseline that every method must beat.
+//!
+//! A place's number depends on the seed, the parameter's name and the place alone.
+
+use espalier_plan::config::Scope;
+use espalier_tensor::random;
+use rayon::prelude::*;
+
+use super::{Draw, Network, Pruner};
+use crate::Result;
+use crate::weights::name_key;
+
+/// Apart from every other use of the run's seed.
+const PURPOSE: u64 = u64::from_be_bytes(*b"prune   ");
+
+/// Random pruning.
+#[derive(Debug)]
+pub struct Random {
+    /// The share that goes.
+    pub sparsity: f64,
+    /// Over what.
+    pub scope: Scope,
+    /// After so many steps.
+    pub at: u64,
+}
+
+impl Pruner for Random {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>> {
+        if network.step != self.at {
+            return Ok(None);
+        }
+        let seed = random::key(network.plan.run.seed, PURPOSE);
+        let masks = network.keep_best(self.sparsity, self.scope, |id| {
+            let key = random::key(seed, name_key(network.weights.name(id)));
+            Ok((0..network.len(id) as u64).into_par_iter().map(|i| random::bits(key, i)).collect())
+        })?;
+        Ok(Some(Draw { masks, ..Draw::default() }))
+    }
+}

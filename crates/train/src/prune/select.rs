@@ -1,0 +1,161 @@
+//! The best of many, exactly: so many places, ties going to the earlier one, so that every rank agrees.
+//!
+//! Scores become whole numbers of the same order, whose k-th largest is found digit by digit from two histograms. Scores are
+//! asked for again on each pass instead of being held, as a model's scores may be larger than what is free.
+
+use rayon::prelude::*;
+
+/// The bits of a mask, one a weight.
+pub type Words = Vec<u32>;
+
+/// A score as a whole number: larger is better, and what is not a number is worst.
+pub fn key(score: f32) -> u32 {
+    if score.is_nan() {
+        return 0;
+    }
+    // Both zeros are one score.
+    let bits = (score + 0.0).to_bits();
+    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
+}
+
+/// Keeps the `keep` places with the largest keys over all tensors; `keys(i)` gives those of tensor `i`.
+pub fn best_of_all(
+    tensors: usize,
+    keep: usize,
+    mut keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
+) -> crate::Result<Vec<Words>> {
+    let mut high = Histogram::default();
+    for i in 0..tensors {
+        high.add(&keys(i)?, |key| Some((key >> 16) as usize));
+    }
+    let (digit, above) = high.holder_of(keep);
+    let mut low = Histogram::default();
+    for i in 0..tensors {
+        low.add(&keys(i)?, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
+    }
+    let (rest, above_low) = low.holder_of(keep - above);
+    let threshold = digit << 16 | rest;
+    // As many of those at the threshold as are still missing, the first ones.
+    let mut ties = keep - above - above_low;
+    (0..tensors).map(|i| Ok(at_least(&keys(i)?, threshold, &mut ties))).collect()
+}
+
+/// Keeps the `keep` places with the largest keys of one tensor.
+pub fn best(keys: &[u32], keep: usize) -> Words {
+    let mut high = Histogram::default();
+    high.add(keys, |key| Some((key >> 16) as usize));
+    let (digit, above) = high.holder_of(keep);
+    let mut low = Histogram::default();
+    low.add(keys, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
+    let (rest, above_low) = low.holder_of(keep - above);
+    at_least(keys, digit << 16 | rest, &mut (keep - above - above_low))
+}
+
+/// How many keys have each value of a digit.
+struct Histogram(Vec<u64>);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram(vec![0; 1 << 16])
+    }
+}
+
+impl Histogram {
+    fn add(&mut self, keys: &[u32], digit: impl Fn(u32) -> Option<usize> + Sync) {
+        let count = |part: &[u32]| {
+            let mut counts = vec![0u64; 1 << 16];
+            for digit in part.iter().filter_map(|key| digit(*key)) {
+                counts[digit] += 1;
+            }
+            counts
+        };
+        let parts: Vec<Vec<u64>> = keys.par_chunks(1 << 22).map(count).collect();
+        for part in parts {
+            self.0.iter_mut().zip(part).for_each(|(sum, n)| *sum += n);
+        }
+    }
+
+    /// The digit of the `keep`-th largest key, and how many keys have a larger one. Above every digit where none is
+    /// kept, so that nothing reaches the threshold.
+    fn holder_of(&self, keep: usize) -> (u32, usize) {
+        let mut above = 0;
+        for (digit, count) in self.0.iter().enumerate().rev() {
+            if above + *count as usize >= keep {
+                return (digit as u32, above);
+            }
+            above += *count as usize;
+        }
+        panic!("{keep} were to be kept of {above}");
+    }
+}
+
+/// The places of all keys above the threshold, and of the first `ties` at it.
+fn at_least(keys: &[u32], threshold: u32, ties: &mut usize) -> Words {
+    const PART: usize = 1 << 20;
+    let equal: Vec<usize> =
+        keys.par_chunks(PART).map(|part| part.iter().filter(|key| **key == threshold).count()).collect();
+    let allowed: Vec<usize> = equal
+        .iter()
+        .map(|count| {
+            let now = (*ties).min(*count);
+            *ties -= now;
+            now
+        })
+        .collect();
+    let mut words = vec![0u32; keys.len().div_ceil(32)];
+    words.par_chunks_mut(PART / 32).zip(keys.par_chunks(PART)).zip(allowed).for_each(
+        |((words, keys), mut ties)| {
+            for (i, key) in keys.iter().enumerate() {
+                let tie = *key == threshold && ties > 0;
+                if tie {
+                    ties -= 1;
+                }
+                if tie || *key > threshold {
+                    words[i / 32] |= 1 << (i % 32);
+                }
+            }
+        },
+    );
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use espalier_tensor::mask::ones;
+    use proptest::prelude::*;
+
+    #[test]
+    fn keys_have_the_order_of_scores() {
+        let scores = [f32::NAN, f32::NEG_INFINITY, -2.0, -1e-40, 0.0, 1e-40, 0.5, 3.0, f32::INFINITY];
+        assert!(scores.windows(2).all(|pair| key(pair[0]) < key(pair[1])));
+        assert_eq!(key(-0.0), key(0.0));
+    }
+
+    proptest! {
+        /// Against a sort, with many ties, over several tensors.
+        #[test]
+        fn the_best_are_those_of_a_stable_sort(
+            tensors in prop::collection::vec(prop::collection::vec(-6i8..6, 0..80), 1..5),
+            share in 0.0f64..=1.0,
+        ) {
+            let keys: Vec<Vec<u32>> =
+                tensors.iter().map(|t| t.iter().map(|x| key(f32::from(*x) / 3.0)).collect()).collect();
+            let total: usize = keys.iter().map(Vec::len).sum();
+            let keep = (share * total as f64) as usize;
+            let mut all: Vec<(usize, usize)> =
+                keys.iter().enumerate().flat_map(|(t, k)| (0..k.len()).map(move |i| (t, i))).collect();
+            all.sort_by_key(|&(t, i)| std::cmp::Reverse(keys[t][i]));
+            all.truncate(keep);
+            all.sort();
+            let chosen = best_of_all(keys.len(), keep, |i| Ok(keys[i].clone())).unwrap();
+            let places: Vec<(usize, usize)> =
+                chosen.iter().enumerate().flat_map(|(t, words)| ones(words).map(move |i| (t, i))).collect();
+            prop_assert_eq!(places, all);
+            for keys in &keys {
+                let keep = (share * keys.len() as f64) as usize;
+                prop_assert_eq!(best(keys, keep), best_of_all(1, keep, |_| Ok(keys.clone())).unwrap().remove(0));
+            }
+        }
+    }
+}
