@@ -58,6 +58,8 @@ pub struct Place {
     pub folder: PathBuf,
     /// Continue what is there; otherwise the folder must not hold a run.
     pub resume: bool,
+    /// A checkpoint whose weights and masks a new run starts from.
+    pub from: Option<PathBuf>,
 }
 
 /// Trains to the end, or until `stop` is set.
@@ -116,6 +118,9 @@ impl Run {
             if trainer.load(&checkpoints, report)?.is_none() {
                 observer.warning("no whole checkpoint was found: the run starts from its beginning");
             }
+        }
+        if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
+            trainer.start_from(from)?;
         }
         write(&folder, "run.toml", &plan.run.to_toml()?)?;
         write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;

@@ -1,5 +1,6 @@
 //! What the crate promises as a whole, one file a promise.
 
+mod compressed;
 mod gradients;
 mod memory;
 mod resume;
