@@ -2,6 +2,7 @@
 
 mod device;
 mod doctor;
+mod profile;
 mod progress;
 mod prune;
 mod train;

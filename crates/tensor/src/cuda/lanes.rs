@@ -16,7 +16,7 @@ pub(crate) const TILE: usize = 4096;
 
 /// A file of kernels that includes `lanes.cuh`.
 pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> Source {
-    Source { name, shared: include_str!("lanes.cuh"), text, builds }
+    Source { name, shared: include_str!("lanes.cuh"), text, exact: false, builds }
 }
 
 /// How many blocks cover `n` things, `each` of them in a block.

@@ -16,6 +16,7 @@ pub mod kernel;
 pub(crate) mod lanes;
 pub mod library;
 pub mod probe;
+mod profile;
 mod staging;
 mod status;
 pub mod stream;
@@ -32,6 +33,8 @@ use buffer::{Buffer, FreeBlocks};
 pub use compile::{Build, Source};
 pub use kernel::{Args, Kernel};
 pub use probe::{Card, Probe};
+use profile::Profile;
+pub use profile::Taken;
 use staging::Staging;
 use status::Status;
 use stream::{Event, Stream};
@@ -68,6 +71,7 @@ struct Shared {
     blas: Mutex<Option<Blas>>,
     loaded: kernel::Loaded,
     staging: Mutex<Option<Staging>>,
+    profile: Profile,
     free: FreeBlocks,
     copy: Stream,
     compute: Stream,
@@ -97,6 +101,7 @@ impl Cuda {
             blas: Mutex::new(None),
             loaded: kernel::Loaded::default(),
             staging: Mutex::new(None),
+            profile: Profile::default(),
             free: FreeBlocks::default(),
             copy: Stream::new()?,
             compute: Stream::new()?,
@@ -200,6 +205,10 @@ impl Cuda {
     /// Makes the card current on this thread. Every call of the driver needs it.
     pub(crate) fn bind(&self) -> Result<()> {
         self.0.context.bind()
+    }
+
+    fn profile(&self) -> &Profile {
+        &self.0.profile
     }
 
     fn free_blocks(&self) -> &FreeBlocks {

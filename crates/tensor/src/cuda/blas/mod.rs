@@ -25,8 +25,13 @@ use crate::tensor::Tensor;
 use plan::{Key, Kind, Plan};
 
 /// The kernels that stand in where cuBLASLt has none.
-pub const EPILOGUE: Source =
-    Source { name: "epilogue.cu", shared: "", text: include_str!("epilogue.cu"), builds: Build::FLOATS };
+pub const EPILOGUE: Source = Source {
+    name: "epilogue.cu",
+    shared: "",
+    text: include_str!("epilogue.cu"),
+    exact: false,
+    builds: Build::FLOATS,
+};
 
 /// What happens to a finished sum on its way to `c`. Each tensor has `c`'s type.
 #[derive(Debug)]
@@ -330,6 +335,8 @@ impl Blas {
         let c = c.cuda_buffer_mut().address();
         let d = elsewhere.unwrap_or(c);
         let beta = if product.accumulate { 1.0f32 } else { 0.0 };
+        let flops = 2.0 * (product.batch * product.m * product.n) as f64 * product.k as f64;
+        let timer = cuda.time("products", flops)?;
         // SAFETY: the plan's layouts are those of the tensors, whose lengths were checked, and they stay alive in
         // the stream's order; the scratch space belongs to this handle, whose work is all on one stream.
         unsafe {
@@ -352,7 +359,8 @@ impl Blas {
                 cuda.compute().raw().cast(),
             )
         }
-        .check("a matrix product")
+        .check("a matrix product")?;
+        timer.end()
     }
 
     /// Puts the fastest of a plan's algorithms first. What is measured is the very product, once to warm up and
