@@ -301,6 +301,7 @@ mod tests {
             name: "wrong.cu",
             shared: "",
             text: "\nKERNEL(32) wrong() { nonsense(); }",
+            exact: false,
             builds: &[Build::PLAIN],
         };
         let message = compile(&source, &Build::PLAIN, Target::Machine(80)).unwrap_err().to_string();
