@@ -1,5 +1,5 @@
-//! From the model as data to layers that run: names become parameter ids, an activation after a linear layer is
-//! fused into it, and each block is wrapped for recomputation where that is asked for.
+//! From the model as data to layers that run: names become parameter ids, linear layers and the cheap operations before
+//! them become chains, and each block is wrapped for recomputation where that is asked for.
 
 use std::collections::{HashMap, HashSet};
 
@@ -81,34 +81,68 @@ struct Builder {
 impl Builder {
     fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
-        let mut rest = layers.iter().peekable();
-        while let Some(layer) = rest.next() {
-            // The activation that follows a linear layer runs in the epilogue of its product.
-            let fused = match (layer, rest.peek()) {
-                (spec::Layer::Linear { .. }, Some(spec::Layer::Activation(kind))) => Some(activation(*kind)),
-                _ => None,
+        let mut rest = layers;
+        while let Some(layer) = rest.first() {
+            let (next, count): (Box<dyn Layer>, usize) = match self.chain(rest) {
+                Some((chain, count)) => (Box::new(chain), count),
+                None => (self.layer(layer), 1),
             };
-            built.push(self.layer(layer, fused));
-            self.shape = layer.output(self.shape).expect("a spec whose shapes were checked");
-            if fused.is_some() {
-                rest.next();
+            built.push(next);
+            for layer in &rest[..count] {
+                self.shape = layer.output(self.shape).expect("a spec whose shapes were checked");
             }
+            rest = &rest[count..];
         }
         Sequence(built)
     }
 
-    fn layer(&mut self, layer: &spec::Layer, fused: Option<Activation>) -> Box<dyn Layer> {
+    /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
+    fn chain(&mut self, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
+        let (before, mut at) = match (&layers[0], layers.get(1)) {
+            (spec::Layer::Activation(kind), Some(_)) => (Before::Activation(activation(*kind)), 1),
+            (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
+            _ => (Before::Nothing, 0),
+        };
+        let first = self.linear(&layers[at])?;
+        at += 1;
+        let mut rest = Vec::new();
+        while let [spec::Layer::Activation(kind), next, ..] = &layers[at..]
+            && let Some(linear) = self.linear(next)
+        {
+            rest.push((activation(*kind), linear));
+            at += 2;
+        }
+        Some((Chain { before, first, rest }, at))
+    }
+
+    fn linear(&mut self, layer: &spec::Layer) -> Option<Linear> {
         match layer {
-            spec::Layer::Linear { name, bias, order, .. } => Box::new(Linear {
-                weight: self.weight(name),
-                bias: bias.then(|| self.bias(name)),
-                order: *order,
-                activation: fused,
-            }),
+            spec::Layer::Linear { name, bias, order, .. } => {
+                Some(Linear { weight: self.weight(name), bias: bias.then(|| self.bias(name)), order: *order })
+            }
             spec::Layer::TiedLinear { weight, .. } => {
                 let weight = self.parameter(weight);
                 self.tied.insert(weight);
-                Box::new(Linear { weight, bias: None, order: WeightOrder::OutIn, activation: None })
+                Some(Linear { weight, bias: None, order: WeightOrder::OutIn })
+            }
+            _ => None,
+        }
+    }
+
+    fn norm(&self, layer: &spec::Layer) -> Option<Norm> {
+        match layer {
+            spec::Layer::LayerNorm { name, .. } => {
+                Some(Norm::Layer { scale: self.weight(name), shift: self.bias(name) })
+            }
+            spec::Layer::RmsNorm { name, .. } => Some(Norm::Rms { scale: self.weight(name) }),
+            _ => None,
+        }
+    }
+
+    fn layer(&mut self, layer: &spec::Layer) -> Box<dyn Layer> {
+        match layer {
+            spec::Layer::Linear { .. } | spec::Layer::TiedLinear { .. } => {
+                unreachable!("each begins a chain")
             }
             spec::Layer::Conv { name, kernel, stride, padding, bias, .. } => Box::new(ConvLayer {
                 weight: self.weight(name),
@@ -133,10 +167,9 @@ impl Builder {
                 running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
                 running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
             }),
-            spec::Layer::LayerNorm { name, .. } => {
-                Box::new(LayerNorm { scale: self.weight(name), shift: self.bias(name) })
+            spec::Layer::LayerNorm { .. } | spec::Layer::RmsNorm { .. } => {
+                Box::new(self.norm(layer).expect("it is one"))
             }
-            spec::Layer::RmsNorm { name, .. } => Box::new(RmsNorm { scale: self.weight(name) }),
             spec::Layer::Activation(kind) => Box::new(ActivationLayer(activation(*kind))),
             &spec::Layer::Dropout { rate } => {
                 self.dropouts += 1;

@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod chain;
 mod conv;
 mod dropout;
 mod embedding;
@@ -22,11 +23,12 @@ use espalier_tensor::Tensor;
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
+pub(crate) use chain::{Before, Chain};
 pub(crate) use conv::ConvLayer;
 pub(crate) use dropout::Dropout;
 pub(crate) use embedding::{Embedding, PositionEmbedding};
 pub(crate) use linear::Linear;
-pub(crate) use norm::{BatchNorm, LayerNorm, RmsNorm};
+pub(crate) use norm::{BatchNorm, Norm};
 pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
 pub(crate) use recompute::Recompute;
 pub(crate) use residual::{Residual, Sequence};

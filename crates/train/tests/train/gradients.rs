@@ -177,6 +177,25 @@ fn linear_in_both_orders_and_every_activation() {
     }
 }
 
+/// Linear layers behind a norm or an activation, whose inputs are made again: after a norm, between two linear layers,
+/// behind an activation that stands alone, and several in a row.
+#[test]
+fn chains_of_linear_layers() {
+    let norms = [
+        Layer::LayerNorm { name: "norm".into(), width: 8 },
+        Layer::RmsNorm { name: "norm".into(), width: 8 },
+    ];
+    for norm in norms {
+        for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+            let middle = |i: usize| [Layer::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
+            let branch = [norm.clone(), linear("first", 8, 8)].into_iter().chain(middle(0)).chain(middle(1));
+            let branch: Vec<Layer> = branch.chain([Layer::Dropout { rate: 0.2 }]).chain(middle(2)).collect();
+            check(TEXT, text(branch.clone(), 8), 11);
+            check(TEXT, text(vec![Layer::Residual { branch, shortcut: vec![] }], 8), 11);
+        }
+    }
+}
+
 #[test]
 fn a_tied_head() {
     let layers = vec![
