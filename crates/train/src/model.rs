@@ -8,16 +8,18 @@ use espalier_plan::spec::{self, WeightOrder};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::conv::Conv;
+use espalier_tensor::ops::cross_entropy::Total;
 use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
 use crate::layers::*;
-use crate::weights::{BufferId, ParameterId, ids_by_name};
+use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
 
 /// A model that runs.
 #[derive(Debug)]
 pub struct Model {
     blocks: Vec<Box<dyn Layer>>,
+    head: Head,
     tied: HashSet<ParameterId>,
 }
 
@@ -37,24 +39,35 @@ impl Model {
             .iter()
             .enumerate()
             .map(|(i, block)| -> Box<dyn Layer> {
-                let layers = builder.sequence(&block.layers);
+                let head = usize::from(i == last && spec.head().is_some());
+                let layers = builder.sequence(&block.layers[..block.layers.len() - head]);
                 // The last block's backward pass follows at once: forgetting its activations would save nothing.
                 if recompute && i < last { Box::new(Recompute(layers)) } else { Box::new(layers) }
             })
             .collect();
-        Model { blocks, tied: builder.tied }
+        let head = Head(spec.head().and_then(|layer| builder.linear(layer)));
+        Model { blocks, head, tied: builder.tied }
     }
 
-    /// Logits for a batch: `[rows, classes]`, a row per prediction.
+    /// What the head reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let logits = self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))?;
-        let shape = [logits.rows(), logits.width()];
-        Ok(logits.reshape(&shape))
+        self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))
     }
 
-    /// Sends the gradient of the logits back through all blocks.
-    pub fn backward(&self, dlogits: Tensor, pass: &mut Backward<'_>) -> Result<()> {
-        let mut gradient = Some(dlogits);
+    /// The loss of a batch whose rows have these targets, and the gradient of `scale` times it for
+    /// [`Model::backward`], from what [`Model::forward`] gave. On a card this waits for all queued work, once.
+    pub fn loss(&self, x: Tensor, targets: &Tensor, scale: f32, pass: &mut Backward<'_>) -> Result<Outcome> {
+        self.head.loss(x, targets, scale, pass)
+    }
+
+    /// The loss alone.
+    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
+        self.head.evaluate(x, targets, weights)
+    }
+
+    /// Sends the gradient of what the head read back through all blocks.
+    pub fn backward(&self, gradient: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+        let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
             gradient = block.backward(dy, pass, i > 0)?;

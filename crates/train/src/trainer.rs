@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use espalier_plan::Plan;
 use espalier_plan::config::{Precision, Recompute};
-use espalier_tensor::ops::cross_entropy;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
 use crate::Result;
@@ -127,15 +126,15 @@ impl Trainer {
                 stash: &mut stash,
                 statistics: &mut statistics,
             };
-            let logits = self.model.forward(input, &mut pass)?;
+            let x = self.model.forward(input, &mut pass)?;
             // Each micro-batch weighs by its share of the batch, so that their sum is the gradient of the mean.
             let scale = 1.0 / (host.targets.len() * pieces) as f32;
-            let outcome = cross_entropy::forward_backward(logits, &targets, scale)?;
-            loss_sum += outcome.loss_sum;
-            correct += outcome.correct;
-            predictions += host.targets.len();
             let mut pass =
                 Backward { weights: &self.weights, random, stash: &mut stash, sink: &mut gradients };
+            let outcome = self.model.loss(x, &targets, scale, &mut pass)?;
+            loss_sum += outcome.total.loss_sum;
+            correct += outcome.total.correct;
+            predictions += host.targets.len();
             self.model.backward(outcome.gradient, &mut pass)?;
         }
 
@@ -193,10 +192,10 @@ impl Trainer {
                 stash: &mut Stash::forgetful(),
                 statistics: &mut Vec::new(),
             };
-            let logits = self.model.forward(input, &mut pass)?;
-            let (loss, right) = cross_entropy::evaluate(&logits, &targets);
-            loss_sum += loss;
-            correct += right;
+            let x = self.model.forward(input, &mut pass)?;
+            let total = self.model.evaluate(&x, &targets, &self.weights)?;
+            loss_sum += total.loss_sum;
+            correct += total.correct;
             predictions += host.targets.len();
         }
         let predictions = predictions as f64;

@@ -9,8 +9,8 @@
 //! Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An activation between two
 //! linear layers runs in the epilogue of the first one's product.
 
-use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::{Category, Tensor};
 
 use super::activation::saved_of;
 use super::{Backward, Forward, Layer, Linear, Norm};
@@ -53,7 +53,7 @@ impl Layer for Chain {
             pass.stash.push(saved_of(*kind, before, &after));
             (h, linear) = (after, next);
         }
-        linear.product(&h, pass.weights)
+        linear.product(&h, pass.weights, Category::Activations)
     }
 
     fn backward(

@@ -1,5 +1,5 @@
 //! `y = x W + b` over the last dimension: the product by itself, its two gradients, and no word on what is kept. The
-//! layers that run it ([`Chain`](super::Chain)) decide that.
+//! layers that run it ([`Chain`](super::Chain), [`Head`](super::Head)) decide that.
 
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::Activation;
@@ -20,11 +20,25 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
+    /// Weight and bias.
+    pub fn parameters(&self) -> Vec<ParameterId> {
+        [self.weight].into_iter().chain(self.bias).collect()
+    }
+
+    /// The width of the output.
+    pub fn outputs(&self, weights: &Weights) -> usize {
+        let shape = weights.get(self.weight).shape();
+        match self.order {
+            WeightOrder::OutIn => shape[0],
+            WeightOrder::InOut => shape[1],
+        }
+    }
+
     /// `x W + b`.
-    pub fn product(&self, x: &Tensor, weights: &Weights) -> Result<Tensor> {
+    pub fn product(&self, x: &Tensor, weights: &Weights, category: Category) -> Result<Tensor> {
         let bias = self.bias.map(|id| weights.get(id));
         let transposed = self.order == WeightOrder::OutIn;
-        let y = matmul(x, false, weights.get(self.weight), transposed, bias, Category::Activations)?;
+        let y = matmul(x, false, weights.get(self.weight), transposed, bias, category)?;
         Ok(with_rows_of(x, y))
     }
 
@@ -50,7 +64,6 @@ impl Linear {
 
     /// Hands the gradients of weight and bias to the sink.
     pub fn send_gradients(&self, x: Tensor, dy: Tensor, sink: &mut dyn GradientSink) -> Result<()> {
-        let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
         let (order, bias) = (self.order, self.bias);
         let gradients = Box::new(move || {
             let weight = match order {
@@ -60,7 +73,7 @@ impl Linear {
             let bias = bias.map(|_| sum_rows(&dy, Category::Gradients)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         });
-        sink.accept(&ids, gradients)
+        sink.accept(&self.parameters(), gradients)
     }
 }
 
