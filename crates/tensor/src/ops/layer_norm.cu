@@ -1,12 +1,10 @@
 // Layer normalisation over the last dimension; the formulas are those of layer_norm.rs.
 //
-// x, y, dy, dx, residual, sum: T [rows, c]; scale, shift: [c], f32 where `wide`, else T;
+// x, y, dy, dx, residual: T [rows, c]; scale, shift: [c], f32 where `wide`, else T;
 // statistics: f32 [rows, 2] = mean, rstd.
 //
 // Row geometry (lanes.cuh):
 //   layer_norm_forward(x, scale, shift, wide, y, statistics, rows, c, eps)
-//   layer_norm_add_forward(x, residual, scale, shift, wide, sum, y, statistics, rows, c, eps):
-//     sum = x + residual, rounded to T, then y and statistics of sum. sum may be x or residual.
 //   layer_norm_backward_input(dy, x, scale, wide, statistics, dx, rows, c); dx may be dy
 //   layer_norm_backward_remaking(dy, x, scale, shift, wide, statistics, residual, dx, y, rows, c):
 //     dx = residual, unless it is null, + the above, added in f32; y = what the forward pass made of x. dx may be
@@ -17,14 +15,11 @@
 //   layer_norm_backward_weights_total(partial, dscale, dshift, pieces, c, narrow): the sums over the pieces, as
 //     f32 or, where narrow, bf16. grid ceil(2 c / 32), block (32, 8).
 
-template <int N, bool ADD>
-DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift, T* sum, T* y,
-                    float* statistics, i64 rows, i64 c, float eps) {
+template <int N>
+DEVICE void forward(const T* x, Weights scale, Weights shift, T* y, float* statistics, i64 rows, i64 c, float eps) {
     const i64 row = row_in_grid();
     if (row >= rows) return;
     x += row * c, y += row * c;
-    if (ADD) residual += row * c, sum += row * c;
-    const T* from = ADD ? sum : x;
 
     Raw<T, N> held[HELD];
     float total = 0.0f;
@@ -33,24 +28,9 @@ DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift,
         float v[N];
         raw.read(x + i);
         raw.get(v);
-        if (ADD) {
-            float w[N];
-            load(residual + i, w);
-            for (int j = 0; j < N; ++j) v[j] += w[j];
-            raw.set(v);
-            raw.get(v);
-        }
         for (int j = 0; j < N; ++j) total += v[j];
-        if (k < HELD)
-            held[k] = raw;
-        else if (ADD)
-            raw.write(sum + i);
+        if (k < HELD) held[k] = raw;
     });
-    // Only now, so that the stores do not hold up the loads.
-    if (ADD)
-        for_row<N>(c, [&](i64 i, int k) {
-            if (k < HELD) held[k].write(sum + i);
-        });
     const float per_element = 1.0f / c;
     const float mean = row_sum(total) * per_element;
 
@@ -58,7 +38,7 @@ DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift,
         if (k < HELD)
             held[k].get(v);
         else
-            load(from + i, v);
+            load(x + i, v);
     };
     // E[x^2] - mean^2 would cancel.
     float squares = 0.0f;
@@ -166,17 +146,9 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
 KERNEL(512) layer_norm_forward(const T* x, const void* scale, const void* shift, int wide, T* y,
                                 float* statistics, i64 rows, i64 c, float eps) {
     if (c % LANES == 0)
-        forward<LANES, false>(x, nullptr, {scale, wide}, {shift, wide}, nullptr, y, statistics, rows, c, eps);
+        forward<LANES>(x, {scale, wide}, {shift, wide}, y, statistics, rows, c, eps);
     else
-        forward<1, false>(x, nullptr, {scale, wide}, {shift, wide}, nullptr, y, statistics, rows, c, eps);
-}
-
-KERNEL(512) layer_norm_add_forward(const T* x, const T* residual, const void* scale, const void* shift, int wide,
-                                    T* sum, T* y, float* statistics, i64 rows, i64 c, float eps) {
-    if (c % LANES == 0)
-        forward<LANES, true>(x, residual, {scale, wide}, {shift, wide}, sum, y, statistics, rows, c, eps);
-    else
-        forward<1, true>(x, residual, {scale, wide}, {shift, wide}, sum, y, statistics, rows, c, eps);
+        forward<1>(x, {scale, wide}, {shift, wide}, y, statistics, rows, c, eps);
 }
 
 KERNEL(512) layer_norm_backward_input(const T* dy, const T* x, const void* scale, int wide,

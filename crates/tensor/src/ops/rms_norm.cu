@@ -1,11 +1,9 @@
 // Normalisation by the root mean square over the last dimension; the formulas are those of rms_norm.rs.
 //
-// x, y, dy, dx, residual, sum: T [rows, c]; scale: [c], f32 where `wide`, else T; statistics: f32 [rows] = rstd.
+// x, y, dy, dx, residual: T [rows, c]; scale: [c], f32 where `wide`, else T; statistics: f32 [rows] = rstd.
 //
 // Row geometry (lanes.cuh):
 //   rms_norm_forward(x, scale, wide, y, statistics, rows, c, eps)
-//   rms_norm_add_forward(x, residual, scale, wide, sum, y, statistics, rows, c, eps):
-//     sum = x + residual, rounded to T, then y and statistics of sum. sum may be x or residual.
 //   rms_norm_backward_input(dy, x, scale, wide, statistics, dx, rows, c); dx may be dy
 //   rms_norm_backward_remaking(dy, x, scale, wide, statistics, residual, dx, y, rows, c):
 //     dx = residual, unless it is null, + the above, added in f32; y = what the forward pass made of x. dx may be
@@ -19,14 +17,11 @@
 // Few registers, so that 48 warps of a multiprocessor have loads under way.
 #define OCCUPIED extern "C" __global__ void __launch_bounds__(512, 3)
 
-template <int N, bool ADD>
-DEVICE void forward(const T* x, const T* residual, Weights scale, T* sum, T* y, float* statistics, i64 rows, i64 c,
-                    float eps) {
+template <int N>
+DEVICE void forward(const T* x, Weights scale, T* y, float* statistics, i64 rows, i64 c, float eps) {
     const i64 row = row_in_grid();
     if (row >= rows) return;
     x += row * c, y += row * c;
-    if (ADD) residual += row * c, sum += row * c;
-    const T* from = ADD ? sum : x;
 
     Raw<T, N> held[HELD];
     float squares = 0.0f;
@@ -35,31 +30,16 @@ DEVICE void forward(const T* x, const T* residual, Weights scale, T* sum, T* y, 
         float v[N];
         raw.read(x + i);
         raw.get(v);
-        if (ADD) {
-            float w[N];
-            load(residual + i, w);
-            for (int j = 0; j < N; ++j) v[j] += w[j];
-            raw.set(v);
-            raw.get(v);
-        }
         for (int j = 0; j < N; ++j) squares += v[j] * v[j];
-        if (k < HELD)
-            held[k] = raw;
-        else if (ADD)
-            raw.write(sum + i);
+        if (k < HELD) held[k] = raw;
     });
-    // Only now, so that the stores do not hold up the loads.
-    if (ADD)
-        for_row<N>(c, [&](i64 i, int k) {
-            if (k < HELD) held[k].write(sum + i);
-        });
     const float rstd = 1.0f / sqrtf(row_sum(squares) / c + eps);
     for_row<N>(c, [&](i64 i, int k) {
         float v[N], a[N];
         if (k < HELD)
             held[k].get(v);
         else
-            load(from + i, v);
+            load(x + i, v);
         scale.get(i, a);
         for (int j = 0; j < N; ++j) v[j] = v[j] * rstd * a[j];
         store(y + i, v);
@@ -143,17 +123,9 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
 OCCUPIED rms_norm_forward(const T* x, const void* scale, int wide, T* y, float* statistics, i64 rows, i64 c,
                               float eps) {
     if (c % LANES == 0)
-        forward<LANES, false>(x, nullptr, {scale, wide}, nullptr, y, statistics, rows, c, eps);
+        forward<LANES>(x, {scale, wide}, y, statistics, rows, c, eps);
     else
-        forward<1, false>(x, nullptr, {scale, wide}, nullptr, y, statistics, rows, c, eps);
-}
-
-OCCUPIED rms_norm_add_forward(const T* x, const T* residual, const void* scale, int wide, T* sum, T* y,
-                                  float* statistics, i64 rows, i64 c, float eps) {
-    if (c % LANES == 0)
-        forward<LANES, true>(x, residual, {scale, wide}, sum, y, statistics, rows, c, eps);
-    else
-        forward<1, true>(x, residual, {scale, wide}, sum, y, statistics, rows, c, eps);
+        forward<1>(x, {scale, wide}, y, statistics, rows, c, eps);
 }
 
 KERNEL(512) rms_norm_backward_input(const T* dy, const T* x, const void* scale, int wide, const float* statistics,

@@ -13,7 +13,7 @@ use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::{Category, Tensor};
 
 use super::activation::saved_of;
-use super::{Backward, Forward, Layer, Linear, Norm};
+use super::{Backward, Forward, Layer, Linear, Norm, sum};
 use crate::Result;
 
 /// `before`, a linear layer, and then any number of activations, each followed by a linear layer.
@@ -33,8 +33,9 @@ pub(crate) enum Before {
     Activation(Activation),
 }
 
-impl Layer for Chain {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+impl Chain {
+    /// The last linear layer's input, and that layer.
+    fn before_last(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<(Tensor, &Linear)> {
         let mut h = match &self.before {
             Before::Nothing => {
                 pass.stash.push(x.clone());
@@ -53,35 +54,66 @@ impl Layer for Chain {
             pass.stash.push(saved_of(*kind, before, &after));
             (h, linear) = (after, next);
         }
+        Ok((h, linear))
+    }
+
+    /// The gradient of what the first linear layer gives.
+    fn after_first(&self, dy: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+        self.rest.iter().rev().try_fold(dy, |dy, (kind, linear)| through_activation(*kind, linear, dy, pass))
+    }
+
+    /// Back through the first linear layer and the norm before it, and `plus` added.
+    fn through_norm(
+        &self,
+        norm: &Norm,
+        dy: Tensor,
+        plus: Option<Tensor>,
+        pass: &mut Backward<'_>,
+    ) -> Result<Tensor> {
+        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
+        let dh = self.first.input_gradient(&dy, x.shape(), pass.weights)?;
+        let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
+        self.first.send_gradients(h, dy, pass.sink)?;
+        norm.send_gradients(dh, x, statistics, pass)?;
+        Ok(dx)
+    }
+}
+
+impl Layer for Chain {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (h, linear) = self.before_last(x, pass)?;
         linear.product(&h, pass.weights, Category::Activations)
     }
 
-    fn backward(
-        &self,
-        mut dy: Tensor,
-        pass: &mut Backward<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        for (kind, linear) in self.rest.iter().rev() {
-            dy = through_activation(*kind, linear, dy, pass)?;
-        }
-        let linear = &self.first;
+    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (h, linear) = self.before_last(x, pass)?;
+        linear.product_plus(&h, &plus, pass.weights)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        let dy = self.after_first(dy, pass)?;
         match &self.before {
             Before::Nothing => {
                 let x = pass.stash.pop();
                 let shape = x.shape().to_vec();
-                linear.send_gradients(x, dy.clone(), pass.sink)?;
-                input_gradient.then(|| linear.input_gradient(&dy, &shape, pass.weights)).transpose()
+                self.first.send_gradients(x, dy.clone(), pass.sink)?;
+                input_gradient.then(|| self.first.input_gradient(&dy, &shape, pass.weights)).transpose()
             }
+            Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),
+            Before::Activation(kind) => through_activation(*kind, &self.first, dy, pass).map(Some),
+        }
+    }
+
+    fn backward_plus(&self, dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+        match &self.before {
             Before::Norm(norm) => {
-                let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
-                let dh = linear.input_gradient(&dy, x.shape(), pass.weights)?;
-                let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, None, pass.weights)?;
-                linear.send_gradients(h, dy, pass.sink)?;
-                norm.send_gradients(dh, x, statistics, pass)?;
-                Ok(Some(dx))
+                let dy = self.after_first(dy, pass)?;
+                self.through_norm(norm, dy, Some(plus), pass)
             }
-            Before::Activation(kind) => Ok(Some(through_activation(*kind, linear, dy, pass)?)),
+            _ => {
+                let dx = self.backward(dy, pass, true)?.expect("it was asked for");
+                sum(dx, plus)
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::Activation;
-use espalier_tensor::ops::matmul::{matmul, matmul_activated};
+use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Tensor};
 
@@ -40,6 +40,14 @@ impl Linear {
         let transposed = self.order == WeightOrder::OutIn;
         let y = matmul(x, false, weights.get(self.weight), transposed, bias, category)?;
         Ok(with_rows_of(x, y))
+    }
+
+    /// `x W + b + plus`, which has the output's shape.
+    pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &Weights) -> Result<Tensor> {
+        let bias = self.bias.map(|id| weights.get(id));
+        let transposed = self.order == WeightOrder::OutIn;
+        let weight = weights.get(self.weight);
+        Ok(matmul_plus(x, false, weight, transposed, bias, plus, Category::Activations)?)
     }
 
     /// The values before and after an activation, which runs in the epilogue of the product.
