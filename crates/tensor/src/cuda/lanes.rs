@@ -85,6 +85,30 @@ pub(crate) fn weights<const N: usize>(rows: DType, weights: [&Tensor; N]) -> Res
     Ok((read, wide))
 }
 
+/// What a kernel adds to its result, and where the sum goes: the same place, if nobody else holds it.
+#[derive(Debug)]
+pub(crate) struct Added {
+    /// Where what is added lies; 0 for nothing.
+    pub(crate) from: u64,
+    /// The sum.
+    pub(crate) sum: Tensor,
+    /// What is added, where the sum lies elsewhere: it must outlive the launch.
+    _plus: Option<Tensor>,
+}
+
+impl Added {
+    /// For a result like `like`, to which `plus` is added, or nothing.
+    pub(crate) fn new(like: &Tensor, mut plus: Option<Tensor>) -> Result<Added> {
+        assert!(plus.as_ref().is_none_or(|plus| plus.dtype() == like.dtype()), "a sum of two types");
+        let from = plus.as_ref().map_or(0, |plus| plus.cuda_buffer().address());
+        let sum = match plus.take_if(|plus| plus.is_unique()) {
+            Some(place) => place,
+            None => like.empty_like(Category::Activations)?,
+        };
+        Ok(Added { from, sum, _plus: plus })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
