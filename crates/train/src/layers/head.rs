@@ -14,7 +14,7 @@ use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::cross_entropy::{Losses, Total};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
-use espalier_tensor::ops::matmul::matmul_add;
+use espalier_tensor::ops::matmul::{matmul, matmul_add};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -81,9 +81,10 @@ impl Head {
                 Ok(Outcome { total: losses.total()?, gradient })
             }
             Some(linear) => {
-                let chunk = chunk_rows(linear, &x, pass.weights);
-                if chunk < x.rows() {
-                    in_chunks(linear, x, targets, scale, chunk, pass)
+                let operands = Operands::new(linear, pass.weights)?;
+                let chunk = chunk_rows(operands.outputs(), &x);
+                if chunk < x.rows() || operands.outputs() > operands.classes {
+                    in_chunks(linear, &operands, x, targets, scale, chunk, pass)
                 } else {
                     in_one_piece(linear, x, targets, scale, pass)
                 }
@@ -99,8 +100,61 @@ impl Head {
                 losses.measure(x)?;
                 Ok(losses.total()?)
             }
-            Some(linear) => measure(linear, x, targets, chunk_rows(linear, x, weights), weights),
+            Some(linear) => {
+                let operands = Operands::new(linear, weights)?;
+                measure(&operands, x, targets, chunk_rows(operands.outputs(), x))
+            }
         }
+    }
+}
+
+/// What the products of a head read. On a card, a table whose rows are not a multiple of what tensor cores take at once
+/// (GPT-2 has 50257 tokens) would be multiplied at a third of the speed: then this is a copy with rows of zeros behind it,
+/// and a bias of minus infinity there, so that the added logits count for nothing and have no gradient.
+struct Operands {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    order: WeightOrder,
+    classes: usize,
+}
+
+impl Operands {
+    fn new(linear: &Linear, weights: &Weights) -> Result<Operands> {
+        let (weight, bias) = (weights.get(linear.weight), linear.bias.map(|id| weights.get(id)));
+        let (classes, order) = (linear.outputs(weights), linear.order);
+        let ragged = order == WeightOrder::OutIn && !classes.is_multiple_of(8) && classes > 1024;
+        if matches!(weight.device(), Device::Cpu(_)) || !ragged {
+            return Ok(Operands { weight: weight.clone(), bias: bias.cloned(), order, classes });
+        }
+        Operands::padded(weight, bias, classes, classes.next_multiple_of(128))
+    }
+
+    fn padded(weight: &Tensor, bias: Option<&Tensor>, classes: usize, outputs: usize) -> Result<Operands> {
+        let (device, dtype) = (weight.device(), weight.dtype());
+        let mut table = Tensor::zeros(&device, &[outputs, weight.width()], dtype, Category::Workspace)?;
+        rows::put(&mut table, 0, weight)?;
+        let mut values = bias.map_or(vec![0.0; classes], Tensor::to_f32);
+        values.resize(outputs, f32::NEG_INFINITY);
+        let bias = Tensor::from_f32(&device, &[outputs], dtype, &values, Category::Workspace)?;
+        Ok(Operands { weight: table, bias: Some(bias), order: WeightOrder::OutIn, classes })
+    }
+
+    /// The width of the logits.
+    fn outputs(&self) -> usize {
+        match self.order {
+            WeightOrder::OutIn => self.weight.rows(),
+            WeightOrder::InOut => self.weight.width(),
+        }
+    }
+
+    fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let transposed = self.order == WeightOrder::OutIn;
+        Ok(matmul(x, false, &self.weight, transposed, self.bias.as_ref(), Category::Workspace)?)
+    }
+
+    fn input_gradient(&self, dlogits: &Tensor) -> Result<Tensor> {
+        let transposed = self.order == WeightOrder::InOut;
+        Ok(matmul(dlogits, false, &self.weight, transposed, None, Category::Workspace)?)
     }
 }
 
@@ -121,6 +175,7 @@ fn in_one_piece(
 
 fn in_chunks(
     linear: &Linear,
+    operands: &Operands,
     mut x: Tensor,
     targets: &Tensor,
     scale: Scale,
@@ -128,14 +183,13 @@ fn in_chunks(
     pass: &mut Backward<'_>,
 ) -> Result<Outcome> {
     let mut losses = Losses::new(targets)?;
-    let mut sums = Sums::new(linear, pass.weights)?;
+    let mut sums = Sums::new(linear, operands, pass.weights)?;
     // The gradient of rows that are done takes their place, unless somebody still wants them.
     let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Activations)?) };
     for at in chunks(x.rows(), chunk) {
         let part = rows::take(&x, at.clone(), Category::Workspace)?;
-        let logits = linear.product(&part, pass.weights, Category::Workspace)?;
-        let dlogits = scale.differentiate(&mut losses, logits)?;
-        let gradient = linear.input_gradient(&dlogits, part.shape(), pass.weights)?;
+        let dlogits = scale.differentiate(&mut losses, operands.logits(&part)?)?;
+        let gradient = operands.input_gradient(&dlogits)?;
         rows::put(elsewhere.as_mut().unwrap_or(&mut x), at.start, &gradient)?;
         sums.add(linear, &part, &dlogits)?;
     }
@@ -143,18 +197,18 @@ fn in_chunks(
     Ok(Outcome { total: losses.total()?, gradient: elsewhere.unwrap_or(x) })
 }
 
-fn measure(linear: &Linear, x: &Tensor, targets: &Tensor, chunk: usize, weights: &Weights) -> Result<Total> {
+fn measure(operands: &Operands, x: &Tensor, targets: &Tensor, chunk: usize) -> Result<Total> {
     let mut losses = Losses::new(targets)?;
     for at in chunks(x.rows(), chunk) {
         let part = rows::take(x, at, Category::Workspace)?;
-        losses.measure(&linear.product(&part, weights, Category::Workspace)?)?;
+        losses.measure(&operands.logits(&part)?)?;
     }
     Ok(losses.total()?)
 }
 
 /// Rows of a chunk: about equal ones, and whole tiles of the products.
-fn chunk_rows(linear: &Linear, x: &Tensor, weights: &Weights) -> usize {
-    let row = linear.outputs(weights) * x.dtype().bytes();
+fn chunk_rows(outputs: usize, x: &Tensor) -> usize {
+    let row = outputs * x.dtype().bytes();
     let most = (chunk_bytes(&x.device()) / row).max(1);
     let count = x.rows().div_ceil(most).max(1);
     x.rows().div_ceil(count).next_multiple_of(128)
@@ -169,16 +223,21 @@ struct Sums {
     weight: Tensor,
     bias: Option<Tensor>,
     dtype: DType,
+    /// Rows that belong to a class.
+    classes: Option<usize>,
 }
 
 impl Sums {
-    fn new(linear: &Linear, weights: &Weights) -> Result<Sums> {
-        let dtype = weights.get(linear.weight).dtype();
-        let zeros = |id| {
-            let like: &Tensor = weights.get(id);
-            Tensor::zeros(&like.device(), like.shape(), DType::F32, Category::Workspace)
-        };
-        Ok(Sums { weight: zeros(linear.weight)?, bias: linear.bias.map(zeros).transpose()?, dtype })
+    fn new(linear: &Linear, operands: &Operands, weights: &Weights) -> Result<Sums> {
+        let zeros =
+            |like: &Tensor| Tensor::zeros(&like.device(), like.shape(), DType::F32, Category::Workspace);
+        let bias = linear.bias.and(operands.bias.as_ref());
+        Ok(Sums {
+            weight: zeros(&operands.weight)?,
+            bias: bias.map(zeros).transpose()?,
+            dtype: weights.get(linear.weight).dtype(),
+            classes: (operands.outputs() > operands.classes).then_some(operands.classes),
+        })
     }
 
     fn add(&mut self, linear: &Linear, x: &Tensor, dy: &Tensor) -> Result<()> {
@@ -193,12 +252,25 @@ impl Sums {
     }
 
     fn send(self, linear: &Linear, sink: &mut dyn GradientSink) -> Result<()> {
-        let Sums { weight, bias, dtype } = self;
+        let Sums { weight, bias, dtype, classes } = self;
         let gradients = Box::new(move || {
-            [weight].into_iter().chain(bias).map(|sum| rounded(sum, dtype)).collect::<Result<_>>()
+            let whole = |sum: Tensor| match classes {
+                None => Ok(sum),
+                Some(classes) if sum.shape().len() == 1 => {
+                    Ok(rows::take(&column(sum), 0..classes, Category::Workspace)?.reshape(&[classes]))
+                }
+                Some(classes) => rows::take(&sum, 0..classes, Category::Workspace),
+            };
+            let all = [weight].into_iter().chain(bias);
+            all.map(|sum| rounded(whole(sum)?, dtype)).collect::<Result<_>>()
         });
         sink.accept(&linear.parameters(), gradients)
     }
+}
+
+fn column(x: Tensor) -> Tensor {
+    let rows = x.len();
+    x.reshape(&[rows, 1])
 }
 
 fn rounded(sum: Tensor, dtype: DType) -> Result<Tensor> {
@@ -251,6 +323,10 @@ mod tests {
         (x, Tensor::from_slice(&device, &[ROWS], &targets, category).unwrap())
     }
 
+    fn operands(linear: &Linear, weights: &Weights) -> Operands {
+        Operands::new(linear, weights).unwrap()
+    }
+
     /// Loss, hits, and the gradients of input, weight and bias.
     fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total, [Vec<f32>; 3]) {
         let masks = Masks::new(2, false);
@@ -259,7 +335,9 @@ mod tests {
         let before = x.to_f32();
         let mut pass = Backward { weights, random: 0, stash: &mut Stash::new(), sink: &mut sink };
         let Outcome { total, gradient } = match chunk < ROWS {
-            true => in_chunks(linear, x, &targets, HALF, chunk, &mut pass).unwrap(),
+            true => {
+                in_chunks(linear, &operands(linear, weights), x, &targets, HALF, chunk, &mut pass).unwrap()
+            }
             false => in_one_piece(linear, x, &targets, HALF, &mut pass).unwrap(),
         };
         assert_eq!(gradient.shape(), [5, ROWS / 5, WIDTH]);
@@ -288,6 +366,38 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// A table with rows added for the tensor cores' sake has the same loss and the same gradients.
+    #[test]
+    fn added_rows_count_for_nothing() {
+        for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::Bf16, 1e-6)] {
+            let (linear, weights) = head(WeightOrder::OutIn, dtype);
+            let [weight, bias] = [0, 1].map(|id| weights.get(ParameterId(id)));
+            let padded = Operands::padded(weight, Some(bias), CLASSES, 384).unwrap();
+            let masks = Masks::new(2, false);
+            let run = |operands: &Operands| {
+                let ((x, targets), mut sink) = (batch(&weights), Gradients::new(&masks));
+                let mut pass =
+                    Backward { weights: &weights, random: 0, stash: &mut Stash::new(), sink: &mut sink };
+                let outcome = in_chunks(&linear, operands, x, &targets, HALF, 20, &mut pass).unwrap();
+                let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
+                assert_eq!(
+                    (weight.shape(), bias.shape()),
+                    ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice())
+                );
+                (outcome.total, [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
+            };
+            let (plain, added) = (run(&operands(&linear, &weights)), run(&padded));
+            assert_eq!(plain.0.correct, added.0.correct);
+            assert!((plain.0.loss_sum / added.0.loss_sum - 1.0).abs() < 1e-6);
+            for (a, b) in plain.1.iter().zip(&added.1) {
+                let largest = a.iter().fold(0f32, |m, x| m.max(x.abs()));
+                assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance * largest));
+            }
+            let (x, targets) = batch(&weights);
+            assert_eq!(measure(&padded, &x, &targets, 20).unwrap(), added.0);
         }
     }
 
@@ -330,7 +440,7 @@ mod tests {
         let (linear, weights) = head(WeightOrder::OutIn, DType::Bf16);
         let (x, targets) = batch(&weights);
         for chunk in [1, 7, 25, ROWS] {
-            let total = measure(&linear, &x, &targets, chunk, &weights).unwrap();
+            let total = measure(&operands(&linear, &weights), &x, &targets, chunk).unwrap();
             assert_eq!(total, run(&linear, &weights, chunk, false).0);
         }
     }
@@ -347,7 +457,7 @@ mod tests {
                 DType::F32,
                 Category::Workspace,
             );
-            chunk_rows(&linear, &x.unwrap(), &weights)
+            chunk_rows(linear.outputs(&weights), &x.unwrap())
         };
         let most = (64 << 20) / (4 * CLASSES);
         assert!(rows(ROWS) >= ROWS && rows(most) >= most);
