@@ -64,7 +64,7 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         0 => std::thread::available_parallelism()?.get(),
         n => n,
     };
-    let device = device::open(plan.run.device.kind, threads).map_err(Error::Tensor)?;
+    let device = device::open(&plan.run.device, threads).map_err(Error::Tensor)?;
     progress::describe(&plan, &dataset, &device::describe(&device));
     if arguments.dry_run {
         let summary = Summary::planned(&plan, device.name());

@@ -26,7 +26,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
     ("checkpoint", &["every", "keep"]),
-    ("device", &["kind", "threads"]),
+    ("device", &["kind", "threads", "tf32"]),
 ];
 
 /// Of every family.

@@ -5,12 +5,16 @@
 // Shape: ten ints, by value. Fewer than 2^31 pixels on either side.
 //
 //   pass             rows of the product     columns   summed over                  right matrix
-//   forward          pixels of y             o         (u, v, c)                    conv_forward_weight's [o, k k c]
+//   forward          pixels of y             o         (u, v, c)                    conv_filter_rows' [o, k k c]
 //   backward_input   pixels of x             c         (u, v, o)                    conv_input_weight's [c, k k o]
 //   backward_weight  o                       (u, v, c) pixels of y, cut in splits   patches of x
 //
-// conv_forward_weight, conv_input_weight(w, rows, shape): w in the order its pass reads it.
-//   grid ceil(o c k k / 256), block 256.
+// conv_filter_rows(w, rows, c, channels, taps, shift): w [o, c, taps] as rows [o, taps, channels], zeros past c: what
+//   forward reads, and cuDNN. conv_filter_back(rows, dw, c, channels, taps, shift): the other way, without what is past c.
+//   run = 2^shift channels pass through shared memory at a time. grid (ceil(channels / run), o), block 256, dynamic
+//   shared bytes run taps sizeof(T).
+// conv_input_weight(w, rows, shape): w in the order that backward_input reads. grid ceil(o c k k / 256), block 256.
+// conv_add_bias(y, bias, rows, o, piece): y += bias, for products that are not ours. Columns of lanes.cuh.
 // conv_forward(x, rows, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile, f32 64 x 64,
 //   bf16 128 x 64 if there are at most 64 columns, else 128 x 128. grid ceil(rows / tile height)
 //   ceil(columns / tile width), block 256, dynamic shared bytes 0 for f32, (128 + tile width) 240 for bf16, for
@@ -459,13 +463,69 @@ DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* p
 
 // ---- kernels ----
 
-KERNEL(256) conv_forward_weight(const T* w, T* rows, Shape s) {
-    const i64 i = thread_in_grid();
-    const int area = s.kernel * s.kernel;
-    if (i >= static_cast<i64>(s.o) * s.c * area) return;
-    const i64 o = i / (area * s.c);
-    const int uv = i / s.c % area, c = i % s.c;
-    rows[i] = w[(o * s.c + c) * area + uv];
+// Where a block of a filter's move stands: `count` channels from `first` on, `kept` of which the weight has. Element
+// (channel, tap) of the weight is in shared memory at channel taps + tap, so both sides go to memory in order.
+struct Slice {
+    const int first, count, kept;
+
+    DEVICE Slice(int c, int channels, int run)
+        : first(blockIdx.x * run), count(min(run, channels - first)), kept(max(0, min(run, c - first))) {}
+
+    DEVICE static int min(int a, int b) { return a < b ? a : b; }
+    DEVICE static int max(int a, int b) { return a > b ? a : b; }
+};
+
+KERNEL(256) conv_filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, int channels, int taps, int shift) {
+    extern __shared__ uint4 shared[];
+    T* const slice = reinterpret_cast<T*>(shared);
+    const int run = 1 << shift;
+    const Slice at(c, channels, run);
+    const T* const from = w + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
+    T* const to = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) slice[i] = i < at.kept * taps ? from[i] : from_f32<T>(0.0f);
+    __syncthreads();
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
+        const int tap = i >> shift, channel = i & (run - 1);
+        if (channel < at.count) to[static_cast<i64>(tap) * channels + channel] = slice[channel * taps + tap];
+    }
+}
+
+KERNEL(256) conv_filter_back(const T* __restrict__ rows, T* __restrict__ dw, int c, int channels, int taps, int shift) {
+    extern __shared__ uint4 shared[];
+    T* const slice = reinterpret_cast<T*>(shared);
+    const int run = 1 << shift;
+    const Slice at(c, channels, run);
+    const T* const from = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
+    T* const to = dw + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
+        const int tap = i >> shift, channel = i & (run - 1);
+        if (channel < at.count) slice[channel * taps + tap] = from[static_cast<i64>(tap) * channels + channel];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < at.kept * taps; i += THREADS) to[i] = slice[i];
+}
+
+template <int N>
+DEVICE void add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
+    const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+    const i64 end = (blockIdx.y + 1) * piece < rows ? (blockIdx.y + 1) * piece : rows;
+    if (column >= o) return;
+    float b[N];
+    load(bias + column, b);
+#pragma unroll 4
+    for (i64 row = blockIdx.y * piece + threadIdx.y; row < end; row += blockDim.y) {
+        float v[N];
+        load(y + row * o + column, v);
+        for (int k = 0; k < N; ++k) v[k] += b[k];
+        store(y + row * o + column, v);
+    }
+}
+
+KERNEL(256) conv_add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
+    if (o % LANES == 0)
+        add_bias<LANES>(y, bias, rows, o, piece);
+    else
+        add_bias<1>(y, bias, rows, o, piece);
 }
 
 KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {

@@ -1,7 +1,8 @@
-//! Convolution on a card: the product of patches, gathered on the way, with the reordered weight.
+//! Convolution on a card: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
+//! patches, gathered on the way, with the reordered weight.
 
-use super::Sizes;
-use crate::cuda::lanes::{self, THREADS};
+use super::{Sizes, dnn};
+use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -15,6 +16,8 @@ pub(crate) static SOURCE: Source = lanes::source("conv.cu", include_str!("../con
 const BLOCKS: usize = 512;
 /// The fewest pixels that are worth a split.
 const SHARE: usize = 256;
+/// Elements of a weight that a block moves through shared memory.
+const FILTER_SLICE: usize = 4096;
 
 pub(super) fn forward(
     cuda: &Cuda,
@@ -23,11 +26,14 @@ pub(super) fn forward(
     bias: Option<&Tensor>,
     z: &Sizes,
 ) -> Result<Tensor> {
-    let rows = reordered(cuda, w, z, "conv_forward_weight")?;
     let bias = match bias {
         Some(bias) if bias.dtype() != x.dtype() => Some(cast(bias, x.dtype(), Category::Workspace)?),
         bias => bias.cloned(),
     };
+    if let Some(y) = dnn::forward(cuda, x, w, bias.as_ref(), z)? {
+        return Ok(y);
+    }
+    let rows = filter_rows(cuda, w, z.c)?;
     let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Activations)?;
     let args = Args::new().input(x).input(&rows).optional_input(bias.as_ref()).output(&mut y);
     let (grid, shared) = tiles(z.batch * z.oh * z.ow, z.o, x.dtype());
@@ -38,7 +44,14 @@ pub(super) fn forward(
 }
 
 pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
-    let rows = reordered(cuda, w, z, "conv_input_weight")?;
+    if let Some(dx) = dnn::backward_input(cuda, dy, w, z)? {
+        return Ok(dx);
+    }
+    let mut rows = w.empty_like(Category::Workspace)?;
+    let args = Args::new().input(w).output(&mut rows).fields(&shape(z));
+    let kernel = cuda.kernel(&SOURCE, Build::of(w.dtype()), "conv_input_weight")?;
+    // SAFETY: both have o c kernel kernel elements.
+    unsafe { kernel.launch(lanes::blocks(w.len(), THREADS as usize), THREADS, 0, args)? };
     let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), dy.dtype(), Category::Activations)?;
     let args = Args::new().input(dy).input(&rows).output(&mut dx);
     let (grid, shared) = tiles(z.batch * z.h * z.w, z.c, dy.dtype());
@@ -49,6 +62,9 @@ pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) ->
 }
 
 pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Tensor> {
+    if let Some(dw) = dnn::backward_weight(cuda, x, dy, z)? {
+        return Ok(dw);
+    }
     let build = Build::of(x.dtype());
     let (pixels, window) = (z.batch * z.oh * z.ow, z.window());
     let width = if x.dtype() == DType::F32 { 64 } else { 128 };
@@ -72,14 +88,49 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
     Ok(dw)
 }
 
-/// The weight in the order in which a pass reads it.
-fn reordered(cuda: &Cuda, w: &Tensor, z: &Sizes, name: &'static str) -> Result<Tensor> {
-    let mut rows = w.empty_like(Category::Workspace)?;
-    let args = Args::new().input(w).output(&mut rows).fields(&shape(z));
-    let grid = lanes::blocks(w.len(), THREADS as usize);
-    // SAFETY: both have o c kernel kernel elements.
-    unsafe { cuda.kernel(&SOURCE, Build::of(w.dtype()), name)?.launch(grid, THREADS, 0, args)? };
+/// The weight [o, c, kernel, kernel] as rows [o, kernel, kernel, channels], zeros past c.
+pub(super) fn filter_rows(cuda: &Cuda, w: &Tensor, channels: usize) -> Result<Tensor> {
+    let &[o, c, kernel, _] = w.shape() else { panic!("a convolution's weight {:?}", w.shape()) };
+    let shape = [o, kernel, kernel, channels];
+    let mut rows = Tensor::empty(&w.device(), &shape, w.dtype(), Category::Workspace)?;
+    let (grid, shared, numbers) = filter_move([o, c, kernel, channels], w.dtype());
+    let args = numbers.into_iter().fold(Args::new().input(w).output(&mut rows), Args::i32);
+    let kernel = cuda.kernel(&SOURCE, Build::of(w.dtype()), "conv_filter_rows")?;
+    // SAFETY: w is [o, c, taps], the rows are [o, taps, channels], and the numbers say so.
+    unsafe { kernel.launch(grid, THREADS, shared, args)? };
     Ok(rows)
+}
+
+/// What undoes [`filter_rows`], for the gradient.
+pub(super) fn filter_back(cuda: &Cuda, rows: &Tensor, c: usize) -> Result<Tensor> {
+    let &[o, kernel, _, channels] = rows.shape() else { panic!("rows of a weight {:?}", rows.shape()) };
+    let mut dw = Tensor::empty(&rows.device(), &[o, c, kernel, kernel], rows.dtype(), Category::Gradients)?;
+    let (grid, shared, numbers) = filter_move([o, c, kernel, channels], rows.dtype());
+    let args = numbers.into_iter().fold(Args::new().input(rows).output(&mut dw), Args::i32);
+    let kernel = cuda.kernel(&SOURCE, Build::of(rows.dtype()), "conv_filter_back")?;
+    // SAFETY: as above, the other way round.
+    unsafe { kernel.launch(grid, THREADS, shared, args)? };
+    Ok(dw)
+}
+
+/// Grid, shared memory and numbers of the two kernels above.
+fn filter_move([o, c, kernel, channels]: [usize; 4], dtype: DType) -> ((u32, u32), u32, [i32; 4]) {
+    let taps = kernel * kernel;
+    // As many channels as fill a few kilobytes, a power of two of them.
+    let run = (FILTER_SLICE / taps).clamp(1, channels.next_power_of_two());
+    let shift = run.ilog2();
+    let numbers = [c, channels, taps, shift as usize].map(|n| i32::try_from(n).expect("sizes of a weight"));
+    let shared = (taps << shift) * dtype.bytes();
+    ((lanes::blocks(channels, 1 << shift), lanes::blocks(o, 1)), shared as u32, numbers)
+}
+
+/// Adds the bias to every pixel of y.
+pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor) -> Result<()> {
+    let (rows, o, dtype) = (y.rows(), y.width(), y.dtype());
+    let Columns { grid, block, piece, .. } = lanes::columns(rows, o, dtype);
+    let args = Args::new().output(y).input(bias).size(rows).size(o).size(piece);
+    // SAFETY: y is [rows, o], the bias [o], of one type.
+    unsafe { cuda.kernel(&SOURCE, Build::of(dtype), "conv_add_bias")?.launch(grid, block, 0, args) }
 }
 
 /// Blocks and shared memory of a product with so many rows and columns.
