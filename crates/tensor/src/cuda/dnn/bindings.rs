@@ -210,6 +210,9 @@ impl NumericalNote {
     pub(super) const FOURIER: NumericalNote = NumericalNote(3);
     pub(super) const NOT_REPEATABLE: NumericalNote = NumericalNote(4);
     pub(super) const WINOGRAD: NumericalNote = NumericalNote(5);
+    pub(super) const WINOGRAD_4X4: NumericalNote = NumericalNote(6);
+    pub(super) const WINOGRAD_6X6: NumericalNote = NumericalNote(7);
+    pub(super) const WINOGRAD_13X13: NumericalNote = NumericalNote(8);
     /// How many there are, and so the most that an engine has.
     pub(super) const COUNT: usize = 10;
 }

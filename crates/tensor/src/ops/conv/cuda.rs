@@ -82,9 +82,9 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
 
     let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Gradients)?;
     let args = Args::new().input(&partial).output(&mut dw).size(splits).fields(&shape(z));
-    let grid = lanes::blocks(z.o * window, THREADS as usize);
+    let grid = lanes::blocks(z.o * window, 32);
     // SAFETY: `partial` is [splits, o, window], and dw has o x window elements.
-    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, THREADS, 0, args)? };
+    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, (32, 8), 0, args)? };
     Ok(dw)
 }
 
