@@ -23,7 +23,7 @@
 //   share is a multiple of 32, splits = ceil(pixels of y / share) <= 65535. Tiles are f32 64 x 64, bf16 64 x 128 over
 //   o x (u, v, c). grid (ceil(k k c / tile width), ceil(o / 64), splits), block 256.
 // conv_weight_total(partial, dw, splits, shape): the sum of the splits, in an order that their number fixes.
-//   grid ceil(o c k k / 32), block (32, 8).
+//   block (256 / y, y) with y a power of two up to 8, the more the more splits there are; grid ceil(o c k k / (256 / y)).
 //
 // f32 runs on the CUDA cores, bf16 on the tensor cores (mma.sync, sm_80 and later) with f32 sums. Channels move 16
 // bytes at a time where they divide by 4 (f32) or 8 (bf16), otherwise one by one: pad_channels is worth its copy.
@@ -571,7 +571,7 @@ KERNEL(256) conv_backward_weight(const T* x, const T* dy, float* partial, Shape 
 }
 
 KERNEL(256) conv_weight_total(const float* partial, T* dw, i64 splits, Shape s) {
-    const i64 i = static_cast<i64>(blockIdx.x) * WARP + threadIdx.x;
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int area = s.kernel * s.kernel;
     const i64 size = static_cast<i64>(s.o) * s.c * area;
     const float sum = column_total(partial, splits, size, i);

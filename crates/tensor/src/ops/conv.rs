@@ -270,6 +270,7 @@ mod tests {
         seed: u64,
     ) {
         let z = Sizes::new(&shape, o, conv);
+        eprintln!("{z:?}");
         let weight = [o, z.c, conv.kernel, conv.kernel];
         let spread = 1.0 / (z.window() as f64).sqrt();
         let x = values(seed, shape.iter().product(), 1.0);

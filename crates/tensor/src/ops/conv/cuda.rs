@@ -82,10 +82,17 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
 
     let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Gradients)?;
     let args = Args::new().input(&partial).output(&mut dw).size(splits).fields(&shape(z));
-    let grid = lanes::blocks(z.o * window, 32);
+    let block = total_block(splits);
+    let grid = lanes::blocks(z.o * window, block.0 as usize);
     // SAFETY: `partial` is [splits, o, window], and dw has o x window elements.
-    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, (32, 8), 0, args)? };
+    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, block, 0, args)? };
     Ok(dw)
+}
+
+/// The block that adds up so many splits: a thread takes at least eight of them.
+fn total_block(splits: usize) -> (u32, u32) {
+    let down = 1 << (splits / 8).max(1).ilog2().min(3);
+    (THREADS / down, down)
 }
 
 /// The weight [o, c, kernel, kernel] as rows [o, kernel, kernel, channels], zeros past c.
@@ -151,4 +158,21 @@ fn shape(z: &Sizes) -> [u32; 10] {
     let (kernel, stride, padding) = (z.conv.kernel, z.conv.stride, z.conv.padding);
     [z.batch, z.h, z.w, z.c, z.oh, z.ow, z.o, kernel, stride, padding]
         .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand, from the head of `conv.cu`.
+    #[test]
+    fn the_geometry_is_what_the_kernels_expect() {
+        assert_eq!([1, 8, 15, 16, 33, 64, 512].map(|n| total_block(n).1), [1, 1, 1, 2, 4, 8, 8]);
+        assert_eq!(total_block(512).0, 32);
+        let moved = filter_move([64, 512, 3, 512], DType::F32);
+        assert_eq!(moved, ((2, 64), 256 * 9 * 4, [512, 512, 9, 8]));
+        let moved = filter_move([16, 3, 7, 8], DType::Bf16);
+        assert_eq!(moved, ((1, 16), 8 * 49 * 2, [3, 8, 49, 3]));
+        assert_eq!(filter_move([1, 1, 1, 1], DType::F32), ((1, 1), 4, [1, 1, 1, 0]));
+    }
 }

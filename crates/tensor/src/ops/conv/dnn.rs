@@ -15,8 +15,8 @@ use crate::memory::Category;
 use crate::ops::layout;
 use crate::tensor::Tensor;
 
-/// Elements under the window up to which our kernels beat cuDNN's on few channels.
-const SMALL_WINDOW: usize = 64;
+/// Elements under the window up to which our kernels beat cuDNN's on few channels (`benches/cuda_conv.rs`).
+const SMALL_WINDOW: usize = 96;
 
 /// `None` where cuDNN does not serve, here and below.
 pub(super) fn forward(
@@ -56,21 +56,27 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
 
 /// What cuDNN has a plan for.
 fn planned(cuda: &Cuda, pass: Pass, z: &Sizes, dtype: DType) -> Result<Option<Key>> {
-    match key(cuda, pass, z, dtype) {
+    match key(cuda.tf32_in_convolutions(), pass, z, dtype) {
         Some(key) if cuda.plans_convolution(&key)? => Ok(Some(key)),
         _ => Ok(None),
     }
 }
 
-/// The convolution as cuDNN is asked for it; `None` where it is better not asked.
-fn key(cuda: &Cuda, pass: Pass, z: &Sizes, dtype: DType) -> Option<Key> {
-    let exact = dtype == DType::F32 && !cuda.tf32_in_convolutions();
+/// The convolution as cuDNN is asked for it; `None` where it may not round, or is slower than our own kernels.
+fn key(tf32: bool, pass: Pass, z: &Sizes, dtype: DType) -> Option<Key> {
     let lanes = 16 / dtype.bytes();
-    let small = z.c < lanes && z.window() <= SMALL_WINDOW && pass != Pass::Input;
+    let exact = dtype == DType::F32 && !tf32;
+    let slower = match pass {
+        Pass::Forward => true,
+        Pass::Weight => dtype == DType::F32,
+        Pass::Input => false,
+    };
+    if exact || slower && z.c < lanes && z.window() <= SMALL_WINDOW {
+        return None;
+    }
     let Conv { kernel, stride, padding } = z.conv;
     let x = [z.batch, z.h, z.w, z.c.next_multiple_of(lanes)];
-    let key = Key { pass, dtype, x, y: z.output_shape(), kernel, stride, padding };
-    (!exact && !small).then_some(key)
+    Some(Key { pass, dtype, x, y: z.output_shape(), kernel, stride, padding })
 }
 
 /// x with this many channels.
@@ -105,30 +111,47 @@ mod tests {
     use crate::device::Device;
     use crate::testing;
 
+    const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
+
+    fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> Sizes {
+        Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding })
+    }
+
+    #[test]
+    fn cudnn_is_asked_where_it_may_round_and_is_faster() {
+        let asked = |tf32, z, dtype| PASSES.map(|pass| key(tf32, pass, z, dtype).is_some());
+        let (layer, first, stem) =
+            (sizes(32, 64, 64, 3, 1, 1), sizes(32, 3, 64, 3, 1, 1), sizes(32, 3, 64, 7, 2, 3));
+        for z in [&layer, &first, &stem] {
+            assert_eq!(asked(false, z, DType::F32), [false; 3], "f32 is exact unless TF32 is allowed");
+        }
+        for z in [&layer, &stem] {
+            assert_eq!((asked(true, z, DType::F32), asked(false, z, DType::Bf16)), ([true; 3], [true; 3]));
+        }
+        assert_eq!(asked(true, &first, DType::F32), [false, true, false]);
+        assert_eq!(asked(false, &first, DType::Bf16), [false, true, true]);
+        let channels = |dtype| key(true, Pass::Input, &first, dtype).unwrap().x[3];
+        assert_eq!((channels(DType::F32), channels(DType::Bf16)), (4, 8), "channels fill 16 bytes");
+    }
+
     /// Falling back to our own kernels is silent: here it is not.
     #[test]
-    fn cudnn_serves_what_is_large_enough_and_may_be_rounded() {
+    fn cudnn_has_a_plan_for_what_it_is_asked() {
         let found = testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_)));
         if !found || Cuda::cudnn().is_err() {
             return eprintln!("SKIPPED, no card with cuDNN was asked");
         }
         let card = Cuda::open(0).unwrap();
-        for (side, c, o, kernel, stride, padding) in [
-            (32, 64, 64, 3, 1, 1),
-            (16, 32, 64, 3, 2, 1),
-            (8, 256, 64, 1, 1, 0),
-            (32, 3, 64, 7, 2, 3),
-            (32, 3, 64, 3, 1, 1),
+        for z in [
+            sizes(32, 64, 64, 3, 1, 1),
+            sizes(16, 32, 64, 3, 2, 1),
+            sizes(8, 256, 64, 1, 1, 0),
+            sizes(32, 3, 64, 7, 2, 3),
         ] {
-            let z = Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding });
-            for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
-                for (dtype, tf32) in [(DType::F32, true), (DType::F32, false), (DType::Bf16, false)] {
-                    card.allow_tf32_in_convolutions(tf32);
-                    let small = z.window() == 27 && pass != Pass::Input;
-                    let expected = !small && (tf32 || dtype == DType::Bf16);
-                    let served = planned(&card, pass, &z, dtype).unwrap().is_some();
-                    assert_eq!(served, expected, "{pass:?} of {z:?} in {dtype:?}, TF32 allowed: {tf32}");
-                }
+            for (pass, dtype) in PASSES.into_iter().flat_map(|pass| [(pass, DType::F32), (pass, DType::Bf16)])
+            {
+                let key = key(true, pass, &z, dtype).unwrap();
+                assert!(card.plans_convolution(&key).unwrap(), "{key:?}");
             }
         }
     }
