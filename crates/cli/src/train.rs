@@ -78,7 +78,7 @@ pub fn prepare(path: &Path, overrides: &[String]) -> Result<Prepared> {
         0 => std::thread::available_parallelism()?.get(),
         n => n,
     };
-    let device = device::open(plan.run.device.kind, threads).map_err(Error::Tensor)?;
+    let device = device::open(&plan.run.device, threads).map_err(Error::Tensor)?;
     Ok(Prepared { plan, dataset, device })
 }
 
