@@ -1,5 +1,7 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+mod bench;
+mod chart;
 mod device;
 mod doctor;
 mod progress;
@@ -24,6 +26,8 @@ enum Command {
     Train(train::TrainArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
+    /// Measure this machine.
+    Bench(bench::BenchArguments),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +35,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
+        Command::Bench(arguments) => bench::bench(&arguments),
     };
     match outcome {
         Ok(code) => code,
@@ -55,6 +60,9 @@ fn sentence(error: &anyhow::Error) -> String {
 
 /// 2: the user's input; 3: a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
 fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<espalier_tensor::Error>() {
+        return 3;
+    }
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::Tensor(_)) => 3,

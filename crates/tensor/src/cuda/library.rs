@@ -4,7 +4,7 @@
 //! with Python wheels; the loader's own path finds the first two kinds, and the folders listed here the rest.
 //! A library opened by its full path is afterwards found under its bare name, which is how the bindings ask.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,6 +13,9 @@ use cudarc::{cublaslt, driver, nvrtc};
 
 use super::status::Status;
 use crate::error::{Error, Result};
+
+mod sparse;
+pub(super) use sparse::{cusparse, cusparse_lt};
 
 /// Starts the driver, once.
 pub(super) fn driver() -> Result<()> {
@@ -50,14 +53,14 @@ pub fn cublas_lt() -> Result<()> {
 
 fn find(name: &str, variable: &str, wheel: &str, present: impl Fn() -> bool) -> Result<(), String> {
     if let Some(file) = std::env::var_os(variable) {
-        if !open(Path::new(&file)) {
+        if Library::open(Path::new(&file)).is_none() {
             return Err(format!("{variable} names {}, which cannot be loaded", Path::new(&file).display()));
         }
     } else if !present() {
         let files = folders()
             .into_iter()
             .flat_map(|folder| ["13", "12"].map(|version| folder.join(format!("lib{name}.so.{version}"))));
-        files.filter(|file| file.exists()).any(|file| open(&file));
+        files.filter(|file| file.exists()).any(|file| Library::open(&file).is_some());
     }
     if present() {
         return Ok(());
@@ -68,11 +71,29 @@ fn find(name: &str, variable: &str, wheel: &str, present: impl Fn() -> bool) -> 
     ))
 }
 
-/// Opens a library for as long as the process lives.
-fn open(file: &Path) -> bool {
-    let Ok(path) = CString::new(file.as_os_str().as_bytes()) else { return false };
-    // SAFETY: a NUL-terminated path; the library's initialisers are NVIDIA's, as on every other way to load it.
-    !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) }.is_null()
+/// A library that stays open for as long as the process lives.
+#[derive(Debug, Clone)]
+pub(super) struct Library(*mut c_void);
+
+// SAFETY: a handle of the loader's, which any thread may ask for symbols.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    fn open(file: &Path) -> Option<Library> {
+        let path = CString::new(file.as_os_str().as_bytes()).ok()?;
+        // SAFETY: a NUL-terminated path; the library's initialisers are NVIDIA's, as on every other way to load it.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        (!handle.is_null()).then_some(Library(handle))
+    }
+
+    /// The address of a function, where the library has it.
+    pub(super) fn function(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the handle is open and the name ends in NUL.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
 }
 
 /// Where toolkits and Python wheels put their libraries.

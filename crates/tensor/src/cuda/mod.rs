@@ -16,6 +16,7 @@ pub mod kernel;
 pub(crate) mod lanes;
 pub mod library;
 pub mod probe;
+pub(crate) mod sparse;
 mod staging;
 mod status;
 pub mod stream;

@@ -18,4 +18,5 @@ pub(crate) mod pieces;
 pub mod pool;
 pub mod reduce;
 pub mod rms_norm;
+pub mod sparse;
 pub mod update;
