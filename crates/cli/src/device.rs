@@ -14,7 +14,8 @@ pub fn open(wish: &config::Device, threads: usize) -> Result<Device> {
     Ok(device)
 }
 
-fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
+/// Opens a device of a kind, its settings as they are.
+pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
     match kind {
         DeviceKind::Cpu => Device::cpu(threads),
         DeviceKind::Cuda => open_card(&Cuda::probe()),

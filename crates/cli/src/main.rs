@@ -1,5 +1,7 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+mod bench;
+mod chart;
 mod device;
 mod doctor;
 mod profile;
@@ -28,6 +30,8 @@ enum Command {
     Prune(prune::PruneArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
+    /// Measure this machine.
+    Bench(bench::BenchArguments),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +40,7 @@ fn main() -> ExitCode {
         Command::Train(arguments) => train::train(&arguments),
         Command::Prune(arguments) => prune::prune(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
+        Command::Bench(arguments) => bench::bench(&arguments),
     };
     match outcome {
         Ok(code) => code,
@@ -60,6 +65,9 @@ fn sentence(error: &anyhow::Error) -> String {
 
 /// 2: the user's input; 3: a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
 fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<espalier_tensor::Error>() {
+        return 3;
+    }
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::Tensor(_)) => 3,

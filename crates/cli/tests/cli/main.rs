@@ -1,6 +1,7 @@
 //! The binary as a person or a program meets it.
 
 mod bad_input;
+mod bench;
 mod doctor;
 mod prune;
 mod train;

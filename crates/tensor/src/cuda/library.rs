@@ -15,6 +15,9 @@ use cudarc::{cublaslt, driver, nvrtc};
 use super::status::Status;
 use crate::error::{Error, Result};
 
+mod sparse;
+pub(super) use sparse::{cusparse, cusparse_lt};
+
 /// Starts the driver, once.
 pub(super) fn driver() -> Result<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();

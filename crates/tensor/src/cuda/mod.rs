@@ -18,6 +18,7 @@ pub(crate) mod lanes;
 pub mod library;
 pub mod probe;
 mod profile;
+pub(crate) mod sparse;
 mod staging;
 mod status;
 pub mod stream;

@@ -19,4 +19,5 @@ pub mod pool;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rows;
+pub mod sparse;
 pub mod update;
