@@ -3,6 +3,7 @@
 mod device;
 mod doctor;
 mod progress;
+mod schedule;
 mod train;
 
 use std::process::ExitCode;
@@ -22,6 +23,8 @@ struct Arguments {
 enum Command {
     /// Train the model that a run file describes.
     Train(train::TrainArguments),
+    /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
+    Schedule(schedule::ScheduleArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
 }
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
+        Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
     };
     match outcome {
@@ -59,6 +63,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::Tensor(_)) => 3,
         Some(Error::Diverged { .. }) => 4,
+        None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,
     }
 }

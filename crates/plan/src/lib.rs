@@ -6,6 +6,7 @@
 pub mod config;
 pub mod memory;
 pub mod plan;
+pub mod schedule;
 pub mod spec;
 
 pub use config::RunFile;
