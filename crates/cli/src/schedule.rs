@@ -3,9 +3,9 @@
 //! The picture and the figures are for people and go to standard error, the lines of `--actions` and `--json` to
 //! standard output.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::fs;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -35,10 +35,10 @@ pub struct ScheduleArguments {
     #[arg(long, value_name = "M", required_unless_present = "file")]
     micro_batches: Option<usize>,
     /// Time of a forward of one micro-batch on one stage.
-    #[arg(long, value_name = "UNITS", default_value_t = Units::default().forward)]
+    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().forward)]
     forward: f64,
     /// Time of a backward; zb-h1 cuts it in halves.
-    #[arg(long, value_name = "UNITS", default_value_t = Units::default().backward)]
+    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().backward)]
     backward: f64,
     /// Parts of the model on a rank, for interleaved [default: 2].
     #[arg(long, value_name = "V")]
@@ -78,15 +78,21 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
             Report::of(name, &options)?
         }
     };
-    let colour =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let ink = if colour { Ink::Colour } else { Ink::Plain };
     eprint!("{}\n{}", timeline.picture(&schedule, ink), figures(&report));
+    let mut lines = String::new();
     if arguments.actions {
-        print!("{schedule}");
+        lines += &schedule.to_string();
     }
     if arguments.json {
-        println!("{}", serde_json::to_string(&report).expect("a report is plain data"));
+        lines += &serde_json::to_string(&report).expect("a report is plain data");
+        lines.push('\n');
+    }
+    match io::stdout().write_all(lines.as_bytes()) {
+        // Whoever reads has seen enough, as `head` does.
+        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}
+        outcome => outcome?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod doctor;
+mod schedule;
 mod train;
 
 use std::fs;

@@ -2,7 +2,7 @@
 //! actions of every rank. One executor runs the lists; [`Timeline`] walks the very same ones in virtual time.
 //!
 //! A schedule's own file says in which order each rank computes. What follows from that order is added here, once
-//! for all: the messages ([`messages`]), and the all-reduces, steps and kept versions ([`updates`]).
+//! for all: the messages (`messages`), and the all-reduces, steps and kept versions (`updates`).
 //!
 //! ```
 //! use espalier_plan::schedule::{Name, Options, Timeline, UnitCosts, Units};

@@ -114,7 +114,7 @@ impl<'a> Draft<'a> {
                     tokens().filter_map(Token::micro_batch).max().map_or(0, |last| last.saturating_add(1));
                 if all == 0 || all % batches > 0 {
                     return Err(nowhere(&format!(
-                        "{batches} batches cannot share {all} micro-batches evenly"
+                        "the lines have {all} micro-batches, which {batches} batches cannot share evenly"
                     )));
                 }
                 all / batches
@@ -287,7 +287,7 @@ fn actions(
     let choose =
         |word: &str, written: Option<usize>, mut possible: Vec<usize>| match (written, possible.pop()) {
             (Some(chunk), _) if chunk < chunks => Ok(chunk),
-            (Some(_), _) => Err(format!("`{word}`: rank {rank} has {chunks} chunks")),
+            (Some(_), _) => Err(format!("`{word}`: rank {rank} has no such chunk")),
             (None, Some(only)) if possible.is_empty() => Ok(only),
             (None, _) => Err(format!("`{word}` must say in which chunk, as in `{word}.0`")),
         };

@@ -120,7 +120,7 @@ impl<'a> Rank<'a> {
     fn chunk(&self, micro_batch: usize, chunk: usize) -> Outcome<Chunk> {
         let placement = &self.schedule.placement;
         ensure(micro_batch < self.progress.len(), || {
-            format!("there are only {} micro-batches", self.progress.len())
+            format!("the last micro-batch is {}", self.progress.len() - 1)
         })?;
         let held = *placement.chunks(self.rank).get(chunk).ok_or("the rank has no such chunk")?;
         ensure(placement.route(micro_batch) == held.pipeline, || {
@@ -280,7 +280,7 @@ impl<'a> Rank<'a> {
         let kept = self.stashed.iter().position(|&kept| kept == version);
         let kept = kept.ok_or("it is not kept")?;
         let users = self.users.get(&version).copied().unwrap_or(0);
-        ensure(users == 0, || format!("{users} micro-batches in flight still need it"))?;
+        ensure(users == 0, || "a micro-batch in flight still needs it".into())?;
         self.stashed.remove(kept);
         Ok(())
     }

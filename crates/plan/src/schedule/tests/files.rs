@@ -1,5 +1,7 @@
 //! Schedules as text: what is written can be read, what a person leaves out is filled in, and what is wrong is said.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn refused(text: &str) -> String {
@@ -119,7 +121,7 @@ fn lists_that_deadlock_or_break_the_rules() {
     insta::assert_snapshot!(refused("F0 F1 B0 reduce step B1 reduce step"), @"rank 0, action 5 (`step`): it is for micro-batches [0, 1], but chunk 0 has the gradients of [0]");
     insta::assert_snapshot!(refused("updates free\nF0 F1 B0 reduce step B1 reduce step"), @"rank 0, action 6 (`B1`): its forward used version 0, this uses 1");
     insta::assert_snapshot!(refused("updates free\nF0 F1 B0 reduce step B1@0 reduce step"), @"rank 0, action 6 (`B1`): version 0 of the weights is not there");
-    insta::assert_snapshot!(refused("updates free\nF0 F1 B0 keep0 reduce step drop0 B1@0 reduce step"), @"rank 0, action 7 (`drop0`): 1 micro-batches in flight still need it");
+    insta::assert_snapshot!(refused("updates free\nF0 F1 B0 keep0 reduce step drop0 B1@0 reduce step"), @"rank 0, action 7 (`drop0`): a micro-batch in flight still needs it");
     insta::assert_snapshot!(refused("updates every-micro-batch\nF0 F1 B0 B1 reduce step"), @"rank 0, action 6 (`step`): it is for one micro-batch, but chunk 0 has the gradients of [0, 1]");
     insta::assert_snapshot!(refused("updates double-buffered\nF0 B0 reduce step"), @"rank 0 at its end: kept versions should be [0], but are []");
     insta::assert_snapshot!(refused("F0 F1 B0 B1\nF0 a0>0 F1 B0 B1"), @"rank 0, action 3 (`B0`): the gradient of its output has not arrived");
@@ -127,7 +129,7 @@ fn lists_that_deadlock_or_break_the_rules() {
     insta::assert_snapshot!(refused("F0 a0>1 a0>1 g0<1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 3 (`a0>1`): it was sent already");
     insta::assert_snapshot!(refused("F0 a0>1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 3 (`B0`): the gradient of its output has not arrived");
     insta::assert_snapshot!(refused("F0 a0>2 g0<1 B0\na0<0 F0 B0 g0>0"), @"rank 0, action 2 (`a0>2`): part 1 is on rank 1");
-    insta::assert_snapshot!(refused("micro-batches 1\nF0 B0 F1 B1"), @"rank 0, action 5 (`F1`): there are only 1 micro-batches");
+    insta::assert_snapshot!(refused("micro-batches 1\nF0 B0 F1 B1"), @"rank 0, action 5 (`F1`): the last micro-batch is 0");
     insta::assert_snapshot!(refused("pipeline 0 1 runs 0\npipeline 1 0 runs 1\nF0 B0 F1.0 B1\nF0 B0 F1 B1"), @"rank 0, action 5 (`F1.0`): the micro-batch goes through pipeline 1");
 }
 
@@ -141,9 +143,9 @@ fn files_that_cannot_be_read() {
     insta::assert_snapshot!(refused("name a\nname b\nF0 B0"), @"line 2: `name` was said before");
     insta::assert_snapshot!(refused("name a b\nF0 B0"), @"line 1: `name` takes one value");
     insta::assert_snapshot!(refused("updates flsh\nF0 B0"), @"line 1: `updates` is one of flush, every-micro-batch, double-buffered, free, not `flsh`; did you mean `flush`?");
-    insta::assert_snapshot!(refused("batches 2\nF0 B0"), @"line 1: 2 batches cannot share 1 micro-batches evenly");
+    insta::assert_snapshot!(refused("batches 2\nF0 B0"), @"line 1: the lines have 1 micro-batches, which 2 batches cannot share evenly");
     insta::assert_snapshot!(refused("F0.0 F0 B0.1 B0.0"), @"line 1: `F0` must say in which chunk, as in `F0.0`");
-    insta::assert_snapshot!(refused("pipeline 0\nF0.1 B0.1"), @"line 2: `F0.1`: rank 0 has 1 chunks");
+    insta::assert_snapshot!(refused("pipeline 0\nF0.1 B0.1"), @"line 2: `F0.1`: rank 0 has no such chunk");
     insta::assert_snapshot!(refused("pipeline\nF0 B0"), @"line 1: a pipeline is written `pipeline 0 1 2 runs 0 1`: the rank of every part, and where there are several pipelines, the micro-batches of a batch that go this way");
     insta::assert_snapshot!(refused("pipeline 0 runs 3\nF0 B0"), @"pipeline 0 runs micro-batch 3, but a batch has 1");
     insta::assert_snapshot!(refused("pipeline 0 1\npipeline 1 0\nF0 B0\nF0 B0"), @"pipeline 0 does not say which micro-batches it runs");
@@ -152,4 +154,56 @@ fn files_that_cannot_be_read() {
     insta::assert_snapshot!(refused("F99999999999 B0"), @"a schedule of 100000000000 forwards is too long: the most is 1048576");
     insta::assert_snapshot!(refused("F0.99999999 B0.0"), @"a schedule of 100000000 forwards is too long: the most is 1048576");
     insta::assert_snapshot!(refused("F99999999999999999999 B0"), @"line 1: `F99999999999999999999` is no action and no setting; actions are F0, B0, W0, a0>1, a0<1, g0>1, g0<1, reduce, step, keep0 and drop0");
+}
+
+const WORDS: [&str; 36] = [
+    "F0",
+    "F1",
+    "F2.1",
+    "F1@1",
+    "B0",
+    "B1",
+    "B0.1",
+    "B9",
+    "W0",
+    "W1",
+    "a0>1",
+    "a0<0",
+    "a1>0",
+    "a1.1>1",
+    "g0>0",
+    "g0<1",
+    "g1<1",
+    "g1.0>1",
+    "reduce",
+    "reduce.1",
+    "reduce.7",
+    "step",
+    "keep0",
+    "drop0",
+    "\n",
+    "\n",
+    "\nname",
+    "\nbatches 2",
+    "\nmicro-batches 2",
+    "\nupdates free",
+    "\nupdates double-buffered",
+    "\npipeline 0 1",
+    "\npipeline 1 0",
+    "runs 0",
+    "\nmessage-driven",
+    "#",
+];
+
+proptest! {
+    /// Whatever a file says, the answer is a schedule or a sentence; and what passes the check can be walked.
+    #[test]
+    fn no_file_is_too_strange(words in prop::collection::vec(prop::sample::select(&WORDS[..]), 0..40)) {
+        if let Ok(schedule) = Schedule::parse(&words.join(" ")) {
+            if schedule.validate().is_ok() {
+                walk(&schedule, 1.0, 2.0);
+            }
+            prop_assert_eq!(Schedule::parse(&schedule.to_string()).unwrap().to_string(), schedule.to_string());
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Every list can be run; and a list that has been tampered with cannot.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -145,7 +147,61 @@ fn options_that_cannot_be() {
     insta::assert_snapshot!(refused(Name::Gpipe, Options::new(usize::MAX, usize::MAX)), @"a schedule of 340282366920938463426481119284349108225 forwards is too long: the most is 1048576");
 }
 
+/// Whether in time, too, nothing starts before what it needs has ended: said apart from the check of the lists.
+fn in_time(schedule: &Schedule) -> Result<(), String> {
+    let timeline = walk(schedule, 1.0, 2.0);
+    let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();
+    let mut starts = Vec::new();
+    for (rank, spans) in timeline.spans.iter().enumerate() {
+        for span in spans {
+            let Some((pass, work)) = span.action.compute() else { continue };
+            let part = schedule.placement.chunks(rank)[work.chunk].part;
+            if pass != Pass::BackwardWeight {
+                ends.insert((pass == Pass::Forward, work.micro_batch, part), span.end);
+            }
+            starts.push((pass, work.micro_batch, part, span.start));
+        }
+    }
+    for (pass, k, part, start) in starts {
+        let after = |forward, part| match ends.get(&(forward, k, part)) {
+            Some(&end) if end <= start => Ok(()),
+            end => Err(format!("{pass:?} {k} of part {part} at {start}, but what it needs ends at {end:?}")),
+        };
+        match pass {
+            Pass::Forward if part > 0 => after(true, part - 1)?,
+            Pass::Forward => {}
+            Pass::BackwardWeight => after(false, part)?,
+            Pass::Backward | Pass::BackwardInput => {
+                after(true, part)?;
+                if part + 1 < schedule.placement.parts() {
+                    after(false, part + 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_starts_before_what_it_needs() {
+    for (name, options) in everything() {
+        let schedule = name.schedule(&Options { batches: 2, ..options }).unwrap();
+        in_time(&schedule).unwrap_or_else(|problem| panic!("{name}, {options:?}: {problem}"));
+    }
+}
+
 proptest! {
+    /// Actions in another order are refused, or still do things in time.
+    #[test]
+    fn two_actions_swapped(index in 0usize..8, rank in 0usize..4, a in 0usize..60, distance in 1usize..6) {
+        let mut schedule = Name::ALL[index].schedule(&Options::new(4, 4)).unwrap();
+        let length = schedule.ranks[rank].len();
+        schedule.ranks[rank].swap(a % length, (a + distance) % length);
+        if schedule.validate().is_ok() {
+            prop_assert_eq!(in_time(&schedule), Ok(()));
+        }
+    }
+
     /// Ideal time is only the simplest case: no choice of costs makes a valid list stop, and a journey only delays.
     #[test]
     fn any_costs_can_be_walked(
