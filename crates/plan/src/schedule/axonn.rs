@@ -4,8 +4,8 @@
 //! There is no order to write down but the one that comes of the times, so this plays the rule out. Where a forward and a
 //! backward lie there, a rank takes the one that 1F1B would: the forward while fewer than p - s micro-batches are in
 //! flight on it. (Taking the older message instead loses against 1F1B on even stages from p = 6 on.) So even stages have
-//! 1F1B's bubble; uneven ones mostly have less, since no rank waits for one message while another lies there, but not
-//! always: what is taken early can keep a slow stage from its turn.
+//! 1F1B's bubble, given backwards that take no less than forwards. Uneven ones can have less, since no rank waits for one
+//! message while another lies there, and now and then more: what is taken early can keep a slow stage from its turn.
 //!
 //! The schedule is marked as message-driven: its executor may take what has arrived instead, and the sums of gradients
 //! then depend on the run; in the order of the lists they repeat.

@@ -207,7 +207,7 @@ fn uneven(lengths: &[f64], micro_batches: usize) -> (Timeline, Timeline) {
 
 /// What makes AxoNN's order worth having; it is no law.
 #[test]
-fn taking_what_has_arrived_mostly_helps_uneven_stages() {
+fn taking_what_has_arrived_helps_uneven_stages_more_often_than_it_hurts() {
     let (mut faster, mut slower) = (0, 0);
     for index in 0..81 {
         let lengths = [index / 27, index / 9 % 3, index / 3 % 3, index % 3].map(|n| f64::from(n + 1));
