@@ -7,6 +7,7 @@ mod doctor;
 mod profile;
 mod progress;
 mod prune;
+mod schedule;
 mod train;
 
 use std::process::ExitCode;
@@ -28,6 +29,8 @@ enum Command {
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
+    /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
+    Schedule(schedule::ScheduleArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
     /// Measure this machine.
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
         Command::Prune(arguments) => prune::prune(&arguments),
+        Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
     };
@@ -72,6 +76,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::Tensor(_)) => 3,
         Some(Error::Diverged { .. }) => 4,
+        None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,
     }
 }

@@ -1,11 +1,13 @@
 //! What runs where, and what it should cost: pure arithmetic on a run file. No device, no thread, no file.
 //!
 //! [`RunFile::parse`](config::RunFile::parse) reads what a person wrote; [`Plan::new`] joins it with what the data
-//! says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]).
+//! says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]). [`schedule`] says in
+//! which order the ranks of a pipeline run their micro-batches.
 
 pub mod config;
 pub mod memory;
 pub mod plan;
+pub mod schedule;
 pub mod spec;
 
 pub use config::RunFile;
