@@ -1,7 +1,8 @@
 //! The speed of an all-reduce among threads, beside what the memory gives in the same run.
 //!
 //! An all-reduce in place must read what every rank has and write it again: `2 P n` bytes. The bound is the time in which
-//! all cores together do just that to the same buffers, with nothing to add up and nobody to wait for.
+//! the ranks do just that, each to its own buffer, with nothing to add up and nobody to wait for. Small calls are all
+//! waiting: their time is that of waking threads.
 //!
 //! `cargo bench -p espalier-comm --bench all_reduce -- [MiB]`; `gloo.py` measures the same in PyTorch.
 
@@ -11,13 +12,16 @@ use espalier_comm::{Communicator, Error, Reduce, threads};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 const ROUNDS: usize = 15;
+const SMALL: usize = 256;
+const REPEAT: usize = 100;
 
 fn main() {
     let mib = std::env::args().filter_map(|a| a.parse().ok()).next().unwrap_or(64);
-    println!("all_reduce (sum) of {mib} MiB a rank; the shortest of {ROUNDS} interleaved rounds");
+    println!("threads: all_reduce (sum) of {mib} MiB and of {SMALL} elements a rank");
+    println!("the shortest of {ROUNDS} interleaved rounds, each of which takes as long as its slowest rank");
     println!(
-        "{:<6} {:>5} {:>9} {:>9} {:>8} {:>9} {:>12}",
-        "type", "ranks", "ms", "bound ms", "of it", "GB/s moved", "start+wait ms"
+        "{:<6} {:>5} {:>9} {:>9} {:>9} {:>11} {:>14} {:>11}",
+        "type", "ranks", "ms", "bound ms", "of bound", "GB/s moved", "start+wait ms", "us for 256"
     );
     for dtype in [DType::F32, DType::Bf16] {
         for ranks in [2, 4] {
@@ -27,44 +31,44 @@ fn main() {
 }
 
 fn row(dtype: DType, ranks: usize, bytes: usize) {
-    let (mut call, mut started, mut bound) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
-    let work = |comm: Communicator| -> Result<Vec<[f64; 3]>, Error> {
+    let work = |comm: Communicator| -> Result<Vec<[f64; 4]>, Error> {
         let device = Device::cpu(1).expect("a thread");
-        let mut data =
-            Tensor::zeros(&device, &[bytes / dtype.bytes()], dtype, Category::Gradients).expect("memory");
+        let zeros = |n: usize| Tensor::zeros(&device, &[n], dtype, Category::Gradients).expect("memory");
+        let (mut data, mut few) = (zeros(bytes / dtype.bytes()), zeros(SMALL));
         let mut times = Vec::new();
         for _ in 0..ROUNDS + 1 {
-            let (seconds, it) = timed(&comm, || comm.all_reduce(data, Reduce::Sum))?;
-            let (overlapped, it) = timed(&comm, || comm.start_all_reduce(it, Reduce::Sum)?.wait())?;
-            data = it;
+            let (call, it) = timed(&comm, || comm.all_reduce(data, Reduce::Sum))?;
+            let (started, mut it) = timed(&comm, || comm.start_all_reduce(it, Reduce::Sum)?.wait())?;
             let (touched, ()) = timed(&comm, || {
-                touch(data.bytes_mut());
+                touch(it.bytes_mut());
                 Ok(())
             })?;
-            times.push([seconds, overlapped, touched]);
+            data = it;
+            let (small, it) =
+                timed(&comm, || (0..REPEAT).try_fold(few, |few, _| comm.all_reduce(few, Reduce::Sum)))?;
+            few = it;
+            times.push([call, started, touched, small / REPEAT as f64]);
         }
         // The first round faults the pages in.
         Ok(times.split_off(1))
     };
     let times = threads::run(ranks, Duration::from_secs(60), work).unwrap_or_else(|e| panic!("{e}"));
-    for round in 0..ROUNDS {
-        let slowest = |i: usize| times.iter().map(|rank| rank[round][i]).fold(0.0, f64::max);
-        call = call.min(slowest(0));
-        started = started.min(slowest(1));
-        bound = bound.min(slowest(2));
-    }
-    let moved = (2 * ranks * bytes) as f64 / call / 1e9;
+    let slowest = |round: usize, i: usize| times.iter().map(|rank| rank[round][i]).fold(0.0, f64::max);
+    let [call, started, bound, small] =
+        std::array::from_fn(|i| (0..ROUNDS).map(|round| slowest(round, i)).fold(f64::INFINITY, f64::min));
     println!(
-        "{:<6} {ranks:>5} {:>9.2} {:>9.2} {:>8.2} {moved:>9.1} {:>12.2}",
+        "{:<6} {ranks:>5} {:>9.2} {:>9.2} {:>9.2} {:>11.1} {:>14.2} {:>11.1}",
         format!("{dtype:?}").to_lowercase(),
         call * 1e3,
         bound * 1e3,
         bound / call,
-        started * 1e3
+        (2 * ranks * bytes) as f64 / call / 1e9,
+        started * 1e3,
+        small * 1e6,
     );
 }
 
-/// Seconds from when all ranks are ready until this one is done.
+/// Seconds from when all ranks are ready until all are done.
 fn timed<R>(comm: &Communicator, work: impl FnOnce() -> Result<R, Error>) -> Result<(f64, R), Error> {
     comm.barrier()?;
     let start = Instant::now();
