@@ -64,6 +64,7 @@ impl Data {
                 DType::F32 => Element::F32,
                 DType::Bf16 => Element::Bf16,
                 DType::U32 => Element::U32,
+                DType::U16 => panic!("the low bits of weights are no message: send the exact weights"),
             },
             Data::U64(_) => Element::U64,
             Data::F64(_) => Element::F64,
