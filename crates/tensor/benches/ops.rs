@@ -66,6 +66,8 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         let prepare = || dy.duplicate(Category::Activations).unwrap();
         let work = |dy| drop(black_box(activation::backward(kind, &x, dy)));
         report(&format!("{kind:?}, backward"), 3.0 * bytes, time(prepare, work));
+        let work = |dy| drop(black_box(activation::backward_remaking(kind, &x, dy)));
+        report(&format!("{kind:?}, backward and again"), 4.0 * bytes, time(prepare, work));
     }
     report("add", 3.0 * bytes, time(|| (), |()| drop(black_box(elementwise::add(&x, &dy)))));
     report(
@@ -82,6 +84,10 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     report("layer_norm", 2.0 * bytes, forward);
     let input = time(|| (), |()| drop(black_box(layer_norm::backward_input(&dy, &x, &scale, &statistics))));
     report("layer_norm, input's gradient", 3.0 * bytes, input);
+    let prepare = || Some(dy.duplicate(Category::Activations).unwrap());
+    let remaking =
+        |plus| drop(black_box(layer_norm::backward_remaking(&dy, &x, &scale, &shift, &statistics, plus)));
+    report("layer_norm, input's gradient, sum, y", 5.0 * bytes, time(prepare, remaking));
     let weights =
         time(|| (), |()| drop(black_box(layer_norm::backward_weights(&dy, &x, &statistics, dtype))));
     report("layer_norm, weights' gradients", 2.0 * bytes, weights);
