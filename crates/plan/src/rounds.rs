@@ -93,7 +93,8 @@ impl Rounds {
 impl Kept {
     /// What one more round leaves, or exactly `goal` where that round would leave less.
     fn after(self, rate: f64, goal: usize) -> Kept {
-        let left = |now: usize, rate: f64| now - ((rate * now as f64).round() as usize).clamp(now.min(1), now);
+        let left =
+            |now: usize, rate: f64| now - ((rate * now as f64).round() as usize).clamp(now.min(1), now);
         let next = Kept { output: left(self.output, rate / 2.0), others: left(self.others, rate) };
         if next.output + next.others >= goal {
             return next;

@@ -30,8 +30,8 @@ pub struct Pass<'a> {
 pub struct Loss {
     /// The key of the micro-batch's random numbers.
     pub random: u64,
-    /// Micro-batches of the step: each weighs by its share of the batch, so that their sum is the gradient of the mean.
-    pub micro_batches: usize,
+    /// Samples of all micro-batches together: each weighs by its share, so that their sum is the gradient of the mean.
+    pub samples: usize,
     /// The logits are divided by this; 1 in training.
     pub temperature: f32,
 }
@@ -81,7 +81,8 @@ impl Pass<'_> {
         let mut pass =
             Forward { weights: self.weights, mode: Mode::Train, random, stash: &mut stash, statistics };
         let mut logits = self.model.forward(input, &mut pass)?;
-        let mut scale = 1.0 / (host.targets.len() * loss.micro_batches) as f32;
+        let predictions = host.targets.len() / samples.len() * loss.samples;
+        let mut scale = 1.0 / predictions as f32;
         if loss.temperature != 1.0 {
             scale_into(&mut logits, 1.0 / loss.temperature);
             scale /= loss.temperature;
