@@ -3,6 +3,7 @@
 mod device;
 mod doctor;
 mod progress;
+mod prune;
 mod train;
 
 use std::process::ExitCode;
@@ -22,6 +23,8 @@ struct Arguments {
 enum Command {
     /// Train the model that a run file describes.
     Train(train::TrainArguments),
+    /// Prune a checkpoint.
+    Prune(prune::PruneArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
 }
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
+        Command::Prune(arguments) => prune::prune(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
     };
     match outcome {

@@ -1,7 +1,7 @@
 //! `espalier train`: from a run file to a trained model in a run folder.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,6 +10,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
+use espalier_tensor::Device;
 use espalier_train::data::Dataset;
 use espalier_train::run::{Outcome, Place, run};
 use espalier_train::{Error, Summary};
@@ -26,7 +27,8 @@ const INTERRUPTED: u8 = 130;
 #[command(after_help = "Examples:
   espalier train runs/hello.toml
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
-  espalier train runs/hello.toml --resume")]
+  espalier train runs/hello.toml --resume
+  espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     run_file: PathBuf,
@@ -39,6 +41,9 @@ pub struct TrainArguments {
     /// Go on from the newest checkpoint in the run folder (the newest folder of this name without --out).
     #[arg(long)]
     resume: bool,
+    /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder.
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    from: Option<PathBuf>,
     /// Say what would run and what it would need, then stop.
     #[arg(long)]
     dry_run: bool,
@@ -47,14 +52,20 @@ pub struct TrainArguments {
     json: bool,
 }
 
-/// Runs the command.
-pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
-    let path = &arguments.run_file;
+/// A run file, resolved, with its data and its device.
+pub struct Prepared {
+    pub plan: Plan,
+    pub dataset: Dataset,
+    pub device: Device,
+}
+
+/// Reads a run file and opens what it names.
+pub fn prepare(path: &Path, overrides: &[String]) -> Result<Prepared> {
     let text = fs::read_to_string(path).map_err(|why| Error::File {
-        path: path.clone(),
+        path: path.to_owned(),
         why: format!("the run file cannot be read: {why}"),
     })?;
-    let mut run_file = RunFile::parse(&text, &arguments.overrides).map_err(Error::Plan)?;
+    let mut run_file = RunFile::parse(&text, overrides).map_err(Error::Plan)?;
     let folder = std::path::absolute(path)?;
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
 
@@ -65,6 +76,13 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         n => n,
     };
     let device = device::open(plan.run.device.kind, threads).map_err(Error::Tensor)?;
+    Ok(Prepared { plan, dataset, device })
+}
+
+/// Runs the command.
+pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
+    let path = &arguments.run_file;
+    let Prepared { plan, dataset, device } = prepare(path, &arguments.overrides)?;
     progress::describe(&plan, &dataset, &device::describe(&device));
     if arguments.dry_run {
         let summary = Summary::planned(&plan, device.name());
@@ -105,9 +123,9 @@ fn print_json(arguments: &TrainArguments, summary: &Summary) {
 
 /// The run folder: the one given, or `out/NAME`, `out/NAME-2`, ...: the first free one, or the last used one to resume.
 fn place(arguments: &TrainArguments) -> Place {
-    let resume = arguments.resume;
+    let (resume, from) = (arguments.resume, arguments.from.clone());
     if let Some(folder) = &arguments.out {
-        return Place { folder: folder.clone(), resume };
+        return Place { folder: folder.clone(), resume, from };
     }
     let stem = arguments.run_file.file_stem().map_or("run".into(), |s| s.to_string_lossy());
     let numbered = |n: usize| match n {
@@ -115,5 +133,5 @@ fn place(arguments: &TrainArguments) -> Place {
         n => PathBuf::from(format!("out/{stem}-{n}")),
     };
     let used = (1..).take_while(|&n| numbered(n).join("run.toml").exists()).count();
-    Place { folder: numbered(if resume { used.max(1) } else { used + 1 }), resume }
+    Place { folder: numbered(if resume { used.max(1) } else { used + 1 }), resume, from }
 }

@@ -222,6 +222,28 @@ pub struct Whole {
 }
 
 impl Whole {
+    /// Reads the checkpoint at `path`, or the newest whole one of the run folder there.
+    pub fn find(path: &Path) -> Result<Whole> {
+        if path.join(MANIFEST).exists() {
+            return Whole::read(path);
+        }
+        let inside = Checkpoints::new(path.join("checkpoints"), 1, "", "").list()?;
+        let mut broken =
+            refuse(path, format!("it is neither a checkpoint (no {MANIFEST}) nor a run folder with one"));
+        for path in inside.into_iter().rev() {
+            match Whole::read(&path) {
+                Ok(whole) => return Ok(whole),
+                Err(error) => broken = error,
+            }
+        }
+        Err(broken)
+    }
+
+    /// The run file of its run, where it stands in a run folder.
+    pub fn run_file(&self) -> PathBuf {
+        self.path.join("../../run.toml")
+    }
+
     /// Reads a checkpoint's folder and compares every hash.
     pub fn read(path: &Path) -> Result<Whole> {
         let broken = |why: String| refuse(path, why);

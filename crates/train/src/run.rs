@@ -17,7 +17,7 @@ use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
 use crate::prune::Observation;
 use crate::summary::{Rates, Summary, Validation};
@@ -77,6 +77,33 @@ pub fn run(
     device.enter(|| Run::start(plan, dataset, device, place, observer)?.go(stop, observer))
 }
 
+/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed.
+pub fn prune(plan: Plan, dataset: Dataset, device: &Device, whole: &Whole, folder: &Path) -> Result<Summary> {
+    if folder.join("run.toml").exists() {
+        return Err(Error::file(folder, "a run is here already: choose another folder"));
+    }
+    let checkpoints = checkpoints_of(&plan, folder);
+    let mut trainer = Trainer::new(plan.clone(), dataset, device)?;
+    trainer.restore(whole)?;
+    trainer.refuse_more_pruned(whole)?;
+    trainer.prune()?.expect("a method that prunes before the first step");
+    trainer.save(&checkpoints)?;
+    write(folder, "run.toml", &plan.run.to_toml()?)?;
+    write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
+    let mut summary = Summary::planned(&plan, device.name());
+    summary.steps = trainer.progress().step;
+    summary.pruned(trainer.kept().0, trainer.sparsity(), trainer.state_bytes());
+    summary.weights_hash = Some(trainer.weights().hash());
+    summary.run = Some(folder.display().to_string());
+    Ok(summary)
+}
+
+fn checkpoints_of(plan: &Plan, folder: &Path) -> Checkpoints {
+    let run = &plan.run;
+    let folder = folder.join("checkpoints");
+    Checkpoints::new(folder, run.checkpoint.keep, &plan.model.name, run.train.precision.name())
+}
+
 struct Run {
     plan: Plan,
     trainer: Trainer,
@@ -109,12 +136,7 @@ impl Run {
                 "a run is here already: add --resume to go on, or choose another --out",
             ));
         }
-        let checkpoints = Checkpoints::new(
-            folder.join("checkpoints"),
-            plan.run.checkpoint.keep,
-            &plan.model.name,
-            plan.run.train.precision.name(),
-        );
+        let checkpoints = checkpoints_of(&plan, &folder);
         let mut trainer = Trainer::new(plan.clone(), dataset, device)?;
         if place.resume {
             let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
@@ -123,7 +145,7 @@ impl Run {
             }
         }
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
-            trainer.start_from(from)?;
+            trainer.start_from(&Whole::find(from)?)?;
         }
         write(&folder, "run.toml", &plan.run.to_toml()?)?;
         write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;

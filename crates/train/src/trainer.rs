@@ -5,7 +5,7 @@
 //! Before a step the pruning method is asked whether it is time; where it prunes before the first one, dense state never
 //! exists.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use espalier_plan::Plan;
@@ -155,7 +155,7 @@ impl Trainer {
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
-        let (seen, pruned) = match self.ask_pruner()? {
+        let (seen, pruned) = match self.ask_pruner(self.progress.step)? {
             Decision::Wait => (None, None),
             Decision::Look(seen) => (Some(seen), None),
             Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
@@ -276,13 +276,13 @@ impl Trainer {
         }
     }
 
-    /// What the pruning method does before the next step.
-    fn ask_pruner(&mut self) -> Result<Decision> {
+    /// What the pruning method does after so many steps.
+    fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
         let batch = self.plan.run.train.batch;
         let mut network = Network {
             plan: &self.plan,
-            step: self.progress.step,
+            step,
             steps: self.steps,
             epoch: (self.dataset.len(Split::Train) / batch).max(1) as u64,
             candidates: &self.candidates,
@@ -374,7 +374,13 @@ impl Trainer {
     /// Goes back to the newest whole checkpoint, if there is one.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
         let Some(whole) = checkpoints.latest(report)? else { return Ok(None) };
-        self.take_masks(&whole)?;
+        self.restore(&whole)?;
+        Ok(Some(whole.path().to_owned()))
+    }
+
+    /// Goes back to a checkpoint.
+    pub fn restore(&mut self, whole: &Whole) -> Result<()> {
+        self.take_masks(whole)?;
         let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks)?;
         let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
         let state = optimizer.named_mut().collect();
@@ -384,13 +390,27 @@ impl Trainer {
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
-        Ok(Some(whole.path().to_owned()))
+        Ok(())
+    }
+
+    /// Prunes now, as before the first step, whatever the run's own time for it.
+    pub fn prune(&mut self) -> Result<Option<Pruned>> {
+        match self.ask_pruner(0)? {
+            Decision::Prune(draw) => self.apply(draw).map(Some),
+            Decision::Wait | Decision::Look(_) => Ok(None),
+        }
     }
 
     /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, with fresh state.
-    pub fn start_from(&mut self, checkpoint: &Path) -> Result<()> {
-        let whole = Whole::read(checkpoint)?;
-        self.take_masks(&whole)?;
+    pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
+        self.take_masks(whole)?;
+        self.refuse_more_pruned(whole)?;
+        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
+        whole.fill(&mut [("model.safetensors", weights)])
+    }
+
+    /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
+    pub fn refuse_more_pruned(&self, whole: &Whole) -> Result<()> {
         let (kept, all) = self.kept();
         let wanted = self.plan.run.prune.as_ref().map(|prune| prune.sparsity);
         if let Some(sparsity) = wanted.filter(|s| self.sparsity() > *s + 0.5 / all.max(1) as f64) {
@@ -399,8 +419,7 @@ impl Trainer {
                 self.sparsity()
             )));
         }
-        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
-        whole.fill(&mut [("model.safetensors", weights)])
+        Ok(())
     }
 
     fn take_masks(&mut self, whole: &Whole) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod doctor;
+mod prune;
 mod train;
 
 use std::fs;

@@ -208,6 +208,15 @@ impl Prune {
         Name::ALL.iter().find(|(_, one)| *one == name).expect("every method has a name").0
     }
 
+    /// Whether it draws its masks once, at a step of one's choice, and so can prune a checkpoint by itself.
+    pub fn prunes_once(&self) -> bool {
+        use Method::*;
+        matches!(
+            self.method,
+            Random { .. } | Magnitude { .. } | Snip { .. } | Grasp { .. } | TwoOfFour { .. }
+        )
+    }
+
     /// Whether a parameter is a candidate.
     pub fn covers(&self, parameter: &Parameter) -> bool {
         let named = |part: &String| parameter.name.contains(part.as_str());

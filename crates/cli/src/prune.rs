@@ -1,0 +1,64 @@
+//! `espalier prune`: a checkpoint in, a pruned checkpoint out.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_train::checkpoint::Whole;
+use espalier_train::{Error, run};
+
+use crate::progress;
+use crate::train::{Prepared, prepare};
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  espalier prune out/hello --method magnitude --sparsity 0.9 -o out/hello-pruned
+  espalier prune out/hello/checkpoints/step-000300 --method snip --set prune.samples=256 -o out/snip
+  espalier train out/hello-pruned/run.toml --out out/hello-pruned --resume --set train.steps=600")]
+pub struct PruneArguments {
+    /// A checkpoint's folder, or a run folder, whose newest one is meant.
+    checkpoint: PathBuf,
+    /// random, magnitude, snip, grasp or 2:4; the others prune in the course of training.
+    #[arg(long)]
+    method: String,
+    /// The share of weights that goes, in [0, 1).
+    #[arg(long)]
+    sparsity: Option<f64>,
+    /// Override a field of the run file, as in `--set prune.scope=layer`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    /// The run folder to write.
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+    /// Print the summary as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
+    let whole = Whole::find(&arguments.checkpoint)?;
+    let mut overrides = vec![format!("prune.method=\"{}\"", arguments.method)];
+    overrides.extend(arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}")));
+    overrides.extend(arguments.overrides.iter().cloned());
+    let Prepared { plan, dataset, device } = prepare(&whole.run_file(), &overrides)?;
+    let method = plan.run.prune.as_ref().expect("the method was given");
+    if !method.prunes_once() {
+        let problem = format!(
+            "is \"{}\", which prunes in the course of training: write it into a run file's [prune]",
+            method.name()
+        );
+        return Err(Error::Plan(espalier_plan::config::Error::Conflict {
+            field: "prune.method".into(),
+            problem,
+        })
+        .into());
+    }
+    let summary = device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out))?;
+    progress::summarise(&summary);
+    if arguments.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}

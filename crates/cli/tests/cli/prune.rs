@@ -1,0 +1,90 @@
+//! `espalier prune`, and training from a checkpoint.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::{TINY, json, said, train_in};
+
+fn prune(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_espalier"))
+        .current_dir(folder)
+        .arg("prune")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_checkpoint_is_pruned_and_trains_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
+    let output = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let summary = json(&output.stdout);
+    assert_eq!((summary["sparsity"].as_f64(), summary["steps"].as_u64()), (Some(0.75), Some(4)));
+    assert!(summary["state_bytes"]["mask"].as_f64().unwrap() > 0.1);
+
+    // Its state went with it: the run can be resumed, and stays pruned.
+    let resumed = train_in(
+        at,
+        &std::fs::read_to_string(at.join("thin/run.toml")).unwrap(),
+        &["--out", "thin", "--resume", "--json", "--set", "train.steps=8"],
+    );
+    assert!(resumed.status.success(), "{}", said(&resumed));
+    assert_eq!(json(&resumed.stdout)["sparsity"], 0.75);
+
+    // Weights and masks alone can start another run, whatever its optimizer.
+    let fresh = ["--out", "other", "--from", "thin", "--json", "--set", "optimizer.name=sgd"];
+    let other = train_in(at, TINY, &fresh);
+    assert!(other.status.success(), "{}", said(&other));
+    // Without [prune], what counts as prunable are the embeddings too.
+    assert!(json(&other.stdout)["sparsity"].as_f64().unwrap() > 0.3);
+    let from_dense = ["--out", "late", "--from", "dense", "--json", "--set", "prune.method=random"];
+    let sparsity = json(&train_in(at, TINY, &from_dense).stdout)["sparsity"].as_f64().unwrap();
+    assert!((sparsity - 0.9).abs() < 1e-3, "{sparsity}");
+}
+
+#[test]
+fn what_cannot_be_pruned_is_said_in_one_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
+    let thin = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9", "-o", "thin"]);
+    assert!(thin.status.success(), "{}", said(&thin));
+    let cases: [(&[&str], &str); 7] = [
+        (&["nowhere", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
+        (&["dense", "--method", "magnitud", "-o", "x"], "did you mean `magnitude`?"),
+        (&["dense", "--method", "magnitude", "--sparsity", "1.0", "-o", "x"], "a number in [0, 1)"),
+        (&["dense", "--method", "magnitude", "--sparsity=-0.5", "-o", "x"], "a number in [0, 1)"),
+        (&["dense", "--method", "gradual", "-o", "x"], "in the course of training"),
+        (&["thin", "--method", "magnitude", "--sparsity", "0.5", "-o", "x"], "pruned already to 0.9"),
+        (&["dense", "--method", "magnitude", "-o", "thin"], "a run is here already"),
+    ];
+    for (arguments, expected) in cases {
+        let output = prune(at, arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
+        assert!(said(&output).contains(expected), "{arguments:?}: {}", said(&output));
+        assert!(
+            said(&output).starts_with("error: ") && said(&output).lines().count() == 1,
+            "{}",
+            said(&output)
+        );
+        assert!(!at.join("x").exists(), "{arguments:?} left something behind");
+    }
+    // A mask of another shape.
+    let wider = ["--out", "y", "--from", "thin", "--set", "model.width=32"];
+    let output = train_in(at, TINY, &wider);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(
+        said(&output).contains("the mask of h.0.attn.c_attn.weight is not one of 3072 weights"),
+        "{}",
+        said(&output)
+    );
+    let output = train_in(
+        at,
+        TINY,
+        &["--out", "z", "--from", "thin", "--set", "prune.method=random", "--set", "prune.sparsity=0.5"],
+    );
+    assert!(said(&output).contains("pruned already to 0.9"), "{}", said(&output));
+}
