@@ -24,12 +24,22 @@ pub struct Model {
 impl Model {
     /// Builds the layers of a spec whose shapes have been checked.
     pub fn build(spec: &spec::Model, recompute: bool) -> Model {
+        Model::build_with(spec, recompute, None)
+    }
+
+    /// The same with kinks that can be held.
+    pub fn build_held(spec: &spec::Model, recompute: bool, kinks: &Kinks) -> Model {
+        Model::build_with(spec, recompute, Some(kinks.clone()))
+    }
+
+    fn build_with(spec: &spec::Model, recompute: bool, kinks: Option<Kinks>) -> Model {
         let mut builder = Builder {
             parameters: ids_by_name(spec.parameters().iter().map(|p| p.name.as_str())),
             buffers: ids_by_name(spec.buffers().iter().map(|b| b.name.as_str())),
             shape: spec.input.shape(),
             dropouts: 0,
             tied: HashSet::new(),
+            kinks,
         };
         let last = spec.blocks.len() - 1;
         let blocks = spec
@@ -76,6 +86,8 @@ struct Builder {
     shape: Shape,
     dropouts: u64,
     tied: HashSet<ParameterId>,
+    /// Where they are to be held, no activation with one is fused.
+    kinks: Option<Kinks>,
 }
 
 impl Builder {
@@ -85,7 +97,9 @@ impl Builder {
         while let Some(layer) = rest.next() {
             // The activation that follows a linear layer runs in the epilogue of its product.
             let fused = match (layer, rest.peek()) {
-                (spec::Layer::Linear { .. }, Some(spec::Layer::Activation(kind))) => Some(activation(*kind)),
+                (spec::Layer::Linear { .. }, Some(spec::Layer::Activation(kind))) if !self.holds(*kind) => {
+                    Some(activation(*kind))
+                }
                 _ => None,
             };
             built.push(self.layer(layer, fused));
@@ -116,7 +130,11 @@ impl Builder {
                 conv: Conv { kernel: *kernel, stride: *stride, padding: *padding },
             }),
             &spec::Layer::MaxPool { kernel, stride, padding } => {
-                Box::new(MaxPool(Pool { kernel, stride, padding }))
+                let pool = Pool { kernel, stride, padding };
+                match &self.kinks {
+                    Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
+                    None => Box::new(MaxPool(pool)),
+                }
             }
             &spec::Layer::AvgPool { kernel, stride } => {
                 Box::new(AvgPool { input: self.image(), pool: Pool { kernel, stride, padding: 0 } })
@@ -137,7 +155,10 @@ impl Builder {
                 Box::new(LayerNorm { scale: self.weight(name), shift: self.bias(name) })
             }
             spec::Layer::RmsNorm { name, .. } => Box::new(RmsNorm { scale: self.weight(name) }),
-            spec::Layer::Activation(kind) => Box::new(ActivationLayer(activation(*kind))),
+            spec::Layer::Activation(kind) => match &self.kinks {
+                Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
+                _ => Box::new(ActivationLayer(activation(*kind))),
+            },
             &spec::Layer::Dropout { rate } => {
                 self.dropouts += 1;
                 Box::new(Dropout { rate, index: self.dropouts })
@@ -158,6 +179,11 @@ impl Builder {
                 Box::new(Residual { branch, shortcut })
             }
         }
+    }
+
+    /// Whether an activation has a kink that is to be held.
+    fn holds(&self, kind: spec::Activation) -> bool {
+        self.kinks.is_some() && kind == spec::Activation::Relu
     }
 
     fn image(&self) -> [usize; 3] {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor, random};
 
 use crate::Result;
@@ -28,22 +28,45 @@ pub struct Scored<'a> {
     pub temperature: f32,
 }
 
+impl<'a> Scored<'a> {
+    /// The micro-batches, each with its loss.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Loss)> + use<'a> {
+        let Scored { samples, micro_batch, random, temperature } = *self;
+        samples.chunks(micro_batch).enumerate().map(move |(piece, part)| {
+            let random = random::key(random, piece as u64);
+            (part, Loss { random, samples: samples.len(), temperature })
+        })
+    }
+}
+
 /// The gradient of the mean loss over the samples with respect to some parameters, in their order, as f32.
 pub fn gradient(pass: Pass<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> Result<Vec<Tensor>> {
-    let mut sums = Sums { sums: wanted.iter().map(|id| (*id, None)).collect() };
-    for (piece, samples) in scored.samples.chunks(scored.micro_batch).enumerate() {
-        let random = random::key(scored.random, piece as u64);
-        let loss = Loss { random, samples: scored.samples.len(), temperature: scored.temperature };
+    let mut sums = Sums::of(wanted);
+    for (samples, loss) in scored.pieces() {
         pass.train(samples, loss, &mut Vec::new(), &mut sums)?;
     }
-    let sum =
-        |id| sums.sums.remove(id).flatten().expect("every parameter has a gradient, and is wanted once");
-    Ok(wanted.iter().map(sum).collect())
+    Ok(sums.take(wanted))
 }
 
 /// Sums of wanted gradients.
-struct Sums {
+pub(super) struct Sums {
     sums: HashMap<ParameterId, Option<Tensor>>,
+    /// What is added up is multiplied by this.
+    pub factor: f32,
+}
+
+impl Sums {
+    /// Of some parameters.
+    pub fn of(wanted: &[ParameterId]) -> Sums {
+        Sums { sums: wanted.iter().map(|id| (*id, None)).collect(), factor: 1.0 }
+    }
+
+    /// The sums of all of them.
+    pub fn take(mut self, wanted: &[ParameterId]) -> Vec<Tensor> {
+        let sum =
+            |id| self.sums.remove(id).flatten().expect("every parameter has a gradient, and is wanted once");
+        wanted.iter().map(sum).collect()
+    }
 }
 
 impl GradientSink for Sums {
@@ -51,12 +74,15 @@ impl GradientSink for Sums {
         if !parameters.iter().any(|id| self.sums.contains_key(id)) {
             return Ok(());
         }
-        for (id, gradient) in parameters.iter().zip(gradients()?) {
-            match self.sums.get_mut(id) {
-                None => {}
-                Some(Some(sum)) => add_into(sum, &gradient),
-                Some(empty) if gradient.dtype() == DType::F32 => *empty = Some(gradient),
-                Some(empty) => *empty = Some(cast(&gradient, DType::F32, Category::Workspace)?),
+        for (id, mut gradient) in parameters.iter().zip(gradients()?) {
+            let Some(sum) = self.sums.get_mut(id) else { continue };
+            if self.factor != 1.0 {
+                scale_into(&mut gradient, self.factor);
+            }
+            match sum {
+                Some(sum) => add_into(sum, &gradient),
+                empty if gradient.dtype() == DType::F32 => *empty = Some(gradient),
+                empty => *empty = Some(cast(&gradient, DType::F32, Category::Workspace)?),
             }
         }
         Ok(())

@@ -1,38 +1,24 @@
 //! GraSP (Wang, Zhang & Grosse 2020): before the first step, keep the weights that the flow of gradients needs.
 //!
 //! With g the gradient of the loss over a class-balanced set, its logits divided by a temperature, and H the Hessian,
-//! removing weight w changes `|g|^2` by about `-w (H g)`. Those with the highest such score go: their removal takes
-//! least from the flow, or adds to it.
+//! removing weight w changes `|g|^2` by about `-2 w (H g)`. Those with the highest score `-w (H g)` go: their removal
+//! takes least from the flow, or adds to it.
 //!
-//! H g is a central difference of two gradients along g,
-//!
-//! ```text
-//! H g = (g(w + e g) - g(w - e g)) / 2 e + O(e^2)        e = STEP |w| / |g|
-//! ```
-//!
-//! with norms over all candidates, so that the weights move by the same share whatever the scale of the loss. The error
-//! of the difference grows with STEP^2, that of rounding to f32 (2^-24) with 1 / STEP; their sum is smallest near the
-//! cube root of 2^-24, 4e-3, and half of that leaves fewer ReLUs on the other side of their kink. In bf16 the
-//! difference would drown (2^-9), so the passes run on an f32 copy of the weights, whatever the run's precision. The
-//! copy is what moves: the weights themselves are never touched.
+//! H g is a difference of two gradients ([`Curvature`]).
 
 use espalier_plan::config::Scope;
-use espalier_tensor::ops::elementwise::{add_into, scale_into};
-use espalier_tensor::ops::reduce::squared_norm_all;
-use espalier_tensor::{Category, DType, Tensor, random};
+use espalier_tensor::{Tensor, random};
 use rayon::prelude::*;
 
-use super::gradient::{Scored, gradient};
+use super::gradient::Scored;
+use super::hessian::Curvature;
 use super::{Decision, Draw, Network, Pruner, select};
 use crate::Result;
 use crate::data::Split;
-use crate::pass::Pass;
-use crate::weights::{ParameterId, Weights};
+use crate::weights::ParameterId;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"grasp   ");
-/// How far the weights move, as a share of their norm.
-const STEP: f64 = 2e-3;
 /// Samples of each class, or of text, where the run file leaves it open.
 const USUAL: usize = 10;
 
@@ -73,30 +59,9 @@ impl Grasp {
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: self.temperature,
         };
-        let ids = network.candidates;
-        let mut copy = network.weights.widened()?;
-        let at =
-            |weights: &Weights| gradient(Pass { weights, dtype: DType::F32, ..network.pass() }, ids, scored);
-        let direction = at(&copy)?;
-        let norm = |tensors: Vec<&Tensor>| squared_norm_all(&tensors).sqrt();
-        let length = norm(direction.iter().collect());
-        let step = STEP * norm(ids.iter().map(|id| copy.get(*id)).collect()) / length;
-        if !step.is_normal() {
-            // Without weights or without a gradient there is no flow to preserve.
-            return direction.iter().map(zeros_like).collect();
-        }
-        move_by(&mut copy, ids, &direction, step as f32)?;
-        let mut difference = at(&copy)?;
-        for id in ids {
-            *copy.get_mut(*id) = network.weights.widened_one(*id)?;
-        }
-        move_by(&mut copy, ids, &direction, -step as f32)?;
-        for (up, mut down) in difference.iter_mut().zip(at(&copy)?) {
-            scale_into(&mut down, -1.0);
-            add_into(up, &down);
-            scale_into(up, (0.5 / step) as f32);
-        }
-        Ok(difference)
+        let mut curvature = Curvature::new(network, scored)?;
+        let direction = curvature.gradient()?;
+        curvature.hessian_product(&direction)
     }
 
     /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first
@@ -128,17 +93,4 @@ impl Grasp {
         }
         chosen
     }
-}
-
-fn move_by(weights: &mut Weights, ids: &[ParameterId], direction: &[Tensor], by: f32) -> Result<()> {
-    for (id, direction) in ids.iter().zip(direction) {
-        let mut shift = direction.duplicate(Category::Workspace)?;
-        scale_into(&mut shift, by);
-        add_into(weights.get_mut(*id), &shift);
-    }
-    Ok(())
-}
-
-fn zeros_like(tensor: &Tensor) -> Result<Tensor> {
-    Ok(Tensor::zeros(&tensor.device(), tensor.shape(), tensor.dtype(), Category::Workspace)?)
 }

@@ -8,6 +8,7 @@ pub mod early_bird;
 pub mod gradient;
 pub mod gradual;
 pub mod grasp;
+pub mod hessian;
 pub mod lottery;
 pub mod magnitude;
 pub mod moving;

@@ -102,18 +102,32 @@ pub fn values_where(values: &[f32], words: &Words) -> Vec<f32> {
 
 /// Twelve averages of an image of 16 x 16, five hidden units with SiLU, ten classes.
 pub fn perceptron(overrides: &[&str]) -> Base {
+    perceptron_with("silu", overrides)
+}
+
+/// The same with another activation.
+pub fn perceptron_with(activation: &str, overrides: &[&str]) -> Base {
     let layers = "model.layers=[{type='avg_pool', kernel=8}, {type='flatten'}, {type='linear', output=5}, \
-                  {type='silu'}, {type='linear', output=10}]";
-    overrides.iter().fold(tiny_cnn(&[layers]), |base, change| base.set(change))
+                  {type='ACTIVATION'}, {type='linear', output=10}]";
+    let layers = layers.replace("ACTIVATION", activation);
+    overrides.iter().fold(tiny_cnn(&[&layers]), |base, change| base.set(change))
 }
 
 /// The same in f64, by its definition. Parameters are flat: weight, bias, weight, bias.
 pub struct Reference {
     samples: Vec<(Vec<f64>, usize)>,
     temperature: f64,
+    /// Which hidden units of each sample are open, where they are ReLUs.
+    gates: Option<Vec<Vec<bool>>>,
 }
 
 const SIZES: [usize; 3] = [12, 5, 10];
+
+fn layer(x: &[f64], parameters: &[f64], inputs: usize, outputs: usize) -> Vec<f64> {
+    let (weight, bias) = parameters.split_at(inputs * outputs);
+    let row = |o: usize| x.iter().zip(&weight[o * inputs..]).map(|(x, w)| x * w).sum::<f64>();
+    (0..outputs).map(|o| row(o) + bias[o]).collect()
+}
 
 impl Reference {
     pub fn new(dataset: &Dataset, picks: &[(u64, usize)], temperature: f64) -> Reference {
@@ -131,24 +145,38 @@ impl Reference {
         let features = |image: &[f32]| (0..SIZES[0]).map(|feature| mean(image, feature)).collect();
         let labels = batch.targets.iter().map(|label| *label as usize);
         let samples = pixels.chunks_exact(16 * 16 * 3).map(features).zip(labels).collect();
-        Reference { samples, temperature }
+        Reference { samples, temperature, gates: None }
+    }
+
+    /// With ReLUs that stay open or closed as they are at these parameters, which is how their derivatives are meant.
+    pub fn with_relu(mut self, parameters: &[f64]) -> Reference {
+        let open = |(x, _): &(Vec<f64>, usize)| -> Vec<bool> {
+            layer(x, parameters, SIZES[0], SIZES[1]).iter().map(|h| *h > 0.0).collect()
+        };
+        self.gates = Some(self.samples.iter().map(open).collect());
+        self
     }
 
     /// The mean loss.
     pub fn loss(&self, parameters: &[f64]) -> f64 {
-        let layer = |x: &[f64], at: usize, inputs: usize, outputs: usize| -> Vec<f64> {
-            let (weight, bias) = parameters[at..].split_at(inputs * outputs);
-            let row = |o: usize| x.iter().zip(&weight[o * inputs..]).map(|(x, w)| x * w).sum::<f64>();
-            (0..outputs).map(|o| row(o) + bias[o]).collect()
-        };
-        let one = |(x, label): &(Vec<f64>, usize)| {
-            let hidden = layer(x, 0, SIZES[0], SIZES[1]);
-            let hidden: Vec<f64> = hidden.iter().map(|h| h / (1.0 + (-h).exp())).collect();
-            let logits = layer(&hidden, (SIZES[0] + 1) * SIZES[1], SIZES[1], SIZES[2]);
+        let one = |(n, (x, label)): (usize, &(Vec<f64>, usize))| {
+            let activated = |(unit, h): (usize, &f64)| match &self.gates {
+                Some(gates) => {
+                    if gates[n][unit] {
+                        *h
+                    } else {
+                        0.0
+                    }
+                }
+                None => h / (1.0 + (-h).exp()),
+            };
+            let hidden = layer(x, parameters, SIZES[0], SIZES[1]);
+            let hidden: Vec<f64> = hidden.iter().enumerate().map(activated).collect();
+            let logits = layer(&hidden, &parameters[(SIZES[0] + 1) * SIZES[1]..], SIZES[1], SIZES[2]);
             let logits: Vec<f64> = logits.iter().map(|y| y / self.temperature).collect();
             logits.iter().map(|y| y.exp()).sum::<f64>().ln() - logits[*label]
         };
-        self.samples.iter().map(one).sum::<f64>() / self.samples.len() as f64
+        self.samples.iter().enumerate().map(one).sum::<f64>() / self.samples.len() as f64
     }
 
     /// Its derivatives with respect to some parameters, by central differences.

@@ -1,17 +1,20 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
 use espalier_plan::config::Moving;
+use espalier_tensor::{Category, Tensor, random};
 use espalier_train::data::Split;
 use espalier_train::prune::gradient::{Scored, gradient};
 use espalier_train::prune::grasp::Grasp;
+use espalier_train::prune::hessian::Curvature;
 use espalier_train::prune::moving::Moves;
 use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
 use espalier_train::prune::{count, is_kept};
 use espalier_train::trainer::Trainer;
+use espalier_train::weights::ParameterId;
 
-use super::bench::{Bench, Reference, assert_best, kept, perceptron};
+use super::bench::{Bench, Reference, assert_best, kept, perceptron, perceptron_with};
 use crate::support::{prepare, tiny_cnn, tiny_gpt};
 
 #[test]
@@ -36,9 +39,10 @@ fn snip_keeps_the_largest_products_of_weight_and_gradient() {
 
 #[test]
 fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
-    for precision in ["f32", "bf16"] {
+    for (precision, activation) in [("f32", "silu"), ("bf16", "silu"), ("f32", "relu"), ("bf16", "relu")] {
         for temperature in [1.0, 200.0] {
-            let base = perceptron(&["prune.method=grasp"]).set(format!("train.precision={precision}"));
+            let base = perceptron_with(activation, &["prune.method=grasp"]);
+            let base = base.set(format!("train.precision={precision}"));
             let mut bench = Bench::new(&base);
             let (parameters, candidates) = bench.flat();
             let mut grasp = Grasp { sparsity: 0.8, samples: 20, temperature: temperature as f32 };
@@ -47,7 +51,10 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
                 picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i).unwrap()).collect();
             assert!((0..10).all(|class| labels.iter().filter(|label| **label == class).count() == 2));
 
-            let reference = Reference::new(&bench.dataset, &picks, temperature);
+            let mut reference = Reference::new(&bench.dataset, &picks, temperature);
+            if activation == "relu" {
+                reference = reference.with_relu(&parameters);
+            }
             let gradient = reference.gradient(&parameters, &candidates);
             let hessian = reference.hessian(&parameters, &candidates);
             let product = |row: &Vec<f64>| row.iter().zip(&gradient).map(|(h, g)| h * g).sum::<f64>();
@@ -57,7 +64,7 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
             let error = norm(&mut flow.iter().zip(&expected).map(|(a, b)| a - b));
             let size = norm(&mut expected.iter().copied());
-            assert!(error < 1e-3 * size, "{precision} at {temperature}: {error} off {size}");
+            assert!(error < 1e-3 * size, "{activation}, {precision} at {temperature}: {error} off {size}");
 
             let draw = bench.draw(&mut grasp, 0);
             // The score is -w (H g), and the lowest stay.
@@ -65,6 +72,38 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
                 candidates.iter().zip(&expected).map(|(i, hg)| parameters[*i] * hg).collect();
             assert_best(&kept(&bench, &draw), &scores, 22);
         }
+    }
+}
+
+/// u (H v) = v (H u), for any two directions, through convolutions, batch norm, ReLU, max pool and a residual.
+#[test]
+fn the_hessian_of_a_network_with_kinks_is_symmetric() {
+    let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
+    let picks = bench.order.indices(0, 12);
+    let network = bench.network(0);
+    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0 };
+    let mut curvature = Curvature::new(&network, scored).unwrap();
+    let direction = |seed: u64| -> Vec<Tensor> {
+        let of = |id: &ParameterId| {
+            let weight = network.weights.get(*id);
+            let key = random::key(seed, id.0 as u64);
+            let values: Vec<f32> = (0..weight.len() as u64).map(|i| random::normal(key, i) as f32).collect();
+            Tensor::from_slice(&weight.device(), weight.shape(), &values, Category::Workspace).unwrap()
+        };
+        network.candidates.iter().map(of).collect()
+    };
+    let dot = |a: &[Tensor], b: &[Tensor]| -> f64 {
+        let flat = |t: &[Tensor]| t.iter().flat_map(|t| t.to_f32()).map(f64::from).collect::<Vec<_>>();
+        flat(a).iter().zip(flat(b)).map(|(a, b)| a * b).sum()
+    };
+    let size = |a: &[Tensor]| dot(a, a).sqrt();
+    for seed in 0..3 {
+        let (u, v) = (direction(2 * seed), direction(2 * seed + 1));
+        let (hu, hv) = (curvature.hessian_product(&u).unwrap(), curvature.hessian_product(&v).unwrap());
+        let (a, b) = (dot(&u, &hv), dot(&v, &hu));
+        let scale = (size(&u) * size(&hv)).max(size(&v) * size(&hu));
+        assert!((a - b).abs() < 2e-4 * scale, "{a} and {b}, of up to {scale}");
+        assert!(a.abs() > 5e-3 * scale, "{a} is too small to tell");
     }
 }
 
