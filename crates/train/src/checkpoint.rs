@@ -33,7 +33,7 @@ const FORMAT: u32 = 1;
 pub struct Progress {
     /// Steps tried, also those skipped for a bad gradient: fixes the position in the data.
     pub step: u64,
-    /// Steps taken by the optimizer.
+    /// Steps taken by the optimizer since its state was fresh.
     pub updates: u64,
     /// Bad steps in a row up to now.
     pub bad_steps: u64,

@@ -28,8 +28,8 @@ pub struct Pass<'a> {
 pub struct Loss {
     /// The key of the micro-batch's random numbers.
     pub random: u64,
-    /// Micro-batches of the step: each weighs by its share of the batch, so that their sum is the gradient of the mean.
-    pub micro_batches: usize,
+    /// Samples of all micro-batches together: each weighs by its share, so that their sum is the gradient of the mean.
+    pub samples: usize,
     /// The logits are divided by this; 1 in training.
     pub temperature: f32,
 }
@@ -80,8 +80,8 @@ impl Pass<'_> {
             Forward { weights: self.weights, mode: Mode::Train, random, stash: &mut stash, statistics };
         let x = self.model.forward(input, &mut pass)?;
         let predictions = host.targets.len();
-        let scale =
-            Scale { loss: 1.0 / (predictions * loss.micro_batches) as f32, temperature: loss.temperature };
+        let all = predictions / samples.len() * loss.samples;
+        let scale = Scale { loss: 1.0 / all as f32, temperature: loss.temperature };
         let mut pass = Backward { weights: self.weights, random, stash: &mut stash, sink };
         let Outcome { total, gradient } = self.model.loss(x, &targets, scale, &mut pass)?;
         self.model.backward(gradient, &mut pass)?;

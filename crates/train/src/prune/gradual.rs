@@ -3,7 +3,7 @@
 
 use espalier_plan::config::Scope;
 
-use super::{Draw, Network, Pruner};
+use super::{Decision, Draw, Network, Pruner};
 use crate::Result;
 
 /// Magnitude pruning on a cubic schedule.
@@ -37,12 +37,12 @@ impl Gradual {
 }
 
 impl Pruner for Gradual {
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>> {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let Some(sparsity) = self.due(network.step, network.steps).filter(|sparsity| *sparsity > 0.0) else {
-            return Ok(None);
+            return Ok(Decision::Wait);
         };
         let masks = network.keep_best(sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
-        Ok(Some(Draw { masks, ..Draw::default() }))
+        Ok(Draw::of(masks))
     }
 }
 
