@@ -102,10 +102,11 @@ peak = 3e-4
     return (ours(name, text, steps), peer("torch_gpt.py", "--precision", precision, *shape, *flags), "tokens_per_s")
 
 
-def cnn(name, model, data, peer_name=None, steps=40):
+def cnn(name, model, data, peer_name=None, steps=40, model_fields=""):
     text = f"""
 [model]
 name = "{model}"
+{model_fields}
 [data]
 {data}
 [train]
@@ -153,7 +154,8 @@ cpu_cases = {
     "gpt-bf16-compiled": lambda: gpt("gpt-bf16-compiled", "bf16", *small, "--compile"),
     "simple-cnn": lambda: (idx("mnist", 2000, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
     "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar"'))[1],
-    "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar"', steps=8))[1],
+    "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar"',
+                                                model_fields="batch_norm = true", steps=8 if options.device == "cpu" else 40))[1],
 }
 large = {
     "gpt2-124m": (12, 12, 768, 50304, 1024, 32),

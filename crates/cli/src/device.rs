@@ -1,12 +1,21 @@
 //! From `[device]` in a run file to a device that works.
 
-use espalier_plan::config::DeviceKind;
+use espalier_plan::config::{self, DeviceKind};
 use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
 
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
-pub fn open(kind: DeviceKind, threads: usize) -> Result<Device> {
+pub fn open(wish: &config::Device, threads: usize) -> Result<Device> {
+    let device = choose(wish.kind, threads)?;
+    if let Device::Cuda(card) = &device {
+        card.allow_tf32_in_convolutions(wish.tf32);
+    }
+    Ok(device)
+}
+
+/// Opens a device of a kind, its settings as they are.
+pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
     match kind {
         DeviceKind::Cpu => Device::cpu(threads),
         DeviceKind::Cuda => open_card(&Cuda::probe()),

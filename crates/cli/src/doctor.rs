@@ -36,6 +36,8 @@ struct Findings {
     cuda: Probe,
     /// Why no card can be used, where none can.
     cuda_why: Option<String>,
+    /// cuDNN's version, or why it is not used and what to do.
+    cudnn: Result<String, String>,
     mpi: bool,
     /// Free bytes where we stand.
     disk: Option<u64>,
@@ -56,6 +58,7 @@ impl Findings {
             isa: Isa::best(),
             cuda,
             cuda_why,
+            cudnn: Cuda::cudnn().map(|(major, minor, patch)| format!("{major}.{minor}.{patch}")),
             mpi: on_path("mpirun") || on_path("mpiexec"),
             disk: rustix::fs::statvfs(".").ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
         })
@@ -69,6 +72,10 @@ impl Findings {
             "driver": version(self.cuda.driver),
             "nvrtc": version(self.cuda.nvrtc),
             "cublaslt": self.cuda.cublas_lt.map(cublas_version),
+            "cudnn": match &self.cudnn {
+                Ok(version) => json!({ "found": true, "version": version }),
+                Err(why) => json!({ "found": false, "why": why }),
+            },
         });
         match (&self.cuda_why, self.cuda.cards.first()) {
             (Some(why), _) => cuda["why"] = json!(why),
@@ -110,6 +117,7 @@ impl Findings {
             ("CUDA driver", found(self.cuda.driver)),
             ("NVRTC", found(self.cuda.nvrtc)),
             ("cuBLASLt", self.cuda.cublas_lt.map(cublas_version)),
+            ("cuDNN", self.cudnn.clone().ok()),
         ];
         lines.extend(libraries.map(|(name, version)| (name, version.unwrap_or("not found".into()))));
         match &self.cuda_why {
@@ -118,6 +126,10 @@ impl Findings {
                 lines.extend(self.cuda.missing.iter().map(|sentence| ("cuda", sentence.clone())));
             }
             Some(why) => lines.push(("cuda", why.clone())),
+        }
+        if let Err(why) = &self.cudnn {
+            lines
+                .push(("cudnn", format!("not needed, but convolutions on a card are slower without: {why}")));
         }
         lines.push(("nccl", NCCL.into()));
         let launcher = if self.mpi { "mpirun is there" } else { "no mpirun here either" };

@@ -1,9 +1,13 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+mod bench;
+mod chart;
 mod device;
 mod doctor;
+mod profile;
 mod progress;
 mod prune;
+mod schedule;
 mod train;
 
 use std::process::ExitCode;
@@ -25,8 +29,12 @@ enum Command {
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
+    /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
+    Schedule(schedule::ScheduleArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
+    /// Measure this machine.
+    Bench(bench::BenchArguments),
 }
 
 fn main() -> ExitCode {
@@ -34,7 +42,9 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
         Command::Prune(arguments) => prune::prune(&arguments),
+        Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
+        Command::Bench(arguments) => bench::bench(&arguments),
     };
     match outcome {
         Ok(code) => code,
@@ -59,10 +69,14 @@ fn sentence(error: &anyhow::Error) -> String {
 
 /// 2: the user's input; 3: a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
 fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<espalier_tensor::Error>() {
+        return 3;
+    }
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::Tensor(_)) => 3,
         Some(Error::Diverged { .. }) => 4,
+        None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use espalier_plan::Plan;
-use espalier_tensor::Category;
 use espalier_tensor::memory::Size;
+use espalier_tensor::{Category, Device};
 use espalier_train::data::{Dataset, Split};
 use espalier_train::prune::Observation;
 use espalier_train::run::Observer;
@@ -14,11 +14,15 @@ use espalier_train::trainer::{Evaluation, Pruned, StepReport};
 use espalier_train::{Bytes, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::profile;
+
 /// Shows a run as it goes.
 pub struct Progress {
     bar: Option<ProgressBar>,
     steps: u64,
     last_line: Option<Instant>,
+    seen: u64,
+    profiled: Option<Device>,
 }
 
 impl Progress {
@@ -28,7 +32,17 @@ impl Progress {
             let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} {eta}");
             ProgressBar::no_length().with_style(style.expect("a fixed template"))
         });
-        Progress { bar, steps: 0, last_line: None }
+        Progress { bar, steps: 0, last_line: None, seen: 0, profiled: None }
+    }
+
+    /// Takes the times of a device's work, once the first steps are over.
+    pub fn profile(&mut self, device: &Device) {
+        self.profiled = Some(device.clone());
+    }
+
+    /// Steps that were taken while this looked on.
+    pub fn steps_seen(&self) -> u64 {
+        self.seen
     }
 
     /// Leaves the last state of the bar on the screen.
@@ -59,10 +73,16 @@ impl Observer for Progress {
     }
 
     fn step(&mut self, report: &StepReport, rates: Rates, memory: usize) {
+        self.seen += 1;
+        if let Some(Device::Cuda(cuda)) = self.profiled.as_ref().filter(|_| self.seen == profile::WARM_UP) {
+            cuda.start_profile();
+        }
         let speed = match rates.tokens_per_s {
             Some(tokens) => format!("{} tokens/s", count(tokens)),
             None => format!("{} images/s", count(rates.samples_per_s)),
         };
+        // There is no speed yet where the first step pruned.
+        let speed = if rates.step_ms.is_finite() { speed } else { "-".into() };
         let text = format!("loss {:.4}  lr {:.2e}  {speed}  {}", report.loss, report.lr, bytes(memory));
         if let Some(bar) = &self.bar {
             bar.set_position(report.step);

@@ -17,8 +17,8 @@ use espalier_train::{Error, Summary};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::device;
 use crate::progress::{self, Progress};
+use crate::{device, profile};
 
 /// Exit code of a run that was interrupted and has saved.
 const INTERRUPTED: u8 = 130;
@@ -47,6 +47,9 @@ pub struct TrainArguments {
     /// Say what would run and what it would need, then stop.
     #[arg(long)]
     dry_run: bool,
+    /// Say where the card's time went, by family of kernels.
+    #[arg(long)]
+    profile: bool,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -75,7 +78,7 @@ pub fn prepare(path: &Path, overrides: &[String]) -> Result<Prepared> {
         0 => std::thread::available_parallelism()?.get(),
         n => n,
     };
-    let device = device::open(plan.run.device.kind, threads).map_err(Error::Tensor)?;
+    let device = device::open(&plan.run.device, threads).map_err(Error::Tensor)?;
     Ok(Prepared { plan, dataset, device })
 }
 
@@ -99,9 +102,17 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         flag::register(signal, stop.clone())?;
     }
     let mut observer = Progress::new();
+    if arguments.profile {
+        observer.profile(&device);
+    }
+    let precision = plan.run.train.precision;
     let Outcome { summary, interrupted } = run(plan, dataset, &device, &place, &stop, &mut observer)?;
     observer.finish();
     progress::summarise(&summary);
+    if arguments.profile {
+        let steps = observer.steps_seen().saturating_sub(profile::WARM_UP);
+        profile::report(&device, steps, precision, summary.step_ms)?;
+    }
     print_json(arguments, &summary);
     if interrupted {
         let set: String = arguments.overrides.iter().map(|o| format!(" --set '{o}'")).collect();

@@ -1,15 +1,19 @@
 //! What runs where, and what it should cost: pure arithmetic on a run file. No device, no thread, no file.
 //!
 //! [`RunFile::parse`](config::RunFile::parse) reads what a person wrote; [`Plan::new`] joins it with what the data
-//! says and resolves it: the model as data ([`spec`]), the bytes it should take ([`memory`]), and how
-//! a lottery ticket's rounds divide its steps ([`rounds`]).
+//! says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]). A [`Mesh`] says which
+//! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, and [`rounds`] how a
+//! lottery ticket's trainings divide the steps.
 
 pub mod config;
 pub mod memory;
+pub mod mesh;
 pub mod plan;
 pub mod rounds;
+pub mod schedule;
 pub mod spec;
 
 pub use config::RunFile;
 pub use memory::Memory;
+pub use mesh::{Axis, Mesh, PerAxis};
 pub use plan::{DataFacts, Plan};

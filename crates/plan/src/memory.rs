@@ -19,7 +19,7 @@ pub struct Memory {
     pub optimizer: u64,
     /// Which weights are kept; nothing without pruning.
     pub mask: u64,
-    /// What the forward pass of one micro-batch keeps for the backward pass, logits included.
+    /// What the forward pass of one micro-batch keeps for the backward pass, and what the head reads.
     pub activations: u64,
     /// Scratch space of the kernels: theirs to know, so not predicted.
     pub workspace: Option<u64>,

@@ -66,6 +66,8 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         let prepare = || dy.duplicate(Category::Activations).unwrap();
         let work = |dy| drop(black_box(activation::backward(kind, &x, dy)));
         report(&format!("{kind:?}, backward"), 3.0 * bytes, time(prepare, work));
+        let work = |dy| drop(black_box(activation::backward_remaking(kind, &x, dy)));
+        report(&format!("{kind:?}, backward and again"), 4.0 * bytes, time(prepare, work));
     }
     report("add", 3.0 * bytes, time(|| (), |()| drop(black_box(elementwise::add(&x, &dy)))));
     report(
@@ -82,6 +84,10 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     report("layer_norm", 2.0 * bytes, forward);
     let input = time(|| (), |()| drop(black_box(layer_norm::backward_input(&dy, &x, &scale, &statistics))));
     report("layer_norm, input's gradient", 3.0 * bytes, input);
+    let prepare = || Some(dy.duplicate(Category::Activations).unwrap());
+    let remaking =
+        |plus| drop(black_box(layer_norm::backward_remaking(&dy, &x, &scale, &shift, &statistics, plus)));
+    report("layer_norm, input's gradient, sum, y", 5.0 * bytes, time(prepare, remaking));
     let weights =
         time(|| (), |()| drop(black_box(layer_norm::backward_weights(&dy, &x, &statistics, dtype))));
     report("layer_norm, weights' gradients", 2.0 * bytes, weights);
@@ -103,7 +109,11 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         let targets: Vec<u32> = (0..rows).map(|i| (i * 7 % v) as u32).collect();
         let targets = Tensor::from_slice(device, &[rows], &targets, Category::Activations).unwrap();
         let prepare = || logits.duplicate(Category::Activations).unwrap();
-        let work = |logits| drop(black_box(cross_entropy::forward_backward(logits, &targets, 1.0)));
+        let work = |logits| {
+            let mut losses = cross_entropy::Losses::new(&targets).unwrap();
+            drop(black_box(losses.differentiate(logits, 1.0)));
+            losses.total().unwrap();
+        };
         report(&format!("cross_entropy (v {v})"), 2.0 * logits.byte_len() as f64, time(prepare, work));
     }
 

@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use crate::cpu;
 use crate::cuda;
 use crate::device::Device;
@@ -234,7 +236,7 @@ impl Tensor {
         let bytes = self.host_bytes();
         // A copy need not be aligned for its elements.
         with_float!(self.dtype, T => bytes
-            .chunks_exact(size_of::<T>())
+            .par_chunks_exact(size_of::<T>())
             .map(|x| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x)))
             .collect())
     }
@@ -248,7 +250,7 @@ impl Tensor {
         category: Category,
     ) -> Result<Tensor> {
         with_float!(dtype, T => {
-            let rounded: Vec<T> = data.iter().map(|x| <T as Float>::from_f32(*x)).collect();
+            let rounded: Vec<T> = data.par_iter().map(|x| <T as Float>::from_f32(*x)).collect();
             Tensor::from_slice(device, shape, &rounded, category)
         })
     }

@@ -72,15 +72,28 @@ pub fn wide(x: &[f32]) -> Vec<f64> {
 /// Runs `compute` everywhere and compares each tensor it returns with the expected values: to within 5e-5 of
 /// the tensor's largest element for f32, 2^-7 for bf16, which rounds to 2^-9 and is then added up.
 pub fn check(expected: &[Vec<f64>], compute: impl Fn(&Device, DType) -> Vec<Tensor>) {
-    for dtype in [DType::F32, DType::Bf16] {
-        for threads in devices() {
+    check_on(devices(), &[(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)], expected, compute);
+}
+
+/// As [`check`], on these devices and in these types, each with its tolerance.
+pub fn check_on(
+    devices: &[[Device; 3]],
+    tolerances: &[(DType, f64)],
+    expected: &[Vec<f64>],
+    compute: impl Fn(&Device, DType) -> Vec<Tensor>,
+) {
+    for &(dtype, _) in tolerances {
+        for threads in devices {
             let [one, two, three] = threads.each_ref().map(|device| compute(device, dtype));
             assert_eq!(one.len(), expected.len());
             for (i, x) in one.iter().enumerate() {
                 assert_eq!(x.host_bytes(), two[i].host_bytes(), "two threads, output {i}");
                 assert_eq!(x.host_bytes(), three[i].host_bytes(), "three threads, output {i}");
-                let tolerance = if x.dtype() == DType::F32 { 5e-5 } else { 1.0 / 128.0 };
-                assert_close(&x.to_f32(), &expected[i], tolerance);
+                let tolerance = tolerances.iter().find(|(dtype, _)| *dtype == x.dtype());
+                let (_, tolerance) = tolerance.expect("a tolerance for the type of the output");
+                if let Some(far) = far(&x.to_f32(), &expected[i], *tolerance) {
+                    panic!("output {i} in {dtype:?} on {:?}: {far}", threads[0].name());
+                }
             }
         }
     }
@@ -96,12 +109,25 @@ pub fn check_like_host(compute: impl Fn(&Device, DType) -> Vec<Tensor>) {
 /// Asserts that values agree to within `tolerance`, relative to the largest expected one.
 #[track_caller]
 pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
+    if let Some(far) = far(got, expected, tolerance) {
+        panic!("{far}");
+    }
+}
+
+/// The value that is furthest from what was expected, where it is too far.
+fn far(got: &[f32], expected: &[f64], tolerance: f64) -> Option<String> {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(1e-30, |m: f64, x| m.max(x.abs()));
-    for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
-        let error = (f64::from(got) - expected).abs();
-        assert!(error <= tolerance * largest, "element {i}: {got}, expected {expected}");
-    }
+    // A NaN is further than anything.
+    let error = |i: usize| match (f64::from(got[i]) - expected[i]).abs() {
+        error if error.is_nan() => f64::INFINITY,
+        error => error,
+    };
+    let worst = (0..got.len()).max_by(|&a, &b| error(a).total_cmp(&error(b)))?;
+    (error(worst) > tolerance * largest).then(|| {
+        let (got, expected) = (got[worst], expected[worst]);
+        format!("element {worst}: {got}, expected {expected}; allowed are {tolerance} of {largest}")
+    })
 }
 
 /// The gradient of `f` at `x` by central differences.

@@ -1,5 +1,5 @@
-//! From the model as data to layers that run: names become parameter ids, an activation after a linear layer is
-//! fused into it, and each block is wrapped for recomputation where that is asked for.
+//! From the model as data to layers that run: names become parameter ids, linear layers and the cheap operations before
+//! them become chains, and each block is wrapped for recomputation where that is asked for.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,16 +8,18 @@ use espalier_plan::spec::{self, WeightOrder};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::conv::Conv;
+use espalier_tensor::ops::cross_entropy::Total;
 use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
 use crate::layers::*;
-use crate::weights::{BufferId, ParameterId, ids_by_name};
+use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
 
 /// A model that runs.
 #[derive(Debug)]
 pub struct Model {
     blocks: Vec<Box<dyn Layer>>,
+    head: Head,
     tied: HashSet<ParameterId>,
 }
 
@@ -47,24 +49,41 @@ impl Model {
             .iter()
             .enumerate()
             .map(|(i, block)| -> Box<dyn Layer> {
-                let layers = builder.sequence(&block.layers);
+                let head = usize::from(i == last && spec.head().is_some());
+                let layers = builder.sequence(&block.layers[..block.layers.len() - head]);
                 // The last block's backward pass follows at once: forgetting its activations would save nothing.
                 if recompute && i < last { Box::new(Recompute(layers)) } else { Box::new(layers) }
             })
             .collect();
-        Model { blocks, tied: builder.tied }
+        let head = Head(spec.head().and_then(|layer| builder.linear(layer)));
+        Model { blocks, head, tied: builder.tied }
     }
 
-    /// Logits for a batch: `[rows, classes]`, a row per prediction.
+    /// What the head reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let logits = self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))?;
-        let shape = [logits.rows(), logits.width()];
-        Ok(logits.reshape(&shape))
+        self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))
     }
 
-    /// Sends the gradient of the logits back through all blocks.
-    pub fn backward(&self, dlogits: Tensor, pass: &mut Backward<'_>) -> Result<()> {
-        let mut gradient = Some(dlogits);
+    /// The loss of a batch whose rows have these targets, and the gradient of `scale` times it for
+    /// [`Model::backward`], from what [`Model::forward`] gave. On a card this waits for all queued work, once.
+    pub fn loss(
+        &self,
+        x: Tensor,
+        targets: &Tensor,
+        scale: Scale,
+        pass: &mut Backward<'_>,
+    ) -> Result<Outcome> {
+        self.head.loss(x, targets, scale, pass)
+    }
+
+    /// The loss alone.
+    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
+        self.head.evaluate(x, targets, weights)
+    }
+
+    /// Sends the gradient of what the head read back through all blocks.
+    pub fn backward(&self, gradient: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+        let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
             gradient = block.backward(dy, pass, i > 0)?;
@@ -93,36 +112,71 @@ struct Builder {
 impl Builder {
     fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
-        let mut rest = layers.iter().peekable();
-        while let Some(layer) = rest.next() {
-            // The activation that follows a linear layer runs in the epilogue of its product.
-            let fused = match (layer, rest.peek()) {
-                (spec::Layer::Linear { .. }, Some(spec::Layer::Activation(kind))) if !self.holds(*kind) => {
-                    Some(activation(*kind))
-                }
-                _ => None,
+        let mut rest = layers;
+        while let Some(layer) = rest.first() {
+            let (next, count): (Box<dyn Layer>, usize) = match self.chain(rest) {
+                Some((chain, count)) => (Box::new(chain), count),
+                None => (self.layer(layer), 1),
             };
-            built.push(self.layer(layer, fused));
-            self.shape = layer.output(self.shape).expect("a spec whose shapes were checked");
-            if fused.is_some() {
-                rest.next();
+            built.push(next);
+            for layer in &rest[..count] {
+                self.shape = layer.output(self.shape).expect("a spec whose shapes were checked");
             }
+            rest = &rest[count..];
         }
         Sequence(built)
     }
 
-    fn layer(&mut self, layer: &spec::Layer, fused: Option<Activation>) -> Box<dyn Layer> {
+    /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
+    fn chain(&mut self, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
+        let (before, mut at) = match (&layers[0], layers.get(1)) {
+            (spec::Layer::Activation(kind), Some(_)) if !self.holds(*kind) => {
+                (Before::Activation(activation(*kind)), 1)
+            }
+            (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
+            _ => (Before::Nothing, 0),
+        };
+        let first = self.linear(&layers[at])?;
+        at += 1;
+        let mut rest = Vec::new();
+        while let [spec::Layer::Activation(kind), next, ..] = &layers[at..]
+            && !self.holds(*kind)
+            && let Some(linear) = self.linear(next)
+        {
+            rest.push((activation(*kind), linear));
+            at += 2;
+        }
+        Some((Chain { before, first, rest }, at))
+    }
+
+    fn linear(&mut self, layer: &spec::Layer) -> Option<Linear> {
         match layer {
-            spec::Layer::Linear { name, bias, order, .. } => Box::new(Linear {
-                weight: self.weight(name),
-                bias: bias.then(|| self.bias(name)),
-                order: *order,
-                activation: fused,
-            }),
+            spec::Layer::Linear { name, bias, order, .. } => {
+                Some(Linear { weight: self.weight(name), bias: bias.then(|| self.bias(name)), order: *order })
+            }
             spec::Layer::TiedLinear { weight, .. } => {
                 let weight = self.parameter(weight);
                 self.tied.insert(weight);
-                Box::new(Linear { weight, bias: None, order: WeightOrder::OutIn, activation: None })
+                Some(Linear { weight, bias: None, order: WeightOrder::OutIn })
+            }
+            _ => None,
+        }
+    }
+
+    fn norm(&self, layer: &spec::Layer) -> Option<Norm> {
+        match layer {
+            spec::Layer::LayerNorm { name, .. } => {
+                Some(Norm::Layer { scale: self.weight(name), shift: self.bias(name) })
+            }
+            spec::Layer::RmsNorm { name, .. } => Some(Norm::Rms { scale: self.weight(name) }),
+            _ => None,
+        }
+    }
+
+    fn layer(&mut self, layer: &spec::Layer) -> Box<dyn Layer> {
+        match layer {
+            spec::Layer::Linear { .. } | spec::Layer::TiedLinear { .. } => {
+                unreachable!("each begins a chain")
             }
             spec::Layer::Conv { name, kernel, stride, padding, bias, .. } => Box::new(ConvLayer {
                 weight: self.weight(name),
@@ -151,10 +205,9 @@ impl Builder {
                 running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
                 running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
             }),
-            spec::Layer::LayerNorm { name, .. } => {
-                Box::new(LayerNorm { scale: self.weight(name), shift: self.bias(name) })
+            spec::Layer::LayerNorm { .. } | spec::Layer::RmsNorm { .. } => {
+                Box::new(self.norm(layer).expect("it is one"))
             }
-            spec::Layer::RmsNorm { name, .. } => Box::new(RmsNorm { scale: self.weight(name) }),
             spec::Layer::Activation(kind) => match &self.kinks {
                 Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
                 _ => Box::new(ActivationLayer(activation(*kind))),

@@ -1,12 +1,10 @@
 //! One micro-batch through the model and back.
 
-use espalier_tensor::ops::cross_entropy;
-use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
 use crate::data::{Dataset, HostBatch, Split};
-use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Stash};
+use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Outcome, Scale, Stash};
 use crate::model::Model;
 use crate::weights::Weights;
 
@@ -80,17 +78,14 @@ impl Pass<'_> {
         let (mut stash, random) = (Stash::new(), loss.random);
         let mut pass =
             Forward { weights: self.weights, mode: Mode::Train, random, stash: &mut stash, statistics };
-        let mut logits = self.model.forward(input, &mut pass)?;
-        let predictions = host.targets.len() / samples.len() * loss.samples;
-        let mut scale = 1.0 / predictions as f32;
-        if loss.temperature != 1.0 {
-            scale_into(&mut logits, 1.0 / loss.temperature);
-            scale /= loss.temperature;
-        }
-        let outcome = cross_entropy::forward_backward(logits, &targets, scale)?;
+        let x = self.model.forward(input, &mut pass)?;
+        let predictions = host.targets.len();
+        let all = predictions / samples.len() * loss.samples;
+        let scale = Scale { loss: 1.0 / all as f32, temperature: loss.temperature };
         let mut pass = Backward { weights: self.weights, random, stash: &mut stash, sink };
-        self.model.backward(outcome.gradient, &mut pass)?;
-        Ok(Totals { loss_sum: outcome.loss_sum, correct: outcome.correct, predictions: host.targets.len() })
+        let Outcome { total, gradient } = self.model.loss(x, &targets, scale, &mut pass)?;
+        self.model.backward(gradient, &mut pass)?;
+        Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions })
     }
 
     /// Validation samples forward.
@@ -104,9 +99,9 @@ impl Pass<'_> {
             stash: &mut Stash::forgetful(),
             statistics: &mut Vec::new(),
         };
-        let logits = self.model.forward(input, &mut pass)?;
-        let (loss_sum, correct) = cross_entropy::evaluate(&logits, &targets);
-        Ok(Totals { loss_sum, correct, predictions: host.targets.len() })
+        let x = self.model.forward(input, &mut pass)?;
+        let total = self.model.evaluate(&x, &targets, self.weights)?;
+        Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions: host.targets.len() })
     }
 
     /// Copies a batch to the device.

@@ -20,16 +20,43 @@ fn doctor_says_what_it_found() {
         let why = cuda["why"].as_str().unwrap();
         assert!(why.contains("install") || why.contains("check"), "it says what to do: {why}");
     }
+    let cudnn = &cuda["cudnn"];
+    match cudnn["found"].as_bool().unwrap() {
+        true => assert!(cudnn["version"].as_str().unwrap().starts_with("9."), "{cudnn}"),
+        false => {
+            let why = cudnn["why"].as_str().unwrap();
+            assert!(why.contains("install") || why.contains("check"), "it says what to do: {why}");
+        }
+    }
     assert!(found["nccl"]["found"] == false && found["nccl"]["why"].is_string());
     assert!(found["mpi"]["built"] == false && found["mpi"]["found"].is_boolean());
     assert!(found["disk"]["free"].as_u64().unwrap() > 0);
+}
+
+/// Whatever cuDNN there is: a switch turns it off, and a file that is not there is named.
+#[test]
+fn cudnn_that_is_not_used_is_explained() {
+    let why = |variable: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        let output = command.args(["doctor", "--json"]).env(variable, value).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let cudnn = &found["cuda"]["cudnn"];
+        assert_eq!(cudnn["found"], false, "{cudnn}");
+        let why = cudnn["why"].as_str().unwrap().to_owned();
+        assert!(said(&output).contains(&why), "{}", said(&output));
+        why
+    };
+    assert!(why("ESPALIER_NO_CUDNN", "1").contains("ESPALIER_NO_CUDNN"));
+    let named = why("ESPALIER_CUDNN", "/nowhere/libcudnn.so.9");
+    assert!(named.contains("ESPALIER_CUDNN") && named.contains("/nowhere/"), "{named}");
 }
 
 #[test]
 fn the_table_is_for_people_and_leaves_standard_output_alone() {
     let output = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("doctor").output().unwrap();
     assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
-    for word in ["espalier", "cores", "CUDA driver", "NVRTC", "cuBLASLt", "disk"] {
+    for word in ["espalier", "cores", "CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "disk"] {
         assert!(said(&output).contains(word), "`{word}`: {}", said(&output));
     }
 }

@@ -1,8 +1,10 @@
 //! The binary as a person or a program meets it.
 
 mod bad_input;
+mod bench;
 mod doctor;
 mod prune;
+mod schedule;
 mod train;
 
 use std::fs;

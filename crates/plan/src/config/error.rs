@@ -70,12 +70,12 @@ pub enum Error {
     Shape(#[from] ShapeError),
 }
 
-fn did_you_mean(hint: &Option<String>) -> String {
+pub(crate) fn did_you_mean(hint: &Option<String>) -> String {
     hint.as_ref().map_or(String::new(), |hint| format!("; did you mean `{hint}`?"))
 }
 
 /// The candidate nearest to `word`, if it is near: at most a third of its letters wrong.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |s: &str| s.to_lowercase().replace('-', "_").chars().collect::<Vec<_>>();
     let word = plain(word);
     candidates

@@ -27,7 +27,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("learning_rate", LEARNING_RATE),
     ("prune", PRUNE),
     ("checkpoint", &["every", "keep", "last"]),
-    ("device", &["kind", "threads"]),
+    ("device", &["kind", "threads", "tf32"]),
 ];
 
 /// Of every family.

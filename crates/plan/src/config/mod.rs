@@ -20,6 +20,7 @@ mod train;
 
 pub use data::{Data, IdxFiles, Source, TokenType};
 pub use error::Error;
+pub(crate) use error::{did_you_mean, nearest};
 pub use learning_rate::{LearningRate, Schedule};
 pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};

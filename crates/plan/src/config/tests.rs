@@ -72,6 +72,7 @@ fn an_empty_file_is_a_run() {
     [device]
     kind = "auto"
     threads = 0
+    tf32 = true
     "#);
     assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
 }
@@ -83,6 +84,14 @@ fn every_kind_of_device_can_be_asked_for() {
         assert_eq!(run.device.kind, kind);
         assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
     }
+}
+
+#[test]
+fn tf32_can_be_forbidden() {
+    let run = parse("[device]\ntf32 = false").unwrap();
+    assert!(!run.device.tf32);
+    assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
+    insta::assert_snapshot!(sentence("[device]\ntf32 = 1"), @"`device.tf32` must be true or false, got 1");
 }
 
 #[test]

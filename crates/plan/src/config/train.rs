@@ -142,6 +142,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Threads of the CPU; 0: all there are.
     pub threads: usize,
+    /// Whether a card's convolutions in f32 may round their operands to TF32, as PyTorch's do.
+    pub tf32: bool,
 }
 
 /// What computes.
@@ -167,6 +169,7 @@ impl Device {
         let device = Device {
             kind: section.choice("kind", DeviceKind::Auto)?,
             threads: section.whole("threads", 0, 0, 4096)?,
+            tf32: section.boolean("tf32", true)?,
         };
         section.finish()?;
         Ok(device)

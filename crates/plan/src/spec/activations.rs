@@ -2,11 +2,15 @@
 //!
 //! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
 //! before it saves its output; each edge counts once, however many want it. What a layer saves is one table,
-//! `saves`. A residual's input edge is shared by branch and shortcut, and its output is a new edge. The logits are
-//! kept for the loss.
+//! `saves`. A residual's input edge is shared by branch and shortcut, and its output is a new edge. One kind of edge is
+//! made again instead, just before the backward pass needs it: what a norm of rows or a smooth activation gives a linear
+//! layer, since that is a cheap function of what the norm or the activation saves.
+//!
+//! The model's [head](Model::head) runs together with the loss, so what it reads is kept until then, whatever made it;
+//! its logits come and go in chunks, which are scratch space.
 //!
 //! With `recompute = "block"` only the input edge of every block stays; the backward pass runs one block's forward
-//! again, so that one block's own edges (and the logits, in the last) exist at a time: the largest counts.
+//! again, so that one block's own edges (and what the head reads, in the last) exist at a time: the largest counts.
 
 use serde::Serialize;
 
@@ -99,6 +103,17 @@ fn saves(layer: &Layer, input: Shape) -> Saves {
     Saves { input: of_input, output: of_output, per_sample, per_batch }
 }
 
+/// Whether the edge between two layers is made again rather than kept.
+fn remade(from: &Layer, to: &Layer) -> bool {
+    let cheap = matches!(
+        from,
+        Layer::LayerNorm { .. }
+            | Layer::RmsNorm { .. }
+            | Layer::Activation(Activation::Gelu | Activation::Silu)
+    );
+    cheap && matches!(to, Layer::Linear { .. } | Layer::TiedLinear { .. })
+}
+
 /// Bytes of one micro-batch, gathered during a walk.
 struct Tally {
     samples: u64,
@@ -126,7 +141,8 @@ impl Tally {
             if i == 0 {
                 ends.input = wants.input;
             } else {
-                self.add_edge(ends.shape, ends.output || wants.input);
+                let kept = ends.output || (wants.input && !remade(&layers[i - 1], layer));
+                self.add_edge(ends.shape, kept);
             }
             ends.output = wants.output;
             ends.shape = wants.shape;
@@ -169,13 +185,19 @@ impl Model {
         self.check()?;
         let mut tally = Tally { samples: samples as u64, precision, bytes: 0 };
         let mut edge = Ends { input: false, output: false, shape: self.input.shape() };
-        // Edges between blocks; each block's own; both end in the logits.
+        let blocks = self.blocks.iter().map(|block| &block.layers[..]);
+        let mut blocks: Vec<&[Layer]> = blocks.filter(|layers| !layers.is_empty()).collect();
+        if let (Some(last), Some(_)) = (blocks.last_mut(), self.head()) {
+            *last = &last[..last.len() - 1];
+        }
+        // Edges between blocks; each block's own. Both end in what the head reads.
         let (mut between, mut own) = (0u64, Vec::new());
-        for block in self.blocks.iter().filter(|block| !block.layers.is_empty()) {
+        for layers in blocks {
             tally.bytes = 0;
-            let ends = tally.chain(&block.layers, edge.shape).expect("the shapes were checked");
+            let ends = tally.chain(layers, edge.shape).expect("the shapes were checked");
             own.push(tally.bytes);
-            let kept = recompute == Recompute::Block || edge.output || ends.input;
+            // A block of the head alone has one edge: what the head reads.
+            let kept = !layers.is_empty() && (recompute == Recompute::Block || edge.output || ends.input);
             between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
             edge = ends;
         }
@@ -200,23 +222,23 @@ mod tests {
     }
 
     /// By hand: image (conv1 saves it), relu1 24x24x32, pool1 12x12x32 (conv2), relu2 8x8x64, the vector of 1024
-    /// (linear), 10 logits. Not kept: what a conv gives its relu, and pool2, which a flatten takes.
+    /// (head). Not kept: what a conv gives its relu, and pool2, which a flatten takes.
     #[test]
     fn simple_cnn_by_hand() {
-        let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 1024 + 10;
+        let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 1024;
         assert_eq!(bytes(&simple_cnn((28, 28, 1), 10), 3, Recompute::None), 3 * 4 * edges);
     }
 
-    /// By hand, per token in f32: ids 1; layer: ln_1 input w + 2, c_attn input w, qkv 3w, attention output w and a
-    /// number a head, ln_2 input w + 2, c_fc input w, gelu input 4w, c_proj input 4w; ln_f input w + 2, head input w,
-    /// logits v. What the token embedding gives the position embedding is not kept.
+    /// By hand, per token in f32: ids 1; layer: ln_1 input w + 2, qkv 3w, attention output w and a number a head, ln_2
+    /// input w + 2, gelu input 4w; ln_f input w + 2, head input w. What the token embedding gives the position embedding is
+    /// not kept, and what the norms and gelu give the linear layers in a block is made again.
     #[test]
     fn gpt_by_hand() {
         let (w, h, s, v) = (8, 2, 4, 16);
         let shape = Gpt { layers: 2, width: w, heads: h, context: s, vocab: v, ..Gpt::default() };
         let model = gpt("gpt", &shape);
-        let layer = w + 2 + w + 3 * w + w + h + w + 2 + w + 4 * w + 4 * w;
-        let head = w + 2 + w + v;
+        let layer = w + 2 + 3 * w + w + h + w + 2 + 4 * w;
+        let head = w + 2 + w;
         assert_eq!(bytes(&model, 5, Recompute::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
         // Recomputing: the inputs of embedding, two layers and head; then the larger of a layer's own and the head's.
         let largest = (layer - w).max(head - w);

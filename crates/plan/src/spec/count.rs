@@ -161,6 +161,12 @@ impl Model {
         }
     }
 
+    /// The linear layer that makes the logits, where the model ends in one. It runs together with the loss.
+    pub fn head(&self) -> Option<&Layer> {
+        let last = self.blocks.last()?.layers.last()?;
+        matches!(last, Layer::Linear { .. } | Layer::TiedLinear { .. }).then_some(last)
+    }
+
     /// All parameters in the order of first use, each once.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut all = Vec::new();

@@ -100,15 +100,22 @@ impl Buffer {
     /// Overwrites it with another buffer of the same card and length, in the order of the compute stream.
     pub fn copy_from(&mut self, other: &Buffer) -> Result<()> {
         assert_eq!(other.len, self.len, "a copy of another length");
+        self.copy_part_from(0, other, 0, self.len)
+    }
+
+    /// Overwrites `len` bytes from `at` on with those of another buffer of the same card from `from` on, in the order
+    /// of the compute stream.
+    pub fn copy_part_from(&mut self, at: usize, other: &Buffer, from: usize, len: usize) -> Result<()> {
+        assert!(at + len <= self.len && from + len <= other.len, "a copy beyond a buffer's end");
         assert!(self.cuda.is(&other.cuda), "a copy between two cards");
-        if self.len == 0 {
+        if len == 0 {
             return Ok(());
         }
         self.cuda.bind()?;
         let stream = self.cuda.compute().raw();
-        // SAFETY: both blocks hold `len` bytes, and a buffer borrowed mutably is not the other.
-        unsafe { sys::cuMemcpyDtoDAsync_v2(self.address(), other.address(), self.len, stream) }
-            .check("copying on the card")
+        let (into, from) = (self.address() + at as u64, other.address() + from as u64);
+        // SAFETY: both blocks hold these bytes, and a buffer borrowed mutably is not the other.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(into, from, len, stream) }.check("copying on the card")
     }
 }
 

@@ -27,6 +27,9 @@ pub struct Source {
     pub shared: &'static str,
     /// CUDA C++.
     pub text: &'static str,
+    /// Whether a product and a sum are always rounded apart, as on the host. Otherwise the compiler joins them where it
+    /// likes, and the same formula in two kernels may differ in its last bit.
+    pub exact: bool,
     /// The ways in which it is built, for the check that every source compiles.
     pub builds: &'static [Build],
 }
@@ -124,7 +127,7 @@ pub fn version() -> Result<(u32, u32)> {
 /// Compiles a source to an image that a driver loads. Needs no card.
 pub fn compile(source: &Source, build: &Build, target: Target) -> Result<Vec<u8>> {
     library::nvrtc()?;
-    let options = options(build, target);
+    let options = options(source, build, target);
     let text = format!(
         "#line 1 \"prelude.cuh\"\n{PRELUDE}\n#line 1 \"shared.cuh\"\n{}\n#line 1 \"{}\"\n{}",
         source.shared, source.name, source.text
@@ -182,7 +185,8 @@ fn cache_file(source: &Source, build: &Build, target: Target) -> Result<Option<P
     };
     let (major, minor) = version()?;
     let mut hash = blake3::Hasher::new();
-    for part in [PRELUDE, source.shared, source.name, source.text, &options(build, target).join("\n")] {
+    for part in [PRELUDE, source.shared, source.name, source.text, &options(source, build, target).join("\n")]
+    {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     hash.update(&major.to_le_bytes()).update(&minor.to_le_bytes());
@@ -190,9 +194,12 @@ fn cache_file(source: &Source, build: &Build, target: Target) -> Result<Option<P
     Ok(Some(folder.join("espalier/kernels").join(format!("{}-{target}-{}", source.name, &hash[..32]))))
 }
 
-fn options(build: &Build, target: Target) -> Vec<String> {
+fn options(source: &Source, build: &Build, target: Target) -> Vec<String> {
     let mut options =
         vec!["--std=c++17".to_owned(), "-default-device".to_owned(), format!("--gpu-architecture={target}")];
+    if source.exact {
+        options.push("--fmad=false".to_owned());
+    }
     options.extend(build.options());
     options
 }
@@ -294,6 +301,7 @@ mod tests {
             name: "wrong.cu",
             shared: "",
             text: "\nKERNEL(32) wrong() { nonsense(); }",
+            exact: false,
             builds: &[Build::PLAIN],
         };
         let message = compile(&source, &Build::PLAIN, Target::Machine(80)).unwrap_err().to_string();
@@ -316,7 +324,7 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = Source { name: "a.cu", shared: "", text: "", builds: &[] };
+        let source = Source { name: "a.cu", shared: "", text: "", exact: false, builds: &[] };
         let file = |build, target| cache_file(&source, &build, target).unwrap();
         let all = [
             file(Build::F32, Target::Machine(80)),

@@ -81,6 +81,7 @@ impl Kernel {
         for (pointer, place) in pointers.iter_mut().zip(&args.places[..args.count]) {
             *pointer = (&raw mut cells[*place..]).cast();
         }
+        let timer = self.cuda.time(self.function.family, 0.0)?;
         // SAFETY: the function is loaded; the driver copies each argument, of the kernel's own size and from as
         // many cells, before it returns. The caller vouches for their meaning.
         unsafe {
@@ -98,7 +99,8 @@ impl Kernel {
                 std::ptr::null_mut(),
             )
         }
-        .check("launching a kernel")
+        .check("launching a kernel")?;
+        timer.end()
     }
 
     /// How many blocks of this size one multiprocessor holds at once.
@@ -270,6 +272,8 @@ impl<'a> Args<'a> {
 #[derive(Debug)]
 struct Function {
     name: &'static str,
+    /// The name of its source, without the ending: what its time is summed under.
+    family: &'static str,
     raw: CUfunction,
     /// Bytes of each parameter, where the driver can tell.
     sizes: Option<Vec<usize>>,
@@ -285,7 +289,7 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    fn load(cuda: &Cuda, module: &Arc<Module>, name: &'static str) -> Result<Function> {
+    fn load(cuda: &Cuda, module: &Arc<Module>, source: &Source, name: &'static str) -> Result<Function> {
         let c_name = CString::new(name).expect("a name without NUL");
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module is loaded and the name ends in NUL; the driver writes the handle.
@@ -294,6 +298,7 @@ impl Function {
         status.check("looking a kernel up")?;
         Ok(Function {
             name,
+            family: source.name.strip_suffix(".cu").unwrap_or(source.name),
             raw,
             sizes: parameter_sizes(raw)?,
             shared: Mutex::new(PLAIN_SHARED),
@@ -417,7 +422,7 @@ impl Loaded {
             None => {
                 cuda.bind()?;
                 let module = self.module(cuda, source, build)?;
-                let function = Arc::new(Function::load(cuda, &module, name)?);
+                let function = Arc::new(Function::load(cuda, &module, source, name)?);
                 self.functions.lock().expect("no panic while locked").insert(key, function.clone());
                 function
             }

@@ -16,7 +16,7 @@ pub(crate) const TILE: usize = 4096;
 
 /// A file of kernels that includes `lanes.cuh`.
 pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> Source {
-    Source { name, shared: include_str!("lanes.cuh"), text, builds }
+    Source { name, shared: include_str!("lanes.cuh"), text, exact: false, builds }
 }
 
 /// How many blocks cover `n` things, `each` of them in a block.
@@ -83,6 +83,30 @@ pub(crate) fn weights<const N: usize>(rows: DType, weights: [&Tensor; N]) -> Res
         *weight = crate::ops::pieces::widened(weight)?;
     }
     Ok((read, wide))
+}
+
+/// What a kernel adds to its result, and where the sum goes: the same place, if nobody else holds it.
+#[derive(Debug)]
+pub(crate) struct Added {
+    /// Where what is added lies; 0 for nothing.
+    pub(crate) from: u64,
+    /// The sum.
+    pub(crate) sum: Tensor,
+    /// What is added, where the sum lies elsewhere: it must outlive the launch.
+    _plus: Option<Tensor>,
+}
+
+impl Added {
+    /// For a result like `like`, to which `plus` is added, or nothing.
+    pub(crate) fn new(like: &Tensor, mut plus: Option<Tensor>) -> Result<Added> {
+        assert!(plus.as_ref().is_none_or(|plus| plus.dtype() == like.dtype()), "a sum of two types");
+        let from = plus.as_ref().map_or(0, |plus| plus.cuda_buffer().address());
+        let sum = match plus.take_if(|plus| plus.is_unique()) {
+            Some(place) => place,
+            None => like.empty_like(Category::Activations)?,
+        };
+        Ok(Added { from, sum, _plus: plus })
+    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,24 @@
 //! An NVIDIA card as a device: its streams, its memory, its kernels and its matrix products.
 //!
-//! The driver, NVRTC and cuBLASLt are looked for when they are first used, so the same program runs where they
-//! are not. Work is queued on one compute stream and runs in that order; the host waits only where it reads a
+//! The driver, NVRTC, cuBLASLt and cuDNN are looked for when they are first used, so the same program runs where
+//! they are not. Work is queued on one compute stream and runs in that order; the host waits only where it reads a
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
 //! - [`stream`], `staging`, [`buffer`]: order, copies, memory;
 //! - [`compile`], [`kernel`], `lanes`: from source to launch;
-//! - [`blas`]: matrix products.
+//! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod blas;
 pub mod buffer;
 pub mod compile;
+pub mod dnn;
 pub mod kernel;
 pub(crate) mod lanes;
 pub mod library;
 pub mod probe;
+mod profile;
+pub(crate) mod sparse;
 mod staging;
 mod status;
 pub mod stream;
@@ -30,8 +33,11 @@ use crate::ops;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
 pub use compile::{Build, Source};
+use dnn::Convolutions;
 pub use kernel::{Args, Kernel};
 pub use probe::{Card, Probe};
+use profile::Profile;
+pub use profile::Taken;
 use staging::Staging;
 use status::Status;
 use stream::{Event, Stream};
@@ -66,8 +72,10 @@ pub struct Cuda(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     blas: Mutex<Option<Blas>>,
+    convolutions: Mutex<Convolutions>,
     loaded: kernel::Loaded,
     staging: Mutex<Option<Staging>>,
+    profile: Profile,
     free: FreeBlocks,
     copy: Stream,
     compute: Stream,
@@ -95,8 +103,10 @@ impl Cuda {
         context.bind()?;
         Ok(Cuda(Arc::new(Shared {
             blas: Mutex::new(None),
+            convolutions: Mutex::default(),
             loaded: kernel::Loaded::default(),
             staging: Mutex::new(None),
+            profile: Profile::default(),
             free: FreeBlocks::default(),
             copy: Stream::new()?,
             compute: Stream::new()?,
@@ -200,6 +210,10 @@ impl Cuda {
     /// Makes the card current on this thread. Every call of the driver needs it.
     pub(crate) fn bind(&self) -> Result<()> {
         self.0.context.bind()
+    }
+
+    fn profile(&self) -> &Profile {
+        &self.0.profile
     }
 
     fn free_blocks(&self) -> &FreeBlocks {

@@ -59,11 +59,27 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub(super) fn new() -> Result<Event> {
+        Event::with(CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that knows when it passed.
+    pub(super) fn timed() -> Result<Event> {
+        Event::with(CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(flags: CUevent_flags) -> Result<Event> {
         let mut event = std::ptr::null_mut();
         // SAFETY: a context is current; the driver writes the handle.
-        unsafe { sys::cuEventCreate(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32) }
-            .check("creating an event")?;
+        unsafe { sys::cuEventCreate(&mut event, flags as u32) }.check("creating an event")?;
         Ok(Event(event))
+    }
+
+    /// The time between two events that have passed, both timed.
+    pub(super) fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both handles live; the driver writes a number.
+        unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.0, self.0) }.check("timing work")?;
+        Ok(f64::from(milliseconds) / 1e3)
     }
 
     /// Puts the mark behind all work that the stream has now.

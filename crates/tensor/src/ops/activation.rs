@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::{PIECE, writable};
+use crate::ops::pieces::{PIECE, each, writable};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
@@ -105,7 +105,33 @@ pub fn backward(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<Tensor> 
             });
             Ok(dx)
         }
-        Device::Cuda(cuda) => cuda::backward(&cuda, kind, saved, dy),
+        Device::Cuda(cuda) => cuda::backward(&cuda, kind, saved, dy, None),
+    }
+}
+
+/// As [`backward`], and y = f(x) made again in the same pass, for a layer behind that did not keep it. On the host
+/// y has the bits of [`forward`]; where a card's product applied the function on its way out, to sums it had not
+/// rounded yet, the two may differ in the last bit.
+pub fn backward_remaking(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<(Tensor, Tensor)> {
+    assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
+    if kind == Activation::Relu {
+        return Ok((backward(kind, saved, dy)?, saved.clone()));
+    }
+    let mut y = saved.empty_like(Category::Activations)?;
+    match saved.device() {
+        Device::Cpu(cpu) => {
+            let mut dx = writable(dy)?;
+            with_float!(saved.dtype(), T => {
+                let parts = saved.slice::<T>().chunks(PIECE).zip(y.slice_mut::<T>().chunks_mut(PIECE));
+                let parts = parts.zip(dx.slice_mut::<T>().chunks_mut(PIECE));
+                each(&cpu, parts, |((saved, y), dx)| {
+                    apply_all(cpu.isa(), kind, saved, y);
+                    slope_all(cpu.isa(), kind, saved, dx);
+                });
+            });
+            Ok((dx, y))
+        }
+        Device::Cuda(cuda) => Ok((cuda::backward(&cuda, kind, saved, dy, Some(&mut y))?, y)),
     }
 }
 
@@ -170,6 +196,10 @@ mod tests {
                     let y = forward(kind, &input).unwrap();
                     let saved = if kind == Activation::Relu { &y } else { &input };
                     let dx = backward(kind, saved, tensor(device, dtype, &[n], &dy)).unwrap();
+                    let (again, remade) =
+                        backward_remaking(kind, saved, tensor(device, dtype, &[n], &dy)).unwrap();
+                    assert_eq!(remade.host_bytes(), y.host_bytes());
+                    assert_eq!(again.host_bytes(), dx.host_bytes());
                     vec![y, dx]
                 });
             }
@@ -185,7 +215,9 @@ mod tests {
             let dx = backward(Activation::Relu, &x, dy).unwrap();
             assert_eq!((dx.to_f32(), held.to_f32()), (vec![0.0, 0.0, 5.0], vec![5.0; 3]));
             let place = address(&held);
-            assert_eq!(address(&backward(Activation::Relu, &x, held).unwrap()), place);
+            let dx = backward(Activation::Relu, &x, held).unwrap();
+            assert_eq!(address(&dx), place);
+            assert_eq!(address(&backward_remaking(Activation::Gelu, &x, dx).unwrap().0), place);
         }
     }
 

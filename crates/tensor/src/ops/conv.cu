@@ -5,12 +5,16 @@
 // Shape: ten ints, by value. Fewer than 2^31 pixels on either side.
 //
 //   pass             rows of the product     columns   summed over                  right matrix
-//   forward          pixels of y             o         (u, v, c)                    conv_forward_weight's [o, k k c]
+//   forward          pixels of y             o         (u, v, c)                    conv_filter_rows' [o, k k c]
 //   backward_input   pixels of x             c         (u, v, o)                    conv_input_weight's [c, k k o]
 //   backward_weight  o                       (u, v, c) pixels of y, cut in splits   patches of x
 //
-// conv_forward_weight, conv_input_weight(w, rows, shape): w in the order its pass reads it.
-//   grid ceil(o c k k / 256), block 256.
+// conv_filter_rows(w, rows, c, channels, taps, shift): w [o, c, taps] as rows [o, taps, channels], zeros past c: what
+//   forward reads, and cuDNN. conv_filter_back(rows, dw, c, channels, taps, shift): the other way, without what is past c.
+//   run = 2^shift channels pass through shared memory at a time. grid (ceil(channels / run), o), block 256, dynamic
+//   shared bytes run taps sizeof(T).
+// conv_input_weight(w, rows, shape): w in the order that backward_input reads. grid ceil(o c k k / 256), block 256.
+// conv_add_bias(y, bias, rows, o, piece): y += bias, for products that are not ours. Columns of lanes.cuh.
 // conv_forward(x, rows, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile, f32 64 x 64,
 //   bf16 128 x 64 if there are at most 64 columns, else 128 x 128. grid ceil(rows / tile height)
 //   ceil(columns / tile width), block 256, dynamic shared bytes 0 for f32, (128 + tile width) 240 for bf16, for
@@ -18,7 +22,8 @@
 // conv_backward_weight(x, dy, partial, shape, share): partial: f32 [splits, o, k k c], split i sums pixels i share ..;
 //   share is a multiple of 32, splits = ceil(pixels of y / share) <= 65535. Tiles are f32 64 x 64, bf16 64 x 128 over
 //   o x (u, v, c). grid (ceil(k k c / tile width), ceil(o / 64), splits), block 256.
-// conv_weight_total(partial, dw, splits, shape): the sum of the splits, in their order. grid ceil(o c k k / 256), block 256.
+// conv_weight_total(partial, dw, splits, shape): the sum of the splits, in an order that their number fixes.
+//   block (256 / y, y) with y a power of two up to 8, the more the more splits there are; grid ceil(o c k k / (256 / y)).
 //
 // f32 runs on the CUDA cores, bf16 on the tensor cores (mma.sync, sm_80 and later) with f32 sums. Channels move 16
 // bytes at a time where they divide by 4 (f32) or 8 (bf16), otherwise one by one: pad_channels is worth its copy.
@@ -49,6 +54,11 @@ DEVICE void advance(Tap& t, int steps, int channels, int kernel) {
         if (++t.v == kernel) t.v = 0, ++t.u;
         if (t.u == kernel) t.channel = -1;
     }
+}
+
+DEVICE Tap further(Tap t, int steps, int channels, int kernel) {
+    advance(t, steps, channels, kernel);
+    return t;
 }
 
 // A pixel: where its image starts, and where its window does; `image` is -1 past the last one.
@@ -181,23 +191,27 @@ DEVICE void product(const Patches patches, const float* weight, const float* bia
     const bool vector = patches.channels() % 4 == 0;
     const Pixel pixel = patches.pixel(m0 + threadIdx.x / 4);
     const int own = n0 + threadIdx.x / 4, slot = threadIdx.x % 4 * 4;
-    const auto patch = [&](int k0) {
-        return collect<4, float>(vector, [&](int k) {
-            return patches.find(pixel, tap(k0 + slot + k, patches.channels(), patches.s.kernel));
+    Tap next = tap(slot, patches.channels(), patches.s.kernel);
+    // The next K terms of this thread's pixel.
+    const auto patch = [&]() {
+        const Pack<float> pack = collect<4, float>(vector, [&](int k) {
+            return patches.find(pixel, further(next, k, patches.channels(), patches.s.kernel));
         });
+        advance(next, Tile32::K, patches.channels(), patches.s.kernel);
+        return pack;
     };
     const auto weights = [&](int k0) {
         return collect<4, float>(vector, [&](int k) { return element(weight, own, columns, k0 + slot + k, window); });
     };
     float sum[4][4] = {};
-    put_transposed(tile.a[0], patch(0));
+    put_transposed(tile.a[0], patch());
     put_transposed(tile.b[0], weights(0));
     __syncthreads();
     int stage = 0;
     for (int k0 = 0; k0 < window; k0 += Tile32::K, stage ^= 1) {
         const bool more = k0 + Tile32::K < window;
         Pack<float> a, b;
-        if (more) a = patch(k0 + Tile32::K), b = weights(k0 + Tile32::K);
+        if (more) a = patch(), b = weights(k0 + Tile32::K);
         multiply(tile, stage, sum);
         if (more) put_transposed(tile.a[stage ^ 1], a), put_transposed(tile.b[stage ^ 1], b);
         __syncthreads();
@@ -222,9 +236,14 @@ DEVICE void weight_product(const Forward<float> patches, const float* dy, float*
         const int pixel = k0 + row < end ? k0 + row : patches.rows();
         return collect<4, float>(vector_dy, [&](int k) { return element(dy, pixel, patches.rows(), m0 + slot + k, s.o); });
     };
+    const Tap taps[4] = {tap(n0 + slot, s.c, s.kernel), tap(n0 + slot + 1, s.c, s.kernel),
+                         tap(n0 + slot + 2, s.c, s.kernel), tap(n0 + slot + 3, s.c, s.kernel)};
+    Forward<float>::Walk walk = patches.start(first + row);
+    // Called for one k0 after the other.
     const auto patch = [&](int k0) {
-        const Pixel pixel = patches.pixel(k0 + row < end ? k0 + row : patches.rows());
-        return collect<4, float>(vector, [&](int k) { return patches.find(pixel, tap(n0 + slot + k, s.c, s.kernel)); });
+        const Pixel pixel = k0 + row < end ? patches.pixel(walk) : Pixel{-1, 0, 0};
+        patches.advance(walk, Tile32::K);
+        return collect<4, float>(vector, [&](int k) { return patches.find(pixel, taps[k]); });
     };
     float sum[4][4] = {};
     store_pack(&tile.a[0][row][slot], gradient(first));
@@ -376,7 +395,7 @@ DEVICE void product_tile(const Patches& patches, const bf16* weight, const bf16*
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 fetch(&a[stage * M + row + 64 * i][slot], patches.x, vector, [&](int k) {
-                    return patches.find(pixels[i], k == 0 ? next : tap(k0 + slot + k, channels, kernel));
+                    return patches.find(pixels[i], further(next, k, channels, kernel));
                 });
             advance(next, TERMS, channels, kernel);
 #pragma unroll
@@ -439,7 +458,7 @@ DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* p
                 const Pixel pixel = k0 + row_b + 16 * i < end ? patches.pixel(walks[i]) : Pixel{-1, 0, 0};
                 patches.advance(walks[i], TERMS);
                 fetch(&b[stage][row_b + 16 * i][slot_b], patches.x, vector, [&](int k) {
-                    return patches.find(pixel, k == 0 ? first_tap : tap(n0 + slot_b + k, s.c, s.kernel));
+                    return patches.find(pixel, further(first_tap, k, s.c, s.kernel));
                 });
             }
         },
@@ -459,13 +478,69 @@ DEVICE void weight_product(const Forward<bf16> patches, const bf16* dy, float* p
 
 // ---- kernels ----
 
-KERNEL(256) conv_forward_weight(const T* w, T* rows, Shape s) {
-    const i64 i = thread_in_grid();
-    const int area = s.kernel * s.kernel;
-    if (i >= static_cast<i64>(s.o) * s.c * area) return;
-    const i64 o = i / (area * s.c);
-    const int uv = i / s.c % area, c = i % s.c;
-    rows[i] = w[(o * s.c + c) * area + uv];
+// Where a block of a filter's move stands: `count` channels from `first` on, `kept` of which the weight has. Element
+// (channel, tap) of the weight is in shared memory at channel taps + tap, so both sides go to memory in order.
+struct Slice {
+    const int first, count, kept;
+
+    DEVICE Slice(int c, int channels, int run)
+        : first(blockIdx.x * run), count(min(run, channels - first)), kept(max(0, min(run, c - first))) {}
+
+    DEVICE static int min(int a, int b) { return a < b ? a : b; }
+    DEVICE static int max(int a, int b) { return a > b ? a : b; }
+};
+
+KERNEL(256) conv_filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, int channels, int taps, int shift) {
+    extern __shared__ uint4 shared[];
+    T* const slice = reinterpret_cast<T*>(shared);
+    const int run = 1 << shift;
+    const Slice at(c, channels, run);
+    const T* const from = w + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
+    T* const to = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) slice[i] = i < at.kept * taps ? from[i] : from_f32<T>(0.0f);
+    __syncthreads();
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
+        const int tap = i >> shift, channel = i & (run - 1);
+        if (channel < at.count) to[static_cast<i64>(tap) * channels + channel] = slice[channel * taps + tap];
+    }
+}
+
+KERNEL(256) conv_filter_back(const T* __restrict__ rows, T* __restrict__ dw, int c, int channels, int taps, int shift) {
+    extern __shared__ uint4 shared[];
+    T* const slice = reinterpret_cast<T*>(shared);
+    const int run = 1 << shift;
+    const Slice at(c, channels, run);
+    const T* const from = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
+    T* const to = dw + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
+        const int tap = i >> shift, channel = i & (run - 1);
+        if (channel < at.count) slice[channel * taps + tap] = from[static_cast<i64>(tap) * channels + channel];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < at.kept * taps; i += THREADS) to[i] = slice[i];
+}
+
+template <int N>
+DEVICE void add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
+    const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+    const i64 end = (blockIdx.y + 1) * piece < rows ? (blockIdx.y + 1) * piece : rows;
+    if (column >= o) return;
+    float b[N];
+    load(bias + column, b);
+#pragma unroll 4
+    for (i64 row = blockIdx.y * piece + threadIdx.y; row < end; row += blockDim.y) {
+        float v[N];
+        load(y + row * o + column, v);
+        for (int k = 0; k < N; ++k) v[k] += b[k];
+        store(y + row * o + column, v);
+    }
+}
+
+KERNEL(256) conv_add_bias(T* y, const T* bias, i64 rows, i64 o, i64 piece) {
+    if (o % LANES == 0)
+        add_bias<LANES>(y, bias, rows, o, piece);
+    else
+        add_bias<1>(y, bias, rows, o, piece);
 }
 
 KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {
@@ -496,13 +571,12 @@ KERNEL(256) conv_backward_weight(const T* x, const T* dy, float* partial, Shape 
 }
 
 KERNEL(256) conv_weight_total(const float* partial, T* dw, i64 splits, Shape s) {
-    const i64 i = thread_in_grid();
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int area = s.kernel * s.kernel;
     const i64 size = static_cast<i64>(s.o) * s.c * area;
-    if (i >= size) return;
+    const float sum = column_total(partial, splits, size, i);
+    if (threadIdx.y > 0 || i >= size) return;
     const i64 o = i / (area * s.c);
     const int uv = i / s.c % area, c = i % s.c;
-    float sum = 0.0f;
-    for (i64 split = 0; split < splits; ++split) sum += partial[split * size + i];
     dw[(o * s.c + c) * area + uv] = from_f32<T>(sum);
 }

@@ -11,6 +11,7 @@
 
 pub(crate) mod cuda;
 mod direct;
+mod dnn;
 mod patches;
 
 use super::image;
@@ -172,10 +173,14 @@ fn collect<T: Float>(cpu: &Cpu, sums: &[f32], slice: usize, z: &Sizes, dw: &mut 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::{assert_close, check, dot, gradient, tensor, values, wide};
+    use crate::cuda::Cuda;
+    use crate::random;
+    use crate::testing::{self, assert_close, check_on, dot, gradient, tensor, values, wide};
 
     /// Calls `f(y index, x index, w index)` for every product of the convolution.
     fn products(z: &Sizes, mut f: impl FnMut(usize, usize, usize)) {
@@ -214,9 +219,58 @@ mod tests {
         (dx, dw)
     }
 
-    /// All three passes against the plain loops, everywhere.
+    /// The first card, where there is one, with or without cuDNN, in TF32 where that is allowed; opened for this alone,
+    /// since other tests use other settings at the same time.
+    fn card(cudnn: bool) -> Option<[Device; 3]> {
+        if !testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_))) {
+            return None;
+        }
+        if let Err(why) = Cuda::cudnn()
+            && cudnn
+        {
+            eprintln!("SKIPPED, cuDNN was not tried: {why}");
+            return None;
+        }
+        let card = Cuda::open(0).unwrap();
+        card.use_cudnn(cudnn);
+        card.allow_tf32_in_convolutions(cudnn);
+        Some([1, 2, 3].map(|_| Device::Cuda(card.clone())))
+    }
+
+    /// The host's devices and, where there is one, a card with our own kernels: f32 is exact on them.
+    fn exact_devices() -> &'static [[Device; 3]] {
+        static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
+        DEVICES.get_or_init(|| {
+            let hosts = testing::devices().iter().filter(|devices| matches!(devices[0], Device::Cpu(_)));
+            hosts.cloned().chain(card(false)).collect()
+        })
+    }
+
+    /// A card with cuDNN, where there is one.
+    fn cudnn_devices() -> &'static [[Device; 3]] {
+        static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
+        DEVICES.get_or_init(|| card(true).into_iter().collect())
+    }
+
+    /// All three passes against the plain loops, everywhere, on numbers that bf16 holds exactly. So does TF32, hence
+    /// its products are exact too; but the tensor cores cut off where others round when they add up.
     fn compare(shape: [usize; 4], o: usize, conv: Conv, seed: u64) {
+        let bf16 = (DType::Bf16, 1.0 / 128.0);
+        compare_on(exact_devices(), &[(DType::F32, 5e-5), bf16], values, shape, o, conv, seed);
+        compare_on(cudnn_devices(), &[(DType::F32, 2e-4), bf16], values, shape, o, conv, seed);
+    }
+
+    fn compare_on(
+        devices: &[[Device; 3]],
+        tolerances: &[(DType, f64)],
+        values: fn(u64, usize, f64) -> Vec<f32>,
+        shape: [usize; 4],
+        o: usize,
+        conv: Conv,
+        seed: u64,
+    ) {
         let z = Sizes::new(&shape, o, conv);
+        eprintln!("{z:?}");
         let weight = [o, z.c, conv.kernel, conv.kernel];
         let spread = 1.0 / (z.window() as f64).sqrt();
         let x = values(seed, shape.iter().product(), 1.0);
@@ -227,7 +281,7 @@ mod tests {
         let y = plain_forward(&x64, &w64, &vec![0.0; o], &z);
         let biased = plain_forward(&x64, &w64, &wide(&bias), &z);
         let (dx, dw) = plain_backward(&wide(&dy), &x64, &w64, &z);
-        check(&[y, biased, dx, dw], |device, dtype| {
+        check_on(devices, tolerances, &[y, biased, dx, dw], |device, dtype| {
             let x = tensor(device, dtype, &shape, &x);
             let w = tensor(device, dtype, &weight, &w);
             let bias = tensor(device, dtype, &[o], &bias);
@@ -268,6 +322,25 @@ mod tests {
             ([9, 4, 5, 96], 33, 3, 1, 1),
         ] {
             compare(shape, o, Conv { kernel, stride, padding }, 7);
+        }
+    }
+
+    /// Normal numbers with all the bits of an f32, which neither bf16 nor TF32 holds.
+    fn full_values(seed: u64, n: usize, spread: f64) -> Vec<f32> {
+        let key = random::key(seed, n as u64);
+        (0..n as u64).map(|i| (random::normal(key, i) * spread) as f32).collect()
+    }
+
+    /// A layer of a VGG, a ResNet's stride, and a photograph's channels: f32 means f32, unless TF32 is allowed, which
+    /// rounds each operand to within 2^-11.
+    #[test]
+    fn f32_is_exact_unless_tf32_is_allowed() {
+        for (shape, o, kernel, stride, padding) in
+            [([2, 8, 8, 64], 32, 3, 1, 1), ([2, 9, 9, 16], 64, 3, 2, 1), ([2, 16, 16, 3], 16, 7, 2, 3)]
+        {
+            let conv = Conv { kernel, stride, padding };
+            compare_on(exact_devices(), &[(DType::F32, 5e-5)], full_values, shape, o, conv, 3);
+            compare_on(cudnn_devices(), &[(DType::F32, 1.0 / 512.0)], full_values, shape, o, conv, 3);
         }
     }
 

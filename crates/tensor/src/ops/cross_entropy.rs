@@ -3,84 +3,136 @@
 //! - loss of a row = log(sum exp(x - max)) + max - x_target
 //! - gradient = scale (softmax(x) - onehot(target))
 //!
-//! The logits are the largest tensor of a language model, so the gradient takes their place: a row is read for
-//! its maximum, read for its sum and then overwritten, all while it is in the cache.
+//! The logits of all rows are the largest tensor of a language model. So they come a few rows at a time, and the
+//! gradient takes their place: a row is read for its maximum, read for its sum and then overwritten, all while it is
+//! in the cache.
 
 pub(crate) mod cuda;
 
 use crate::cpu::{lanes, math};
 use crate::device::Device;
-use crate::dtype::Float;
-use crate::error::{Result, must};
+use crate::dtype::{DType, Float};
+use crate::error::Result;
 use crate::ops::pieces;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
-/// What a batch of predictions was worth.
+/// The losses of a batch's rows, taken a few rows at a time, from the first to the last.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Losses {
+    targets: Tensor,
+    /// Rows that have come.
+    done: usize,
+    found: Found,
+}
+
+/// What has been found out about the rows that have come.
+#[derive(Debug)]
+enum Found {
+    /// Sums over pieces of rows, in their order.
+    Host(Vec<Total>),
+    /// Row by row, where they wait to be summed up.
+    Card(cuda::Rows),
+}
+
+/// What a batch of predictions was worth.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Total {
     /// The sum of the rows' losses, in nats.
     pub loss_sum: f64,
     /// Rows whose largest logit is the target's; of equal ones the first counts.
     pub correct: usize,
-    /// The gradient of `scale` times the loss sum, in the logits' place.
-    pub gradient: Tensor,
 }
 
-/// The loss, and its gradient in the place of the logits, which nobody else may hold. On a card this waits for
-/// all queued work, once, as the loss goes to the host. A target beyond the classes panics on the host and is a
-/// loss of NaN on a card.
-pub fn forward_backward(mut logits: Tensor, targets: &Tensor, scale: f32) -> Result<Outcome> {
-    let (rows, v) = (logits.rows(), logits.width());
-    assert_eq!(targets.len(), rows, "cross_entropy: targets for logits {:?}", logits.shape());
-    let cpu = match logits.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Cuda(cuda) => {
-            let (loss_sum, correct) = cuda::forward_backward(&cuda, &mut logits, targets, scale)?;
-            return Ok(Outcome { loss_sum, correct, gradient: logits });
+impl Losses {
+    /// For rows with these targets.
+    pub fn new(targets: &Tensor) -> Result<Losses> {
+        assert_eq!(targets.dtype(), DType::U32, "cross_entropy: targets");
+        let found = match targets.device() {
+            Device::Cpu(_) => Found::Host(Vec::new()),
+            Device::Cuda(_) => Found::Card(cuda::Rows::new(targets)?),
+        };
+        Ok(Losses { targets: targets.clone(), done: 0, found })
+    }
+
+    /// Takes the logits of the next rows; returns the gradient of `scale` times their loss, in the logits' place if
+    /// nobody else holds them. A target beyond the classes panics on the host and is a loss of NaN on a card.
+    pub fn differentiate(&mut self, logits: Tensor, scale: f32) -> Result<Tensor> {
+        let mut logits = pieces::writable(logits)?;
+        let (at, v) = (self.next(&logits), logits.width());
+        match (logits.device(), &mut self.found) {
+            (Device::Cpu(cpu), Found::Host(found)) => {
+                let targets = &self.targets.slice::<u32>()[at];
+                let piece = pieces::rows(v);
+                let mut partial = vec![Total::default(); targets.len().div_ceil(piece)];
+                with_float!(logits.dtype(), T => {
+                    let parts = logits.slice_mut::<T>().chunks_mut(piece * v).zip(targets.chunks(piece));
+                    pieces::each(&cpu, parts.zip(&mut partial), |((logits, targets), partial)| {
+                        *partial = differentiate(cpu.isa(), logits, targets, scale)
+                    });
+                });
+                found.extend(partial);
+            }
+            (Device::Cuda(cuda), Found::Card(found)) => {
+                found.differentiate(&cuda, &mut logits, &self.targets, at.start, scale)?;
+            }
+            _ => panic!("cross_entropy: logits and targets are on two devices"),
         }
-    };
-    let targets = targets.slice::<u32>();
-    let piece = pieces::rows(v);
-    let mut partial = vec![(0.0, 0); rows.div_ceil(piece)];
-    with_float!(logits.dtype(), T => {
-        let parts = logits.slice_mut::<T>().chunks_mut(piece * v).zip(targets.chunks(piece));
-        pieces::each(&cpu, parts.zip(&mut partial), |((logits, targets), partial)| {
-            *partial = differentiate(cpu.isa(), logits, targets, scale)
-        });
-    });
-    let (loss_sum, correct) = total(&partial);
-    Ok(Outcome { loss_sum, correct, gradient: logits })
-}
+        Ok(logits)
+    }
 
-/// The sum of the losses and the number of correct rows, without a gradient; it waits for a card, too.
-pub fn evaluate(logits: &Tensor, targets: &Tensor) -> (f64, usize) {
-    let (rows, v) = (logits.rows(), logits.width());
-    assert_eq!(targets.len(), rows, "cross_entropy: targets for logits {:?}", logits.shape());
-    let cpu = match logits.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Cuda(cuda) => return must(cuda::evaluate(&cuda, logits, targets)),
-    };
-    let targets = targets.slice::<u32>();
-    with_float!(logits.dtype(), T => {
-        let logits = logits.slice::<T>();
-        total(&cpu.map_pieces(rows, pieces::rows(v), |at| {
-            measure(cpu.isa(), &logits[at.start * v..at.end * v], &targets[at])
-        }))
-    })
-}
+    /// As [`Losses::differentiate`], without the gradient.
+    pub fn measure(&mut self, logits: &Tensor) -> Result<()> {
+        let (at, v) = (self.next(logits), logits.width());
+        match (logits.device(), &mut self.found) {
+            (Device::Cpu(cpu), Found::Host(found)) => with_float!(logits.dtype(), T => {
+                let (logits, targets) = (logits.slice::<T>(), &self.targets.slice::<u32>()[at]);
+                found.extend(cpu.map_pieces(targets.len(), pieces::rows(v), |at| {
+                    measure(cpu.isa(), &logits[at.start * v..at.end * v], &targets[at])
+                }));
+            }),
+            (Device::Cuda(cuda), Found::Card(found)) => {
+                found.measure(&cuda, logits, &self.targets, at.start)?;
+            }
+            _ => panic!("cross_entropy: logits and targets are on two devices"),
+        }
+        Ok(())
+    }
 
-fn total(partial: &[(f64, usize)]) -> (f64, usize) {
-    partial.iter().fold((0.0, 0), |(loss, correct), part| (loss + part.0, correct + part.1))
+    /// The sums over all rows, which must all have come. On a card this waits for all queued work, as they go to
+    /// the host.
+    pub fn total(self) -> Result<Total> {
+        assert_eq!(self.done, self.targets.len(), "cross_entropy: rows without logits");
+        match self.found {
+            Found::Host(found) => Ok(found.iter().fold(Total::default(), |sum, part| Total {
+                loss_sum: sum.loss_sum + part.loss_sum,
+                correct: sum.correct + part.correct,
+            })),
+            Found::Card(found) => found.total(),
+        }
+    }
+
+    /// The rows that `logits` are of.
+    fn next(&mut self, logits: &Tensor) -> std::ops::Range<usize> {
+        let at = self.done..self.done + logits.rows();
+        assert!(
+            at.end <= self.targets.len(),
+            "cross_entropy: logits {:?} from row {}",
+            logits.shape(),
+            at.start
+        );
+        self.done = at.end;
+        at
+    }
 }
 
 simd! {
-    fn differentiate[T: Float](logits: &mut [T], targets: &[u32], scale: f32) -> (f64, usize) {
-        let (mut loss, mut correct) = (0.0, 0);
+    fn differentiate[T: Float](logits: &mut [T], targets: &[u32], scale: f32) -> Total {
+        let (mut loss_sum, mut correct) = (0.0, 0);
         for (x, &target) in logits.chunks_exact_mut(logits.len() / targets.len()).zip(targets) {
             let target = target as usize;
             let row = row(x, target);
-            loss += row.loss;
+            loss_sum += row.loss;
             correct += usize::from(row.correct);
             let share = scale / row.sum as f32;
             let at_target = math::exp(x[target].to_f32() - row.max) * share - scale;
@@ -89,17 +141,17 @@ simd! {
             }
             x[target] = T::from_f32(at_target);
         }
-        (loss, correct)
+        Total { loss_sum, correct }
     }
 
-    fn measure[T: Float](logits: &[T], targets: &[u32]) -> (f64, usize) {
-        let (mut loss, mut correct) = (0.0, 0);
+    fn measure[T: Float](logits: &[T], targets: &[u32]) -> Total {
+        let (mut loss_sum, mut correct) = (0.0, 0);
         for (x, &target) in logits.chunks_exact(logits.len() / targets.len()).zip(targets) {
             let row = row(x, target as usize);
-            loss += row.loss;
+            loss_sum += row.loss;
             correct += usize::from(row.correct);
         }
-        (loss, correct)
+        Total { loss_sum, correct }
     }
 }
 
@@ -140,6 +192,19 @@ mod tests {
         x.iter().map(|x| (x - max).exp()).sum::<f64>().ln() + max - x[target]
     }
 
+    /// All rows at once: the gradient and the sums.
+    fn differentiate(logits: Tensor, targets: &Tensor, scale: f32) -> (Tensor, Total) {
+        let mut losses = Losses::new(targets).unwrap();
+        let gradient = losses.differentiate(logits, scale).unwrap();
+        (gradient, losses.total().unwrap())
+    }
+
+    fn measure(logits: &Tensor, targets: &Tensor) -> Total {
+        let mut losses = Losses::new(targets).unwrap();
+        losses.measure(logits).unwrap();
+        losses.total().unwrap()
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
@@ -159,15 +224,45 @@ mod tests {
             check(&[slope, vec![losses]], |device, dtype| {
                 let logits = tensor(device, dtype, &[rows, v], &x);
                 let targets = indices(device, &[rows], &targets);
-                let evaluated = evaluate(&logits, &targets);
+                let measured = measure(&logits, &targets);
                 let place = address(&logits);
-                let outcome = forward_backward(logits, &targets, scale).unwrap();
-                assert_eq!(evaluated, (outcome.loss_sum, outcome.correct));
-                assert_eq!(outcome.correct, right);
-                assert_eq!(address(&outcome.gradient), place);
-                let loss = tensor(device, DType::F32, &[1], &[outcome.loss_sum as f32]);
-                vec![outcome.gradient, loss]
+                let (gradient, total) = differentiate(logits, &targets, scale);
+                assert_eq!(measured, total);
+                assert_eq!(total.correct, right);
+                assert_eq!(address(&gradient), place);
+                let loss = tensor(device, DType::F32, &[1], &[total.loss_sum as f32]);
+                vec![gradient, loss]
             });
+        }
+
+        /// In parts: the same gradient, row by row, and the same sums but for the order of the host's additions.
+        #[test]
+        fn rows_may_come_in_parts(rows in 2usize..300, v in 1usize..200, part in 1usize..150, seed: u64) {
+            let (x, targets) = (values(seed, rows * v, 3.0), integers(seed, rows, v));
+            for device in devices().iter().map(|threads| &threads[0]) {
+                let targets = indices(device, &[rows], &targets);
+                let whole = differentiate(tensor(device, DType::F32, &[rows, v], &x), &targets, 0.5);
+                let (mut taken, mut measured) = (Losses::new(&targets).unwrap(), Losses::new(&targets).unwrap());
+                let gradients = x.chunks(part * v).flat_map(|x| {
+                    let logits = tensor(device, DType::F32, &[x.len() / v, v], x);
+                    measured.measure(&logits).unwrap();
+                    taken.differentiate(logits, 0.5).unwrap().to_f32()
+                });
+                assert_eq!(gradients.collect::<Vec<_>>(), whole.0.to_f32());
+                let (taken, measured) = (taken.total().unwrap(), measured.total().unwrap());
+                assert_eq!(taken, measured);
+                assert_eq!(taken.correct, whole.1.correct);
+                assert_close(&[taken.loss_sum as f32], &[whole.1.loss_sum], 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn logits_that_somebody_holds_stay_as_they_are() {
+        for [device, ..] in devices() {
+            let logits = tensor(device, DType::F32, &[1, 2], &[1.0, 1.0]);
+            let (gradient, _) = differentiate(logits.clone(), &indices(device, &[1], &[0]), 1.0);
+            assert_eq!((logits.to_f32(), gradient.to_f32()), (vec![1.0, 1.0], vec![-0.5, 0.5]));
         }
     }
 
@@ -180,9 +275,9 @@ mod tests {
             let expected = loss(&wide(&x), 77);
             for device in devices().iter().map(|threads| &threads[0]) {
                 let logits = tensor(device, DType::F32, &[1, v], &x);
-                let outcome = forward_backward(logits, &indices(device, &[1], &[77]), 1.0).unwrap();
-                assert_close(&[outcome.loss_sum as f32], &[expected], 1e-5);
-                let gradient = outcome.gradient.to_f32();
+                let (gradient, total) = differentiate(logits, &indices(device, &[1], &[77]), 1.0);
+                assert_close(&[total.loss_sum as f32], &[expected], 1e-5);
+                let gradient = gradient.to_f32();
                 assert!(gradient.iter().sum::<f32>().abs() < 1e-4 && gradient.iter().all(|g| g.abs() <= 1.0));
             }
         }
@@ -197,10 +292,11 @@ mod tests {
             check_like_host(|device, dtype| {
                 let logits = tensor(device, dtype, &[rows, v], &x);
                 let targets = indices(device, &[rows], &classes);
-                let (loss, correct) = evaluate(&logits, &targets);
-                let outcome = forward_backward(logits, &targets, 1.0).unwrap();
-                let numbers = [loss as f32, outcome.loss_sum as f32, correct as f32, outcome.correct as f32];
-                vec![outcome.gradient, tensor(device, DType::F32, &[4], &numbers)]
+                let measured = measure(&logits, &targets);
+                let (gradient, total) = differentiate(logits, &targets, 1.0);
+                assert_eq!(measured, total);
+                let numbers = [total.loss_sum as f32, total.correct as f32];
+                vec![gradient, tensor(device, DType::F32, &[2], &numbers)]
             });
         }
     }
@@ -210,7 +306,7 @@ mod tests {
         for device in devices().iter().map(|threads| &threads[0]) {
             let run = |x: &[f32]| {
                 let targets = indices(device, &[1], &[1]);
-                forward_backward(tensor(device, DType::F32, &[1, x.len()], x), &targets, 1.0).unwrap()
+                differentiate(tensor(device, DType::F32, &[1, x.len()], x), &targets, 1.0).1
             };
             assert!(run(&[0.0, 1.0, f32::NAN]).loss_sum.is_nan());
             assert!(run(&[f32::NAN; 3]).loss_sum.is_nan());
@@ -224,7 +320,7 @@ mod tests {
     fn of_equal_logits_the_first_is_the_prediction() {
         for [device, ..] in devices() {
             let logits = tensor(device, DType::F32, &[3, 3], &[1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0.0, 0.0, 0.0]);
-            assert_eq!(evaluate(&logits, &indices(device, &[3], &[1, 2, 0])).1, 2);
+            assert_eq!(measure(&logits, &indices(device, &[3], &[1, 2, 0])).correct, 2);
         }
     }
 }

@@ -1,29 +1,25 @@
 // Layer normalisation over the last dimension; the formulas are those of layer_norm.rs.
 //
-// x, y, dy, dx, residual, sum: T [rows, c]; scale, shift: [c], f32 where `wide`, else T;
+// x, y, dy, dx, residual: T [rows, c]; scale, shift: [c], f32 where `wide`, else T;
 // statistics: f32 [rows, 2] = mean, rstd.
 //
 // Row geometry (lanes.cuh):
 //   layer_norm_forward(x, scale, shift, wide, y, statistics, rows, c, eps)
-//   layer_norm_add_forward(x, residual, scale, shift, wide, sum, y, statistics, rows, c, eps):
-//     sum = x + residual, rounded to T, then y and statistics of sum. sum may be x or residual.
-//   layer_norm_backward_input(dy, x, scale, wide, statistics, dx, rows, c)
-//   layer_norm_backward_input_add(dy, x, scale, wide, statistics, residual, dx, rows, c):
-//     dx = residual + the above, added in f32. In both dx may be dy or residual.
+//   layer_norm_backward_input(dy, x, scale, wide, statistics, dx, rows, c); dx may be dy
+//   layer_norm_backward_remaking(dy, x, scale, shift, wide, statistics, residual, dx, y, rows, c):
+//     dx = residual, unless it is null, + the above, added in f32; y = what the forward pass made of x. dx may be
+//     dy or residual.
 // Column geometry:
 //   layer_norm_backward_weights(dy, x, statistics, partial, rows, c, piece): partial: f32 [pieces, 2, c] =
 //     dscale, dshift of rows i piece ..; pieces = ceil(rows / piece); about 256 pieces are good.
 //   layer_norm_backward_weights_total(partial, dscale, dshift, pieces, c, narrow): the sums over the pieces, as
 //     f32 or, where narrow, bf16. grid ceil(2 c / 32), block (32, 8).
 
-template <int N, bool ADD>
-DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift, T* sum, T* y,
-                    float* statistics, i64 rows, i64 c, float eps) {
+template <int N>
+DEVICE void forward(const T* x, Weights scale, Weights shift, T* y, float* statistics, i64 rows, i64 c, float eps) {
     const i64 row = row_in_grid();
     if (row >= rows) return;
     x += row * c, y += row * c;
-    if (ADD) residual += row * c, sum += row * c;
-    const T* from = ADD ? sum : x;
 
     Raw<T, N> held[HELD];
     float total = 0.0f;
@@ -32,24 +28,9 @@ DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift,
         float v[N];
         raw.read(x + i);
         raw.get(v);
-        if (ADD) {
-            float w[N];
-            load(residual + i, w);
-            for (int j = 0; j < N; ++j) v[j] += w[j];
-            raw.set(v);
-            raw.get(v);
-        }
         for (int j = 0; j < N; ++j) total += v[j];
-        if (k < HELD)
-            held[k] = raw;
-        else if (ADD)
-            raw.write(sum + i);
+        if (k < HELD) held[k] = raw;
     });
-    // Only now, so that the stores do not hold up the loads.
-    if (ADD)
-        for_row<N>(c, [&](i64 i, int k) {
-            if (k < HELD) held[k].write(sum + i);
-        });
     const float per_element = 1.0f / c;
     const float mean = row_sum(total) * per_element;
 
@@ -57,7 +38,7 @@ DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift,
         if (k < HELD)
             held[k].get(v);
         else
-            load(from + i, v);
+            load(x + i, v);
     };
     // E[x^2] - mean^2 would cancel.
     float squares = 0.0f;
@@ -78,20 +59,21 @@ DEVICE void forward(const T* x, const T* residual, Weights scale, Weights shift,
     if (threadIdx.x == 0) reinterpret_cast<float2*>(statistics)[row] = make_float2(mean, rstd);
 }
 
-template <int N, bool ADD>
-DEVICE void backward_input(const T* dy, const T* x, Weights scale, const float* statistics, const T* residual,
-                           T* dx, i64 rows, i64 c) {
+template <int N, bool REMAKE>
+DEVICE void backward_input(const T* dy, const T* x, Weights scale, Weights shift, const float* statistics,
+                           const T* residual, T* dx, T* y, i64 rows, i64 c) {
     const i64 row = row_in_grid();
     if (row >= rows) return;
+    const bool add = REMAKE && residual;
     dy += row * c, x += row * c, dx += row * c;
-    if (ADD) residual += row * c;
+    if (REMAKE) y += row * c;
+    if (add) residual += row * c;
     const float2 known = reinterpret_cast<const float2*>(statistics)[row];
     const float mean = known.x, rstd = known.y;
 
     // d = dy scale, h = (x - mean) rstd.
     Raw<T, N> held_dy[HELD], held_x[HELD], held_r[HELD];
-    const auto again = [&](i64 i, int k, float(&d)[N], float(&h)[N]) {
-        float a[N];
+    const auto again = [&](i64 i, int k, float(&d)[N], float(&h)[N], float(&a)[N]) {
         if (k < HELD)
             held_dy[k].get(d), held_x[k].get(h);
         else
@@ -103,27 +85,33 @@ DEVICE void backward_input(const T* dy, const T* x, Weights scale, const float* 
         if (k < HELD) {
             held_dy[k].read(dy + i);
             held_x[k].read(x + i);
-            if (ADD) held_r[k].read(residual + i);
+            if (add) held_r[k].read(residual + i);
         }
     });
     float sum_d = 0.0f, sum_dh = 0.0f;
     for_row<N>(c, [&](i64 i, int k) {
-        float d[N], h[N];
-        again(i, k, d, h);
+        float d[N], h[N], a[N];
+        again(i, k, d, h, a);
         for (int j = 0; j < N; ++j) sum_d += d[j], sum_dh += d[j] * h[j];
     });
     const float per_element = 1.0f / c;
     const float mean_d = row_sum(sum_d) * per_element, mean_dh = row_sum(sum_dh) * per_element;
     for_row<N>(c, [&](i64 i, int k) {
-        float d[N], h[N], r[N];
-        again(i, k, d, h);
-        if (ADD && k < HELD) held_r[k].get(r);
-        if (ADD && k == HELD) load(residual + i, r);
+        float d[N], h[N], a[N], r[N] = {};
+        again(i, k, d, h, a);
+        if (add && k < HELD) held_r[k].get(r);
+        if (add && k == HELD) load(residual + i, r);
         for (int j = 0; j < N; ++j) {
             d[j] = rstd * (d[j] - mean_d - h[j] * mean_dh);
-            if (ADD) d[j] += r[j];
+            if (add) d[j] += r[j];
         }
         store(dx + i, d);
+        if (REMAKE) {
+            float b[N];
+            shift.get(i, b);
+            for (int j = 0; j < N; ++j) h[j] = h[j] * a[j] + b[j];
+            store(y + i, h);
+        }
     });
 }
 
@@ -158,33 +146,25 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
 KERNEL(512) layer_norm_forward(const T* x, const void* scale, const void* shift, int wide, T* y,
                                 float* statistics, i64 rows, i64 c, float eps) {
     if (c % LANES == 0)
-        forward<LANES, false>(x, nullptr, {scale, wide}, {shift, wide}, nullptr, y, statistics, rows, c, eps);
+        forward<LANES>(x, {scale, wide}, {shift, wide}, y, statistics, rows, c, eps);
     else
-        forward<1, false>(x, nullptr, {scale, wide}, {shift, wide}, nullptr, y, statistics, rows, c, eps);
-}
-
-KERNEL(512) layer_norm_add_forward(const T* x, const T* residual, const void* scale, const void* shift, int wide,
-                                    T* sum, T* y, float* statistics, i64 rows, i64 c, float eps) {
-    if (c % LANES == 0)
-        forward<LANES, true>(x, residual, {scale, wide}, {shift, wide}, sum, y, statistics, rows, c, eps);
-    else
-        forward<1, true>(x, residual, {scale, wide}, {shift, wide}, sum, y, statistics, rows, c, eps);
+        forward<1>(x, {scale, wide}, {shift, wide}, y, statistics, rows, c, eps);
 }
 
 KERNEL(512) layer_norm_backward_input(const T* dy, const T* x, const void* scale, int wide,
                                        const float* statistics, T* dx, i64 rows, i64 c) {
     if (c % LANES == 0)
-        backward_input<LANES, false>(dy, x, {scale, wide}, statistics, nullptr, dx, rows, c);
+        backward_input<LANES, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
     else
-        backward_input<1, false>(dy, x, {scale, wide}, statistics, nullptr, dx, rows, c);
+        backward_input<1, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
 }
 
-KERNEL(512) layer_norm_backward_input_add(const T* dy, const T* x, const void* scale, int wide,
-                                           const float* statistics, const T* residual, T* dx, i64 rows, i64 c) {
+KERNEL(512) layer_norm_backward_remaking(const T* dy, const T* x, const void* scale, const void* shift, int wide,
+                                          const float* statistics, const T* residual, T* dx, T* y, i64 rows, i64 c) {
     if (c % LANES == 0)
-        backward_input<LANES, true>(dy, x, {scale, wide}, statistics, residual, dx, rows, c);
+        backward_input<LANES, true>(dy, x, {scale, wide}, {shift, wide}, statistics, residual, dx, y, rows, c);
     else
-        backward_input<1, true>(dy, x, {scale, wide}, statistics, residual, dx, rows, c);
+        backward_input<1, true>(dy, x, {scale, wide}, {shift, wide}, statistics, residual, dx, y, rows, c);
 }
 
 KERNEL(256) layer_norm_backward_weights(const T* dy, const T* x, const float* statistics, float* partial, i64 rows,

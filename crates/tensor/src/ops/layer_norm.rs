@@ -15,6 +15,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::elementwise::sum_into;
 use crate::ops::{pieces, reduce};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
@@ -70,6 +71,46 @@ pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tens
     Ok(dx)
 }
 
+/// (dx, y): the gradient, plus another one where it is given, and what the forward pass made of x, for a layer
+/// behind that did not keep it. y has the forward pass's bits. A card adds `plus` before it rounds, in its place if
+/// nobody else holds it; the host rounds first, as two operations would.
+pub fn backward_remaking(
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    statistics: &Tensor,
+    plus: Option<Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!(dy.shape(), x.shape(), "layer_norm: dy and x");
+    assert!(plus.as_ref().is_none_or(|plus| plus.shape() == x.shape()), "layer_norm: what is added and x");
+    assert_eq!((scale.shape(), shift.shape()), (&[c][..], &[c][..]), "layer_norm: scale and shift");
+    assert_eq!(statistics.shape(), [rows, 2], "layer_norm: statistics");
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward_remaking(&cuda, dy, x, scale, shift, statistics, plus),
+    };
+    let (scale, shift) = (pieces::widened(scale)?, pieces::widened(shift)?);
+    let (scale, shift, statistics) = (scale.slice::<f32>(), shift.slice::<f32>(), statistics.slice::<f32>());
+    let (mut dx, mut y) = (x.empty_like(Category::Activations)?, x.empty_like(Category::Activations)?);
+    let piece = pieces::rows(c);
+    with_float!(x.dtype(), T => {
+        let (dy, x, plus) = (dy.slice::<T>(), x.slice::<T>(), plus.as_ref().map(|plus| plus.slice::<T>()));
+        let parts = dx.slice_mut::<T>().chunks_mut(piece * c).zip(y.slice_mut::<T>().chunks_mut(piece * c));
+        pieces::each(&cpu, parts.enumerate(), |(i, (dx, y))| {
+            let at = i * piece * c..i * piece * c + dx.len();
+            let (x, statistics) = (&x[at.clone()], &statistics[at.start / c * 2..at.end / c * 2]);
+            differentiate(cpu.isa(), &dy[at.clone()], x, scale, statistics, dx);
+            renormalise(cpu.isa(), x, scale, shift, statistics, y);
+            if let Some(plus) = plus {
+                sum_into(cpu.isa(), &plus[at], dx);
+            }
+        });
+    });
+    Ok((dx, y))
+}
+
 /// (dscale, dshift), as `dtype`.
 pub fn backward_weights(
     dy: &Tensor,
@@ -99,6 +140,14 @@ pub fn backward_weights(
     Ok((part(0)?, part(c)?))
 }
 
+/// y = (x - mean) rstd scale + shift for one row.
+#[inline(always)]
+fn scale_and_shift<T: Float>(x: &[T], [mean, rstd]: [f32; 2], scale: &[f32], shift: &[f32], y: &mut [T]) {
+    for (((y, x), scale), shift) in y.iter_mut().zip(x).zip(scale).zip(shift) {
+        *y = T::from_f32((x.to_f32() - mean) * rstd * scale + shift);
+    }
+}
+
 simd! {
     fn normalise[T: Float](
         x: &[T],
@@ -116,10 +165,16 @@ simd! {
             // A second pass over a row in the cache; E[x^2] - mean^2 would cancel.
             let variance = lanes::sum(x, |x| (x - mean) * (x - mean)) * per_element;
             let rstd = 1.0 / (variance + eps).sqrt();
-            for (((y, x), scale), shift) in y.iter_mut().zip(x).zip(scale).zip(shift) {
-                *y = T::from_f32((x.to_f32() - mean) * rstd * scale + shift);
-            }
+            scale_and_shift(x, [mean, rstd], scale, shift, y);
             *statistics = [mean, rstd];
+        }
+    }
+
+    fn renormalise[T: Float](x: &[T], scale: &[f32], shift: &[f32], statistics: &[f32], y: &mut [T]) {
+        let c = scale.len();
+        let rows = x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(statistics.as_chunks::<2>().0);
+        for ((x, y), &known) in rows {
+            scale_and_shift(x, known, scale, shift, y);
         }
     }
 
@@ -161,7 +216,8 @@ simd! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check, check_like_host, dot, gradient, tensor, values, wide};
+    use crate::ops::elementwise::add;
+    use crate::testing::{address, check, check_like_host, dot, gradient, tensor, values, wide};
     use proptest::prelude::*;
 
     fn reference(x: &[f64], scale: &[f64], shift: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
@@ -178,6 +234,24 @@ mod tests {
         (y, statistics)
     }
 
+    /// Checks y made again and dx against those at hand; returns dx plus another gradient.
+    fn remade([dy, x, scale, shift, statistics, y, dx]: [&Tensor; 7], plus: Tensor) -> Tensor {
+        let run = |plus| backward_remaking(dy, x, scale, shift, statistics, plus).unwrap();
+        let (again, remade) = run(None);
+        assert_eq!(remade.host_bytes(), y.host_bytes());
+        assert_eq!(again.host_bytes(), dx.host_bytes());
+        let (sum, remade) = run(Some(plus.clone()));
+        assert_eq!(remade.host_bytes(), y.host_bytes());
+        if matches!(x.device(), Device::Cpu(_)) {
+            assert_eq!(sum.host_bytes(), add(dx, &plus).unwrap().host_bytes());
+        } else {
+            let place = address(&plus);
+            let (in_place, _) = run(Some(plus));
+            assert_eq!((address(&in_place), in_place.host_bytes()), (place, sum.host_bytes()));
+        }
+        sum
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
@@ -185,22 +259,26 @@ mod tests {
             let eps = 1e-2;
             let (x, dy) = (values(seed, rows * c, 2.0), values(seed ^ 1, rows * c, 1.0));
             let (scale, shift) = (values(seed ^ 2, c, 1.0), values(seed ^ 3, c, 1.0));
+            let plus = values(seed ^ 4, rows * c, 1.0);
             let [x64, dy64, scale64, shift64] = [&x, &dy, &scale, &shift].map(|x| wide(x));
             let (y, statistics) = reference(&x64, &scale64, &shift64, eps);
             // Rows do not see each other: their differences can be taken one by one.
             let row = |(x, dy): (&[f64], &[f64])| {
                 gradient(x, |x| dot(&reference(x, &scale64, &shift64, eps).0, dy))
             };
-            let dx = x64.chunks(c).zip(dy64.chunks(c)).flat_map(row).collect();
+            let dx: Vec<f64> = x64.chunks(c).zip(dy64.chunks(c)).flat_map(row).collect();
             let dscale = gradient(&scale64, |scale| dot(&reference(&x64, scale, &shift64, eps).0, &dy64));
             let dshift = gradient(&shift64, |shift| dot(&reference(&x64, &scale64, shift, eps).0, &dy64));
-            check(&[y, statistics, dx, dscale, dshift], |device, dtype| {
+            let sum = dx.iter().zip(&plus).map(|(dx, plus)| dx + f64::from(*plus)).collect();
+            check(&[y, statistics, dx, sum, dscale, dshift], |device, dtype| {
                 let (x, dy) = (tensor(device, dtype, &[rows, c], &x), tensor(device, dtype, &[rows, c], &dy));
                 let (scale, shift) = (tensor(device, dtype, &[c], &scale), tensor(device, dtype, &[c], &shift));
+                let plus = tensor(device, dtype, &[rows, c], &plus);
                 let (y, statistics) = forward(&x, &scale, &shift, eps as f32).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
+                let sum = remade([&dy, &x, &scale, &shift, &statistics, &y, &dx], plus);
                 let (dscale, dshift) = backward_weights(&dy, &x, &statistics, DType::F32).unwrap();
-                vec![y, statistics, dx, dscale, dshift]
+                vec![y, statistics, dx, sum, dscale, dshift]
             });
         }
     }
@@ -216,10 +294,12 @@ mod tests {
                 let (x, dy) = (tensor(device, dtype, &[rows, c], &x), tensor(device, dtype, &[rows, c], &dy));
                 let (scale, shift) =
                     (tensor(device, other, &[c], &scale), tensor(device, dtype, &[c], &shift));
+                let plus = dy.duplicate(Category::Activations).unwrap();
                 let (y, statistics) = forward(&x, &scale, &shift, 1e-5).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
+                let sum = remade([&dy, &x, &scale, &shift, &statistics, &y, &dx], plus);
                 let (dscale, dshift) = backward_weights(&dy, &x, &statistics, dtype).unwrap();
-                vec![y, statistics, dx, dscale, dshift]
+                vec![y, statistics, dx, sum, dscale, dshift]
             });
         }
     }

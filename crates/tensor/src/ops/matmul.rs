@@ -6,9 +6,11 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::{Epilogue, Matrix, MatrixMut, parallel};
 use crate::cuda::blas;
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::activation::{self, Activation};
+use crate::ops::elementwise;
 use crate::tensor::Tensor;
 use crate::with_float;
 
@@ -30,6 +32,58 @@ pub fn matmul(
         Device::Cuda(_) => blas::Product::new(a, ta, b, tb).then(blas::Epilogue::bias(bias)).into(&mut c)?,
     }
     Ok(c)
+}
+
+/// `a b + bias + plus`, as a new tensor of `plus`'s shape. A card adds before it rounds; the host rounds the product
+/// first, as two operations would.
+pub fn matmul_plus(
+    a: &Tensor,
+    ta: bool,
+    b: &Tensor,
+    tb: bool,
+    bias: Option<&Tensor>,
+    plus: &Tensor,
+    category: Category,
+) -> Result<Tensor> {
+    let (m, n, _) = extents(a, ta, b, tb, bias);
+    assert_eq!((plus.rows(), plus.width()), (m, n), "a product of {m} x {n} and {:?}", plus.shape());
+    match a.device() {
+        Device::Cpu(_) => {
+            let mut c = matmul(a, ta, b, tb, bias, category)?.reshape(plus.shape());
+            elementwise::add_into(&mut c, plus);
+            Ok(c)
+        }
+        Device::Cuda(_) => {
+            let mut c = plus.empty_like(category)?;
+            let product = blas::Product::new(a, ta, b, tb).plus(Some(plus));
+            product.then(blas::Epilogue::bias(bias)).into(&mut c)?;
+            Ok(c)
+        }
+    }
+}
+
+/// `c += a b`, where `c: [m, n]` is of `a`'s type or f32, which loses nothing of sums that come in parts.
+pub fn matmul_add(a: &Tensor, ta: bool, b: &Tensor, tb: bool, c: &mut Tensor) -> Result<()> {
+    let (m, n, k) = extents(a, ta, b, tb, None);
+    assert_eq!((c.rows(), c.width()), (m, n), "a product of {m} x {n} added to {:?}", c.shape());
+    match a.device() {
+        Device::Cpu(cpu) => with_float!(a.dtype(), T => {
+            let a = Matrix::of(a.slice::<T>(), a.width(), ta);
+            let b = Matrix::of(b.slice::<T>(), b.width(), tb);
+            match c.dtype() {
+                DType::F32 => {
+                    let c = MatrixMut { data: c.slice_mut::<f32>(), row_stride: n };
+                    parallel(&cpu, m, n, k, a, b, c, true, Epilogue::none());
+                }
+                _ => {
+                    let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
+                    parallel(&cpu, m, n, k, a, b, c, true, Epilogue::none());
+                }
+            }
+        }),
+        Device::Cuda(_) => blas::Product::new(a, ta, b, tb).accumulate(true).into(c)?,
+    }
+    Ok(())
 }
 
 /// As [`matmul`] with an activation: the values before it, and after it, in one pass. Both are activations.
@@ -102,4 +156,60 @@ fn product(
         let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
         parallel(cpu, m, n, k, a, b, c, false, epilogue);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, tensor, values, wide};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        /// In all four ways of storing the operands: a product, the same one with a tensor added to it, and added in two
+        /// parts of k to an f32 tensor and to one of the operands' type.
+        #[test]
+        fn products_and_sums_of_products(m in 1usize..70, n in 1usize..70, k in 2usize..90, seed: u64) {
+            let (a, b) = (values(seed, m * k, 1.0), values(seed ^ 1, k * n, 1.0));
+            let (bias, start) = (values(seed ^ 2, n, 1.0), values(seed ^ 3, m * n, 1.0));
+            let [a64, b64] = [&a, &b].map(|x| wide(x));
+            let sum = |i: usize, j: usize| (0..k).map(|p| a64[i * k + p] * b64[p * n + j]).sum::<f64>();
+            let each = |f: &dyn Fn(usize, usize) -> f64| -> Vec<f64> {
+                (0..m * n).map(|at| f(at / n, at % n) + sum(at / n, at % n)).collect()
+            };
+            let product = each(&|_, j| f64::from(bias[j]));
+            let added = each(&|i, j| f64::from(start[i * n + j]));
+            let both = each(&|i, j| f64::from(start[i * n + j]) + f64::from(bias[j]));
+            let transposed = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
+                (0..rows * cols).map(|at| x[at % rows * cols + at / rows]).collect()
+            };
+            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+                check(&[product.clone(), both.clone(), added.clone(), added.clone(), added.clone()], |device, dtype| {
+                    let matrix = |x: &[f32], rows: usize, cols: usize, t: bool| match t {
+                        false => tensor(device, dtype, &[rows, cols], x),
+                        true => tensor(device, dtype, &[cols, rows], &transposed(x, rows, cols)),
+                    };
+                    let bias = tensor(device, dtype, &[n], &bias);
+                    let (whole_a, whole_b) = (matrix(&a, m, k, ta), matrix(&b, k, n, tb));
+                    let category = Category::Gradients;
+                    let product = matmul(&whole_a, ta, &whole_b, tb, Some(&bias), category).unwrap();
+                    let fresh = tensor(device, dtype, &[m, n], &start);
+                    let plus = |bias| matmul_plus(&whole_a, ta, &whole_b, tb, bias, &fresh, category).unwrap();
+                    let (both, plus) = (plus(Some(&bias)), plus(None));
+                    assert_eq!(fresh.to_f32(), start, "what is added stays as it is");
+                    let mut wide = tensor(device, DType::F32, &[m, n], &start);
+                    let mut same = tensor(device, dtype, &[m, n], &start);
+                    let cut = k / 2;
+                    for at in [0..cut, cut..k] {
+                        let columns: Vec<f32> = a.chunks(k).flat_map(|row| &row[at.clone()]).copied().collect();
+                        let a = matrix(&columns, m, at.len(), ta);
+                        let b = matrix(&b[at.start * n..at.end * n], at.len(), n, tb);
+                        matmul_add(&a, ta, &b, tb, &mut wide).unwrap();
+                        matmul_add(&a, ta, &b, tb, &mut same).unwrap();
+                    }
+                    vec![product, both, plus, wide, same]
+                });
+            }
+        }
+    }
 }

@@ -18,4 +18,6 @@ pub(crate) mod pieces;
 pub mod pool;
 pub mod reduce;
 pub mod rms_norm;
+pub mod rows;
+pub mod sparse;
 pub mod update;

@@ -15,6 +15,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::elementwise::sum_into;
 use crate::ops::{pieces, reduce};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
@@ -68,6 +69,48 @@ pub fn backward_input(dy: &Tensor, x: &Tensor, scale: &Tensor, statistics: &Tens
     Ok(dx)
 }
 
+/// (dx, y): the gradient, plus another one where it is given, and what the forward pass made of x, for a layer
+/// behind that did not keep it. y has the forward pass's bits. A card adds `plus` before it rounds, in its place if
+/// nobody else holds it; the host rounds first, as two operations would.
+pub fn backward_remaking(
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    statistics: &Tensor,
+    plus: Option<Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!(dy.shape(), x.shape(), "rms_norm: dy and x");
+    assert!(plus.as_ref().is_none_or(|plus| plus.shape() == x.shape()), "rms_norm: what is added and x");
+    assert_eq!(
+        (scale.shape(), statistics.shape()),
+        (&[c][..], &[rows][..]),
+        "rms_norm: scale and statistics"
+    );
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => return cuda::backward_remaking(&cuda, dy, x, scale, statistics, plus),
+    };
+    let scale = pieces::widened(scale)?;
+    let (scale, rstd) = (scale.slice::<f32>(), statistics.slice::<f32>());
+    let (mut dx, mut y) = (x.empty_like(Category::Activations)?, x.empty_like(Category::Activations)?);
+    let piece = pieces::rows(c);
+    with_float!(x.dtype(), T => {
+        let (dy, x, plus) = (dy.slice::<T>(), x.slice::<T>(), plus.as_ref().map(|plus| plus.slice::<T>()));
+        let parts = dx.slice_mut::<T>().chunks_mut(piece * c).zip(y.slice_mut::<T>().chunks_mut(piece * c));
+        pieces::each(&cpu, parts.enumerate(), |(i, (dx, y))| {
+            let at = i * piece * c..i * piece * c + dx.len();
+            let (x, rstd) = (&x[at.clone()], &rstd[at.start / c..at.end / c]);
+            differentiate(cpu.isa(), &dy[at.clone()], x, scale, rstd, dx);
+            renormalise(cpu.isa(), x, scale, rstd, y);
+            if let Some(plus) = plus {
+                sum_into(cpu.isa(), &plus[at], dx);
+            }
+        });
+    });
+    Ok((dx, y))
+}
+
 /// dscale, as `dtype`.
 pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DType) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
@@ -88,14 +131,27 @@ pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DTy
     reduce::total(&cpu, &partial, 0, c, dtype, Category::Workspace)
 }
 
+/// y = x rstd scale for one row.
+#[inline(always)]
+fn scaled<T: Float>(x: &[T], rstd: f32, scale: &[f32], y: &mut [T]) {
+    for ((y, x), scale) in y.iter_mut().zip(x).zip(scale) {
+        *y = T::from_f32(x.to_f32() * rstd * scale);
+    }
+}
+
 simd! {
     fn normalise[T: Float](x: &[T], scale: &[f32], eps: f32, y: &mut [T], rstd: &mut [f32]) {
         let c = scale.len();
         for ((x, y), rstd) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(rstd) {
             *rstd = 1.0 / (lanes::sum(x, |x| x * x) / c as f32 + eps).sqrt();
-            for ((y, x), scale) in y.iter_mut().zip(x).zip(scale) {
-                *y = T::from_f32(x.to_f32() * *rstd * scale);
-            }
+            scaled(x, *rstd, scale, y);
+        }
+    }
+
+    fn renormalise[T: Float](x: &[T], scale: &[f32], rstd: &[f32], y: &mut [T]) {
+        let c = scale.len();
+        for ((x, y), &rstd) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(rstd) {
+            scaled(x, rstd, scale, y);
         }
     }
 
@@ -124,7 +180,8 @@ simd! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{check, check_like_host, dot, gradient, tensor, values, wide};
+    use crate::ops::elementwise::add;
+    use crate::testing::{address, check, check_like_host, dot, gradient, tensor, values, wide};
     use proptest::prelude::*;
 
     fn reference(x: &[f64], scale: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
@@ -137,26 +194,47 @@ mod tests {
         (y, statistics)
     }
 
+    /// Checks y made again and dx against those at hand; returns dx plus another gradient.
+    fn remade([dy, x, scale, statistics, y, dx]: [&Tensor; 6], plus: Tensor) -> Tensor {
+        let run = |plus| backward_remaking(dy, x, scale, statistics, plus).unwrap();
+        let (again, remade) = run(None);
+        assert_eq!(remade.host_bytes(), y.host_bytes());
+        assert_eq!(again.host_bytes(), dx.host_bytes());
+        let (sum, remade) = run(Some(plus.clone()));
+        assert_eq!(remade.host_bytes(), y.host_bytes());
+        if matches!(x.device(), Device::Cpu(_)) {
+            assert_eq!(sum.host_bytes(), add(dx, &plus).unwrap().host_bytes());
+        } else {
+            let place = address(&plus);
+            let (in_place, _) = run(Some(plus));
+            assert_eq!((address(&in_place), in_place.host_bytes()), (place, sum.host_bytes()));
+        }
+        sum
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn all_passes_agree_with_the_formula(rows in 1usize..300, c in 1usize..150, seed: u64) {
             let eps = 1e-2;
             let (x, dy) = (values(seed, rows * c, 2.0), values(seed ^ 1, rows * c, 1.0));
-            let scale = values(seed ^ 2, c, 1.0);
+            let (scale, plus) = (values(seed ^ 2, c, 1.0), values(seed ^ 4, rows * c, 1.0));
             let [x64, dy64, scale64] = [&x, &dy, &scale].map(|x| wide(x));
             let (y, statistics) = reference(&x64, &scale64, eps);
             // Rows do not see each other: their differences can be taken one by one.
             let row = |(x, dy): (&[f64], &[f64])| gradient(x, |x| dot(&reference(x, &scale64, eps).0, dy));
-            let dx = x64.chunks(c).zip(dy64.chunks(c)).flat_map(row).collect();
+            let dx: Vec<f64> = x64.chunks(c).zip(dy64.chunks(c)).flat_map(row).collect();
+            let sum = dx.iter().zip(&plus).map(|(dx, plus)| dx + f64::from(*plus)).collect();
             let dscale = gradient(&scale64, |scale| dot(&reference(&x64, scale, eps).0, &dy64));
-            check(&[y, statistics, dx, dscale], |device, dtype| {
+            check(&[y, statistics, dx, sum, dscale], |device, dtype| {
                 let (x, dy) = (tensor(device, dtype, &[rows, c], &x), tensor(device, dtype, &[rows, c], &dy));
                 let scale = tensor(device, dtype, &[c], &scale);
+                let plus = tensor(device, dtype, &[rows, c], &plus);
                 let (y, statistics) = forward(&x, &scale, eps as f32).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
+                let sum = remade([&dy, &x, &scale, &statistics, &y, &dx], plus);
                 let dscale = backward_weights(&dy, &x, &statistics, DType::F32).unwrap();
-                vec![y, statistics, dx, dscale]
+                vec![y, statistics, dx, sum, dscale]
             });
         }
     }
@@ -171,10 +249,12 @@ mod tests {
                 let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
                 let (x, dy) = (tensor(device, dtype, &[rows, c], &x), tensor(device, dtype, &[rows, c], &dy));
                 let scale = tensor(device, other, &[c], &scale);
+                let plus = dy.duplicate(Category::Activations).unwrap();
                 let (y, statistics) = forward(&x, &scale, 1e-5).unwrap();
                 let dx = backward_input(&dy, &x, &scale, &statistics).unwrap();
+                let sum = remade([&dy, &x, &scale, &statistics, &y, &dx], plus);
                 let dscale = backward_weights(&dy, &x, &statistics, dtype).unwrap();
-                vec![y, statistics, dx, dscale]
+                vec![y, statistics, dx, sum, dscale]
             });
         }
     }

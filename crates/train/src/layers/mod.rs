@@ -7,9 +7,11 @@
 
 mod activation;
 mod attention;
+mod chain;
 mod conv;
 mod dropout;
 mod embedding;
+mod head;
 mod held;
 mod linear;
 mod norm;
@@ -23,15 +25,19 @@ use espalier_tensor::Tensor;
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
+pub(crate) use chain::{Before, Chain};
 pub(crate) use conv::ConvLayer;
 pub(crate) use dropout::Dropout;
 pub(crate) use embedding::{Embedding, PositionEmbedding};
+pub(crate) use head::Head;
+pub use head::{Outcome, Scale};
 pub use held::Kinks;
 pub(crate) use held::{HeldMaxPool, HeldRelu};
 pub(crate) use linear::Linear;
-pub(crate) use norm::{BatchNorm, LayerNorm, RmsNorm};
+pub(crate) use norm::{BatchNorm, Norm};
 pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
 pub(crate) use recompute::Recompute;
+use residual::sum;
 pub(crate) use residual::{Residual, Sequence};
 
 use crate::Result;
@@ -45,6 +51,17 @@ pub trait Layer: Send + Sync + Debug {
     /// From the gradient of the output to that of the input, which is left out where `input_gradient` is false
     /// (the first layer of a model) or the input has none (token ids).
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>>;
+
+    /// The output plus a tensor of its shape. A layer that ends in a product can add on its way out.
+    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        sum(self.forward(x, pass)?, plus)
+    }
+
+    /// The gradient of the input plus a tensor of its shape. A layer that begins with a norm can add on its way out.
+    fn backward_plus(&self, dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+        let dx = self.backward(dy, pass, true)?.expect("an input to which something is added has a gradient");
+        sum(dx, plus)
+    }
 }
 
 /// Whether a forward pass is followed by a backward pass.

@@ -9,17 +9,69 @@ use crate::weights::{BufferId, ParameterId, Weights};
 
 const EPS: f32 = 1e-5;
 
-/// Over the last dimension: subtract the mean, divide by the deviation, scale, shift.
+/// A norm over the last dimension.
 #[derive(Debug)]
-pub(crate) struct LayerNorm {
-    pub scale: ParameterId,
-    pub shift: ParameterId,
+pub(crate) enum Norm {
+    /// Subtract the mean, divide by the deviation, scale, shift.
+    Layer { scale: ParameterId, shift: ParameterId },
+    /// Divide by the root mean square, scale.
+    Rms { scale: ParameterId },
 }
 
-impl Layer for LayerNorm {
+impl Norm {
+    /// The gradient of the input, plus another one where it is given, and the output made again.
+    pub fn input_gradient_remaking(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        statistics: &Tensor,
+        plus: Option<Tensor>,
+        weights: &Weights,
+    ) -> Result<(Tensor, Tensor)> {
+        Ok(match *self {
+            Norm::Layer { scale, shift } => {
+                let (scale, shift) = (weights.get(scale), weights.get(shift));
+                layer_norm::backward_remaking(dy, x, scale, shift, statistics, plus)?
+            }
+            Norm::Rms { scale } => rms_norm::backward_remaking(dy, x, weights.get(scale), statistics, plus)?,
+        })
+    }
+
+    /// Hands the gradients of scale and shift to the sink.
+    pub fn send_gradients(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        statistics: Tensor,
+        pass: &mut Backward<'_>,
+    ) -> Result<()> {
+        match *self {
+            Norm::Layer { scale, shift } => {
+                let dtype = pass.weights.get(scale).dtype();
+                let gradients = Box::new(move || {
+                    let (scale, shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
+                    Ok(vec![scale, shift])
+                });
+                pass.sink.accept(&[scale, shift], gradients)
+            }
+            Norm::Rms { scale } => {
+                let dtype = pass.weights.get(scale).dtype();
+                let gradients =
+                    Box::new(move || Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
+                pass.sink.accept(&[scale], gradients)
+            }
+        }
+    }
+}
+
+/// Leaves its input and the statistics of its rows on the stash, in this order.
+impl Layer for Norm {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
-        let (y, statistics) = layer_norm::forward(&x, scale, shift, EPS)?;
+        let get = |id| pass.weights.get(id);
+        let (y, statistics) = match *self {
+            Norm::Layer { scale, shift } => layer_norm::forward(&x, get(scale), get(shift), EPS)?,
+            Norm::Rms { scale } => rms_norm::forward(&x, get(scale), EPS)?,
+        };
         pass.stash.push(x);
         pass.stash.push(statistics);
         Ok(y)
@@ -27,39 +79,12 @@ impl Layer for LayerNorm {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
-        let scale = pass.weights.get(self.scale);
-        let dx = layer_norm::backward_input(&dy, &x, scale, &statistics)?;
-        let dtype = scale.dtype();
-        let gradients = Box::new(move || {
-            let (scale, shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
-            Ok(vec![scale, shift])
-        });
-        pass.sink.accept(&[self.scale, self.shift], gradients)?;
-        Ok(Some(dx))
-    }
-}
-
-/// Over the last dimension: divide by the root mean square, scale.
-#[derive(Debug)]
-pub(crate) struct RmsNorm {
-    pub scale: ParameterId,
-}
-
-impl Layer for RmsNorm {
-    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (y, statistics) = rms_norm::forward(&x, pass.weights.get(self.scale), EPS)?;
-        pass.stash.push(x);
-        pass.stash.push(statistics);
-        Ok(y)
-    }
-
-    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
-        let scale = pass.weights.get(self.scale);
-        let dx = rms_norm::backward_input(&dy, &x, scale, &statistics)?;
-        let dtype = scale.dtype();
-        let gradients = Box::new(move || Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
-        pass.sink.accept(&[self.scale], gradients)?;
+        let get = |id| pass.weights.get(id);
+        let dx = match *self {
+            Norm::Layer { scale, .. } => layer_norm::backward_input(&dy, &x, get(scale), &statistics)?,
+            Norm::Rms { scale } => rms_norm::backward_input(&dy, &x, get(scale), &statistics)?,
+        };
+        self.send_gradients(dy, x, statistics, pass)?;
         Ok(Some(dx))
     }
 }

@@ -1,13 +1,12 @@
 //! Every backward pass against finite differences of its own forward pass, summed in f64.
 //!
-//! The loss is a fixed random combination of the logits. For each parameter tensor the derivative along random
-//! directions is compared with the gradient. A layer without parameters stands behind one that has some, so that its
-//! input gradient is tested too.
+//! The loss is that of training. For each parameter tensor the derivative along random directions is compared with the
+//! gradient. A layer without parameters stands behind one that has some, so that its input gradient is tested too.
 
 use espalier_plan::spec::{Activation, Init, Input, Layer, Model as Spec, WeightOrder};
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Stash};
+use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Scale, Stash};
 use espalier_train::model::Model;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::weights::{ParameterId, Weights};
@@ -33,11 +32,16 @@ fn input(spec: &Spec, device: &Device) -> Tensor {
     }
 }
 
-fn loss_weights(n: usize) -> Vec<f32> {
-    (0..n as u64).map(|i| normal(key(6, 6), i) as f32).collect()
+fn targets(spec: &Spec, device: &Device) -> Tensor {
+    let rows = match spec.input {
+        Input::Tokens { seq, .. } => BATCH * seq,
+        Input::Image { .. } => BATCH,
+    };
+    let targets: Vec<u32> = (0..rows).map(|i| (i * 5 + i / 3) as u32 % spec.classes as u32).collect();
+    Tensor::from_slice(device, &[rows], &targets, Category::Activations).unwrap()
 }
 
-fn loss(model: &Model, weights: &Weights, x: Tensor) -> f64 {
+fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
     let mut pass = Forward {
         weights,
         mode: Mode::Train,
@@ -45,11 +49,11 @@ fn loss(model: &Model, weights: &Weights, x: Tensor) -> f64 {
         stash: &mut Stash::forgetful(),
         statistics: &mut Vec::new(),
     };
-    let logits = model.forward(x, &mut pass).unwrap().to_f32();
-    logits.iter().zip(loss_weights(logits.len())).map(|(y, r)| *y as f64 * r as f64).sum()
+    let x = model.forward(x, &mut pass).unwrap();
+    model.evaluate(&x, targets, weights).unwrap().loss_sum
 }
 
-fn backward(model: &Model, weights: &Weights, x: Tensor, sink: &mut dyn GradientSink) {
+fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink: &mut dyn GradientSink) {
     let mut stash = Stash::new();
     let mut pass = Forward {
         weights,
@@ -58,19 +62,17 @@ fn backward(model: &Model, weights: &Weights, x: Tensor, sink: &mut dyn Gradient
         stash: &mut stash,
         statistics: &mut Vec::new(),
     };
-    let logits = model.forward(x, &mut pass).unwrap();
-    let upstream = loss_weights(logits.len());
-    let upstream =
-        Tensor::from_slice(&logits.device(), logits.shape(), &upstream, Category::Activations).unwrap();
+    let x = model.forward(x, &mut pass).unwrap();
     let mut pass = Backward { weights, random: RANDOM, stash: &mut stash, sink };
-    model.backward(upstream, &mut pass).unwrap();
+    let outcome = model.loss(x, targets, Scale { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
+    model.backward(outcome.gradient, &mut pass).unwrap();
     assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");
 }
 
-fn gradients(model: &Model, weights: &Weights, x: Tensor) -> Vec<Vec<f32>> {
+fn gradients(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> Vec<Vec<f32>> {
     let masks = Masks::new(weights.ids().count(), false);
     let mut sink = Gradients::new(&masks);
-    backward(model, weights, x, &mut sink);
+    backward(model, weights, x, targets, &mut sink);
     weights.ids().map(|id| sink.get(id).expect("every parameter has a gradient").to_f32()).collect()
 }
 
@@ -91,8 +93,8 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
             (0..weights.get(id).len() as u64).map(|i| normal(key(8, id.0 as u64), i) as f32).collect();
         shift(&mut weights, id, &noise, 0.1);
     }
-    let x = input(&spec, &device);
-    let exact = gradients(&built, &weights, x.clone());
+    let (x, targets) = (input(&spec, &device), targets(&spec, &device));
+    let exact = gradients(&built, &weights, x.clone(), &targets);
 
     for id in weights.ids() {
         for trial in 0..3 {
@@ -105,7 +107,7 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
             let start = weights.get(id).to_f32();
             let mut loss_at = |by: f32| {
                 shift(&mut weights, id, &direction, by);
-                let loss = loss(&built, &weights, x.clone());
+                let loss = loss(&built, &weights, x.clone(), &targets);
                 weights.get_mut(id).slice_mut().copy_from_slice(&start);
                 loss
             };
@@ -123,7 +125,7 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
 
     // The same bits when weight gradients are put off, and when blocks are recomputed.
     let mut deferred = Deferred::default();
-    backward(&built, &weights, x.clone(), &mut deferred);
+    backward(&built, &weights, x.clone(), &targets, &mut deferred);
     let masks = Masks::new(weights.ids().count(), false);
     let mut sink = Gradients::new(&masks);
     deferred.run(&mut sink).unwrap();
@@ -132,7 +134,7 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
     }
     let blocks = spec.blocks.iter().flat_map(|block| block.layers.clone()).collect();
     let split = model(input_shape, blocks, classes, true);
-    assert_eq!(gradients(&Model::build(&split, true), &weights, x), exact, "recomputed");
+    assert_eq!(gradients(&Model::build(&split, true), &weights, x, &targets), exact, "recomputed");
 }
 
 const TEXT: Input = Input::Tokens { seq: 6, vocab: 11 };
@@ -176,6 +178,35 @@ fn linear_in_both_orders_and_every_activation() {
         let norm = Layer::LayerNorm { name: "norm".into(), width: 10 };
         let layers = vec![other, Layer::Activation(kind), norm, Layer::Activation(kind)];
         check(TEXT, text(layers, 10), 11);
+    }
+}
+
+/// Linear layers behind a norm or an activation, whose inputs are made again: after a norm, between two linear layers,
+/// behind an activation that stands alone, and several in a row.
+#[test]
+fn chains_of_linear_layers() {
+    let norms = [
+        Layer::LayerNorm { name: "norm".into(), width: 8 },
+        Layer::RmsNorm { name: "norm".into(), width: 8 },
+    ];
+    for norm in norms {
+        for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+            let middle = |i: usize| [Layer::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
+            let branch = [norm.clone(), linear("first", 8, 8)].into_iter().chain(middle(0)).chain(middle(1));
+            let branch: Vec<Layer> = branch.chain([Layer::Dropout { rate: 0.2 }]).chain(middle(2)).collect();
+            check(TEXT, text(branch.clone(), 8), 11);
+            check(TEXT, text(vec![Layer::Residual { branch, shortcut: vec![] }], 8), 11);
+        }
+    }
+}
+
+/// A model that ends in no linear layer: its last layer's output are the logits, even where that layer keeps them.
+#[test]
+fn no_head() {
+    for last in [Layer::Activation(Activation::Relu), Layer::RmsNorm { name: "last".into(), width: 11 }] {
+        let embedding =
+            Layer::Embedding { name: "embedding".into(), vocab: 11, width: 8, init: Init::Normal(1.0) };
+        check(TEXT, vec![embedding, linear("middle", 8, 11), last], 11);
     }
 }
 
@@ -243,11 +274,12 @@ fn batch_norm() {
 
 #[test]
 fn flatten_and_added_channels() {
-    let layers = vec![
-        conv("stem", 2, 4, 3, 1, 1),
-        Layer::PadChannels { input: 4, output: 6 },
-        Layer::Flatten,
-        linear("head", 6 * 7 * 6, 3),
-    ];
+    // So many inputs with the usual weights would make logits so large that the loss is all but flat.
+    let mut head = linear("head", 6 * 7 * 6, 3);
+    if let Layer::Linear { init, .. } = &mut head {
+        *init = Init::Normal(0.05);
+    }
+    let layers =
+        vec![conv("stem", 2, 4, 3, 1, 1), Layer::PadChannels { input: 4, output: 6 }, Layer::Flatten, head];
     check(IMAGE, layers, 3);
 }

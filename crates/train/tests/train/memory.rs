@@ -34,12 +34,12 @@ fn kept_activations_are_exactly_those_predicted() {
             stash: &mut stash,
             statistics: &mut statistics,
         };
-        let logits = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
+        let x = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
         let measured = device.ledger().current(Category::Activations) as u64;
         let predicted =
             plan.model.activation_bytes(plan.micro_batch, plan.run.train.precision, Recompute::None).unwrap();
         assert_eq!(measured, predicted, "{}", plan.model.name);
-        drop((logits, stash, statistics));
+        drop((x, stash, statistics));
         assert_eq!(device.ledger().current(Category::Activations), 0);
         assert_eq!(device.ledger().current(Category::Workspace), 0);
     }

@@ -25,8 +25,13 @@ use crate::tensor::Tensor;
 use plan::{Key, Kind, Plan};
 
 /// The kernels that stand in where cuBLASLt has none.
-pub const EPILOGUE: Source =
-    Source { name: "epilogue.cu", shared: "", text: include_str!("epilogue.cu"), builds: Build::FLOATS };
+pub const EPILOGUE: Source = Source {
+    name: "epilogue.cu",
+    shared: "",
+    text: include_str!("epilogue.cu"),
+    exact: false,
+    builds: Build::FLOATS,
+};
 
 /// What happens to a finished sum on its way to `c`. Each tensor has `c`'s type.
 #[derive(Debug)]
@@ -84,6 +89,7 @@ pub struct Product<'a> {
     k: usize,
     scale: f32,
     accumulate: bool,
+    plus: Option<&'a Tensor>,
     epilogue: Epilogue<'a>,
 }
 
@@ -120,12 +126,31 @@ impl<'a> Product<'a> {
             b.shape()
         );
         assert_eq!(a.dtype(), b.dtype(), "a product of two types");
-        Product { a, ta, b, tb, batch, m, n, k, scale: 1.0, accumulate: false, epilogue: Epilogue::None }
+        Product {
+            a,
+            ta,
+            b,
+            tb,
+            batch,
+            m,
+            n,
+            k,
+            scale: 1.0,
+            accumulate: false,
+            plus: None,
+            epilogue: Epilogue::None,
+        }
     }
 
     /// Adds to `c` instead of overwriting it.
     pub fn accumulate(mut self, accumulate: bool) -> Product<'a> {
         self.accumulate = accumulate;
+        self
+    }
+
+    /// Adds a tensor like `c` before anything is rounded, so that `c = a b + plus`, and a bias where one follows.
+    pub fn plus(mut self, plus: Option<&'a Tensor>) -> Product<'a> {
+        self.plus = plus;
         self
     }
 
@@ -146,11 +171,16 @@ impl<'a> Product<'a> {
         assert_eq!(c.len(), self.batch * self.m * self.n, "a product into {:?}", c.shape());
         assert!(c.dtype() == self.a.dtype() || c.dtype() == DType::F32, "a product into {:?}", c.dtype());
         self.check_epilogue(c);
+        if let Some(plus) = self.plus {
+            assert!(!self.accumulate, "a product with two tensors to be added to");
+            assert_eq!((plus.len(), plus.dtype()), (c.len(), c.dtype()), "what is added to a product");
+        }
         if c.is_empty() {
             return Ok(());
         }
         let cuda = self.a.cuda_buffer().cuda().clone();
         assert!(cuda.is(self.b.cuda_buffer().cuda()) && cuda.is(c.cuda_buffer().cuda()), "on two cards");
+        assert!(self.plus.is_none_or(|plus| cuda.is(plus.cuda_buffer().cuda())), "on two cards");
         if self.k > 0 && cuda.with_blas(|blas| blas.run(&cuda, &mut self, c))? {
             return Ok(());
         }
@@ -159,6 +189,8 @@ impl<'a> Product<'a> {
         if self.k > 0 {
             let ran = cuda.with_blas(|blas| blas.run(&cuda, &mut self, c))?;
             assert!(ran, "cuBLASLt has no algorithm for a plain product: {self:?}");
+        } else if let Some(plus) = self.plus {
+            c.cuda_buffer_mut().copy_from(plus.cuda_buffer())?;
         } else if !self.accumulate {
             c.cuda_buffer_mut().fill(0)?;
         }
@@ -182,9 +214,12 @@ impl<'a> Product<'a> {
             Epilogue::SumsOfB(t) => assert!(t.len() == n && t.dtype() == c.dtype(), "sums {:?}", t.shape()),
         }
         assert_eq!(self.batch, 1, "a batched product with something to follow");
+        let unchanged = matches!(self.epilogue, Epilogue::SumsOfA(_) | Epilogue::SumsOfB(_));
+        assert!(!self.accumulate || unchanged, "a product that is added to c and then changed");
+        let changed = !unchanged && !matches!(self.epilogue, Epilogue::Bias(_));
         assert!(
-            !self.accumulate || matches!(self.epilogue, Epilogue::SumsOfA(_) | Epilogue::SumsOfB(_)),
-            "a product that is added to c and then changed"
+            self.plus.is_none() || !changed,
+            "a product to which something is added before it is changed"
         );
     }
 }
@@ -290,7 +325,7 @@ impl Blas {
             tb: p.tb,
             input: p.a.dtype(),
             output: c.dtype(),
-            accumulate: p.accumulate,
+            accumulate: p.accumulate || p.plus.is_some(),
             tf32: self.tf32 && p.a.dtype() == DType::F32,
             kind: match &p.epilogue {
                 Epilogue::None => Kind::Plain,
@@ -304,7 +339,7 @@ impl Blas {
         }
     }
 
-    /// `elsewhere`: where the result goes instead of `c`, which is then only read.
+    /// `elsewhere`: where the result goes instead of `c`, which is then only read, if at all.
     fn queue(
         &self,
         cuda: &Cuda,
@@ -329,7 +364,10 @@ impl Blas {
         let (a, b) = (product.a.cuda_buffer().address(), product.b.cuda_buffer().address());
         let c = c.cuda_buffer_mut().address();
         let d = elsewhere.unwrap_or(c);
-        let beta = if product.accumulate { 1.0f32 } else { 0.0 };
+        let c = product.plus.map_or(c, |plus| plus.cuda_buffer().address());
+        let beta = if product.accumulate || product.plus.is_some() { 1.0f32 } else { 0.0 };
+        let flops = 2.0 * (product.batch * product.m * product.n) as f64 * product.k as f64;
+        let timer = cuda.time("products", flops)?;
         // SAFETY: the plan's layouts are those of the tensors, whose lengths were checked, and they stay alive in
         // the stream's order; the scratch space belongs to this handle, whose work is all on one stream.
         unsafe {
@@ -352,7 +390,8 @@ impl Blas {
                 cuda.compute().raw().cast(),
             )
         }
-        .check("a matrix product")
+        .check("a matrix product")?;
+        timer.end()
     }
 
     /// Puts the fastest of a plan's algorithms first. What is measured is the very product, once to warm up and

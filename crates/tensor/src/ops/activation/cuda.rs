@@ -27,15 +27,22 @@ pub(super) fn forward(cuda: &Cuda, kind: Activation, x: &Tensor, y: &mut Tensor)
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }
 
-pub(super) fn backward(cuda: &Cuda, kind: Activation, saved: &Tensor, mut dy: Tensor) -> Result<Tensor> {
+/// dx; y, where there is one, is overwritten with the function's value at what was saved.
+pub(super) fn backward(
+    cuda: &Cuda,
+    kind: Activation,
+    saved: &Tensor,
+    mut dy: Tensor,
+    y: Option<&mut Tensor>,
+) -> Result<Tensor> {
     assert_eq!(saved.dtype(), dy.dtype(), "activation: what was saved and dy");
     let n = dy.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "activation_backward")?;
     let mut other = if dy.is_unique() { None } else { Some(dy.empty_like(Category::Activations)?) };
     let from = dy.cuda_buffer().address();
     let dx = other.as_mut().unwrap_or(&mut dy);
-    let args = Args::new().input(saved).pointer(from).output(dx).size(n).i32(number(kind));
-    // SAFETY: all three are of n elements of one type; the kernel lets dx be dy.
-    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args)? };
+    let args = Args::new().input(saved).pointer(from).output(dx).optional_output(y);
+    // SAFETY: all are of n elements of one type; the kernel lets dx be dy.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args.size(n).i32(number(kind)))? };
     Ok(other.unwrap_or(dy))
 }

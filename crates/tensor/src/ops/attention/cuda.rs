@@ -17,6 +17,7 @@ pub(crate) static SOURCE: Source = Source {
     name: "attention.cu",
     shared: "",
     text: include_str!("../attention.cu"),
+    exact: false,
     builds: &[head(32), head(64), head(80), head(96), head(128)],
 };
 
@@ -24,6 +25,7 @@ pub(crate) static SOURCE_F32: Source = Source {
     name: "attention_f32.cu",
     shared: "",
     text: include_str!("../attention_f32.cu"),
+    exact: false,
     builds: &[head(1), head(40), head(64), head(128)],
 };
 

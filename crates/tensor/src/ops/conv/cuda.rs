@@ -1,7 +1,8 @@
-//! Convolution on a card: the product of patches, gathered on the way, with the reordered weight.
+//! Convolution on a card: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
+//! patches, gathered on the way, with the reordered weight.
 
-use super::Sizes;
-use crate::cuda::lanes::{self, THREADS};
+use super::{Sizes, dnn};
+use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -15,6 +16,8 @@ pub(crate) static SOURCE: Source = lanes::source("conv.cu", include_str!("../con
 const BLOCKS: usize = 512;
 /// The fewest pixels that are worth a split.
 const SHARE: usize = 256;
+/// Elements of a weight that a block moves through shared memory.
+const FILTER_SLICE: usize = 4096;
 
 pub(super) fn forward(
     cuda: &Cuda,
@@ -23,11 +26,14 @@ pub(super) fn forward(
     bias: Option<&Tensor>,
     z: &Sizes,
 ) -> Result<Tensor> {
-    let rows = reordered(cuda, w, z, "conv_forward_weight")?;
     let bias = match bias {
         Some(bias) if bias.dtype() != x.dtype() => Some(cast(bias, x.dtype(), Category::Workspace)?),
         bias => bias.cloned(),
     };
+    if let Some(y) = dnn::forward(cuda, x, w, bias.as_ref(), z)? {
+        return Ok(y);
+    }
+    let rows = filter_rows(cuda, w, z.c)?;
     let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Activations)?;
     let args = Args::new().input(x).input(&rows).optional_input(bias.as_ref()).output(&mut y);
     let (grid, shared) = tiles(z.batch * z.oh * z.ow, z.o, x.dtype());
@@ -38,7 +44,14 @@ pub(super) fn forward(
 }
 
 pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
-    let rows = reordered(cuda, w, z, "conv_input_weight")?;
+    if let Some(dx) = dnn::backward_input(cuda, dy, w, z)? {
+        return Ok(dx);
+    }
+    let mut rows = w.empty_like(Category::Workspace)?;
+    let args = Args::new().input(w).output(&mut rows).fields(&shape(z));
+    let kernel = cuda.kernel(&SOURCE, Build::of(w.dtype()), "conv_input_weight")?;
+    // SAFETY: both have o c kernel kernel elements.
+    unsafe { kernel.launch(lanes::blocks(w.len(), THREADS as usize), THREADS, 0, args)? };
     let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), dy.dtype(), Category::Activations)?;
     let args = Args::new().input(dy).input(&rows).output(&mut dx);
     let (grid, shared) = tiles(z.batch * z.h * z.w, z.c, dy.dtype());
@@ -49,6 +62,9 @@ pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) ->
 }
 
 pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Tensor> {
+    if let Some(dw) = dnn::backward_weight(cuda, x, dy, z)? {
+        return Ok(dw);
+    }
     let build = Build::of(x.dtype());
     let (pixels, window) = (z.batch * z.oh * z.ow, z.window());
     let width = if x.dtype() == DType::F32 { 64 } else { 128 };
@@ -66,20 +82,62 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
 
     let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Workspace)?;
     let args = Args::new().input(&partial).output(&mut dw).size(splits).fields(&shape(z));
-    let grid = lanes::blocks(z.o * window, THREADS as usize);
+    let block = total_block(splits);
+    let grid = lanes::blocks(z.o * window, block.0 as usize);
     // SAFETY: `partial` is [splits, o, window], and dw has o x window elements.
-    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, THREADS, 0, args)? };
+    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, block, 0, args)? };
     Ok(dw)
 }
 
-/// The weight in the order in which a pass reads it.
-fn reordered(cuda: &Cuda, w: &Tensor, z: &Sizes, name: &'static str) -> Result<Tensor> {
-    let mut rows = w.empty_like(Category::Workspace)?;
-    let args = Args::new().input(w).output(&mut rows).fields(&shape(z));
-    let grid = lanes::blocks(w.len(), THREADS as usize);
-    // SAFETY: both have o c kernel kernel elements.
-    unsafe { cuda.kernel(&SOURCE, Build::of(w.dtype()), name)?.launch(grid, THREADS, 0, args)? };
+/// The block that adds up so many splits: a thread takes at least eight of them.
+fn total_block(splits: usize) -> (u32, u32) {
+    let down = 1 << (splits / 8).max(1).ilog2().min(3);
+    (THREADS / down, down)
+}
+
+/// The weight [o, c, kernel, kernel] as rows [o, kernel, kernel, channels], zeros past c.
+pub(super) fn filter_rows(cuda: &Cuda, w: &Tensor, channels: usize) -> Result<Tensor> {
+    let &[o, c, kernel, _] = w.shape() else { panic!("a convolution's weight {:?}", w.shape()) };
+    let shape = [o, kernel, kernel, channels];
+    let mut rows = Tensor::empty(&w.device(), &shape, w.dtype(), Category::Workspace)?;
+    let (grid, shared, numbers) = filter_move([o, c, kernel, channels], w.dtype());
+    let args = numbers.into_iter().fold(Args::new().input(w).output(&mut rows), Args::i32);
+    let kernel = cuda.kernel(&SOURCE, Build::of(w.dtype()), "conv_filter_rows")?;
+    // SAFETY: w is [o, c, taps], the rows are [o, taps, channels], and the numbers say so.
+    unsafe { kernel.launch(grid, THREADS, shared, args)? };
     Ok(rows)
+}
+
+/// What undoes [`filter_rows`], for the gradient.
+pub(super) fn filter_back(cuda: &Cuda, rows: &Tensor, c: usize) -> Result<Tensor> {
+    let &[o, kernel, _, channels] = rows.shape() else { panic!("rows of a weight {:?}", rows.shape()) };
+    let mut dw = Tensor::empty(&rows.device(), &[o, c, kernel, kernel], rows.dtype(), Category::Workspace)?;
+    let (grid, shared, numbers) = filter_move([o, c, kernel, channels], rows.dtype());
+    let args = numbers.into_iter().fold(Args::new().input(rows).output(&mut dw), Args::i32);
+    let kernel = cuda.kernel(&SOURCE, Build::of(rows.dtype()), "conv_filter_back")?;
+    // SAFETY: as above, the other way round.
+    unsafe { kernel.launch(grid, THREADS, shared, args)? };
+    Ok(dw)
+}
+
+/// Grid, shared memory and numbers of the two kernels above.
+fn filter_move([o, c, kernel, channels]: [usize; 4], dtype: DType) -> ((u32, u32), u32, [i32; 4]) {
+    let taps = kernel * kernel;
+    // As many channels as fill a few kilobytes, a power of two of them.
+    let run = (FILTER_SLICE / taps).clamp(1, channels.next_power_of_two());
+    let shift = run.ilog2();
+    let numbers = [c, channels, taps, shift as usize].map(|n| i32::try_from(n).expect("sizes of a weight"));
+    let shared = (taps << shift) * dtype.bytes();
+    ((lanes::blocks(channels, 1 << shift), lanes::blocks(o, 1)), shared as u32, numbers)
+}
+
+/// Adds the bias to every pixel of y.
+pub(super) fn add_bias(cuda: &Cuda, y: &mut Tensor, bias: &Tensor) -> Result<()> {
+    let (rows, o, dtype) = (y.rows(), y.width(), y.dtype());
+    let Columns { grid, block, piece, .. } = lanes::columns(rows, o, dtype);
+    let args = Args::new().output(y).input(bias).size(rows).size(o).size(piece);
+    // SAFETY: y is [rows, o], the bias [o], of one type.
+    unsafe { cuda.kernel(&SOURCE, Build::of(dtype), "conv_add_bias")?.launch(grid, block, 0, args) }
 }
 
 /// Blocks and shared memory of a product with so many rows and columns.
@@ -100,4 +158,21 @@ fn shape(z: &Sizes) -> [u32; 10] {
     let (kernel, stride, padding) = (z.conv.kernel, z.conv.stride, z.conv.padding);
     [z.batch, z.h, z.w, z.c, z.oh, z.ow, z.o, kernel, stride, padding]
         .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand, from the head of `conv.cu`.
+    #[test]
+    fn the_geometry_is_what_the_kernels_expect() {
+        assert_eq!([1, 8, 15, 16, 33, 64, 512].map(|n| total_block(n).1), [1, 1, 1, 2, 4, 8, 8]);
+        assert_eq!(total_block(512).0, 32);
+        let moved = filter_move([64, 512, 3, 512], DType::F32);
+        assert_eq!(moved, ((2, 64), 256 * 9 * 4, [512, 512, 9, 8]));
+        let moved = filter_move([16, 3, 7, 8], DType::Bf16);
+        assert_eq!(moved, ((1, 16), 8 * 49 * 2, [3, 8, 49, 3]));
+        assert_eq!(filter_move([1, 1, 1, 1], DType::F32), ((1, 1), 4, [1, 1, 1, 0]));
+    }
 }

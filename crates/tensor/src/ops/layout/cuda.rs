@@ -22,7 +22,7 @@ pub(super) fn transpose(cuda: &Cuda, x: &Tensor, y: &mut Tensor, rows: usize, co
 }
 
 /// `y` becomes x's rows, cropped or with zeros appended.
-pub(super) fn resize(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(in crate::ops) fn resize(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let (rows, c, channels) = (x.rows(), x.width(), y.width());
     let width = lanes::width(c, x.dtype()).min(lanes::width(channels, x.dtype()));
     let across = (channels / width).next_power_of_two().min(32) as u32;

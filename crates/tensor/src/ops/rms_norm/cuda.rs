@@ -44,6 +44,29 @@ pub(super) fn backward_input(
     Ok(dx)
 }
 
+pub(super) fn backward_remaking(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    statistics: &Tensor,
+    plus: Option<Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, c) = (x.rows(), x.width());
+    assert_eq!((dy.dtype(), statistics.dtype()), (x.dtype(), DType::F32), "rms_norm: types");
+    let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
+    let mut dx = lanes::Added::new(x, plus)?;
+    let mut y = x.empty_like(Category::Activations)?;
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "rms_norm_backward_remaking")?;
+    let args = Args::new().input(dy).input(x).input(&scale).i32(wide.into()).input(statistics);
+    let args = args.pointer(dx.from).output(&mut dx.sum).output(&mut y).size(rows).size(c);
+    let (grid, block) = lanes::rows(rows, c, x.dtype());
+    // SAFETY: dy, x, what is added, dx and y are [rows, c], the statistics [rows], scale [c] in the type that
+    // `wide` says; the kernel lets dx be what is added.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok((dx.sum, y))
+}
+
 pub(super) fn backward_weights(
     cuda: &Cuda,
     dy: &Tensor,

@@ -16,11 +16,15 @@ use crate::memory::Category;
 use crate::ops::compress;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source(
-    "update.cu",
-    concat!(include_str!("../../cuda/kept.cuh"), include_str!("../update.cu")),
-    &[Build::PLAIN],
-);
+pub(crate) static SOURCE: Source = Source {
+    // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state step alike.
+    exact: true,
+    ..lanes::source(
+        "update.cu",
+        concat!(include_str!("../../cuda/kept.cuh"), include_str!("../update.cu")),
+        &[Build::PLAIN],
+    )
+};
 
 /// Flags of a target.
 const NARROW_GRADIENT: u32 = 1;

@@ -1,0 +1,162 @@
+//! `espalier bench sparse`: the figure behind the decision to keep pruned weights dense.
+//!
+//! SAMO (Singh and Bhatele, 2023) multiplies with dense weights although nine in ten are zero, because the dense product
+//! of a fully connected layer was 6 to 22 times faster than the sparse one. This measures the same layer here: batch 576,
+//! weights from 128^2 to 4096^2, dense against our own CSR kernel on the processor or cuSPARSE on a card; then, for the
+//! largest sizes, from how many zeros on the sparse product would win.
+
+mod contest;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use espalier_plan::config::DeviceKind;
+use espalier_tensor::DType;
+use espalier_train::Error;
+
+use crate::device;
+use contest::Contest;
+use report::{Report, Sweep};
+
+/// Sides of the weights that are measured unless others are asked for.
+const SIZES: &str = "128,256,512,1024,2048,4096";
+/// The largest side: its weights in f32 take a gigabyte.
+const MOST_SIDE: u64 = 16_384;
+/// Shares of zeros between which the sparse product is expected to overtake the dense one.
+const SWEEP: [f64; 10] = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999];
+/// How many of the largest sizes are swept.
+const SWEPT: usize = 2;
+/// About how long a row of the table takes, and a point of a sweep.
+const ROW: Duration = Duration::from_millis(1200);
+const POINT: Duration = Duration::from_millis(700);
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  espalier bench sparse
+  espalier bench sparse --device cpu --precision f32 --out dense-or-sparse.svg
+  espalier bench sparse --sizes 1024,8192 --sparsity 0.95 --json")]
+pub struct SparseArguments {
+    /// Where to multiply: a card where one is found (auto), or what is named.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    device: DeviceKind,
+    /// The share of zeros among the weights: from 0 up to, but without, 1.
+    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = share)]
+    sparsity: f64,
+    /// Rows of the layer's input.
+    #[arg(long, value_name = "N", default_value_t = 576, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    batch: u64,
+    /// What weights and activations are stored in; sums are f32 in both.
+    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = precision())]
+    precision: DType,
+    /// Sides of the square weights.
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = SIZES,
+          value_parser = clap::value_parser!(u64).range(1..=MOST_SIDE))]
+    sizes: Vec<u64>,
+    /// The figure.
+    #[arg(long, value_name = "FILE.svg", default_value = "out/bench-sparse.svg")]
+    out: PathBuf,
+    /// Print what was measured as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+fn device_kind() -> impl TypedValueParser<Value = DeviceKind> {
+    PossibleValuesParser::new(["auto", "cpu", "cuda"]).map(|name| match name.as_str() {
+        "cpu" => DeviceKind::Cpu,
+        "cuda" => DeviceKind::Cuda,
+        _ => DeviceKind::Auto,
+    })
+}
+
+fn precision() -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(["f32", "bf16"])
+        .map(|name| if name == "f32" { DType::F32 } else { DType::Bf16 })
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        _ => Err("expected a share of zeros from 0 up to, but without, 1, such as 0.9".into()),
+    }
+}
+
+/// Runs the command.
+pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
+    let mut sizes: Vec<usize> = arguments.sizes.iter().map(|&size| size as usize).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let draft = Draft::open(&arguments.out)?;
+    let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
+    let contest = Contest { device, dtype: arguments.precision, batch: arguments.batch as usize };
+    let mut report = Report::new(&contest, arguments.sparsity);
+
+    eprint!("{}", report.heading());
+    for &size in &sizes {
+        report.rows.push(contest.measure(size, arguments.sparsity, true, ROW)?);
+        eprintln!("{}", report.line(report.rows.last().expect("just measured")));
+    }
+    // Where nothing multiplies sparsely, there is nothing to look for.
+    if report.rows.iter().any(|row| row.sparse.is_ok()) {
+        for &size in sizes.iter().rev().take(SWEPT) {
+            let mut points = Vec::new();
+            for sparsity in SWEEP {
+                if let Some(ratio) = contest.measure(size, sparsity, false, POINT)?.ratio() {
+                    points.push((sparsity, ratio));
+                }
+            }
+            report.sweeps.push(Sweep { size, points });
+        }
+    }
+    for sentence in report.sentences() {
+        eprintln!("{sentence}");
+    }
+    draft.finish(&report.figure().svg())?;
+    eprintln!("figure: {}", arguments.out.display());
+    if arguments.json {
+        println!("{}", report.json(&arguments.out));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The figure's file while it is being made: a place that can be written to is found before a minute is spent, and
+/// nothing half-written is left under the name.
+struct Draft {
+    file: PathBuf,
+    part: PathBuf,
+}
+
+impl Draft {
+    fn open(file: &Path) -> Result<Draft> {
+        let refused = |why: String| Error::File { path: file.into(), why };
+        if file.is_dir() || file.file_name().is_none() {
+            return Err(refused("a folder; --out takes the name of a file".into()).into());
+        }
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder).map_err(|why| refused(why.to_string()))?;
+        }
+        let mut part = file.as_os_str().to_owned();
+        part.push(".part");
+        let draft = Draft { file: file.into(), part: part.into() };
+        fs::write(&draft.part, "").map_err(|why| refused(why.to_string()))?;
+        Ok(draft)
+    }
+
+    fn finish(&self, text: &str) -> Result<()> {
+        let written = fs::write(&self.part, text).and_then(|()| fs::rename(&self.part, &self.file));
+        written.map_err(|why| Error::File { path: self.file.clone(), why: why.to_string() })?;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Already renamed where all went well.
+        let _ = fs::remove_file(&self.part);
+    }
+}

@@ -1,0 +1,156 @@
+//! `espalier schedule`: a pipeline schedule as a picture, as figures, or as lines that can be read back.
+//!
+//! The picture and the figures are for people and go to standard error, the lines of `--actions` and `--json` to
+//! standard output.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, IsTerminal, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use espalier_plan::schedule::{Ink, Name, Options, Report, Schedule, Timeline, Units};
+use espalier_train::Error;
+
+#[derive(Args)]
+#[command(
+    after_help = "Schedules: gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, zb-h1, axonn; docs/schedules.md explains them.
+
+Examples:
+  espalier schedule 1f1b --stages 4 --micro-batches 8
+  espalier schedule chimera --stages 8 --micro-batches 8 --pipelines 4 --backward 1
+  espalier schedule zb-h1 --stages 4 --micro-batches 8 --actions > mine.txt
+  espalier schedule --file mine.txt"
+)]
+pub struct ScheduleArguments {
+    /// Which schedule.
+    #[arg(required_unless_present = "file")]
+    name: Option<String>,
+    /// Ranks of the pipeline.
+    #[arg(long, value_name = "P", required_unless_present = "file")]
+    stages: Option<usize>,
+    /// Micro-batches of a batch.
+    #[arg(long, value_name = "M", required_unless_present = "file")]
+    micro_batches: Option<usize>,
+    /// Time of a forward of one micro-batch on one stage.
+    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().forward)]
+    forward: f64,
+    /// Time of a backward; zb-h1 cuts it in halves.
+    #[arg(long, value_name = "UNITS", allow_negative_numbers = true, default_value_t = Units::default().backward)]
+    backward: f64,
+    /// Parts of the model on a rank, for interleaved [default: 2].
+    #[arg(long, value_name = "V")]
+    chunks: Option<usize>,
+    /// Copies of the model, half of them in each direction, for chimera [default: 2].
+    #[arg(long, value_name = "COPIES")]
+    pipelines: Option<usize>,
+    /// How many batches to list, one after another [default: 1].
+    #[arg(long, value_name = "BATCHES")]
+    batches: Option<usize>,
+    /// Read a schedule of your own, check it and draw it.
+    #[arg(long, conflicts_with_all = ["name", "stages", "micro_batches", "chunks", "pipelines", "batches"])]
+    file: Option<PathBuf>,
+    /// Print every action of every rank, messages and steps included, in lines that --file reads.
+    #[arg(long)]
+    actions: bool,
+    /// Print the figures as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
+    let units = Units { forward: arguments.forward, backward: arguments.backward };
+    let (schedule, timeline, report) = match &arguments.file {
+        Some(path) => read(path, units)?,
+        None => {
+            let name: Name = arguments.name.as_deref().expect("asked for without a file").parse()?;
+            let options = Options {
+                stages: arguments.stages.expect("asked for without a file"),
+                micro_batches: arguments.micro_batches.expect("asked for without a file"),
+                batches: arguments.batches.unwrap_or(1),
+                chunks: arguments.chunks,
+                pipelines: arguments.pipelines,
+                units,
+            };
+            Report::of(name, &options)?
+        }
+    };
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let ink = if colour { Ink::Colour } else { Ink::Plain };
+    eprint!("{}\n{}", timeline.picture(&schedule, ink), figures(&report));
+    let mut lines = String::new();
+    if arguments.actions {
+        lines += &schedule.to_string();
+    }
+    if arguments.json {
+        lines += &serde_json::to_string(&report).expect("a report is plain data");
+        lines.push('\n');
+    }
+    match io::stdout().write_all(lines.as_bytes()) {
+        // Whoever reads has seen enough, as `head` does.
+        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}
+        outcome => outcome?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A schedule from a file, once it is known that it can be run.
+fn read(path: &Path, units: Units) -> Result<(Schedule, Timeline, Report)> {
+    let text = fs::read_to_string(path).map_err(|why| Error::File {
+        path: path.into(),
+        why: format!("the schedule cannot be read: {why}"),
+    })?;
+    let checked = || {
+        let schedule = Schedule::parse(&text)?;
+        schedule.validate()?;
+        let (timeline, report) = Report::new(&schedule, units)?;
+        Ok::<_, espalier_plan::schedule::Error>((schedule, timeline, report))
+    };
+    checked().with_context(|| path.display().to_string())
+}
+
+/// What the picture comes to.
+fn figures(report: &Report) -> String {
+    let mut text = String::new();
+    let mut line =
+        |name: &str, value: String| writeln!(text, "{name:<17}{value}").expect("a string takes it");
+    let percent = format!("{:.1} %", 100.0 * report.bubble_ratio);
+    let idle = |idle: &[f64]| series(idle.iter().map(|&idle| units(idle)));
+    let of_all = format!("idle {} of {} units", idle(&report.idle), units(report.time));
+    match &report.fill_and_drain {
+        None => line("bubble", format!("{percent} ({of_all})")),
+        Some(once) => {
+            line("bubble", format!("{percent} once the pipeline is full ({of_all})"));
+            line("fill and drain", format!("idle {} units, once in a run", idle(once)));
+        }
+    }
+    line("in flight", series(report.in_flight.iter()));
+    if report.held != report.in_flight {
+        line("held", format!("{} (until the weight halves are done)", series(report.held.iter())));
+    }
+    line("weight versions", series(report.weight_versions.iter()));
+    if report.copies > 1 {
+        line("model copies", report.copies.to_string());
+    }
+    if report.message_driven {
+        line("message-driven", "ranks may take whatever has arrived; this is the order of ideal time".into());
+    }
+    text
+}
+
+/// One value where all ranks have the same, and all of them otherwise.
+fn series(values: impl Iterator<Item = impl ToString>) -> String {
+    let mut values: Vec<String> = values.map(|value| value.to_string()).collect();
+    if values.iter().all(|value| *value == values[0]) {
+        values.truncate(1);
+    }
+    values.join(" ")
+}
+
+/// Not more digits than one reads.
+fn units(value: f64) -> String {
+    ((value * 1000.0).round() / 1000.0).to_string()
+}

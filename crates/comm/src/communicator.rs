@@ -1,0 +1,244 @@
+//! One rank's end of a group, as it is used: checks every call, counts what it sends, and carries the time limit.
+//!
+//! Data goes in by value and comes back by value. A call comes in two forms: `all_reduce` waits; `start_all_reduce`
+//! returns a [`Request`] at once, so that the rank can compute while its message is on the way.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::call::{Call, Operation, Reduce};
+use crate::data::{Data, Message};
+use crate::error::{Error, Result};
+use crate::traffic::{self, Counter, Sent};
+use crate::transport::{Parcel, Pending, Transport};
+
+/// One rank's end of a group; clones are the same end.
+///
+/// The members of a group must make the same collective calls in the same order. A rank that computes on several threads
+/// talks to a group from one of them at a time.
+#[derive(Debug, Clone)]
+pub struct Communicator {
+    transport: Arc<dyn Transport>,
+    counter: Arc<Counter>,
+    limit: Duration,
+    halo: bool,
+}
+
+impl Communicator {
+    /// An end that waits at most `limit` in each call.
+    pub fn new(transport: Arc<dyn Transport>, limit: Duration) -> Communicator {
+        Communicator { transport, counter: Arc::default(), limit, halo: false }
+    }
+
+    /// Its number within the group.
+    pub fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    /// How many ranks the group has.
+    pub fn size(&self) -> usize {
+        self.members().len()
+    }
+
+    /// The ranks of the world that form the group, in the group's order.
+    pub fn members(&self) -> &[usize] {
+        self.transport.members()
+    }
+
+    /// Its number in the world: the one that errors name.
+    pub fn world_rank(&self) -> usize {
+        self.members()[self.rank()]
+    }
+
+    /// How long a call waits at most.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// The same end with another limit, for calls that take longer, or must not.
+    pub fn with_limit(&self, limit: Duration) -> Communicator {
+        Communicator { limit, ..self.clone() }
+    }
+
+    /// The same end, whose messages between two ranks are counted as halos.
+    pub fn for_halos(&self) -> Communicator {
+        Communicator { halo: true, ..self.clone() }
+    }
+
+    /// Bytes that this rank has sent so far, in this group and in all that were split from the same one.
+    pub fn sent(&self) -> Sent {
+        self.counter.sent()
+    }
+
+    /// Sends to a rank of the group; returns when the data may be used again, at the latest when it was received.
+    pub fn send<D: Message>(&self, data: D, to: usize, tag: u32) -> Result<D> {
+        self.begin(self.send_parcel(data.into_data(), to, tag)?, true)?.wait()
+    }
+
+    /// Starts to send.
+    pub fn start_send<D: Message>(&self, data: D, to: usize, tag: u32) -> Result<Request<D>> {
+        self.begin(self.send_parcel(data.into_data(), to, tag)?, false)
+    }
+
+    /// Receives into `data`, which must have the length and type of what is sent.
+    pub fn receive<D: Message>(&self, data: D, from: usize, tag: u32) -> Result<D> {
+        self.begin(self.receive_parcel(data.into_data(), from, tag)?, true)?.wait()
+    }
+
+    /// Starts to receive.
+    pub fn start_receive<D: Message>(&self, data: D, from: usize, tag: u32) -> Result<Request<D>> {
+        self.begin(self.receive_parcel(data.into_data(), from, tag)?, false)
+    }
+
+    /// Gives `root`'s data to all.
+    pub fn broadcast<D: Message>(&self, data: D, root: usize) -> Result<D> {
+        self.begin(self.broadcast_parcel(data.into_data(), root)?, true)?.wait()
+    }
+
+    /// Starts a broadcast.
+    pub fn start_broadcast<D: Message>(&self, data: D, root: usize) -> Result<Request<D>> {
+        self.begin(self.broadcast_parcel(data.into_data(), root)?, false)
+    }
+
+    /// Reduces element by element over all ranks; all get the same bits.
+    pub fn all_reduce<D: Message>(&self, data: D, how: Reduce) -> Result<D> {
+        self.begin(in_place(Operation::AllReduce(how), data.into_data()), true)?.wait()
+    }
+
+    /// Starts an all-reduce.
+    pub fn start_all_reduce<D: Message>(&self, data: D, how: Reduce) -> Result<Request<D>> {
+        self.begin(in_place(Operation::AllReduce(how), data.into_data()), false)
+    }
+
+    /// Reduces `whole` over all ranks and leaves each rank its part: the `rank`-th of as many equal ones as there are
+    /// ranks.
+    pub fn reduce_scatter<D: Message>(&self, whole: D, part: D, how: Reduce) -> Result<D> {
+        self.begin(self.scatter_parcel(whole.into_data(), part.into_data(), how)?, true)?.wait()
+    }
+
+    /// Starts a reduce-scatter.
+    pub fn start_reduce_scatter<D: Message>(&self, whole: D, part: D, how: Reduce) -> Result<Request<D>> {
+        self.begin(self.scatter_parcel(whole.into_data(), part.into_data(), how)?, false)
+    }
+
+    /// Puts the parts of all ranks, which have one length, into `whole`, in the order of ranks.
+    pub fn all_gather<D: Message>(&self, part: D, whole: D) -> Result<D> {
+        self.begin(self.gather_parcel(part.into_data(), whole.into_data())?, true)?.wait()
+    }
+
+    /// Starts an all-gather.
+    pub fn start_all_gather<D: Message>(&self, part: D, whole: D) -> Result<Request<D>> {
+        self.begin(self.gather_parcel(part.into_data(), whole.into_data())?, false)
+    }
+
+    /// Waits until all ranks of the group have come.
+    pub fn barrier(&self) -> Result<()> {
+        let parcel = Parcel { call: Call::empty(Operation::Barrier), read: None, write: None };
+        self.transport.start(parcel, true)?.wait(self.limit).map(drop)
+    }
+
+    /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are equal, of
+    /// their ranks. A rank without a colour gets `None`. All members must call it.
+    pub fn split(&self, colour: Option<usize>, key: usize) -> Result<Option<Communicator>> {
+        let transport = self.transport.split(colour, key, self.limit)?;
+        Ok(transport.map(|transport| Communicator { transport, ..self.clone() }))
+    }
+
+    fn begin<D: Message>(&self, parcel: Parcel, attended: bool) -> Result<Request<D>> {
+        if let Some((kind, bytes)) = traffic::sent_by(&parcel.call, self.rank(), self.size(), self.halo) {
+            self.counter.add(kind, bytes);
+        }
+        let pending = self.transport.start(parcel, attended)?;
+        Ok(Request { pending, limit: self.limit, data: PhantomData })
+    }
+
+    fn send_parcel(&self, data: Data, to: usize, tag: u32) -> Result<Parcel> {
+        let call = Call::of(Operation::Send { to, tag }, &data);
+        self.check_rank(call, to)?;
+        Ok(Parcel { call, read: Some(data), write: None })
+    }
+
+    fn receive_parcel(&self, data: Data, from: usize, tag: u32) -> Result<Parcel> {
+        let call = Call::of(Operation::Receive { from, tag }, &data);
+        self.check_rank(call, from)?;
+        Ok(Parcel { call, read: None, write: Some(data) })
+    }
+
+    fn broadcast_parcel(&self, data: Data, root: usize) -> Result<Parcel> {
+        let call = Call::of(Operation::Broadcast { root }, &data);
+        self.check_rank(call, root)?;
+        let (read, write) = if root == self.rank() { (Some(data), None) } else { (None, Some(data)) };
+        Ok(Parcel { call, read, write })
+    }
+
+    fn scatter_parcel(&self, whole: Data, part: Data, how: Reduce) -> Result<Parcel> {
+        let call = Call::of(Operation::ReduceScatter(how), &whole);
+        self.check_parts(call, &whole, &part)?;
+        Ok(Parcel { call, read: Some(whole), write: Some(part) })
+    }
+
+    fn gather_parcel(&self, part: Data, whole: Data) -> Result<Parcel> {
+        let call = Call::of(Operation::AllGather, &whole);
+        self.check_parts(call, &whole, &part)?;
+        Ok(Parcel { call, read: Some(part), write: Some(whole) })
+    }
+
+    fn check_rank(&self, call: Call, rank: usize) -> Result<()> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        self.refuse(call, format!("there is no rank {rank} in a group of {}", self.size()))
+    }
+
+    fn check_parts(&self, call: Call, whole: &Data, part: &Data) -> Result<()> {
+        if part.element() != whole.element() {
+            return self.refuse(call, format!("the part of a rank is of {}", part.element()));
+        }
+        if part.len().checked_mul(self.size()) != Some(whole.len()) {
+            let (n, size) = (part.len(), self.size());
+            return self.refuse(
+                call,
+                format!("{size} ranks with parts of {n} do not make a whole of {}", whole.len()),
+            );
+        }
+        Ok(())
+    }
+
+    fn refuse<T>(&self, call: Call, problem: String) -> Result<T> {
+        Err(Error::Argument { rank: self.world_rank(), call, problem })
+    }
+}
+
+fn in_place(operation: Operation, data: Data) -> Parcel {
+    Parcel { call: Call::of(operation, &data), read: None, write: Some(data) }
+}
+
+/// A call that goes on while the rank computes; [`Request::wait`] gives its data back.
+///
+/// Dropping it gives up the result: the other ranks still get theirs.
+#[must_use = "a message is only certain to have arrived once it was waited for"]
+pub struct Request<D> {
+    pending: Box<dyn Pending>,
+    limit: Duration,
+    data: PhantomData<fn() -> D>,
+}
+
+impl<D: Message> Request<D> {
+    /// Waits until it is done, from now at most as long as the communicator's limit.
+    pub fn wait(self) -> Result<D> {
+        let data = self.pending.wait(self.limit)?;
+        Ok(D::from_data(data.expect("a call with data gives data back")))
+    }
+
+    /// Whether it is done, without waiting; asking also moves the call along where the transport needs that.
+    pub fn is_done(&mut self) -> Result<bool> {
+        self.pending.is_done()
+    }
+}
+
+impl<D> std::fmt::Debug for Request<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}

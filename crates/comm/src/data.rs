@@ -1,0 +1,150 @@
+//! What messages are made of: tensors, and plain numbers of the host for what ranks must agree on.
+//!
+//! A message owns its data while it is on its way. That is what makes waiting with a limit sound: a rank that gives up
+//! leaves its buffer behind, and whoever is still writing to it writes to memory that nobody else uses.
+
+use std::fmt;
+
+use espalier_tensor::{DType, Device, Tensor};
+
+/// The type of a message's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// 32-bit floating point.
+    F32,
+    /// The upper half of an f32; reduced in f32.
+    Bf16,
+    /// 32-bit whole numbers.
+    U32,
+    /// 64-bit whole numbers: counts, hashes.
+    U64,
+    /// 64-bit floating point: norms, losses.
+    F64,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Element::Bf16 => 2,
+            Element::F32 | Element::U32 => 4,
+            Element::U64 | Element::F64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Element::F32 => "f32",
+            Element::Bf16 => "bf16",
+            Element::U32 => "u32",
+            Element::U64 => "u64",
+            Element::F64 => "f64",
+        })
+    }
+}
+
+/// The data of a message.
+#[derive(Debug)]
+pub enum Data {
+    /// A tensor, on whichever device.
+    Tensor(Tensor),
+    /// Whole numbers of the host.
+    U64(Vec<u64>),
+    /// Real numbers of the host.
+    F64(Vec<f64>),
+}
+
+impl Data {
+    /// The type of its elements.
+    pub fn element(&self) -> Element {
+        match self {
+            Data::Tensor(tensor) => match tensor.dtype() {
+                DType::F32 => Element::F32,
+                DType::Bf16 => Element::Bf16,
+                DType::U32 => Element::U32,
+                DType::U16 => panic!("the low bits of weights are no message: send the exact weights"),
+            },
+            Data::U64(_) => Element::U64,
+            Data::F64(_) => Element::F64,
+        }
+    }
+
+    /// The number of its elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Data::Tensor(tensor) => tensor.len(),
+            Data::U64(numbers) => numbers.len(),
+            Data::F64(numbers) => numbers.len(),
+        }
+    }
+
+    /// Whether it has no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the host can read it where it is.
+    pub fn on_host(&self) -> bool {
+        match self {
+            Data::Tensor(tensor) => matches!(tensor.device(), Device::Cpu(_)),
+            Data::U64(_) | Data::F64(_) => true,
+        }
+    }
+
+    /// Its bytes; it must be on the host.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Data::Tensor(tensor) => tensor.bytes(),
+            Data::U64(numbers) => bytemuck::cast_slice(numbers),
+            Data::F64(numbers) => bytemuck::cast_slice(numbers),
+        }
+    }
+
+    /// Its bytes for writing; it must be on the host, and nobody else may hold it.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Data::Tensor(tensor) => tensor.bytes_mut(),
+            Data::U64(numbers) => bytemuck::cast_slice_mut(numbers),
+            Data::F64(numbers) => bytemuck::cast_slice_mut(numbers),
+        }
+    }
+}
+
+/// A type that messages can be made of: what goes in comes out.
+pub trait Message: Sized {
+    /// Hands it over.
+    fn into_data(self) -> Data;
+    /// Takes it back; only ever called with what `into_data` made.
+    fn from_data(data: Data) -> Self;
+}
+
+impl Message for Data {
+    fn into_data(self) -> Data {
+        self
+    }
+    fn from_data(data: Data) -> Data {
+        data
+    }
+}
+
+macro_rules! message {
+    ($type:ty, $variant:ident) => {
+        impl Message for $type {
+            fn into_data(self) -> Data {
+                Data::$variant(self)
+            }
+            fn from_data(data: Data) -> $type {
+                match data {
+                    Data::$variant(it) => it,
+                    other => panic!("a message of {} came back as another type", other.element()),
+                }
+            }
+        }
+    };
+}
+
+message!(Tensor, Tensor);
+message!(Vec<u64>, U64);
+message!(Vec<f64>, F64);

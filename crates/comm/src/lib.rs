@@ -1,0 +1,27 @@
+//! Groups of ranks and their messages: one interface, several ways to carry them.
+//!
+//! A [`Communicator`] is one rank's end of a group. It sends and receives, reduces and gathers [`Data`]: tensors, or
+//! plain numbers of the host. Whoever starts a message hands its data over and gets it back when the message is done, so
+//! that nobody can touch a buffer while it is on its way; and every wait has a limit, after which an [`Error`] says who
+//! waited for whom, in what, and how long.
+//!
+//! The ways are [`Transport`]s:
+//! - [`threads`]: ranks are threads of one process and share its memory.
+//!
+//! Nothing here knows of models. Which ranks form a group is for the caller to say ([`Communicator::split`]).
+
+pub mod call;
+pub mod communicator;
+pub mod data;
+pub mod error;
+mod reduce;
+pub mod threads;
+pub mod traffic;
+pub mod transport;
+
+pub use call::{Call, Operation, Reduce};
+pub use communicator::{Communicator, Request};
+pub use data::{Data, Element, Message};
+pub use error::{Error, Result};
+pub use traffic::{Sent, Traffic};
+pub use transport::Transport;

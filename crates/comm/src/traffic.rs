@@ -1,0 +1,169 @@
+//! Bytes that a rank sends, by what they are for.
+//!
+//! A collective is booked as what it must move at least, whatever algorithm carries it: so the count is the same on every
+//! transport, and the plan can predict it to the byte. An all-reduce is a reduce-scatter and an all-gather: of `n` bytes
+//! among `P` ranks each sends `2 (P - 1) / P n`.
+
+use std::fmt;
+use std::ops::{Range, Sub};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::call::{Call, Operation};
+
+/// What a message is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Traffic {
+    /// Sums (and maxima) that all get.
+    AllReduce,
+    /// Parts that all get.
+    AllGather,
+    /// Sums of which each gets a part.
+    ReduceScatter,
+    /// One rank's data to all.
+    Broadcast,
+    /// One rank's data to another.
+    PointToPoint,
+    /// The same, for the edges of an image that is cut.
+    Halo,
+}
+
+impl Traffic {
+    /// All of them, in the order in which they are printed.
+    pub const ALL: [Traffic; 6] = [
+        Traffic::AllReduce,
+        Traffic::AllGather,
+        Traffic::ReduceScatter,
+        Traffic::Broadcast,
+        Traffic::PointToPoint,
+        Traffic::Halo,
+    ];
+
+    /// The name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Traffic::AllReduce => "all_reduce",
+            Traffic::AllGather => "all_gather",
+            Traffic::ReduceScatter => "reduce_scatter",
+            Traffic::Broadcast => "broadcast",
+            Traffic::PointToPoint => "point_to_point",
+            Traffic::Halo => "halo",
+        }
+    }
+}
+
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Bytes sent, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sent([u64; Traffic::ALL.len()]);
+
+impl Sent {
+    /// Of one kind.
+    pub fn of(&self, traffic: Traffic) -> u64 {
+        self.0[traffic as usize]
+    }
+
+    /// Of all kinds.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// What was sent since an earlier count.
+impl Sub for Sent {
+    type Output = Sent;
+
+    fn sub(self, earlier: Sent) -> Sent {
+        Sent(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
+    }
+}
+
+/// The running count of one rank, shared by all its groups.
+#[derive(Debug, Default)]
+pub(crate) struct Counter([AtomicU64; Traffic::ALL.len()]);
+
+impl Counter {
+    pub(crate) fn add(&self, traffic: Traffic, bytes: usize) {
+        self.0[traffic as usize].fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub(crate) fn sent(&self) -> Sent {
+        Sent(std::array::from_fn(|i| self.0[i].load(Relaxed)))
+    }
+}
+
+/// The elements that fall to a rank when `elements` are dealt out to `size` ranks: as evenly as can be, first come first.
+pub fn share(elements: usize, size: usize, rank: usize) -> Range<usize> {
+    let (each, left) = (elements / size, elements % size);
+    let start = rank * each + rank.min(left);
+    start..start + each + usize::from(rank < left)
+}
+
+/// What a call sends from this rank: `halo` says what messages between two ranks are for.
+pub(crate) fn sent_by(call: &Call, rank: usize, size: usize, halo: bool) -> Option<(Traffic, usize)> {
+    let bytes = call.bytes();
+    let others = size - 1;
+    match call.operation {
+        Operation::Send { .. } if halo => Some((Traffic::Halo, bytes)),
+        Operation::Send { .. } => Some((Traffic::PointToPoint, bytes)),
+        Operation::Broadcast { root } if root == rank => Some((Traffic::Broadcast, bytes * others)),
+        Operation::AllReduce(_) => {
+            let own = share(call.elements, size, rank).len() * call.element?.bytes();
+            Some((Traffic::AllReduce, bytes - own + own * others))
+        }
+        Operation::ReduceScatter(_) => Some((Traffic::ReduceScatter, bytes / size * others)),
+        Operation::AllGather => Some((Traffic::AllGather, bytes / size * others)),
+        Operation::Receive { .. } | Operation::Broadcast { .. } | Operation::Barrier | Operation::Split => {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::call::Reduce;
+    use crate::data::Element;
+
+    fn call(operation: Operation, elements: usize) -> Call {
+        Call { operation, element: Some(Element::Bf16), elements }
+    }
+
+    proptest! {
+        /// All ranks together send exactly what the formula says, however uneven the shares.
+        #[test]
+        fn an_all_reduce_moves_everything_twice_to_all_but_one(size in 1..9usize, elements in 0..100usize) {
+            let call = call(Operation::AllReduce(Reduce::Sum), elements);
+            let sent: usize = (0..size).map(|rank| sent_by(&call, rank, size, false).unwrap().1).sum();
+            prop_assert_eq!(sent, 2 * (size - 1) * elements * 2);
+        }
+
+        #[test]
+        fn shares_part_the_elements(size in 1..9usize, elements in 0..100usize) {
+            let shares: Vec<_> = (0..size).map(|rank| share(elements, size, rank)).collect();
+            prop_assert_eq!(shares.iter().cloned().flatten().collect::<Vec<_>>(), (0..elements).collect::<Vec<_>>());
+            let lengths = shares.iter().map(ExactSizeIterator::len);
+            prop_assert!(lengths.clone().max().unwrap() - lengths.min().unwrap() <= 1);
+        }
+    }
+
+    #[test]
+    fn what_each_call_sends() {
+        let sent = |operation, rank| sent_by(&call(operation, 12), rank, 4, false);
+        assert_eq!(sent(Operation::Send { to: 1, tag: 0 }, 0), Some((Traffic::PointToPoint, 24)));
+        assert_eq!(sent(Operation::Receive { from: 1, tag: 0 }, 0), None);
+        assert_eq!(sent(Operation::Broadcast { root: 2 }, 2), Some((Traffic::Broadcast, 72)));
+        assert_eq!(sent(Operation::Broadcast { root: 2 }, 1), None);
+        assert_eq!(sent(Operation::AllReduce(Reduce::Max), 3), Some((Traffic::AllReduce, 36)));
+        assert_eq!(sent(Operation::ReduceScatter(Reduce::Sum), 3), Some((Traffic::ReduceScatter, 18)));
+        assert_eq!(sent(Operation::AllGather, 0), Some((Traffic::AllGather, 18)));
+        let halo = sent_by(&call(Operation::Send { to: 1, tag: 0 }, 12), 0, 4, true);
+        assert_eq!(halo, Some((Traffic::Halo, 24)));
+    }
+}

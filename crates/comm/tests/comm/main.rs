@@ -1,0 +1,5 @@
+//! What every transport must do, in one suite ([`suite`]), and what each does on its own.
+
+mod data;
+mod suite;
+mod threads;

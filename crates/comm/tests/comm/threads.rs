@@ -1,0 +1,277 @@
+//! The transport of threads: the suite, and what happens where a rank fails, is late or calls something else.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use espalier_comm::threads::{self, Failure};
+use espalier_comm::{Communicator, Data, Element, Error, Reduce};
+use proptest::prelude::*;
+
+use crate::data::{ELEMENTS, assert_holds, message, room};
+use crate::suite::CASES;
+
+/// Longer than anything takes: what ends sooner was ended.
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn run<R: Send>(
+    ranks: usize,
+    limit: Duration,
+    work: impl Fn(Communicator) -> Result<R, Error> + Sync,
+) -> Result<Vec<R>, Failure<Error>> {
+    threads::run(ranks, limit, work)
+}
+
+#[test]
+fn the_suite() {
+    for ranks in [1, 2, 3, 4, 8] {
+        for (name, case) in CASES {
+            if let Err(failure) = run(ranks, LONG, |comm| case(&comm)) {
+                panic!("{name}, {ranks} ranks: {failure}");
+            }
+        }
+    }
+}
+
+/// Each rank's result is returned, in the order of ranks; what a rank returns need not be plain data.
+#[test]
+fn results_come_in_the_order_of_ranks() {
+    let names = run(5, LONG, |comm| Ok(format!("rank {} of {}", comm.rank(), comm.size()))).unwrap();
+    assert_eq!(names, (0..5).map(|r| format!("rank {r} of 5")).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_late_rank_is_named_by_those_who_wait() {
+    // Apart from what is tested, so that the late rank stays until all others have given up.
+    let given_up = Barrier::new(3);
+    let failure = run(3, SHORT, |comm| {
+        if comm.rank() == 1 {
+            given_up.wait();
+            return Ok(());
+        }
+        let error = comm.all_reduce(message(Element::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
+        given_up.wait();
+        let Error::TimedOut { rank, missing, waited, .. } = &error else { panic!("{error}") };
+        assert_eq!((*rank, &missing[..]), (comm.rank(), &[1][..]));
+        assert!(*waited >= SHORT);
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("rank {rank} waited ")), "{text}");
+        assert!(
+            text.contains(" for rank 1 in all_reduce (sum) of 12 f32 among ranks 0, 1 and 2; a rank"),
+            "{text}"
+        );
+        Err::<(), _>(error)
+    });
+    assert!(matches!(failure, Err(Failure::Failed { error: Error::TimedOut { .. }, .. })), "{failure:?}");
+}
+
+#[test]
+fn a_message_that_does_not_come_names_both_ranks() {
+    for send in [false, true] {
+        let given_up = Barrier::new(2);
+        let failure = run(2, SHORT, |comm| {
+            if comm.rank() == 0 {
+                given_up.wait();
+                return Ok(());
+            }
+            let data = message(Element::Bf16, 7, |_| 1);
+            let result = if send { comm.send(data, 0, 9) } else { comm.receive(data, 0, 9) };
+            given_up.wait();
+            result.map(drop)
+        });
+        let text = failure.unwrap_err().to_string();
+        let call = if send { "send" } else { "receive" };
+        assert!(text.starts_with("rank 1 failed: rank 1 waited "), "{text}");
+        assert!(text.contains(&format!(" for rank 0 in {call} (tag 9) of 7 bf16; a rank")), "{text}");
+    }
+}
+
+/// The limit of a request starts when it is waited for, not while its rank computes.
+#[test]
+fn computing_does_not_count_as_waiting() {
+    let limit = Duration::from_secs(1);
+    let about_to_wait = Barrier::new(2);
+    run(2, limit, |comm| {
+        if comm.rank() == 1 {
+            about_to_wait.wait();
+            return comm.all_reduce(vec![1u64], Reduce::Sum).map(drop);
+        }
+        let request = comm.start_all_reduce(vec![1u64], Reduce::Sum)?;
+        std::thread::sleep(limit + SHORT);
+        about_to_wait.wait();
+        assert_eq!(request.wait()?, [2]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Nobody waits, and nobody helps: all ranks only look.
+#[test]
+fn what_was_started_goes_on_while_ranks_compute() {
+    run(3, LONG, |comm| {
+        let n = 500_000;
+        let mut reduction =
+            comm.start_all_reduce(message(Element::F32, n, |i| i as u32 % 50), Reduce::Sum)?;
+        let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+        let mut sent = comm.start_send(message(Element::F32, n, |i| i as u32 % 60), next, 0)?;
+        let mut got = comm.start_receive(room(Element::F32, n), previous, 0)?;
+        let start = Instant::now();
+        while !(reduction.is_done()? && sent.is_done()? && got.is_done()?) {
+            assert!(start.elapsed() < LONG, "no progress");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_holds("reduced", &reduction.wait()?, n, |i| 3 * (i as u32 % 50));
+        assert_holds("received", &got.wait()?, n, |i| i as u32 % 60);
+        sent.wait().map(drop)
+    })
+    .unwrap();
+}
+
+/// Both in a collective and in a message; before and after the others came to wait.
+#[test]
+fn a_panicking_rank_frees_the_others_at_once() {
+    for early in [false, true] {
+        let failure = run(4, LONG, |comm| {
+            if comm.rank() == 2 {
+                if !early {
+                    std::thread::sleep(SHORT);
+                }
+                panic!("the disk is on fire");
+            }
+            if early {
+                std::thread::sleep(SHORT);
+            }
+            let error = match comm.rank() {
+                0 => comm.all_reduce(vec![0u64], Reduce::Sum).unwrap_err(),
+                1 => comm.receive(vec![0u64], 3, 0).unwrap_err(),
+                _ => comm.start_all_reduce(vec![0u64], Reduce::Sum).and_then(|r| r.wait()).unwrap_err(),
+            };
+            let text = error.to_string();
+            assert!(text.contains("because rank 2 panicked: the disk is on fire"), "{text}");
+            assert!(text.starts_with(&format!("rank {} stopped in ", comm.rank())), "{text}");
+            Err::<(), _>(error)
+        });
+        assert_eq!(failure.unwrap_err().to_string(), "rank 2 panicked: the disk is on fire");
+    }
+}
+
+/// A panic unwinds past requests that are on their way: nobody may be left with a dangling address.
+#[test]
+fn a_rank_may_panic_with_calls_in_flight() {
+    for _ in 0..20 {
+        let failure = run(3, LONG, |comm| {
+            let n = 200_000;
+            let data = message(Element::F32, n, |_| comm.rank() as u32);
+            let reduction = comm.start_all_reduce(data, Reduce::Sum)?;
+            let _unsent = comm.start_send(room(Element::F32, n), (comm.rank() + 1) % 3, 0)?;
+            if comm.rank() == 0 {
+                panic!("gone");
+            }
+            // The reduction had all its ranks: it may be done, or be ended by the panic.
+            if let Ok(reduced) = reduction.wait() {
+                assert_holds("reduced", &reduced, n, |_| 3);
+            }
+            comm.barrier()
+        });
+        assert_eq!(failure.unwrap_err().to_string(), "rank 0 panicked: gone");
+    }
+}
+
+#[test]
+fn the_first_error_is_the_one_returned() {
+    let failure = threads::run(3, LONG, |comm| match comm.rank() {
+        1 => Err("the file data.bin is missing".to_owned()),
+        _ => comm.barrier().map_err(|e| format!("second hand: {e}")),
+    });
+    assert_eq!(failure.unwrap_err().to_string(), "rank 1 failed: the file data.bin is missing");
+}
+
+#[test]
+fn a_rank_that_ended_is_not_waited_for() {
+    let failure = run(3, LONG, |comm| if comm.rank() == 0 { Ok(()) } else { comm.barrier() });
+    let text = failure.unwrap_err().to_string();
+    assert!(text.ends_with("waits in barrier for rank 0, which ended without it"), "{text}");
+}
+
+/// What was started before a rank ended still arrives.
+#[test]
+fn a_rank_may_end_before_its_message_is_received() {
+    run(2, LONG, |comm| {
+        if comm.rank() == 0 {
+            drop(comm.start_send(message(Element::U32, 100_000, |i| i as u32), 1, 0)?);
+            return Ok(());
+        }
+        std::thread::sleep(SHORT);
+        let got = comm.receive(room(Element::U32, 100_000), 0, 0)?;
+        assert_holds("received", &got, 100_000, |i| i as u32);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn different_calls_are_told_apart() {
+    let failure = run(2, LONG, |comm| match comm.rank() {
+        0 => comm.barrier(),
+        _ => comm.all_reduce(vec![1u64; 3], Reduce::Sum).map(drop),
+    });
+    let text = failure.unwrap_err().to_string();
+    assert!(
+        text.contains("called barrier where rank 1 called all_reduce (sum) of 3 u64")
+            && text.contains("rank 0")
+            || text.contains("called all_reduce (sum) of 3 u64 where rank 0 called barrier")
+                && text.contains("rank 1"),
+        "{text}"
+    );
+
+    let failure = run(2, LONG, |comm| match comm.rank() {
+        0 => comm.send(message(Element::F32, 5, |_| 0), 1, 0).map(drop),
+        _ => comm.receive(room(Element::F32, 6), 0, 0).map(drop),
+    });
+    let text = failure.unwrap_err().to_string();
+    assert!(text.contains("send (tag 0) of 5 f32") && text.contains("receive (tag 0) of 6 f32"), "{text}");
+}
+
+/// A tensor that somebody else holds is a mistake of the caller's: it panics, and does not take the world's lock along.
+#[test]
+fn a_shared_tensor_is_not_written_to() {
+    let failure = run(2, LONG, |comm| {
+        let Data::Tensor(tensor) = room(Element::F32, 4) else { unreachable!() };
+        let held = (comm.rank() == 1).then(|| tensor.clone());
+        comm.all_reduce(tensor, Reduce::Sum)?;
+        drop(held);
+        Ok(())
+    });
+    assert_eq!(
+        failure.unwrap_err().to_string(),
+        "rank 1 panicked: a tensor that is written to has one owner"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Lengths whose parts and pieces of work meet anywhere.
+    #[test]
+    fn parts_and_pieces_of_any_length(
+        ranks in 1..6usize,
+        n in prop_oneof![0..40usize, 60_000..140_000usize],
+        element in proptest::sample::select(ELEMENTS.to_vec()),
+        background in any::<bool>(),
+    ) {
+        let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
+        run(ranks, LONG, |comm| {
+            let whole = message(element, n * ranks, |i| value(comm.rank(), i));
+            let request = comm.start_reduce_scatter(whole, room(element, n), Reduce::Sum)?;
+            if background {
+                std::thread::yield_now();
+            }
+            let part = request.wait()?;
+            let at = n * comm.rank();
+            assert_holds("part", &part, n, |i| (0..ranks).map(|r| value(r, at + i)).sum());
+            let whole = comm.all_gather(part, room(element, n * ranks))?;
+            assert_holds("whole", &whole, n * ranks, |i| (0..ranks).map(|r| value(r, i)).sum());
+            Ok(())
+        }).unwrap();
+    }
+}

@@ -1,0 +1,131 @@
+//! What a rank can be told to do: a closed set, so that one executor and one simulator match on it.
+//!
+//! Which part of the model a chunk is, and who else holds it, is the [`Placement`](super::Placement)'s to say.
+//!
+//! The rules that every list keeps, and every transport must offer: a send does not wait for its receiver; a receive
+//! waits for its message; two messages with the same sender, receiver and payload arrive in the order of their sends.
+
+/// One thing that a rank does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Run a chunk forward.
+    Forward(Work),
+    /// Run a chunk backward: gradients of its input and of its weights.
+    Backward(Work),
+    /// The first half of a backward: the gradient of the input, which the rank before waits for.
+    BackwardInput(Work),
+    /// The second half: the gradients of the weights, which only the step waits for.
+    BackwardWeight(Work),
+    /// Hand over what the last forward or backward of this micro-batch and chunk made.
+    Send(Message),
+    /// Wait for what the next forward or backward of this micro-batch and chunk takes.
+    Receive(Message),
+    /// Sum a chunk's gradients over its copies: those of the schedule, and those of data parallelism.
+    AllReduce {
+        /// Which of the rank's chunks.
+        chunk: usize,
+    },
+    /// Update the weights of all chunks: the newest version becomes the next one.
+    Step,
+    /// Keep the newest version beyond the next step.
+    Stash {
+        /// The newest.
+        version: usize,
+    },
+    /// Forget a kept version.
+    Drop {
+        /// A kept one.
+        version: usize,
+    },
+}
+
+/// What a forward or backward runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// Counted from 0 through all batches of the schedule.
+    pub micro_batch: usize,
+    /// Which of the rank's chunks.
+    pub chunk: usize,
+    /// Steps that had been taken when these weights were made.
+    pub version: usize,
+}
+
+/// A message as one of its two ranks sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// What it carries.
+    pub payload: Payload,
+    /// Counted from 0 through all batches of the schedule.
+    pub micro_batch: usize,
+    /// Which of this rank's chunks made it or takes it.
+    pub chunk: usize,
+    /// The other rank.
+    pub peer: usize,
+}
+
+/// What a message carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Payload {
+    /// The output of a forward, for the next part of the model.
+    Activation,
+    /// The gradient of an input, for the part before.
+    Gradient,
+}
+
+/// The four kinds of computing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// See [`Action::Forward`].
+    Forward,
+    /// See [`Action::Backward`].
+    Backward,
+    /// See [`Action::BackwardInput`].
+    BackwardInput,
+    /// See [`Action::BackwardWeight`].
+    BackwardWeight,
+}
+
+impl Action {
+    /// The pass and its work, where the action computes.
+    pub fn compute(&self) -> Option<(Pass, Work)> {
+        match *self {
+            Action::Forward(work) => Some((Pass::Forward, work)),
+            Action::Backward(work) => Some((Pass::Backward, work)),
+            Action::BackwardInput(work) => Some((Pass::BackwardInput, work)),
+            Action::BackwardWeight(work) => Some((Pass::BackwardWeight, work)),
+            _ => None,
+        }
+    }
+}
+
+impl Pass {
+    /// The action that runs this pass.
+    pub fn on(self, work: Work) -> Action {
+        match self {
+            Pass::Forward => Action::Forward(work),
+            Pass::Backward => Action::Backward(work),
+            Pass::BackwardInput => Action::BackwardInput(work),
+            Pass::BackwardWeight => Action::BackwardWeight(work),
+        }
+    }
+}
+
+/// A pass of a micro-batch through a chunk, before anyone has decided on messages and versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Task {
+    pub pass: Pass,
+    pub micro_batch: usize,
+    pub chunk: usize,
+}
+
+impl Task {
+    pub fn new(pass: Pass, micro_batch: usize, chunk: usize) -> Task {
+        Task { pass, micro_batch, chunk }
+    }
+
+    /// The same of a later batch, with its weights.
+    pub fn at(self, first_micro_batch: usize, version: usize) -> Action {
+        let micro_batch = first_micro_batch + self.micro_batch;
+        self.pass.on(Work { micro_batch, chunk: self.chunk, version })
+    }
+}

@@ -1,0 +1,90 @@
+//! What can be wrong with a schedule: what was asked for, what a file says, or what the lists would do.
+
+use crate::config::did_you_mean;
+
+/// A mistake in one sentence.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A name that no schedule has.
+    #[error("`{name}` is not a schedule: there are {}{}", super::Name::list(), did_you_mean(.hint))]
+    UnknownName {
+        /// As given.
+        name: String,
+        /// The one that was probably meant.
+        hint: Option<String>,
+    },
+    /// A number that the schedule cannot work with.
+    #[error("{name} needs {expected}, got {got}")]
+    Options {
+        /// The schedule.
+        name: &'static str,
+        /// `an even number of stages`
+        expected: String,
+        /// `3`
+        got: String,
+    },
+    /// A time that is none, or none that can be drawn.
+    #[error("a {pass} takes between 0.001 and 1000000 units, got {got}")]
+    Units {
+        /// `forward`
+        pass: &'static str,
+        /// As given.
+        got: f64,
+    },
+    /// An option that the schedule does not have.
+    #[error("{option} have no effect on {name}: only {only} has them")]
+    NoEffect {
+        /// `chunks`
+        option: &'static str,
+        /// The schedule.
+        name: &'static str,
+        /// The schedule that has it.
+        only: &'static str,
+    },
+    /// A list too long to hold.
+    #[error("a schedule of {forwards} forwards is too long: the most is {}", super::FORWARDS_MOST)]
+    TooLong {
+        /// Over all ranks.
+        forwards: u128,
+    },
+    /// Parts of the model where they cannot be.
+    #[error("{problem}")]
+    Placement {
+        /// A sentence.
+        problem: String,
+    },
+    /// A file that cannot be read as a schedule.
+    #[error("line {line}: {problem}")]
+    Syntax {
+        /// Counted from 1.
+        line: usize,
+        /// A sentence.
+        problem: String,
+    },
+    /// An action that cannot be done where it stands.
+    #[error("rank {rank}, action {} (`{action}`): {problem}", position + 1)]
+    Invalid {
+        /// Whose list.
+        rank: usize,
+        /// Where in the list, from 0.
+        position: usize,
+        /// As it is written in a file.
+        action: String,
+        /// A sentence.
+        problem: String,
+    },
+    /// Something that should have happened by the end of the lists.
+    #[error("rank {rank} at its end: {problem}")]
+    Unfinished {
+        /// Whose list.
+        rank: usize,
+        /// A sentence.
+        problem: String,
+    },
+    /// Every rank waits or has finished, and some wait.
+    #[error("deadlock: {waiting}")]
+    Deadlock {
+        /// Who waits, and at what.
+        waiting: String,
+    },
+}

@@ -1,0 +1,39 @@
+//! The messages that follow from an order of computing: a receive right before the pass that takes it, a send right
+//! after the pass that made it, none between two parts on the same rank.
+
+use super::{Action, Message, Pass, Payload, Placement};
+
+/// Puts the messages into lists that have none.
+pub(super) fn fill_in(placement: &Placement, lists: Vec<Vec<Action>>) -> Vec<Vec<Action>> {
+    let around = |rank: usize, action: Action| {
+        let (before, after) = messages(placement, rank, &action);
+        before.map(Action::Receive).into_iter().chain([action]).chain(after.map(Action::Send))
+    };
+    lists
+        .into_iter()
+        .enumerate()
+        .map(|(rank, list)| list.into_iter().flat_map(|action| around(rank, action)).collect())
+        .collect()
+}
+
+/// What an action takes from another rank, and what it makes for another.
+pub(super) fn messages(
+    placement: &Placement,
+    rank: usize,
+    action: &Action,
+) -> (Option<Message>, Option<Message>) {
+    let Some((pass, work)) = action.compute() else { return (None, None) };
+    let chunk = placement.chunks(rank)[work.chunk];
+    let (before, after) = (placement.before(chunk), placement.after(chunk));
+    let message = |payload, neighbour| {
+        let peer = placement.rank_of(neighbour);
+        let message = Message { payload, micro_batch: work.micro_batch, chunk: work.chunk, peer };
+        (peer != rank).then_some(message)
+    };
+    let (payload, from, to) = match pass {
+        Pass::Forward => (Payload::Activation, before, after),
+        Pass::Backward | Pass::BackwardInput => (Payload::Gradient, after, before),
+        Pass::BackwardWeight => return (None, None),
+    };
+    (from.and_then(|from| message(payload, from)), to.and_then(|to| message(payload, to)))
+}

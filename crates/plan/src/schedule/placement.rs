@@ -1,0 +1,168 @@
+//! Which rank holds which part of the model, and which way each micro-batch goes.
+//!
+//! A model is cut into parts, numbered in the order of its forward. A pipeline is one copy of the model: for every
+//! part, the rank that holds it. Most schedules have one pipeline with a part on every rank; interleaving goes round
+//! the ranks several times; Chimera has several pipelines, and a micro-batch goes through one of them. What a rank
+//! holds of one pipeline's part is called a chunk, and a rank's chunks are numbered by pipeline, then part.
+
+use super::Error;
+
+/// Where every part is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// `[pipeline][part]`: its rank.
+    pipelines: Vec<Vec<usize>>,
+    /// `[micro-batch of a batch]`: its pipeline.
+    routes: Vec<usize>,
+    /// `[rank][chunk]`
+    chunks: Vec<Vec<Chunk>>,
+}
+
+/// A part of the model on a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// The copy of the model it belongs to.
+    pub pipeline: usize,
+    /// Counted in the order of the forward.
+    pub part: usize,
+}
+
+impl Placement {
+    /// One pipeline that goes `rounds` times round the ranks: chunk c of rank r is part c * ranks + r.
+    pub fn round_robin(ranks: usize, rounds: usize, micro_batches: usize) -> Placement {
+        let pipeline = (0..ranks * rounds).map(|part| part % ranks).collect();
+        Placement::new(ranks, vec![pipeline], vec![0; micro_batches]).expect("a placement of ours")
+    }
+
+    /// From the rank of every part of every pipeline, and the pipeline of every micro-batch of a batch.
+    pub fn new(ranks: usize, pipelines: Vec<Vec<usize>>, routes: Vec<usize>) -> Result<Placement, Error> {
+        let refuse = |problem: String| Err(Error::Placement { problem });
+        let mut chunks = vec![Vec::new(); ranks];
+        for (pipeline, parts) in pipelines.iter().enumerate() {
+            if parts.len() != pipelines[0].len() {
+                let (first, other) = (pipelines[0].len(), parts.len());
+                return refuse(format!(
+                    "pipeline {pipeline} has {other} parts and pipeline 0 has {first}, but both are the same model"
+                ));
+            }
+            for (part, &rank) in parts.iter().enumerate() {
+                if rank >= ranks {
+                    return refuse(format!(
+                        "pipeline {pipeline} puts part {part} on rank {rank}, but there are {ranks} ranks"
+                    ));
+                }
+                if chunks[rank].iter().any(|chunk: &Chunk| chunk.part == part) {
+                    return refuse(format!("rank {rank} holds part {part} twice"));
+                }
+                chunks[rank].push(Chunk { pipeline, part });
+            }
+        }
+        if let Some(rank) = chunks.iter().position(|chunks| chunks.is_empty()) {
+            return refuse(format!("rank {rank} holds no part of the model"));
+        }
+        if let Some(micro_batch) = routes.iter().position(|&pipeline| pipeline >= pipelines.len()) {
+            return refuse(format!(
+                "micro-batch {micro_batch} goes through pipeline {}, but there are {}",
+                routes[micro_batch],
+                pipelines.len()
+            ));
+        }
+        Ok(Placement { pipelines, routes, chunks })
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Parts of the model.
+    pub fn parts(&self) -> usize {
+        self.pipelines[0].len()
+    }
+
+    /// Copies of the model.
+    pub fn copies(&self) -> usize {
+        self.pipelines.len()
+    }
+
+    /// The rank of every part of a copy.
+    pub fn pipeline(&self, pipeline: usize) -> &[usize] {
+        &self.pipelines[pipeline]
+    }
+
+    /// What a rank holds.
+    pub fn chunks(&self, rank: usize) -> &[Chunk] {
+        &self.chunks[rank]
+    }
+
+    /// The pipeline that a micro-batch goes through.
+    pub fn route(&self, micro_batch: usize) -> usize {
+        self.routes[micro_batch % self.routes.len()]
+    }
+
+    /// Micro-batches of a batch that go through a pipeline.
+    pub fn routed(&self, pipeline: usize) -> impl Iterator<Item = usize> {
+        (0..self.routes.len()).filter(move |&micro_batch| self.routes[micro_batch] == pipeline)
+    }
+
+    /// The ranks that hold a copy of a part: those that an all-reduce of its gradients joins.
+    pub fn holders(&self, part: usize) -> impl Iterator<Item = usize> {
+        self.pipelines.iter().map(move |pipeline| pipeline[part])
+    }
+
+    /// The chunks of a rank that a micro-batch goes through.
+    pub fn chunks_for(&self, rank: usize, micro_batch: usize) -> impl Iterator<Item = usize> {
+        let route = self.route(micro_batch);
+        let chunks = self.chunks[rank].iter().enumerate();
+        chunks.filter(move |(_, chunk)| chunk.pipeline == route).map(|(index, _)| index)
+    }
+
+    /// Where a rank holds a part of a pipeline, if it does.
+    pub fn chunk_of(&self, rank: usize, chunk: Chunk) -> Option<usize> {
+        self.chunks[rank].iter().position(|&held| held == chunk)
+    }
+
+    /// What runs before this in the forward.
+    pub fn before(&self, chunk: Chunk) -> Option<Chunk> {
+        chunk.part.checked_sub(1).map(|part| Chunk { part, ..chunk })
+    }
+
+    /// What runs after this in the forward.
+    pub fn after(&self, chunk: Chunk) -> Option<Chunk> {
+        (chunk.part + 1 < self.parts()).then(|| Chunk { part: chunk.part + 1, ..chunk })
+    }
+
+    /// The rank of a chunk.
+    pub fn rank_of(&self, chunk: Chunk) -> usize {
+        self.pipelines[chunk.pipeline][chunk.part]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(ranks: usize, pipelines: &[&[usize]], routes: &[usize]) -> String {
+        let pipelines = pipelines.iter().map(|ranks| ranks.to_vec()).collect();
+        Placement::new(ranks, pipelines, routes.to_vec()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn chunks_are_numbered_by_pipeline_then_part() {
+        let twice = Placement::round_robin(3, 2, 6);
+        assert_eq!(twice.chunks(1), [Chunk { pipeline: 0, part: 1 }, Chunk { pipeline: 0, part: 4 }]);
+        let both_ways = Placement::new(2, vec![vec![0, 1], vec![1, 0]], vec![0, 1]).unwrap();
+        assert_eq!(both_ways.chunks(1), [Chunk { pipeline: 0, part: 1 }, Chunk { pipeline: 1, part: 0 }]);
+        assert_eq!(both_ways.chunks_for(1, 3).collect::<Vec<_>>(), [1]);
+        assert_eq!(both_ways.holders(0).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn placements_that_cannot_be() {
+        insta::assert_snapshot!(refused(2, &[&[0, 2]], &[0]), @"pipeline 0 puts part 1 on rank 2, but there are 2 ranks");
+        insta::assert_snapshot!(refused(2, &[&[0, 0]], &[0]), @"rank 1 holds no part of the model");
+        insta::assert_snapshot!(refused(2, &[&[0, 1], &[0, 1]], &[0]), @"rank 0 holds part 0 twice");
+        insta::assert_snapshot!(refused(2, &[&[0, 1], &[1]], &[0]), @"pipeline 1 has 1 parts and pipeline 0 has 2, but both are the same model");
+        insta::assert_snapshot!(refused(2, &[&[0, 1]], &[0, 1]), @"micro-batch 1 goes through pipeline 1, but there are 1");
+    }
+}

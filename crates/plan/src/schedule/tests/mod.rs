@@ -1,0 +1,38 @@
+//! All schedules, over stages 1 to 8 and micro-batches 1 to 24, fewer micro-batches than stages included.
+
+mod files;
+mod formulas;
+mod pictures;
+mod validity;
+
+use super::*;
+
+/// Every stage and micro-batch count that is tried.
+fn grid() -> impl Iterator<Item = (usize, usize)> {
+    (1..=8).flat_map(|stages| (1..=24).map(move |micro_batches| (stages, micro_batches)))
+}
+
+/// Every choice of the options that a schedule has.
+fn choices(name: Name, stages: usize, micro_batches: usize) -> Vec<Options> {
+    let plain = Options::new(stages, micro_batches);
+    match name {
+        Name::Interleaved if !micro_batches.is_multiple_of(stages) => vec![],
+        Name::Interleaved => (2..=4).map(|chunks| Options { chunks: Some(chunks), ..plain }).collect(),
+        Name::Chimera => (2..=stages)
+            .step_by(2)
+            .filter(|pipelines| stages.is_multiple_of(2) && stages.is_multiple_of(*pipelines))
+            .map(|pipelines| Options { pipelines: Some(pipelines), ..plain })
+            .collect(),
+        _ => vec![plain],
+    }
+}
+
+/// All of it.
+fn everything() -> impl Iterator<Item = (Name, Options)> {
+    let all = grid().flat_map(|(p, m)| Name::ALL.map(|name| (name, p, m)));
+    all.flat_map(|(name, p, m)| choices(name, p, m).into_iter().map(move |options| (name, options)))
+}
+
+fn walk(schedule: &Schedule, forward: f64, backward: f64) -> Timeline {
+    Timeline::walk(schedule, &UnitCosts::new(schedule, Units { forward, backward })).unwrap()
+}

@@ -1,0 +1,166 @@
+//! The lists in virtual time: when each action starts and ends, and what follows from it.
+//!
+//! A rank does its actions one after another. A send ends at once for the sender unless [`Costs`] says otherwise, and its
+//! message arrives after its journey; a receive ends when the message is there; an all-reduce begins when all holders
+//! of the part have come. Waiting is idle time, whatever an action takes is not.
+
+use std::collections::HashMap;
+
+use super::walk::{Meetings, walk};
+use super::{Action, Error, Pass, Schedule, Units};
+
+/// What actions cost, in any unit of time.
+pub trait Costs {
+    /// How long an action keeps its rank busy, waiting excluded.
+    fn busy(&self, rank: usize, action: &Action) -> f64;
+
+    /// How long a message travels after its send has ended.
+    fn journey(&self, _from: usize, _send: &Action) -> f64 {
+        0.0
+    }
+}
+
+/// The ideal: computing takes the given units, everything else takes no time.
+#[derive(Debug, Clone, Copy)]
+pub struct UnitCosts {
+    forward: f64,
+    backward: f64,
+}
+
+/// An action in time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// What was done.
+    pub action: Action,
+    /// When its rank came to it.
+    pub start: f64,
+    /// When its rank went on.
+    pub end: f64,
+}
+
+/// All lists in time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timeline {
+    /// `[rank][action]`
+    pub spans: Vec<Vec<Span>>,
+    /// When the last rank has finished.
+    pub end: f64,
+    /// Of each rank, until the end.
+    pub idle: Vec<f64>,
+    /// Of each rank, the most forwards of a micro-batch through a chunk at a time whose gradient was still to come.
+    pub in_flight: Vec<usize>,
+    /// The same, counted until the gradients of the weights are made: what has to be kept in memory. It differs where
+    /// backwards are cut in two.
+    pub held: Vec<usize>,
+    /// Of each rank, the most versions of its weights at a time.
+    pub weight_versions: Vec<usize>,
+}
+
+impl UnitCosts {
+    /// The units are those of a rank's whole share of one copy of the model; where it is cut into chunks, each takes
+    /// its part.
+    pub fn new(schedule: &Schedule, units: Units) -> UnitCosts {
+        let share = schedule.stages() as f64 / schedule.placement.parts() as f64;
+        UnitCosts { forward: units.forward * share, backward: units.backward * share }
+    }
+}
+
+impl Costs for UnitCosts {
+    fn busy(&self, _rank: usize, action: &Action) -> f64 {
+        match action.compute() {
+            Some((Pass::Forward, _)) => self.forward,
+            Some((Pass::Backward, _)) => self.backward,
+            Some((Pass::BackwardInput | Pass::BackwardWeight, _)) => self.backward / 2.0,
+            None => 0.0,
+        }
+    }
+}
+
+impl Timeline {
+    /// Walks through the lists of a schedule that is valid; one that is not may end in a deadlock.
+    pub fn walk(schedule: &Schedule, costs: &impl Costs) -> Result<Timeline, Error> {
+        let stages = schedule.stages();
+        let mut now = vec![0.0; stages];
+        let mut busy = vec![0.0; stages];
+        let mut spans: Vec<Vec<Span>> =
+            schedule.ranks.iter().map(|list| Vec::with_capacity(list.len())).collect();
+        let mut arrivals: HashMap<(usize, u64), f64> = HashMap::new();
+        let mut meetings = Meetings::default();
+        walk(schedule, |rank, _, action| {
+            let start = now[rank];
+            let begin = match action {
+                Action::Receive(_) => {
+                    let tag = schedule.tag(rank, action).expect("a message has a tag");
+                    let Some(&arrival) = arrivals.get(&(rank, tag)) else { return Ok(false) };
+                    f64::max(start, arrival)
+                }
+                &Action::AllReduce { chunk } => {
+                    let Some(begin) = meetings.meet(schedule, rank, chunk, start) else { return Ok(false) };
+                    begin
+                }
+                _ => start,
+            };
+            let cost = costs.busy(rank, action);
+            let end = begin + cost;
+            if let Action::Send(message) = action {
+                let tag = schedule.tag(rank, action).expect("a message has a tag");
+                arrivals.insert((message.peer, tag), end + costs.journey(rank, action));
+            }
+            now[rank] = end;
+            busy[rank] += cost;
+            spans[rank].push(Span { action: *action, start, end });
+            Ok(true)
+        })?;
+        let end = now.iter().copied().fold(0.0, f64::max);
+        let peaks = |rise: fn(&Action) -> i64, from: i64| {
+            schedule.ranks.iter().map(|list| peak(list.iter().map(rise), from)).collect()
+        };
+        Ok(Timeline {
+            spans,
+            end,
+            idle: busy.iter().map(|busy| end - busy).collect(),
+            in_flight: peaks(in_flight, 0),
+            held: peaks(held, 0),
+            weight_versions: peaks(versions, 1),
+        })
+    }
+
+    /// Idle time over all time, of all ranks together.
+    pub fn bubble_ratio(&self) -> f64 {
+        self.idle.iter().sum::<f64>() / (self.end * self.idle.len() as f64)
+    }
+}
+
+/// The highest sum on the way.
+fn peak(rises: impl Iterator<Item = i64>, from: i64) -> usize {
+    let mut now = from;
+    rises.fold(from, |most, rise| {
+        now += rise;
+        most.max(now)
+    }) as usize
+}
+
+fn in_flight(action: &Action) -> i64 {
+    match action {
+        Action::Forward(_) => 1,
+        Action::Backward(_) | Action::BackwardInput(_) => -1,
+        _ => 0,
+    }
+}
+
+fn held(action: &Action) -> i64 {
+    match action {
+        Action::Forward(_) => 1,
+        Action::Backward(_) | Action::BackwardWeight(_) => -1,
+        _ => 0,
+    }
+}
+
+/// The newest version is there before the first action. A stash keeps it beside the one that the next step makes.
+fn versions(action: &Action) -> i64 {
+    match action {
+        Action::Stash { .. } => 1,
+        Action::Drop { .. } => -1,
+        _ => 0,
+    }
+}

@@ -1,0 +1,93 @@
+//! When weights change, and which version of them a micro-batch uses.
+//!
+//! Versions are counted in steps: version 0 is what the lists begin with, and the n-th step makes version n. A step
+//! overwrites the newest version, unless it was stashed before; what was stashed is held until it is dropped.
+
+use super::action::Task;
+use super::{Action, Options, Placement, Schedule, messages};
+
+/// The rule of the versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Updates {
+    /// One step at the end of a batch, when nothing is in flight: batch t uses version t on all ranks.
+    Flush,
+    /// PipeDream: a step after every micro-batch; a forward uses the newest version of its rank, and the backward
+    /// the one that its forward used.
+    EveryMicroBatch,
+    /// PipeDream-2BW: batch t uses version max(t - 1, 0), so W(t+1) = W(t) - lr grad f(W(t-1)), and two are held.
+    DoubleBuffered,
+    /// As a file says: only that a backward uses the version of its forward.
+    Free,
+}
+
+impl Updates {
+    /// As it is written in a file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Updates::Flush => "flush",
+            Updates::EveryMicroBatch => "every-micro-batch",
+            Updates::DoubleBuffered => "double-buffered",
+            Updates::Free => "free",
+        }
+    }
+
+    /// All of them.
+    pub const ALL: [Updates; 4] =
+        [Updates::Flush, Updates::EveryMicroBatch, Updates::DoubleBuffered, Updates::Free];
+}
+
+impl Schedule {
+    /// Repeats one batch's order, with a flush and a step at the end of each.
+    pub(super) fn flushed(
+        name: super::Name,
+        options: &Options,
+        placement: Placement,
+        order: Vec<Vec<Task>>,
+    ) -> Schedule {
+        let &Options { micro_batches, batches, .. } = options;
+        let list = |(rank, tasks): (usize, Vec<Task>)| {
+            let step = reduce_and_step(&placement, rank);
+            let batch = |t| tasks.iter().map(move |task| task.at(t * micro_batches, t));
+            (0..batches).flat_map(|t| batch(t).chain(step.clone())).collect()
+        };
+        let lists = order.into_iter().enumerate().map(list).collect();
+        Schedule {
+            name: name.as_str().into(),
+            micro_batches,
+            batches,
+            updates: Updates::Flush,
+            message_driven: false,
+            ranks: messages::fill_in(&placement, lists),
+            placement,
+        }
+    }
+
+    /// One pipeline without a flush, from every rank's passes, each with its version, and steps among them.
+    pub(super) fn streamed(
+        name: super::Name,
+        options: &Options,
+        updates: Updates,
+        lists: Vec<Vec<Action>>,
+    ) -> Schedule {
+        let &Options { stages, micro_batches, batches, .. } = options;
+        let placement = Placement::round_robin(stages, 1, micro_batches);
+        Schedule {
+            name: name.as_str().into(),
+            micro_batches,
+            batches,
+            updates,
+            message_driven: false,
+            ranks: messages::fill_in(&placement, lists),
+            placement,
+        }
+    }
+}
+
+/// What ends a batch on a rank. Parts are reduced in one order everywhere, so that ranks which share several of them
+/// never wait for one another in a circle, even where an all-reduce blocks.
+pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action> {
+    let chunks = placement.chunks(rank);
+    let mut order: Vec<usize> = (0..chunks.len()).collect();
+    order.sort_by_key(|&chunk| chunks[chunk].part);
+    order.into_iter().map(|chunk| Action::AllReduce { chunk }).chain([Action::Step]).collect()
+}

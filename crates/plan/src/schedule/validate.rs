@@ -1,0 +1,326 @@
+//! Whether lists can be run, and do what training needs: no deadlock, every message sent once and received once in
+//! order, every micro-batch forward and backward once through every part, no pass before what it takes, and the right
+//! version of the weights for each.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::walk::{Meetings, walk};
+use super::{Action, Chunk, Error, Message, Pass, Payload, Schedule, Updates, Work};
+
+impl Schedule {
+    /// Checks all lists, or says what is wrong with the first action that cannot be.
+    pub fn validate(&self) -> Result<(), Error> {
+        let mut ranks: Vec<Rank> = (0..self.stages()).map(|rank| Rank::new(self, rank)).collect();
+        let mut channels: Channels = HashMap::new();
+        let mut meetings = Meetings::default();
+        walk(self, |rank, position, action| {
+            let outcome = match *action {
+                Action::Send(message) => ranks[rank].send(message).map(|()| {
+                    let tag = self.tag(rank, action).expect("a message has a tag");
+                    channels.entry((rank, message.peer, message.payload)).or_default().push_back(tag);
+                    true
+                }),
+                Action::Receive(message) => ranks[rank].receive(message, || {
+                    let tag = self.tag(rank, action).expect("a message has a tag");
+                    take(channels.get_mut(&(message.peer, rank, message.payload)), tag)
+                }),
+                Action::AllReduce { chunk } => {
+                    ranks[rank].all_reduce(chunk, || meetings.meet(self, rank, chunk, 0.0).is_some())
+                }
+                Action::Step => ranks[rank].step().map(|()| true),
+                Action::Stash { version } => ranks[rank].stash(version).map(|()| true),
+                Action::Drop { version } => ranks[rank].drop(version).map(|()| true),
+                _ => {
+                    let (pass, work) = action.compute().expect("all others compute");
+                    ranks[rank].compute(pass, work).map(|()| true)
+                }
+            };
+            outcome.map_err(|problem| {
+                let action = self.token(rank, action);
+                Error::Invalid { rank, position, action, problem }
+            })
+        })?;
+        for (index, rank) in ranks.iter().enumerate() {
+            rank.finish().map_err(|problem| Error::Unfinished { rank: index, problem })?;
+        }
+        Ok(())
+    }
+}
+
+/// The tags that are under way from one rank to another. What is left there at the end needs no check of its own: the
+/// pass that it was for cannot have run.
+type Channels = HashMap<(usize, usize, Payload), VecDeque<u64>>;
+
+/// Takes a message that has arrived: whether there was any.
+fn take(queue: Option<&mut VecDeque<u64>>, tag: u64) -> Result<bool, String> {
+    match queue.and_then(VecDeque::pop_front) {
+        None => Ok(false),
+        Some(first) if first == tag => Ok(true),
+        Some(_) => Err("the peer sends another message first".into()),
+    }
+}
+
+/// What a rank has of a micro-batch in a chunk.
+#[derive(Clone, Default)]
+struct Progress {
+    activation: Side,
+    gradient: Side,
+    /// The version that the forward used.
+    forward: Option<usize>,
+    input_gradient: bool,
+    weight_gradient: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Side {
+    received: bool,
+    sent: bool,
+}
+
+struct Rank<'a> {
+    schedule: &'a Schedule,
+    rank: usize,
+    /// `[micro-batch][chunk]`
+    progress: Vec<Vec<Progress>>,
+    newest: usize,
+    stashed: Vec<usize>,
+    /// Of each version, the passes of micro-batches through chunks that have begun with it and not ended.
+    users: HashMap<usize, usize>,
+    /// Of each chunk, the micro-batches whose gradients await the next step.
+    waiting: Vec<Vec<usize>>,
+    /// Of each chunk, whether the gradients were reduced since the last step.
+    reduced: Vec<bool>,
+}
+
+type Outcome<T = ()> = Result<T, String>;
+
+fn ensure(condition: bool, problem: impl FnOnce() -> String) -> Outcome {
+    match condition {
+        true => Ok(()),
+        false => Err(problem()),
+    }
+}
+
+impl<'a> Rank<'a> {
+    fn new(schedule: &'a Schedule, rank: usize) -> Rank<'a> {
+        let chunks = schedule.placement.chunks(rank).len();
+        Rank {
+            schedule,
+            rank,
+            progress: vec![vec![Progress::default(); chunks]; schedule.all_micro_batches()],
+            newest: 0,
+            stashed: Vec::new(),
+            users: HashMap::new(),
+            waiting: vec![Vec::new(); chunks],
+            reduced: vec![false; chunks],
+        }
+    }
+
+    /// The chunk, where the micro-batch goes through it.
+    fn chunk(&self, micro_batch: usize, chunk: usize) -> Outcome<Chunk> {
+        let placement = &self.schedule.placement;
+        ensure(micro_batch < self.progress.len(), || {
+            format!("the last micro-batch is {}", self.progress.len() - 1)
+        })?;
+        let held = *placement.chunks(self.rank).get(chunk).ok_or("the rank has no such chunk")?;
+        ensure(placement.route(micro_batch) == held.pipeline, || {
+            format!("the micro-batch goes through pipeline {}", placement.route(micro_batch))
+        })?;
+        Ok(held)
+    }
+
+    /// What this rank has of a neighbouring part, where it holds that itself.
+    fn local(&self, micro_batch: usize, neighbour: Chunk) -> Option<&Progress> {
+        let chunk = self.schedule.placement.chunk_of(self.rank, neighbour)?;
+        Some(&self.progress[micro_batch][chunk])
+    }
+
+    fn compute(&mut self, pass: Pass, work: Work) -> Outcome {
+        let Work { micro_batch, chunk, version } = work;
+        let held = self.chunk(micro_batch, chunk)?;
+        let progress = &self.progress[micro_batch][chunk];
+        match pass {
+            Pass::Forward => {
+                ensure(progress.forward.is_none(), || "it has run already".into())?;
+                let ready = self.schedule.placement.before(held).is_none_or(|before| {
+                    self.local(micro_batch, before)
+                        .map_or(progress.activation.received, |before| before.forward.is_some())
+                });
+                ensure(ready, || "its input has not arrived".into())?;
+                self.right_version(work)?;
+            }
+            Pass::Backward | Pass::BackwardInput => {
+                ensure(progress.forward.is_some(), || "its forward has not run".into())?;
+                ensure(!progress.input_gradient, || "it has run already".into())?;
+                let ready = self.schedule.placement.after(held).is_none_or(|after| {
+                    self.local(micro_batch, after)
+                        .map_or(progress.gradient.received, |after| after.input_gradient)
+                });
+                ensure(ready, || "the gradient of its output has not arrived".into())?;
+            }
+            Pass::BackwardWeight => {
+                ensure(progress.input_gradient, || "its input half has not run".into())?;
+                ensure(!progress.weight_gradient, || "it has run already".into())?;
+            }
+        }
+        let forward = progress.forward.unwrap_or(version);
+        ensure(version == forward, || format!("its forward used version {forward}, this uses {version}"))?;
+        ensure(version == self.newest || self.stashed.contains(&version), || {
+            format!("version {version} of the weights is not there")
+        })?;
+
+        let progress = &mut self.progress[micro_batch][chunk];
+        match pass {
+            Pass::Forward => {
+                progress.forward = Some(version);
+                *self.users.entry(version).or_default() += 1;
+            }
+            Pass::Backward | Pass::BackwardInput => progress.input_gradient = true,
+            Pass::BackwardWeight => {}
+        }
+        if matches!(pass, Pass::Backward | Pass::BackwardWeight) {
+            progress.weight_gradient = true;
+            *self.users.get_mut(&version).expect("the forward came before") -= 1;
+            ensure(!self.reduced[chunk], || "its gradients come after their all-reduce".into())?;
+            self.waiting[chunk].push(micro_batch);
+        }
+        Ok(())
+    }
+
+    fn right_version(&self, work: Work) -> Outcome {
+        let batch = work.micro_batch / self.schedule.micro_batches;
+        let expected = match self.schedule.updates {
+            Updates::Flush => batch,
+            Updates::EveryMicroBatch => self.newest,
+            Updates::DoubleBuffered => batch.saturating_sub(1),
+            Updates::Free => work.version,
+        };
+        ensure(work.version == expected, || {
+            format!("it must use version {expected} of the weights, not {}", work.version)
+        })
+    }
+
+    fn send(&mut self, message: Message) -> Outcome {
+        let Message { payload, micro_batch, chunk, peer } = message;
+        let held = self.chunk(micro_batch, chunk)?;
+        let placement = &self.schedule.placement;
+        let progress = &mut self.progress[micro_batch][chunk];
+        let (to, made, side) = match payload {
+            Payload::Activation => {
+                (placement.after(held), progress.forward.is_some(), &mut progress.activation)
+            }
+            Payload::Gradient => (placement.before(held), progress.input_gradient, &mut progress.gradient),
+        };
+        self.schedule.is_peer(self.rank, peer, to)?;
+        ensure(made, || "what it sends has not been made".into())?;
+        ensure(!side.sent, || "it was sent already".into())?;
+        side.sent = true;
+        Ok(())
+    }
+
+    fn receive(&mut self, message: Message, arrived: impl FnOnce() -> Outcome<bool>) -> Outcome<bool> {
+        let Message { payload, micro_batch, chunk, peer } = message;
+        let held = self.chunk(micro_batch, chunk)?;
+        let placement = &self.schedule.placement;
+        let progress = &mut self.progress[micro_batch][chunk];
+        let (from, side) = match payload {
+            Payload::Activation => (placement.before(held), &mut progress.activation),
+            Payload::Gradient => (placement.after(held), &mut progress.gradient),
+        };
+        self.schedule.is_peer(self.rank, peer, from)?;
+        ensure(!side.received, || "it was received already".into())?;
+        side.received = arrived()?;
+        Ok(side.received)
+    }
+
+    fn all_reduce(&mut self, chunk: usize, all_there: impl FnOnce() -> bool) -> Outcome<bool> {
+        let reduced = self.reduced.get_mut(chunk).ok_or("the rank has no such chunk")?;
+        ensure(!*reduced, || "it was reduced already".into())?;
+        *reduced = all_there();
+        Ok(*reduced)
+    }
+
+    /// Every chunk's gradients must be those of what one step is for.
+    fn step(&mut self) -> Outcome {
+        let per_batch = self.schedule.micro_batches;
+        for (chunk, waiting) in self.waiting.iter_mut().enumerate() {
+            ensure(self.reduced[chunk], || format!("the gradients of chunk {chunk} were not reduced"))?;
+            waiting.sort_unstable();
+            match self.schedule.updates {
+                Updates::Flush | Updates::DoubleBuffered => {
+                    let pipeline = self.schedule.placement.chunks(self.rank)[chunk].pipeline;
+                    let routed = self.schedule.placement.routed(pipeline);
+                    let batch: Vec<usize> = routed.map(|k| k + self.newest * per_batch).collect();
+                    ensure(*waiting == batch, || {
+                        format!(
+                            "it is for micro-batches {batch:?}, but chunk {chunk} has the gradients of {waiting:?}"
+                        )
+                    })?;
+                }
+                Updates::EveryMicroBatch => ensure(waiting.len() == 1, || {
+                    format!("it is for one micro-batch, but chunk {chunk} has the gradients of {waiting:?}")
+                })?,
+                Updates::Free => {}
+            }
+            waiting.clear();
+        }
+        self.reduced.fill(false);
+        self.newest += 1;
+        Ok(())
+    }
+
+    fn stash(&mut self, version: usize) -> Outcome {
+        ensure(version == self.newest, || format!("only the newest version, {}, can be kept", self.newest))?;
+        ensure(!self.stashed.contains(&version), || "it is kept already".into())?;
+        self.stashed.push(version);
+        Ok(())
+    }
+
+    fn drop(&mut self, version: usize) -> Outcome {
+        let kept = self.stashed.iter().position(|&kept| kept == version);
+        let kept = kept.ok_or("it is not kept")?;
+        let users = self.users.get(&version).copied().unwrap_or(0);
+        ensure(users == 0, || "a micro-batch in flight still needs it".into())?;
+        self.stashed.remove(kept);
+        Ok(())
+    }
+
+    fn finish(&self) -> Outcome {
+        for micro_batch in 0..self.progress.len() {
+            for chunk in self.schedule.placement.chunks_for(self.rank, micro_batch) {
+                let Progress { forward, input_gradient, weight_gradient, .. } =
+                    self.progress[micro_batch][chunk];
+                let missing = match (forward, input_gradient, weight_gradient) {
+                    (None, ..) => "forward",
+                    (_, false, _) => "backward",
+                    (_, _, false) => "weight gradients",
+                    _ => continue,
+                };
+                return Err(format!("micro-batch {micro_batch} has had no {missing} in chunk {chunk}"));
+            }
+        }
+        let unused = self.waiting.iter().flatten().min();
+        ensure(unused.is_none(), || {
+            format!("the gradients of micro-batch {} were used in no step", unused.expect("there is one"))
+        })?;
+        let expected: &[usize] = match self.schedule.updates {
+            // The next batch would use it.
+            Updates::DoubleBuffered => &[self.schedule.batches - 1],
+            Updates::Free => &self.stashed,
+            _ => &[],
+        };
+        ensure(self.stashed == expected, || {
+            format!("kept versions should be {expected:?}, but are {:?}", self.stashed)
+        })
+    }
+}
+
+impl Schedule {
+    /// A message must go between this rank and the other holder of the neighbouring part.
+    fn is_peer(&self, rank: usize, peer: usize, neighbour: Option<Chunk>) -> Outcome {
+        let neighbour = neighbour.ok_or("there is no part of the model on that side")?;
+        let holder = self.placement.rank_of(neighbour);
+        ensure(holder != rank, || "both parts are on this rank: there is no message between them".into())?;
+        ensure(peer == holder, || format!("part {} is on rank {holder}", neighbour.part))
+    }
+}

@@ -1,0 +1,59 @@
+//! Going through all lists at once: every rank goes on until it has to wait. Checking and timing both do this.
+
+use std::collections::HashMap;
+
+use super::{Action, Error, Schedule};
+
+/// Lets every rank act until all have finished. `act(rank, position, action)` returns whether the action could be done;
+/// where it could not, it is tried again later.
+pub(super) fn walk(
+    schedule: &Schedule,
+    mut act: impl FnMut(usize, usize, &Action) -> Result<bool, Error>,
+) -> Result<(), Error> {
+    let mut positions = vec![0; schedule.ranks.len()];
+    loop {
+        let mut moved = false;
+        for (rank, list) in schedule.ranks.iter().enumerate() {
+            while let Some(action) = list.get(positions[rank]) {
+                if !act(rank, positions[rank], action)? {
+                    break;
+                }
+                positions[rank] += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    let waiting: Vec<String> = (0..positions.len())
+        .filter_map(|rank| Some((rank, schedule.ranks[rank].get(positions[rank])?)))
+        .map(|(rank, action)| format!("rank {rank} waits at `{}`", schedule.token(rank, action)))
+        .collect();
+    match waiting.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Deadlock { waiting: waiting.join(", ") }),
+    }
+}
+
+/// The all-reduces: nobody leaves before all holders of the part have come.
+#[derive(Default)]
+pub(super) struct Meetings {
+    /// When each rank came to the n-th all-reduce of a part.
+    came: HashMap<(usize, usize, usize), f64>,
+    /// How many of a part each rank has left.
+    left: HashMap<(usize, usize), usize>,
+}
+
+impl Meetings {
+    /// A rank comes to its next all-reduce of a chunk, or is still there: when all have come, if they have.
+    pub fn meet(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> Option<f64> {
+        let part = schedule.placement.chunks(rank)[chunk].part;
+        let turn = *self.left.entry((rank, part)).or_default();
+        self.came.entry((rank, part, turn)).or_insert(now);
+        let times = schedule.placement.holders(part).map(|holder| self.came.get(&(holder, part, turn)));
+        let all = times.collect::<Option<Vec<&f64>>>()?.into_iter().copied().fold(now, f64::max);
+        self.left.insert((rank, part), turn + 1);
+        Some(all)
+    }
+}

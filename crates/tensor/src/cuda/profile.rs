@@ -1,0 +1,102 @@
+//! Where a card's time goes: an event before and after each piece of work, summed by the family that it belongs to.
+//!
+//! Off, it costs a load of a flag for each launch. On, the events lie in the compute stream and wait for nothing; they are
+//! read when many have come, or when the result is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::Cuda;
+use super::stream::Event;
+use crate::error::Result;
+
+/// Marks that wait to be read, at most.
+const MOST: usize = 20_000;
+
+/// What a family of kernels took.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Taken {
+    /// Launches.
+    pub launches: u64,
+    /// Seconds of the card.
+    pub seconds: f64,
+    /// Flops, for products.
+    pub flops: f64,
+}
+
+/// The times of a card.
+#[derive(Debug, Default)]
+pub(super) struct Profile {
+    on: AtomicBool,
+    marks: Mutex<Marks>,
+}
+
+#[derive(Debug, Default)]
+struct Marks {
+    waiting: Vec<(&'static str, f64, Event, Event)>,
+    taken: BTreeMap<&'static str, Taken>,
+}
+
+impl Marks {
+    fn read(&mut self) -> Result<()> {
+        for (family, flops, begin, end) in self.waiting.drain(..) {
+            let taken = self.taken.entry(family).or_default();
+            end.synchronize()?;
+            taken.launches += 1;
+            taken.seconds += end.seconds_since(&begin)?;
+            taken.flops += flops;
+        }
+        Ok(())
+    }
+}
+
+/// Work whose time is taken: from its making to its end.
+#[derive(Debug)]
+pub(super) struct Timer<'a> {
+    cuda: &'a Cuda,
+    family: &'static str,
+    flops: f64,
+    begin: Option<Event>,
+}
+
+impl Timer<'_> {
+    /// Marks the end of the work, which was queued.
+    pub(super) fn end(mut self) -> Result<()> {
+        let Some(begin) = self.begin.take() else { return Ok(()) };
+        let end = Event::timed()?;
+        end.record(self.cuda.compute())?;
+        let mut marks = self.cuda.profile().marks.lock().expect("no panic while locked");
+        marks.waiting.push((self.family, self.flops, begin, end));
+        if marks.waiting.len() >= MOST { marks.read() } else { Ok(()) }
+    }
+}
+
+impl Cuda {
+    /// From here on the time of each piece of work is taken.
+    pub fn start_profile(&self) {
+        self.profile().on.store(true, Relaxed);
+    }
+
+    /// What each family of kernels took since the start.
+    pub fn take_profile(&self) -> Result<BTreeMap<&'static str, Taken>> {
+        self.bind()?;
+        self.profile().on.store(false, Relaxed);
+        let mut marks = self.profile().marks.lock().expect("no panic while locked");
+        marks.read()?;
+        Ok(std::mem::take(&mut marks.taken))
+    }
+
+    /// Marks the beginning of work of a family that is about to be queued.
+    pub(super) fn time(&self, family: &'static str, flops: f64) -> Result<Timer<'_>> {
+        let begin = match self.profile().on.load(Relaxed) {
+            false => None,
+            true => {
+                let begin = Event::timed()?;
+                begin.record(self.compute())?;
+                Some(begin)
+            }
+        };
+        Ok(Timer { cuda: self, family, flops, begin })
+    }
+}

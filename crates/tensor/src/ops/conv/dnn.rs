@@ -1,0 +1,158 @@
+//! Convolution by cuDNN. It reads images as we keep them, channels last, and wants filters so too: a weight passes
+//! through a copy in that order, and its gradient back.
+//!
+//! The tensor cores take channels by 16 bytes. An image with an odd number of them is given zeros to fill up. Where
+//! there are fewer, as in the first layer of a network, and the window is small too, those zeros would be most of the
+//! work, and our own kernels are faster.
+
+use super::cuda::{add_bias, filter_back, filter_rows};
+use super::{Conv, Sizes};
+use crate::cuda::Cuda;
+use crate::cuda::dnn::{Key, Pass};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::ops::layout;
+use crate::tensor::Tensor;
+
+/// Elements under the window up to which our kernels beat cuDNN's on few channels (`benches/cuda_conv.rs`).
+const SMALL_WINDOW: usize = 96;
+
+/// `None` where cuDNN does not serve, here and below.
+pub(super) fn forward(
+    cuda: &Cuda,
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    z: &Sizes,
+) -> Result<Option<Tensor>> {
+    let Some(key) = planned(cuda, Pass::Forward, z, x.dtype())? else { return Ok(None) };
+    let x = resized(cuda, x, key.x[3], Category::Workspace)?;
+    let rows = filter_rows(cuda, w, key.x[3])?;
+    let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Activations)?;
+    run(cuda, &key, [address(&x), address(&rows), address_mut(&mut y)])?;
+    if let Some(bias) = bias {
+        add_bias(cuda, &mut y, bias)?;
+    }
+    Ok(Some(y))
+}
+
+pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Option<Tensor>> {
+    let Some(key) = planned(cuda, Pass::Input, z, dy.dtype())? else { return Ok(None) };
+    let rows = filter_rows(cuda, w, key.x[3])?;
+    let mut dx = Tensor::empty(&dy.device(), &key.x, dy.dtype(), Category::Activations)?;
+    run(cuda, &key, [address_mut(&mut dx), address(&rows), address(dy)])?;
+    resized(cuda, &dx, z.c, Category::Activations).map(Some)
+}
+
+pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Option<Tensor>> {
+    let Some(key) = planned(cuda, Pass::Weight, z, x.dtype())? else { return Ok(None) };
+    let x = resized(cuda, x, key.x[3], Category::Workspace)?;
+    let shape = [z.o, z.conv.kernel, z.conv.kernel, key.x[3]];
+    let mut rows = Tensor::empty(&x.device(), &shape, x.dtype(), Category::Workspace)?;
+    run(cuda, &key, [address(&x), address_mut(&mut rows), address(dy)])?;
+    filter_back(cuda, &rows, z.c).map(Some)
+}
+
+/// What cuDNN has a plan for.
+fn planned(cuda: &Cuda, pass: Pass, z: &Sizes, dtype: DType) -> Result<Option<Key>> {
+    match key(cuda.tf32_in_convolutions(), pass, z, dtype) {
+        Some(key) if cuda.plans_convolution(&key)? => Ok(Some(key)),
+        _ => Ok(None),
+    }
+}
+
+/// The convolution as cuDNN is asked for it; `None` where it may not round, or is slower than our own kernels.
+fn key(tf32: bool, pass: Pass, z: &Sizes, dtype: DType) -> Option<Key> {
+    let lanes = 16 / dtype.bytes();
+    let exact = dtype == DType::F32 && !tf32;
+    let slower = match pass {
+        Pass::Forward => true,
+        Pass::Weight => dtype == DType::F32,
+        Pass::Input => false,
+    };
+    if exact || slower && z.c < lanes && z.window() <= SMALL_WINDOW {
+        return None;
+    }
+    let Conv { kernel, stride, padding } = z.conv;
+    let x = [z.batch, z.h, z.w, z.c.next_multiple_of(lanes)];
+    Some(Key { pass, dtype, x, y: z.output_shape(), kernel, stride, padding })
+}
+
+/// x with this many channels.
+fn resized(cuda: &Cuda, x: &Tensor, channels: usize, category: Category) -> Result<Tensor> {
+    if x.width() == channels {
+        return Ok(x.clone());
+    }
+    let mut shape = x.shape().to_vec();
+    *shape.last_mut().expect("an image has four dimensions") = channels;
+    let mut y = Tensor::empty(&x.device(), &shape, x.dtype(), category)?;
+    layout::cuda::resize(cuda, x, &mut y)?;
+    Ok(y)
+}
+
+fn run(cuda: &Cuda, key: &Key, tensors: [u64; 3]) -> Result<()> {
+    // SAFETY: each caller hands over x, w and y in the shapes of its key, which it has alive on this card.
+    unsafe { cuda.run_convolution(key, tensors) }
+}
+
+fn address(tensor: &Tensor) -> u64 {
+    tensor.cuda_buffer().address()
+}
+
+/// Of a tensor that is about to be written, whose only owner this must be.
+fn address_mut(tensor: &mut Tensor) -> u64 {
+    tensor.cuda_buffer_mut().address()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::testing;
+
+    const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
+
+    fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> Sizes {
+        Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding })
+    }
+
+    #[test]
+    fn cudnn_is_asked_where_it_may_round_and_is_faster() {
+        let asked = |tf32, z, dtype| PASSES.map(|pass| key(tf32, pass, z, dtype).is_some());
+        let (layer, first, stem) =
+            (sizes(32, 64, 64, 3, 1, 1), sizes(32, 3, 64, 3, 1, 1), sizes(32, 3, 64, 7, 2, 3));
+        for z in [&layer, &first, &stem] {
+            assert_eq!(asked(false, z, DType::F32), [false; 3], "f32 is exact unless TF32 is allowed");
+        }
+        for z in [&layer, &stem] {
+            assert_eq!((asked(true, z, DType::F32), asked(false, z, DType::Bf16)), ([true; 3], [true; 3]));
+        }
+        assert_eq!(asked(true, &first, DType::F32), [false, true, false]);
+        assert_eq!(asked(false, &first, DType::Bf16), [false, true, true]);
+        let channels = |dtype| key(true, Pass::Input, &first, dtype).unwrap().x[3];
+        assert_eq!((channels(DType::F32), channels(DType::Bf16)), (4, 8), "channels fill 16 bytes");
+    }
+
+    /// Falling back to our own kernels is silent: here it is not.
+    #[test]
+    fn cudnn_has_a_plan_for_what_it_is_asked() {
+        let found = testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_)));
+        if !found || Cuda::cudnn().is_err() {
+            return eprintln!("SKIPPED, no card with cuDNN was asked");
+        }
+        let card = Cuda::open(0).unwrap();
+        for z in [
+            sizes(32, 64, 64, 3, 1, 1),
+            sizes(16, 32, 64, 3, 2, 1),
+            sizes(8, 256, 64, 1, 1, 0),
+            sizes(32, 3, 64, 7, 2, 3),
+        ] {
+            for (pass, dtype) in PASSES.into_iter().flat_map(|pass| [(pass, DType::F32), (pass, DType::Bf16)])
+            {
+                let key = key(true, pass, &z, dtype).unwrap();
+                assert!(card.plans_convolution(&key).unwrap(), "{key:?}");
+            }
+        }
+    }
+}

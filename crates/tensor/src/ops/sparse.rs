@@ -1,0 +1,129 @@
+//! A weight matrix without its zeros, and the product of a linear layer with it: `y = x W^T`.
+//!
+//! x: [batch, in]; W: [out, in], by rows (CSR: the kept weights of each row, each with its column); y: [batch, out].
+//!
+//! Training does not use this: weights stay dense, because dense products are faster at the sparsities that pruning
+//! reaches. It is here so that this claim can be measured on the machine at hand (`espalier bench sparse`), and so that
+//! the day it is no longer true can be seen.
+
+pub mod cuda;
+mod host;
+
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::{Error, Result};
+use crate::memory::Category;
+use crate::tensor::Tensor;
+use crate::with_float;
+
+/// The kept weights of a matrix by rows, on its device. Clones share the memory.
+#[derive(Debug, Clone)]
+pub struct Csr {
+    rows: usize,
+    columns: usize,
+    /// u32 `[rows + 1]`: where each row begins among the kept weights; the last says where they end.
+    offsets: Tensor,
+    /// u32 `[kept]`: the column of each kept weight, ascending in a row. Each is below `columns`.
+    places: Tensor,
+    /// `[kept]`.
+    values: Tensor,
+}
+
+impl Csr {
+    /// The weights of a dense matrix that are not zero; those are booked as weights, and where they stand as mask.
+    pub fn from_dense(dense: &Tensor) -> Result<Csr> {
+        let &[rows, columns] = dense.shape() else {
+            panic!("a matrix was expected, got {:?}", dense.shape())
+        };
+        let device = dense.device();
+        let bytes = dense.host_bytes();
+        with_float!(dense.dtype(), T => {
+            let mut offsets = vec![0u32];
+            let mut places = Vec::new();
+            let mut values = Vec::<T>::new();
+            for row in bytes.chunks_exact((columns * size_of::<T>()).max(1)) {
+                // A copy from a card need not be aligned for its elements.
+                let weights = row.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
+                for (column, weight) in weights.enumerate().filter(|(_, w)| Float::to_f32(*w) != 0.0) {
+                    places.push(column as u32);
+                    values.push(weight);
+                }
+                offsets.push(offset(places.len())?);
+            }
+            // Rows without columns left no bytes to walk over.
+            offsets.resize(rows + 1, 0);
+            Ok(Csr {
+                rows,
+                columns,
+                offsets: Tensor::from_slice(&device, &[rows + 1], &offsets, Category::Mask)?,
+                places: Tensor::from_slice(&device, &[places.len()], &places, Category::Mask)?,
+                values: Tensor::from_slice(&device, &[values.len()], &values, Category::Weights)?,
+            })
+        })
+    }
+
+    /// Rows: outputs of the layer.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: inputs of the layer.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Weights kept.
+    pub fn kept(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The type of the weights.
+    pub fn dtype(&self) -> DType {
+        self.values.dtype()
+    }
+
+    /// The device that holds it.
+    pub fn device(&self) -> Device {
+        self.values.device()
+    }
+}
+
+/// Libraries count kept weights in 32 bits with a sign.
+fn offset(kept: usize) -> Result<u32> {
+    match i32::try_from(kept) {
+        Ok(kept) => Ok(kept as u32),
+        Err(_) => Err(Error::Unsupported {
+            what: format!("a sparse matrix has at most {} kept weights, this one has more", i32::MAX),
+        }),
+    }
+}
+
+/// `x W^T` as a new tensor `[batch, out]` of x's type, which is W's. Sums are in f32, in the order of the columns.
+///
+/// On a card by cuSPARSE, which must be there; see [`cuda::Plan`] for products that are run more than once.
+pub fn matmul(x: &Tensor, w: &Csr, category: Category) -> Result<Tensor> {
+    check(x, w);
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let mut y = Tensor::empty(&x.device(), &[x.rows(), w.rows], x.dtype(), category)?;
+            host::matmul(&cpu, x, w, &mut y)?;
+            Ok(y)
+        }
+        Device::Cuda(_) => cuda::Plan::new(w, x.rows(), cuda::Way::REPEATABLE)?.run(x, category),
+    }
+}
+
+fn check(x: &Tensor, w: &Csr) {
+    assert_eq!(
+        x.width(),
+        w.columns,
+        "a product of {:?} and a matrix [{}, {}]^T",
+        x.shape(),
+        w.rows,
+        w.columns
+    );
+    assert_eq!(x.dtype(), w.dtype(), "a product of two types");
+}
+
+#[cfg(test)]
+mod tests;

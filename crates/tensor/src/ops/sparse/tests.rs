@@ -1,0 +1,144 @@
+//! The sparse product against plain loops in f64, and against the dense product.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ops::matmul::matmul as dense_matmul;
+use crate::random;
+use crate::testing::{assert_close, check, devices, tensor, values};
+
+/// A matrix with about this share of its weights kept; every tenth row or so is empty.
+fn pruned(seed: u64, rows: usize, columns: usize, share: f64) -> Vec<f32> {
+    let key = random::key(seed, 77);
+    let mut weights = values(seed, rows * columns, 1.0);
+    for (i, weight) in weights.iter_mut().enumerate() {
+        let row = (i / columns.max(1)) as u64;
+        let empty = random::uniform(key, 1 << 40 | row) < 0.1;
+        if empty || random::uniform(key, i as u64) >= share {
+            *weight = 0.0;
+        }
+    }
+    weights
+}
+
+fn reference(x: &[f32], w: &[f32], batch: usize, rows: usize, columns: usize) -> Vec<f64> {
+    let mut y = vec![0.0; batch * rows];
+    for b in 0..batch {
+        for r in 0..rows {
+            y[b * rows + r] =
+                (0..columns).map(|c| f64::from(x[b * columns + c]) * f64::from(w[r * columns + c])).sum();
+        }
+    }
+    y
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Every width of the last panel, rows that do not fill a block, rows that are empty, and sizes of zero.
+    #[test]
+    fn the_product_is_that_of_plain_loops(
+        batch in 0usize..230, rows in 0usize..100, columns in 0usize..90, share in 0.0f64..1.0, seed: u64,
+    ) {
+        let (x, w) = (values(seed, batch * columns, 1.0), pruned(seed, rows, columns, share));
+        let expected = reference(&x, &w, batch, rows, columns);
+        check(&[expected], |device, dtype| {
+            let sparse = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
+            let y = matmul(&tensor(device, dtype, &[batch, columns], &x), &sparse, Category::Activations).unwrap();
+            assert_eq!((y.shape(), y.dtype()), (&[batch, rows][..], dtype));
+            vec![y]
+        });
+    }
+}
+
+#[test]
+fn a_layer_of_several_tasks_agrees_with_the_dense_product() {
+    let (batch, rows, columns) = (200, 1100, 1030);
+    let (x, w) = (values(1, batch * columns, 1.0), pruned(2, rows, columns, 0.1));
+    for device in devices().iter().map(|threads| &threads[1]) {
+        for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
+            let (x, w) =
+                (tensor(device, dtype, &[batch, columns], &x), tensor(device, dtype, &[rows, columns], &w));
+            let dense = dense_matmul(&x, false, &w, true, None, Category::Activations).unwrap();
+            let sparse = matmul(&x, &Csr::from_dense(&w).unwrap(), Category::Activations).unwrap();
+            let expected: Vec<f64> = dense.to_f32().into_iter().map(f64::from).collect();
+            assert_close(&sparse.to_f32(), &expected, tolerance);
+        }
+    }
+}
+
+#[test]
+fn what_is_kept_is_counted_and_booked() {
+    let weights = [0.0, 2.0, 0.0, -0.0, 0.0, 0.0, f32::NAN, 1.0, -1.0f32];
+    for device in devices().iter().map(|threads| &threads[0]) {
+        let sparse = Csr::from_dense(&tensor(device, DType::F32, &[3, 3], &weights)).unwrap();
+        assert_eq!(
+            (sparse.rows(), sparse.columns(), sparse.kept()),
+            (3, 3, 4),
+            "a NaN is no zero, -0 is one"
+        );
+    }
+    // A device of its own: others run on the shared ones.
+    let device = Device::cpu(1).unwrap();
+    let sparse = Csr::from_dense(&tensor(&device, DType::Bf16, &[3, 3], &weights)).unwrap();
+    assert_eq!(device.ledger().current(Category::Weights), sparse.kept() * 2);
+    assert_eq!(device.ledger().current(Category::Mask), 4 * 4 + 4 * 4, "columns, and four offsets");
+}
+
+/// The cards among the devices.
+fn cards() -> impl Iterator<Item = &'static Device> {
+    devices().iter().map(|threads| &threads[0]).filter(|device| matches!(device, Device::Cuda(_)))
+}
+
+/// cuSPARSE may refuse a way, with a reason; what it accepts must be right, and the repeatable way must be accepted.
+#[test]
+fn every_way_that_a_card_accepts_is_right() {
+    let (batch, rows, columns) = (96, 130, 250);
+    let (x, w) = (values(1, batch * columns, 1.0), pruned(2, rows, columns, 0.2));
+    let expected = reference(&x, &w, batch, rows, columns);
+    for device in cards() {
+        for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
+            let x = tensor(device, dtype, &[batch, columns], &x);
+            let w = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
+            for way in cuda::Way::all() {
+                let ran = cuda::Plan::new(&w, batch, way).and_then(|mut plan| {
+                    let first = plan.run(&x, Category::Activations)?;
+                    let second = plan.run(&x, Category::Activations)?;
+                    device.synchronize()?;
+                    Ok([first, second])
+                });
+                match ran {
+                    Ok(both) => both.iter().for_each(|y| assert_close(&y.to_f32(), &expected, tolerance)),
+                    Err(why) => {
+                        assert_ne!(way, cuda::Way::REPEATABLE, "{why}");
+                        eprintln!("{way} in {dtype:?}: {why}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn two_in_four_agree_with_the_dense_product() {
+    let (batch, rows, columns) = (64, 128, 256);
+    let (x, mut w) = (values(1, batch * columns, 1.0), values(2, rows * columns, 1.0));
+    for (i, four) in w.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        (four[i % 4], four[(i % 4 + 1 + i / 4 % 3) % 4]) = (0.0, 0.0);
+    }
+    let expected = reference(&x, &w, batch, rows, columns);
+    for device in cards() {
+        let (x, w) = (
+            tensor(device, DType::Bf16, &[batch, columns], &x),
+            tensor(device, DType::Bf16, &[rows, columns], &w),
+        );
+        match cuda::TwoFour::new(&w, batch) {
+            Ok(mut product) => {
+                let y = product.run(&x, Category::Activations).unwrap();
+                assert_close(&y.to_f32(), &expected, 1.0 / 128.0);
+            }
+            Err(Error::Unsupported { what }) => eprintln!("SKIPPED, the 2:4 pattern: {what}"),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Linear layers with nothing but cheap operations between them, as one layer, so that no linear layer's input need be
+//! kept that a pass over memory makes again.
+//!
+//! A weight's gradient wants the input of its product. Behind a norm or an activation that input is a function of what
+//! the norm or the activation keeps for itself anyway, and making it again costs little more than the write: the very
+//! kernel that sends the gradient through the cheap operation makes it on the way. Of the 32 d bytes that a layer of a
+//! GPT of width d would keep for each token in bf16, 12 d need not be: both norms' outputs and the activation's.
+//!
+//! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps it till then.
+//! Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An activation between two
+//! linear layers runs in the epilogue of the first one's product.
+
+use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::{Category, Tensor};
+
+use super::activation::saved_of;
+use super::{Backward, Forward, Layer, Linear, Norm, sum};
+use crate::Result;
+
+/// `before`, a linear layer, and then any number of activations, each followed by a linear layer.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    pub before: Before,
+    pub first: Linear,
+    pub rest: Vec<(Activation, Linear)>,
+}
+
+/// What stands before the first linear layer.
+#[derive(Debug)]
+pub(crate) enum Before {
+    /// Nothing that could make its input again: that is kept.
+    Nothing,
+    Norm(Norm),
+    Activation(Activation),
+}
+
+impl Chain {
+    /// The last linear layer's input, and that layer.
+    fn before_last(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<(Tensor, &Linear)> {
+        let mut h = match &self.before {
+            Before::Nothing => {
+                pass.stash.push(x.clone());
+                x
+            }
+            Before::Norm(norm) => norm.forward(x, pass)?,
+            &Before::Activation(kind) => {
+                let h = activation::forward(kind, &x)?;
+                pass.stash.push(saved_of(kind, x, &h));
+                h
+            }
+        };
+        let mut linear = &self.first;
+        for (kind, next) in &self.rest {
+            let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
+            pass.stash.push(saved_of(*kind, before, &after));
+            (h, linear) = (after, next);
+        }
+        Ok((h, linear))
+    }
+
+    /// The gradient of what the first linear layer gives.
+    fn after_first(&self, dy: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+        self.rest.iter().rev().try_fold(dy, |dy, (kind, linear)| through_activation(*kind, linear, dy, pass))
+    }
+
+    /// Back through the first linear layer and the norm before it, and `plus` added.
+    fn through_norm(
+        &self,
+        norm: &Norm,
+        dy: Tensor,
+        plus: Option<Tensor>,
+        pass: &mut Backward<'_>,
+    ) -> Result<Tensor> {
+        let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
+        let dh = self.first.input_gradient(&dy, x.shape(), pass.weights)?;
+        let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
+        self.first.send_gradients(h, dy, pass.sink)?;
+        norm.send_gradients(dh, x, statistics, pass)?;
+        Ok(dx)
+    }
+}
+
+impl Layer for Chain {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (h, linear) = self.before_last(x, pass)?;
+        linear.product(&h, pass.weights, Category::Activations)
+    }
+
+    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (h, linear) = self.before_last(x, pass)?;
+        linear.product_plus(&h, &plus, pass.weights)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        let dy = self.after_first(dy, pass)?;
+        match &self.before {
+            Before::Nothing => {
+                let x = pass.stash.pop();
+                let shape = x.shape().to_vec();
+                self.first.send_gradients(x, dy.clone(), pass.sink)?;
+                input_gradient.then(|| self.first.input_gradient(&dy, &shape, pass.weights)).transpose()
+            }
+            Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),
+            Before::Activation(kind) => through_activation(*kind, &self.first, dy, pass).map(Some),
+        }
+    }
+
+    fn backward_plus(&self, dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+        match &self.before {
+            Before::Norm(norm) => {
+                let dy = self.after_first(dy, pass)?;
+                self.through_norm(norm, dy, Some(plus), pass)
+            }
+            _ => {
+                let dx = self.backward(dy, pass, true)?.expect("it was asked for");
+                sum(dx, plus)
+            }
+        }
+    }
+}
+
+/// Back through a linear layer and the activation before it.
+fn through_activation(
+    kind: Activation,
+    linear: &Linear,
+    dy: Tensor,
+    pass: &mut Backward<'_>,
+) -> Result<Tensor> {
+    let saved = pass.stash.pop();
+    let dh = linear.input_gradient(&dy, saved.shape(), pass.weights)?;
+    let (dx, h) = activation::backward_remaking(kind, &saved, dh)?;
+    drop(saved);
+    linear.send_gradients(h, dy, pass.sink)?;
+    Ok(dx)
+}
