@@ -188,7 +188,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 fn write_tensors(path: &Path, saved: &Saved<'_>) -> io::Result<FileRecord> {
-    let parts: Vec<(&String, Dtype, Vec<usize>, Cow<'_, [u8]>)> = saved
+    let parts: Vec<_> = saved
         .iter()
         .map(|(name, stored)| match stored {
             Stored::Tensor(tensor) => (name, dtype_of(tensor), tensor.shape().to_vec(), tensor.host_bytes()),

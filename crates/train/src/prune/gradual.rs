@@ -60,6 +60,6 @@ mod tests {
         // By hand: 0.9 - 0.4 (1 - 15/40)^3 = 0.9 - 0.4 0.244140625.
         assert!((due[1].1 - 0.80234375).abs() < 1e-12 && due[0].1 == 0.5 && due[3].1 == 0.9);
         let whole = Gradual { end: 0, ..gradual };
-        assert_eq!((0..=100).filter_map(|t| whole.due(t, 100)).last(), Some(0.9));
+        assert_eq!((0..=100).filter_map(|t| whole.due(t, 100)).next_back(), Some(0.9));
     }
 }
