@@ -1,5 +1,7 @@
 //! What every transport must do, in one suite ([`suite`]), and what each does on its own.
 
 mod data;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod suite;
 mod threads;
