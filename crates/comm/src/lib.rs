@@ -20,6 +20,7 @@ pub mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod reduce;
+pub mod rendezvous;
 pub mod threads;
 pub mod traffic;
 pub mod transport;

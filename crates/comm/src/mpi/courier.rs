@@ -24,6 +24,9 @@ const AROUND: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_micros(50);
 /// Looks at what is under way between two looks around.
 const LOOKS: u32 = 64;
+/// How long it keeps its core to itself while somebody waits: the time of a short message between two cores. After that
+/// others may need the core, even those who are waited for.
+const EAGER: Duration = Duration::from_micros(200);
 /// How long a failed world is given to learn of it before the process ends.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -144,7 +147,7 @@ impl Courier<'_, '_> {
 
     /// Works until all ranks have ended; returns whether MPI can be shut down.
     fn work(&mut self, orders: &Receiver<Order>) -> bool {
-        let (mut ending, mut looks) = (None, 0u32);
+        let (mut ending, mut looks, mut moved) = (None, 0u32, Instant::now());
         loop {
             let mut busy = false;
             while let Ok(order) = orders.try_recv() {
@@ -154,8 +157,8 @@ impl Courier<'_, '_> {
                 }
             }
             busy |= self.look();
-            looks += 1;
-            if !busy || looks.is_multiple_of(LOOKS) {
+            looks = looks.wrapping_add(1);
+            if self.tasks.is_empty() || looks.is_multiple_of(LOOKS) {
                 self.look_around();
             }
             if let Some(since) = ending {
@@ -173,23 +176,22 @@ impl Courier<'_, '_> {
                 }
             }
             if busy {
-                looks = 0;
-            } else if let Err(order) = self.rest(orders, looks) {
+                moved = Instant::now();
+            } else if let Err(order) = self.rest(orders, moved) {
+                moved = Instant::now();
                 if self.obey(order) {
-                    ending = Some(Instant::now());
+                    ending = Some(moved);
                 }
-                looks = 0;
             }
         }
     }
 
-    /// Waits a little, as little as somebody waits for; an order that comes meanwhile is an `Err`.
-    fn rest(&self, orders: &Receiver<Order>, looks: u32) -> Result<(), Order> {
+    /// Waits a little, less where somebody waits for what is under way; an order that comes meanwhile is an `Err`.
+    fn rest(&self, orders: &Receiver<Order>, moved: Instant) -> Result<(), Order> {
         let waited_for = self.world.waiting.load(Ordering::Relaxed) > 0;
         let time = match (self.tasks.is_empty(), waited_for) {
             (false, true) => {
-                // Others may need the core, even those who are waited for.
-                if looks < LOOKS {
+                if moved.elapsed() < EAGER {
                     std::hint::spin_loop()
                 } else {
                     std::thread::yield_now()

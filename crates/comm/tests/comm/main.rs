@@ -3,5 +3,6 @@
 mod data;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod rendezvous;
 mod suite;
 mod threads;
