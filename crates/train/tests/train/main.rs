@@ -3,6 +3,7 @@
 mod compressed;
 mod gradients;
 mod memory;
+mod parallel;
 mod resume;
 mod steps;
 mod support;
