@@ -57,7 +57,11 @@ fn main() -> ExitCode {
 
 /// The one sentence of an error, with what to do about it where a setting of the run file helps.
 fn sentence(error: &anyhow::Error) -> String {
-    let advice = match error.downcast_ref::<Error>() {
+    let cause = error.downcast_ref::<Error>().map(|error| match error {
+        Error::RankFailed { error, .. } => error,
+        error => error,
+    });
+    let advice = match cause {
         Some(Error::Tensor(espalier_tensor::Error::OutOfMemory { .. })) => {
             "; a smaller train.batch, more train.micro_batches, train.recompute = \"block\" or \
              train.precision = \"bf16\" need less"
@@ -67,14 +71,15 @@ fn sentence(error: &anyhow::Error) -> String {
     format!("{error:#}{advice}")
 }
 
-/// 2: the user's input; 3: a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
+/// 2: the user's input; 3: a rank or a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<espalier_tensor::Error>() {
         return 3;
     }
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
-        Some(Error::Tensor(_)) => 3,
+        Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
+        Some(Error::RankFailed { .. } | Error::RankPanicked { .. }) => 3,
         Some(Error::Diverged { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,
@@ -86,6 +91,22 @@ mod tests {
     use espalier_tensor::memory::{Category, Ledger};
 
     use super::*;
+
+    #[test]
+    fn a_rank_that_fails_is_named_and_no_fault_of_the_user() {
+        let refused = espalier_tensor::Error::OutOfMemory {
+            asked: 4_000,
+            category: Category::Activations,
+            used: Ledger::default().usage(),
+        };
+        let failed = Error::RankFailed { rank: 3, error: Box::new(refused.into()) };
+        let panicked = Error::RankPanicked { rank: 1, message: "out of luck".into() };
+        let (failed, panicked) = (anyhow::Error::from(failed), anyhow::Error::from(panicked));
+        assert_eq!((exit_code(&failed), exit_code(&panicked)), (3, 3));
+        assert!(sentence(&failed).starts_with("rank 3 failed: out of memory"), "{}", sentence(&failed));
+        assert!(sentence(&failed).contains("a smaller train.batch"), "{}", sentence(&failed));
+        assert_eq!(sentence(&panicked), "rank 1 panicked: out of luck");
+    }
 
     #[test]
     fn a_full_device_says_what_fills_it_and_what_helps() {

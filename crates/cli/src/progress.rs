@@ -136,13 +136,17 @@ impl Observer for Progress {
 pub fn describe(plan: &Plan, dataset: &Dataset, device: &str) {
     let train = &plan.run.train;
     eprintln!(
-        "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {} in {} micro-batch{}",
+        "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {}{} in {} micro-batch{}",
         plan.model.name,
         count(plan.parameters as f64),
         train.precision.name(),
         dataset.len(Split::Train),
         dataset.len(Split::Validation),
         train.batch,
+        match plan.run.parallel.data {
+            1 => String::new(),
+            ranks => format!(" over {ranks} ranks, each"),
+        },
         train.micro_batches,
         if train.micro_batches == 1 { "" } else { "es" },
     );

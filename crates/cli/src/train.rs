@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::Plan;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{DeviceKind, RunFile};
 use espalier_tensor::Device;
 use espalier_train::data::Dataset;
 use espalier_train::run::{Outcome, Place, run};
@@ -28,6 +28,7 @@ const INTERRUPTED: u8 = 130;
   espalier train runs/hello.toml
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
+  espalier train runs/hello.toml --ranks 4
   espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
@@ -35,6 +36,9 @@ pub struct TrainArguments {
     /// Override a field of the run file, as in `--set train.batch=16`. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     overrides: Vec<String>,
+    /// Train on so many ranks, threads of this process, that share every batch (`parallel.data` of the run file).
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
     /// The run folder; otherwise a new one below `out/`, named after the run file.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -78,14 +82,21 @@ pub fn prepare(path: &Path, overrides: &[String]) -> Result<Prepared> {
         0 => std::thread::available_parallelism()?.get(),
         n => n,
     };
-    let device = device::open(&plan.run.device, threads).map_err(Error::Tensor)?;
+    let mut wish = plan.run.device.clone();
+    // Ranks of one process share its processor: where the choice is ours, that is it.
+    if plan.run.parallel.data > 1 && wish.kind == DeviceKind::Auto {
+        wish.kind = DeviceKind::Cpu;
+    }
+    let device = device::open(&wish, threads).map_err(Error::Tensor)?;
     Ok(Prepared { plan, dataset, device })
 }
 
 /// Runs the command.
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     let path = &arguments.run_file;
-    let Prepared { plan, dataset, device } = prepare(path, &arguments.overrides)?;
+    let mut overrides = arguments.overrides.clone();
+    overrides.extend(arguments.ranks.map(|ranks| format!("parallel.data={ranks}")));
+    let Prepared { plan, dataset, device } = prepare(path, &overrides)?;
     progress::describe(&plan, &dataset, &device::describe(&device));
     if arguments.dry_run {
         let summary = Summary::planned(&plan, device.name());
@@ -115,7 +126,7 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     }
     print_json(arguments, &summary);
     if interrupted {
-        let set: String = arguments.overrides.iter().map(|o| format!(" --set '{o}'")).collect();
+        let set: String = overrides.iter().map(|o| format!(" --set '{o}'")).collect();
         eprintln!(
             "interrupted and saved; go on with: espalier train {}{set} --out {} --resume",
             path.display(),

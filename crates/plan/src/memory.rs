@@ -8,6 +8,10 @@ use serde::Serialize;
 use crate::config::{Prune, RunFile};
 use crate::spec::{Model, ShapeError};
 
+/// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
+/// many: enough to make the cost of starting a message small beside the cost of its bytes.
+pub const BUCKET: u64 = 1 << 20;
+
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Memory {
@@ -23,7 +27,7 @@ pub struct Memory {
     pub activations: u64,
     /// Scratch space of the kernels: theirs to know, so not predicted.
     pub workspace: Option<u64>,
-    /// Buffers of messages to other ranks; nothing on one rank.
+    /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank.
     pub communication: u64,
 }
 
@@ -34,19 +38,26 @@ impl Memory {
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
-        let (mut dense, mut candidates, mut mask) = (0u64, 0u64, 0u64);
+        let (mut dense, mut candidates, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64);
+        let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         for parameter in model.parameters() {
             let elements = parameter.elements();
+            let mut sent = elements;
             match prune.filter(|prune| prune.covers(&parameter)) {
                 None => dense = dense.saturating_add(elements),
                 Some(prune) => {
+                    let kept = ((1.0 - prune.sparsity) * elements as f64) as u64;
                     candidates = candidates.saturating_add(elements);
-                    mask += mask_bytes(elements, ((1.0 - prune.sparsity) * elements as f64) as u64);
+                    mask += mask_bytes(elements, kept);
+                    sent = if compressed { kept } else { elements };
                 }
+            }
+            let bytes = sent.saturating_mul(precision.size());
+            if run.parallel.data > 1 && bytes < BUCKET {
+                packed += bytes;
             }
         }
         let parameters = dense.saturating_add(candidates);
-        let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         let stored = if compressed { dense + kept_of(prune, candidates) } else { parameters };
         let buffers: u64 = model.buffers().iter().map(|buffer| 4 * buffer.elements()).sum();
         Ok(Memory {
@@ -56,7 +67,7 @@ impl Memory {
             mask,
             activations: model.activation_bytes(micro_batch, precision, run.train.recompute)?,
             workspace: None,
-            communication: 0,
+            communication: packed,
         })
     }
 

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::config::{Error, Family, LearningRate, Length, Method, RunFile, TicketForm};
+use crate::config::{BatchNorm, Error, Family, LearningRate, Length, Method, RunFile, TicketForm};
 use crate::memory::Memory;
 use crate::rounds::Rounds;
 use crate::spec::custom::custom;
@@ -30,7 +30,7 @@ pub struct Plan {
     pub facts: DataFacts,
     /// The model, every size known, all shapes checked.
     pub model: Model,
-    /// Samples that run at a time.
+    /// Samples that a rank runs at a time.
     pub micro_batch: usize,
     /// The rate with its peak for this batch.
     pub learning_rate: LearningRate,
@@ -48,8 +48,12 @@ impl Plan {
         let model = build(&run, facts)?;
         model.check()?;
         check_pruning(&run, &model)?;
+        if run.parallel.batch_norm == BatchNorm::Synchronised && model.buffers().is_empty() {
+            let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
+            return Err(Error::NoEffect { field: "parallel.batch_norm".into(), why });
+        }
         let train = &run.train;
-        let (micro_batch, recompute) = (train.micro_batch(), train.recompute);
+        let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
         Ok(Plan {
             parameters: model.parameter_count(),
             step_flops: model.train_flops(train.batch, recompute)?,
@@ -218,6 +222,15 @@ mod tests {
         assert_eq!(plan.micro_batch, 128);
         assert_eq!(plan.learning_rate.at(0, 10), 0.2);
         assert_eq!(plan.total_steps(5120), 20);
+    }
+
+    #[test]
+    fn ranks_share_the_batch() {
+        let text = "[train]\nbatch = 48\nmicro_batches = 2\n[parallel]\ndata = 4";
+        assert_eq!(plan(text, TEXT).unwrap().micro_batch, 6);
+        let synchronised = "[parallel]\nbatch_norm = \"synchronised\"";
+        insta::assert_snapshot!(sentence(synchronised, TEXT), @r#"`parallel.batch_norm` has no effect with `model.name` = "gpt", which has no batch norm"#);
+        assert!(plan(&format!("[model]\nname = \"resnet-18\"\n{synchronised}"), IMAGES).is_ok());
     }
 
     #[test]

@@ -73,7 +73,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     report(
         "dropout",
         2.0 * bytes,
-        time(|| (), |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2))))),
+        time(|| (), |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2), 0)))),
     );
     report("sum_rows", bytes, time(|| (), |()| drop(black_box(reduce::sum_rows(&x, Category::Gradients)))));
     report("squared_norm", bytes, time(|| (), |()| _ = black_box(reduce::squared_norm(&x))));

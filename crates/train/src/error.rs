@@ -17,6 +17,35 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Tensor(#[from] espalier_tensor::Error),
+    /// Ranks could not talk to each other.
+    #[error(transparent)]
+    Comm(#[from] espalier_comm::Error),
+    /// A rank failed, and the run with it.
+    #[error("rank {rank} failed: {error}")]
+    RankFailed {
+        /// Which.
+        rank: usize,
+        /// Its own message.
+        error: Box<Error>,
+    },
+    /// A rank panicked, and the run ended with it.
+    #[error("rank {rank} panicked: {message}")]
+    RankPanicked {
+        /// Which.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// Ranks that must be the same are not.
+    #[error("the {what} of {} are not those of rank {first}: the run cannot go on", ranks(.others))]
+    Disagree {
+        /// What they hold.
+        what: &'static str,
+        /// The rank that they were compared with.
+        first: usize,
+        /// Those that hold something else.
+        others: Vec<usize>,
+    },
     /// A checkpoint cannot be used.
     #[error("checkpoint {}: {why}", path.display())]
     Checkpoint {
@@ -49,8 +78,29 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it concerns the run as a whole, so that it does not matter which rank found it.
+    pub(crate) fn is_of_the_run(&self) -> bool {
+        match self {
+            Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
+            Error::Diverged { .. } | Error::Disagree { .. } => true,
+            Error::Tensor(_) | Error::Comm(_) | Error::RankFailed { .. } | Error::RankPanicked { .. } => {
+                false
+            }
+        }
+    }
+
     /// Wraps a system error with the file it happened on.
     pub(crate) fn file(path: impl Into<PathBuf>, why: impl ToString) -> Error {
         Error::File { path: path.into(), why: why.to_string() }
+    }
+}
+
+/// `rank 3`, `ranks 1, 2 and 3`
+fn ranks(ranks: &[usize]) -> String {
+    let words: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match words.split_last() {
+        Some((last, [])) => format!("rank {last}"),
+        Some((last, most)) => format!("ranks {} and {last}", most.join(", ")),
+        None => "no rank".into(),
     }
 }

@@ -5,6 +5,7 @@ pub mod data;
 mod error;
 pub mod layers;
 pub mod model;
+pub mod parallel;
 pub mod pass;
 pub mod prune;
 pub mod run;

@@ -4,7 +4,7 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
 use crate::data::{Dataset, HostBatch, Split};
-use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Outcome, Scale, Stash};
+use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Outcome, Scale, Share, Stash};
 use crate::model::Model;
 use crate::weights::Weights;
 
@@ -26,7 +26,7 @@ pub struct Pass<'a> {
 /// What a loss is, beside its data.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
-    /// The key of the micro-batch's random numbers.
+    /// The key of the random numbers.
     pub random: u64,
     /// Samples of all micro-batches together: each weighs by its share, so that their sum is the gradient of the mean.
     pub samples: usize,
@@ -73,16 +73,35 @@ impl Pass<'_> {
         statistics: &mut Vec<BatchStatistics>,
         sink: &mut dyn GradientSink,
     ) -> Result<Totals> {
+        let alone = Share { samples: samples.len(), ..Share::default() };
+        self.train_share(samples, loss, &alone, statistics, sink)
+    }
+
+    /// The same for samples that are a share of a step's.
+    pub fn train_share(
+        &self,
+        samples: &[(u64, usize)],
+        loss: Loss,
+        share: &Share,
+        statistics: &mut Vec<BatchStatistics>,
+        sink: &mut dyn GradientSink,
+    ) -> Result<Totals> {
         let host = self.dataset.batch(Split::Train, samples)?;
         let (input, targets) = self.upload(&host)?;
         let (mut stash, random) = (Stash::new(), loss.random);
-        let mut pass =
-            Forward { weights: self.weights, mode: Mode::Train, random, stash: &mut stash, statistics };
+        let mut pass = Forward {
+            weights: self.weights,
+            mode: Mode::Train,
+            random,
+            share,
+            stash: &mut stash,
+            statistics,
+        };
         let x = self.model.forward(input, &mut pass)?;
         let predictions = host.targets.len();
         let all = predictions / samples.len() * loss.samples;
         let scale = Scale { loss: 1.0 / all as f32, temperature: loss.temperature };
-        let mut pass = Backward { weights: self.weights, random, stash: &mut stash, sink };
+        let mut pass = Backward { weights: self.weights, random, share, stash: &mut stash, sink };
         let Outcome { total, gradient } = self.model.loss(x, &targets, scale, &mut pass)?;
         self.model.backward(gradient, &mut pass)?;
         Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions })
@@ -96,6 +115,7 @@ impl Pass<'_> {
             weights: self.weights,
             mode: Mode::Evaluate,
             random: 0,
+            share: &Share::default(),
             stash: &mut Stash::forgetful(),
             statistics: &mut Vec::new(),
         };

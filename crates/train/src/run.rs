@@ -4,21 +4,26 @@
 //! run.toml  plan.json  metrics.jsonl  checkpoints/
 //! ```
 //!
-//! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen.
+//! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
+//! all go through the same loop; rank 0 alone writes and talks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use espalier_comm::Traffic;
 use espalier_plan::Plan;
+use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
+use crate::parallel::{Ranks, on_threads};
 use crate::prune::Observation;
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
@@ -65,7 +70,7 @@ pub struct Place {
     pub from: Option<PathBuf>,
 }
 
-/// Trains to the end, or until `stop` is set.
+/// Trains to the end, or until `stop` is set: on as many ranks as the plan says, which share the threads of the device.
 pub fn run(
     plan: Plan,
     dataset: Dataset,
@@ -74,7 +79,26 @@ pub fn run(
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
-    device.enter(|| Run::start(plan, dataset, device, place, observer)?.go(stop, observer))
+    let dataset = Arc::new(dataset);
+    let data = plan.run.parallel.data;
+    if data == 1 {
+        return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
+    }
+    let mesh = Mesh::new(PerAxis { data, ..PerAxis::ONES }).expect("every axis has at least one rank");
+    // Rank 0 takes it; the others find nothing.
+    let observer = Mutex::new(Some(observer));
+    let outcomes = on_threads(&mesh, device, |ranks, device| {
+        let (mut quiet, mut taken) = ((), None);
+        if ranks.leads() {
+            taken = observer.lock().expect("only taken from").take();
+        }
+        let observer: &mut dyn Observer = match &mut taken {
+            Some(observer) => &mut **observer,
+            None => &mut quiet,
+        };
+        Run::start(plan.clone(), dataset.clone(), device, place, Some(ranks), observer)?.go(stop, observer)
+    })?;
+    Ok(outcomes.into_iter().next().expect("there is a rank 0"))
 }
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed.
@@ -109,6 +133,8 @@ struct Run {
     trainer: Trainer,
     checkpoints: Checkpoints,
     metrics: Metrics,
+    /// Whether this rank writes files.
+    leads: bool,
     folder: PathBuf,
     tokens_per_sample: Option<usize>,
     step_seconds: Vec<f64>,
@@ -120,24 +146,26 @@ struct Run {
 impl Run {
     fn start(
         plan: Plan,
-        dataset: Dataset,
+        dataset: Arc<Dataset>,
         device: &Device,
         place: &Place,
+        ranks: Option<Ranks>,
         observer: &mut dyn Observer,
     ) -> Result<Run> {
         let folder = place.folder.clone();
         let config = folder.join("run.toml");
-        if place.resume && !config.exists() {
+        let leads = ranks.as_ref().is_none_or(Ranks::leads);
+        if leads && place.resume && !config.exists() {
             return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
         }
-        if !place.resume && config.exists() {
+        if leads && !place.resume && config.exists() {
             return Err(Error::file(
                 &folder,
                 "a run is here already: add --resume to go on, or choose another --out",
             ));
         }
         let checkpoints = checkpoints_of(&plan, &folder);
-        let mut trainer = Trainer::new(plan.clone(), dataset, device)?;
+        let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
         if place.resume {
             let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
             if trainer.load(&checkpoints, report)?.is_none() {
@@ -147,9 +175,16 @@ impl Run {
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
             trainer.start_from(&Whole::find(from)?)?;
         }
-        write(&folder, "run.toml", &plan.run.to_toml()?)?;
-        write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
-        let metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
+        if let Some(ranks) = trainer.ranks() {
+            let (step, weights) = (trainer.progress().step, trainer.weights().hash());
+            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()))?;
+        }
+        let mut metrics = Metrics { file: None, path: folder.join("metrics.jsonl") };
+        if leads {
+            write(&folder, "run.toml", &plan.run.to_toml()?)?;
+            write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
+            metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
+        }
         let tokens_per_sample = match plan.model.input {
             Input::Tokens { seq, .. } => Some(seq),
             Input::Image { .. } => None,
@@ -159,6 +194,7 @@ impl Run {
             trainer,
             checkpoints,
             metrics,
+            leads,
             folder,
             tokens_per_sample,
             step_seconds: Vec::new(),
@@ -207,16 +243,21 @@ impl Run {
                     self.metrics.evaluation(step, &self.validation())?;
                 }
             }
-            let interrupted = stop.load(Ordering::Relaxed) && !last;
+            let interrupted = self.any(stop.load(Ordering::Relaxed))? && !last;
             let due = every > 0 && step.is_multiple_of(every as u64);
-            if interrupted || due || (last && self.plan.run.checkpoint.last) {
+            if self.leads && (interrupted || due || (last && self.plan.run.checkpoint.last)) {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);
             }
             if interrupted {
-                return Ok(Outcome { summary: self.summary(), interrupted: true });
+                return Ok(Outcome { summary: self.summary()?, interrupted: true });
             }
         }
-        Ok(Outcome { summary: self.summary(), interrupted: false })
+        Ok(Outcome { summary: self.summary()?, interrupted: false })
+    }
+
+    /// Whether any rank says so: all must do the same after the same step.
+    fn any(&self, flag: bool) -> Result<bool> {
+        self.trainer.ranks().map_or(Ok(flag), |ranks| ranks.any(flag))
     }
 
     fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) -> Result<()> {
@@ -252,8 +293,18 @@ impl Run {
         Rates::from_steps(recent, self.plan.run.train.batch, self.tokens_per_sample)
     }
 
-    fn summary(&self) -> Summary {
+    /// What the run came to; bytes are the largest over ranks.
+    fn summary(&self) -> Result<Summary> {
         let ledger = self.trainer.device().ledger();
+        let hash = self.trainer.weights().hash();
+        let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
+        let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
+        let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
+        if let Some(ranks) = self.trainer.ranks() {
+            ranks.agree("weights at the end", &hash)?;
+            bytes = ranks.largest(bytes)?;
+        }
+        let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);
         let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
         summary.steps = self.trainer.progress().step;
@@ -261,14 +312,15 @@ impl Run {
         summary.validation = self.validation();
         summary.rate(rates);
         summary.pruned(self.trainer.kept().0, self.trainer.sparsity(), self.trainer.state_bytes());
-        for category in Category::ALL {
-            summary.measured(category, ledger.peak(category));
+        for (category, peak) in Category::ALL.into_iter().zip(peaks) {
+            summary.measured(category, *peak as usize);
         }
-        summary.peak_bytes = Some(ledger.total_peak());
+        summary.peak_bytes = Some(bytes[0] as usize);
+        summary.bytes_sent = Traffic::ALL.map(Traffic::name).into_iter().zip(sent.iter().copied()).collect();
         summary.seconds = Some(self.begin.elapsed().as_secs_f64());
-        summary.weights_hash = Some(self.trainer.weights().hash());
+        summary.weights_hash = Some(hash);
         summary.run = Some(self.folder.display().to_string());
-        summary
+        Ok(summary)
     }
 }
 
@@ -285,7 +337,8 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
 
 /// metrics.jsonl: a line per logged step and per evaluation.
 struct Metrics {
-    file: File,
+    /// None on a rank that does not write.
+    file: Option<File>,
     path: PathBuf,
 }
 
@@ -303,11 +356,12 @@ impl Metrics {
             fs::write(path, kept.iter().map(|line| format!("{line}\n")).collect::<String>()).map_err(fail)?;
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-        Ok(Metrics { file, path: path.into() })
+        Ok(Metrics { file: Some(file), path: path.into() })
     }
 
     fn line(&mut self, value: serde_json::Value) -> Result<()> {
-        writeln!(self.file, "{value}").map_err(|why| Error::file(&self.path, why))
+        let Some(file) = &mut self.file else { return Ok(()) };
+        writeln!(file, "{value}").map_err(|why| Error::file(&self.path, why))
     }
 
     fn step(&mut self, report: &StepReport, rates: Rates, time: f64) -> Result<()> {

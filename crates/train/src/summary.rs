@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use espalier_comm::Traffic;
 use espalier_plan::Plan;
 use espalier_plan::memory::{StateBytes, kept_of};
 use espalier_plan::spec::Parameter;
@@ -159,7 +160,7 @@ impl Summary {
             device: device.into(),
             precision: plan.run.train.precision.name().into(),
             layout: Layout {
-                data: 1,
+                data: plan.run.parallel.data,
                 pipeline: 1,
                 tensor: 1,
                 spatial: 1,
@@ -173,9 +174,7 @@ impl Summary {
             state_bytes,
             memory,
             peak_bytes: None,
-            bytes_sent: ["all_reduce", "all_gather", "reduce_scatter", "point_to_point", "halo"]
-                .map(|kind| (kind, 0))
-                .into(),
+            bytes_sent: Traffic::ALL.map(|traffic| (traffic.name(), 0)).into(),
             seconds: None,
             weights_hash: None,
             run: None,

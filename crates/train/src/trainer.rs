@@ -1,15 +1,18 @@
 //! One rank that trains: it joins a plan, a data set and a device, and takes steps.
 //!
-//! A step reads the batch at a position that depends on the step's number alone, sends it through the model in
+//! A step reads its part of the batch at a position that depends on the step's number alone, sends it through the model in
 //! micro-batches, and takes the optimizer's step if every number is finite. Otherwise nothing changes but the count.
 //! Before a step the pruning method is asked whether it is time; where it prunes before the first one, dense state never
 //! exists.
 
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
+use espalier_comm::Sent;
 use espalier_plan::Plan;
-use espalier_plan::config::{Precision, Recompute};
+use espalier_plan::config::{BatchNorm, Precision, Recompute};
 use espalier_plan::memory::StateBytes;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::update::Step;
@@ -17,7 +20,10 @@ use espalier_tensor::{DType, Device, Mask, random};
 
 use crate::checkpoint::{Checkpoints, Saved, Stored, Whole};
 use crate::data::{Dataset, Order, Split};
+use crate::layers::Share;
 use crate::model::Model;
+use crate::parallel::Ranks;
+use crate::parallel::data::{Reducing, average_statistics};
 use crate::pass::{Loss, Pass, Totals};
 use crate::prune::{self, Decision, Draw, Network, Observation, Parts, Pruner};
 use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
@@ -33,7 +39,7 @@ pub struct Trainer {
     steps: u64,
     device: Device,
     dtype: DType,
-    dataset: Dataset,
+    dataset: Arc<Dataset>,
     order: Order,
     model: Model,
     weights: Weights,
@@ -46,6 +52,10 @@ pub struct Trainer {
     progress: Progress,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
+    /// The others, where there are any.
+    ranks: Option<Ranks>,
+    /// What the last step sent to them.
+    sent: Sent,
 }
 
 /// What one step did.
@@ -102,8 +112,19 @@ pub struct Evaluation {
 }
 
 impl Trainer {
-    /// Fresh weights and state.
-    pub fn new(plan: Plan, dataset: Dataset, device: &Device) -> Result<Trainer> {
+    /// Fresh weights and state, on one rank alone.
+    pub fn new(plan: Plan, dataset: impl Into<Arc<Dataset>>, device: &Device) -> Result<Trainer> {
+        Trainer::among(plan, dataset, device, None)
+    }
+
+    /// The same as one of several ranks.
+    pub fn among(
+        plan: Plan,
+        dataset: impl Into<Arc<Dataset>>,
+        device: &Device,
+        ranks: Option<Ranks>,
+    ) -> Result<Trainer> {
+        let dataset = dataset.into();
         let dtype = dtype_of(plan.run.train.precision);
         let weights = Weights::initialise(&plan.model, device, dtype, plan.run.seed)?;
         let candidates = candidates(&plan);
@@ -118,6 +139,8 @@ impl Trainer {
             noise: NoiseScale::default(),
             progress: Progress { step: 0, updates: 0, bad_steps: 0, best_validation: None },
             gradient_bytes: 0,
+            ranks,
+            sent: Sent::default(),
             device: device.clone(),
             dtype,
             weights,
@@ -152,6 +175,16 @@ impl Trainer {
         &self.device
     }
 
+    /// The other ranks, where there are any.
+    pub fn ranks(&self) -> Option<&Ranks> {
+        self.ranks.as_ref()
+    }
+
+    /// Bytes that the last step sent to other ranks.
+    pub fn sent(&self) -> Sent {
+        self.sent
+    }
+
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
@@ -164,18 +197,29 @@ impl Trainer {
             self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
         }
         let run = &self.plan.run;
-        let (batch, pieces) = (run.train.batch, run.train.micro_batches);
+        let batch = run.train.batch;
+        let own = self.part(batch);
+        let size = own.len() / run.train.micro_batches;
+        let before = self.ranks.as_ref().map(Ranks::sent);
         let mut gradients = Gradients::new(&self.masks);
         if run.train.noise_scale {
             gradients = gradients.measuring(self.model.tied().clone());
         }
         let (mut statistics, mut totals) = (Vec::new(), Totals::default());
-        let samples = self.order.indices(self.progress.step * batch as u64, batch);
-        for (piece, samples) in samples.chunks(batch / pieces).enumerate() {
-            let random = random::key(random::key(run.seed, self.progress.step), piece as u64);
-            let loss = Loss { random, samples: batch, temperature: 1.0 };
-            totals.add(self.pass().train(samples, loss, &mut statistics, &mut gradients)?);
+        let mut sink = Reducing::new(gradients, self.ranks.as_ref(), self.model.tied());
+        let position = self.progress.step * batch as u64 + own.start as u64;
+        let samples = self.order.indices(position, own.len());
+        let random = random::key(random::key(run.seed, self.progress.step), 0);
+        let loss = Loss { random, samples: batch, temperature: 1.0 };
+        for (piece, samples) in samples.chunks(size).enumerate() {
+            if (piece + 1) * size == own.len() {
+                sink.last_micro_batch();
+            }
+            let share = self.share(own.start + piece * size, size);
+            totals.add(self.pass().train_share(samples, loss, &share, &mut statistics, &mut sink)?);
         }
+        let mut gradients = sink.finish()?;
+        let totals = self.sum(totals)?;
 
         if let Some((pulled, strength)) = self.pruner.as_ref().and_then(|pruner| pruner.penalty()) {
             for id in pulled {
@@ -201,11 +245,21 @@ impl Trainer {
             for measured in statistics {
                 measured.fold_into(&mut self.weights)?;
             }
-            if let Some((small, large)) = gradients.noise_norms()? {
-                // The parts were scaled by 1 / pieces: undo that to get the gradient of a micro-batch's mean.
-                let small = small * pieces as f64;
-                self.noise.observe((batch / pieces) as f64, small, batch as f64, large);
+            if let Some(ranks) = self.ranks.as_ref().filter(|_| run.parallel.batch_norm == BatchNorm::Local) {
+                average_statistics(&mut self.weights, ranks)?;
             }
+            if let Some((small, large)) = gradients.noise_norms()? {
+                let small = match &self.ranks {
+                    Some(ranks) => ranks.sum(vec![small])?[0],
+                    None => small,
+                };
+                // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
+                let small = small * (batch / size) as f64;
+                self.noise.observe(size as f64, small, batch as f64, large);
+            }
+        }
+        if let Some((ranks, before)) = self.ranks.as_ref().zip(before) {
+            self.sent = ranks.sent() - before;
         }
         self.gradient_bytes = self.candidates.iter().map(|id| gradients.bytes(*id)).sum();
         drop(gradients);
@@ -236,10 +290,11 @@ impl Trainer {
             return Ok(None);
         }
         let mut totals = Totals::default();
-        let samples: Vec<(u64, usize)> = (0..count).map(|i| (0, i)).collect();
-        for samples in samples.chunks(train.batch / train.micro_batches) {
+        let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, i)).collect();
+        for samples in samples.chunks(self.plan.micro_batch) {
             totals.add(self.pass().evaluate(samples)?);
         }
+        let totals = self.sum(totals)?;
         let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
         let best = self.progress.best_validation.get_or_insert(evaluation.loss);
         *best = best.min(evaluation.loss);
@@ -324,6 +379,9 @@ impl Trainer {
             forms.push(mask.form().name());
             self.masks.set(id, mask);
         }
+        if let Some(ranks) = &self.ranks {
+            ranks.agree("pruning masks", &self.masks.hash())?;
+        }
         forms.sort_unstable();
         forms.dedup();
         Ok(Pruned {
@@ -334,6 +392,25 @@ impl Trainer {
             form: forms.join(" and "),
             bytes: (before, self.device.ledger().total()),
         })
+    }
+
+    /// Which of so many samples are this rank's.
+    fn part(&self, samples: usize) -> Range<usize> {
+        self.ranks.as_ref().map_or(0..samples, |ranks| ranks.part(samples))
+    }
+
+    /// A micro-batch among the samples of the step.
+    fn share(&self, first: usize, samples: usize) -> Share {
+        let synchronised = self.plan.run.parallel.batch_norm == BatchNorm::Synchronised;
+        let ranks = self.ranks.as_ref().filter(|_| synchronised);
+        Share { first, samples, norm_group: ranks.map(|ranks| ranks.data().clone()) }
+    }
+
+    /// What came of the passes of all ranks.
+    fn sum(&self, own: Totals) -> Result<Totals> {
+        let Some(ranks) = &self.ranks else { return Ok(own) };
+        let all = ranks.sum(vec![own.loss_sum, own.correct as f64, own.predictions as f64])?;
+        Ok(Totals { loss_sum: all[0], correct: all[1] as usize, predictions: all[2] as usize })
     }
 
     fn pass(&self) -> Pass<'_> {

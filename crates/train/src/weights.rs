@@ -112,6 +112,11 @@ impl Weights {
         self.buffers.get_disjoint_mut([a.0, b.0]).expect("two different statistics of this model")
     }
 
+    /// All running statistics, to be changed.
+    pub fn statistics_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        self.buffers.iter_mut()
+    }
+
     /// The ids of all parameters.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
         (0..self.parameters.len()).map(ParameterId)

@@ -57,7 +57,7 @@ fn both_products_are_measured_drawn_and_told() {
 fn input_that_cannot_be() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |arguments: &[&str], words: &[&str]| {
-        let output = bench(folder.path(), &[&TINY[..], arguments].concat());
+        let output = bench(folder.path(), arguments);
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));
         let text = said(&output);
         assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "one sentence: {text}");

@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 mod doctor;
 mod prune;
+mod ranks;
 mod schedule;
 mod train;
 

@@ -85,9 +85,9 @@ fn images_report_images_and_accuracy() {
 }
 
 /// Interrupts a long run once it has begun, and checks that it saved and goes on to the same end as an unbroken one.
-fn interrupted_by(signal: &str) {
+fn interrupted_by(signal: &str, ranks: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let steps = ["--set", "train.steps=400", "--set", "model.width=64"];
+    let steps = ["--set", "train.steps=400", "--set", "model.width=64", "--ranks", ranks];
     fs::write(folder.path().join("run.toml"), TINY).unwrap();
     let mut child = command(folder.path(), &[&["--out", "broken"], &steps[..]].concat())
         .stdout(Stdio::null())
@@ -113,12 +113,17 @@ fn interrupted_by(signal: &str) {
 
 #[test]
 fn control_c_saves_and_can_be_resumed() {
-    interrupted_by("-INT");
+    interrupted_by("-INT", "1");
+}
+
+#[test]
+fn control_c_stops_all_ranks_after_the_same_step() {
+    interrupted_by("-INT", "2");
 }
 
 #[test]
 fn sigterm_saves_and_can_be_resumed() {
-    interrupted_by("-TERM");
+    interrupted_by("-TERM", "1");
 }
 
 #[test]

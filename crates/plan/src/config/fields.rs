@@ -26,6 +26,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
     ("prune", PRUNE),
+    ("parallel", &["data", "batch_norm"]),
     ("checkpoint", &["every", "keep", "last"]),
     ("device", &["kind", "threads", "tf32"]),
 ];
@@ -110,7 +111,11 @@ pub(super) fn elsewhere(key: &str) -> Option<String> {
     let join = |section: &str| if section.is_empty() { key.into() } else { format!("{section}.{key}") };
     let field = ALL.iter().find(|(_, fields)| fields.contains(&key)).map(|(section, _)| join(section));
     let sections = ALL.iter().map(|(section, _)| *section).filter(|section| !section.is_empty());
-    // "lr" is what everyone writes first.
-    let habit = matches!(key, "lr" | "learning_rate").then(|| "learning_rate.peak".to_string());
+    // What everyone writes first.
+    let habit = match key {
+        "lr" | "learning_rate" => Some("learning_rate.peak".to_string()),
+        "ranks" => Some("parallel.data".to_string()),
+        _ => None,
+    };
     field.or(habit).or_else(|| super::error::nearest(key, sections).map(String::from))
 }

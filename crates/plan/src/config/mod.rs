@@ -12,6 +12,7 @@ mod learning_rate;
 mod model;
 mod optimizer;
 mod overrides;
+mod parallel;
 mod prune;
 mod reader;
 #[cfg(test)]
@@ -24,6 +25,7 @@ pub(crate) use error::{did_you_mean, nearest};
 pub use learning_rate::{LearningRate, Schedule};
 pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};
+pub use parallel::{BatchNorm, Parallel};
 pub use prune::{Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
@@ -57,6 +59,8 @@ pub struct RunFile {
     /// Which weights go.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prune: Option<Prune>,
+    /// Over how many ranks.
+    pub parallel: Parallel,
     /// When the state is saved.
     pub checkpoint: Checkpoint,
     /// What computes.
@@ -79,6 +83,7 @@ impl RunFile {
         let mut optimizer = top.section("optimizer", &empty)?;
         let mut learning_rate = top.section("learning_rate", &empty)?;
         let mut prune = top.section("prune", &empty)?;
+        let mut parallel = top.section("parallel", &empty)?;
         let mut checkpoint = top.section("checkpoint", &empty)?;
         let mut device = top.section("device", &empty)?;
         // Misspelt sections first: what they hold would otherwise seem to be missing from the others.
@@ -90,9 +95,21 @@ impl RunFile {
         let optimizer = Optimizer::read(&mut optimizer)?;
         let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
         let prune = Prune::read(&mut prune)?;
+        let parallel = Parallel::read(&mut parallel)?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
         let device = Device::read(&mut device)?;
-        let run = RunFile { seed, model, data, train, optimizer, learning_rate, prune, checkpoint, device };
+        let run = RunFile {
+            seed,
+            model,
+            data,
+            train,
+            optimizer,
+            learning_rate,
+            prune,
+            parallel,
+            checkpoint,
+            device,
+        };
         run.check()?;
         Ok(run)
     }
@@ -114,6 +131,12 @@ impl RunFile {
             return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
         let train = &self.train;
+        self.parallel.check(train)?;
+        if train.noise_scale && train.micro_batches * self.parallel.data < 2 {
+            let why =
+                "with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2".into();
+            return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
+        }
         for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {
             if value > 0 && self.data.validation == 0.0 {
                 let why = "with `data.validation` = 0".into();
@@ -121,6 +144,11 @@ impl RunFile {
             }
         }
         Ok(())
+    }
+
+    /// Samples that a rank runs at a time.
+    pub fn micro_batch(&self) -> usize {
+        self.train.batch / (self.parallel.data * self.train.micro_batches)
     }
 
     /// Bytes of optimizer state for each weight that has it: master and moments.

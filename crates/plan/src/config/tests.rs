@@ -64,6 +64,10 @@ fn an_empty_file_is_a_run() {
     end_factor = 0.1
     decay_steps = 0
 
+    [parallel]
+    data = 1
+    batch_norm = "local"
+
     [checkpoint]
     every = 0
     keep = 3
@@ -149,10 +153,23 @@ fn settings_without_effect() {
     insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
-    insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1: it compares gradients of at least 2");
+    insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2");
     insta::assert_snapshot!(sentence("[train]\neval_every = 5\n[data]\nvalidation = 0"), @"`train.eval_every` has no effect with `data.validation` = 0");
     insta::assert_snapshot!(sentence("[checkpoint]\nkeep = 5"), @"`checkpoint.keep` has no effect with `checkpoint.every` = 0: there is one, at the end");
     insta::assert_snapshot!(sentence("[data]\nkind = \"arithmetic\"\nsize = 5"), @r#"`data.size` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
+}
+
+#[test]
+fn ranks_are_read_and_checked() {
+    let run =
+        parse("[train]\nbatch = 24\nmicro_batches = 2\nnoise_scale = true\n[parallel]\ndata = 3").unwrap();
+    assert_eq!((run.parallel.data, run.parallel.batch_norm, run.micro_batch()), (3, BatchNorm::Local, 4));
+    assert!(parse("[train]\nnoise_scale = true\n[parallel]\ndata = 2").is_ok());
+    insta::assert_snapshot!(sentence("[parallel]\ndata = 0"), @"`parallel.data` must be a whole number of at least 1, got 0");
+    insta::assert_snapshot!(sentence("[train]\nbatch = 8\n[parallel]\ndata = 3"), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
+    insta::assert_snapshot!(sentence("[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\ndata = 4"), @"`parallel.data` is 4, but `train.batch` = 8 cannot be cut into 16 equal parts (4 ranks with `train.micro_batches` = 4)");
+    insta::assert_snapshot!(sentence("[parallel]\nbatch_norm = \"synchronized\""), @r#"`parallel.batch_norm` must be "local" or "synchronised", got "synchronized"; did you mean `synchronised`?"#);
+    insta::assert_snapshot!(sentence("ranks = 4"), @"`ranks` is not a field; did you mean `parallel.data`?");
 }
 
 #[test]
@@ -310,6 +327,7 @@ fn valid_files() -> Vec<String> {
         files.push(format!("[learning_rate]\nschedule = \"{name}\"\nscale_from_batch = 256"));
     }
     files.push("[train]\nepochs = 2".into());
+    files.push("[parallel]\nbatch_norm = \"synchronised\"".into());
     files
 }
 

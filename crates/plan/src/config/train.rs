@@ -14,7 +14,7 @@ pub struct Train {
     pub length: Length,
     /// Samples in a step, over all ranks.
     pub batch: usize,
-    /// Portions of a step's batch that run one after the other; they divide the batch.
+    /// Portions of a rank's part of the batch that run one after the other; they divide it.
     pub micro_batches: usize,
     /// What weights, gradients and activations are stored in.
     pub precision: Precision,
@@ -64,11 +64,6 @@ impl Choice for Recompute {
 }
 
 impl Train {
-    /// Samples that run at a time.
-    pub fn micro_batch(&self) -> usize {
-        self.batch / self.micro_batches
-    }
-
     pub(super) fn read(section: &mut Section) -> Result<Train, Error> {
         let steps = section.optional_whole("steps", 1, MOST)?;
         let epochs = section.optional_whole("epochs", 1, MOST)?;
@@ -97,10 +92,6 @@ impl Train {
             let problem =
                 format!("is {}, which does not divide `train.batch` = {}", train.micro_batches, train.batch);
             return Err(Error::Conflict { field: section.field("micro_batches"), problem });
-        }
-        if train.noise_scale && train.micro_batches < 2 {
-            let why = "with `train.micro_batches` = 1: it compares gradients of at least 2".into();
-            return Err(Error::NoEffect { field: section.field("noise_scale"), why });
         }
         section.finish()?;
         Ok(train)

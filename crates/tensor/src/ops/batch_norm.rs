@@ -9,12 +9,16 @@
 //!
 //! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
 //! the rule of Chan, Golub and LeVeque (1979): no cancellation, and the same bits on any number of threads.
+//!
+//! Where x holds only some of the rows of a batch ([`forward_part`], [`backward_part`]), the caller adds up a few
+//! numbers a channel over all that hold the others: `sum x` and `sum x^2` on the way forward, `sum dy` and
+//! `sum dy (x - mean)` on the way back. They travel in f64, in which the squares of f32 numbers leave room enough.
 
 pub(crate) mod cuda;
 
 use crate::device::Device;
 use crate::dtype::{DType, Float};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Category;
 use crate::simd;
 use crate::tensor::Tensor;
@@ -28,41 +32,106 @@ const BLOCK: usize = 64;
 
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
-    let (device, c) = (x.device(), x.width());
-    check_channels(c, [(scale, "scale"), (shift, "shift")]);
-    let cpu = match &device {
-        Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::forward(card, x, scale, shift, eps),
-    };
-    let rows = rows_of(x);
-    let pieces = x.rows().div_ceil(rows);
-    let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
-    let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
-    let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
-    with_float!(x.dtype(), T => {
-        let x = x.slice::<T>();
-        cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
-            let start = range.start / (2 * c) * rows * c;
-            moments(cpu.isa(), &x[start..(start + rows * c).min(x.len())], part);
-        });
-    });
-    let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
-    for part in parts.slice::<f32>().chunks_exact(2 * c) {
-        let more = (rows as f64).min(x.rows() as f64 - n);
-        let (share, spread) = (more / (n + more), n * more / (n + more));
-        n += more;
-        for k in 0..c {
-            let delta = f64::from(part[k]) - centre[k];
-            centre[k] += delta * share;
-            squares[k] += f64::from(part[c + k]) + delta * delta * spread;
-        }
+    check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
+    if let Device::Cuda(card) = x.device() {
+        return cuda::forward(&card, x, scale, shift, eps);
     }
-    mean.slice_mut::<f32>().iter_mut().zip(&centre).for_each(|(mean, m)| *mean = *m as f32);
-    for (rstd, squares) in rstd.slice_mut::<f32>().iter_mut().zip(&squares) {
-        *rstd = (1.0 / (squares / n.max(1.0) + f64::from(eps)).sqrt()) as f32;
-    }
+    let moments = Moments::of(x)?;
+    let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = normalise(x, scale, shift, mean.slice(), rstd.slice())?;
     Ok((y, mean, rstd))
+}
+
+/// The same by the statistics of all rows of which x holds some: `(y, mean, rstd, rows)`. `everywhere` adds numbers up
+/// over all that hold a part, and all must call this.
+pub fn forward_part<E: From<Error>>(
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+    everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>, E>,
+) -> Result<(Tensor, Tensor, Tensor, usize), E> {
+    check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
+    host_alone(x)?;
+    let sums = everywhere(Moments::of(x)?.to_sums())?;
+    let moments = Moments::from_sums(&sums);
+    let (mean, rstd) = moments.statistics(&x.device(), eps)?;
+    let y = normalise(x, scale, shift, mean.slice(), rstd.slice())?;
+    Ok((y, mean, rstd, moments.rows as usize))
+}
+
+/// What is known of some rows: how many they are, each channel's mean, and its sum of squared distances from it.
+struct Moments {
+    rows: f64,
+    mean: Vec<f64>,
+    squares: Vec<f64>,
+}
+
+impl Moments {
+    /// Those of x, which is on the host.
+    fn of(x: &Tensor) -> Result<Moments> {
+        let (device, c) = (x.device(), x.width());
+        let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+        let rows = rows_of(x);
+        let pieces = x.rows().div_ceil(rows);
+        let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+        with_float!(x.dtype(), T => {
+            let x = x.slice::<T>();
+            cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
+                let start = range.start / (2 * c) * rows * c;
+                moments(cpu.isa(), &x[start..(start + rows * c).min(x.len())], part);
+            });
+        });
+        let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
+        for part in parts.slice::<f32>().chunks_exact(2 * c) {
+            let more = (rows as f64).min(x.rows() as f64 - n);
+            let (share, spread) = (more / (n + more), n * more / (n + more));
+            n += more;
+            for k in 0..c {
+                let delta = f64::from(part[k]) - centre[k];
+                centre[k] += delta * share;
+                squares[k] += f64::from(part[c + k]) + delta * delta * spread;
+            }
+        }
+        Ok(Moments { rows: n, mean: centre, squares })
+    }
+
+    /// As numbers that add up over parts: each channel's sum, its sum of squares, and the rows.
+    fn to_sums(&self) -> Vec<f64> {
+        let n = self.rows;
+        let sums = self.mean.iter().map(|mean| n * mean);
+        let squares = self.squares.iter().zip(&self.mean).map(|(squares, mean)| squares + n * mean * mean);
+        sums.chain(squares).chain([n]).collect()
+    }
+
+    fn from_sums(sums: &[f64]) -> Moments {
+        let c = sums.len() / 2;
+        let rows = sums[2 * c];
+        let mean: Vec<f64> = sums[..c].iter().map(|sum| sum / rows.max(1.0)).collect();
+        let around = |(square, mean): (&f64, &f64)| (square - rows * mean * mean).max(0.0);
+        let squares = sums[c..2 * c].iter().zip(&mean).map(around).collect();
+        Moments { rows, mean, squares }
+    }
+
+    /// The mean, and one over the deviation, as the kernels want them.
+    fn statistics(&self, device: &Device, eps: f32) -> Result<(Tensor, Tensor)> {
+        let mean: Vec<f32> = self.mean.iter().map(|mean| *mean as f32).collect();
+        let rstd = |squares: &f64| (1.0 / (squares / self.rows.max(1.0) + f64::from(eps)).sqrt()) as f32;
+        let rstd: Vec<f32> = self.squares.iter().map(rstd).collect();
+        let tensor = |data: &[f32]| Tensor::from_slice(device, &[data.len()], data, Category::Activations);
+        Ok((tensor(&mean)?, tensor(&rstd)?))
+    }
+}
+
+/// Parts of a batch are normalised together on the host alone, for now.
+fn host_alone(x: &Tensor) -> Result<()> {
+    match x.device() {
+        Device::Cpu(_) => Ok(()),
+        Device::Cuda(_) => Err(Error::Unsupported {
+            what: "batch norm over several ranks runs on the processor only; set parallel.batch_norm = \"local\""
+                .into(),
+        }),
+    }
 }
 
 /// Normalises by given statistics.
@@ -90,22 +159,48 @@ pub fn backward(
     mean: &Tensor,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let (device, c) = (x.device(), x.width());
+    check_gradient(dy, x, scale, mean, rstd);
+    if let Device::Cuda(card) = x.device() {
+        return cuda::backward(&card, dy, x, scale, mean, rstd);
+    }
+    let sums = sums_of(dy, x, mean)?;
+    let dx = through_statistics(dy, x, scale, mean, rstd, &sums)?;
+    let (dscale, dshift) = scale_and_shift(scale, rstd, &sums)?;
+    Ok((dx, dscale, dshift))
+}
+
+/// The gradients of [`forward_part`]: those of scale and shift are this part's own, and add up over all parts.
+pub fn backward_part<E: From<Error>>(
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+    everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>, E>,
+) -> Result<(Tensor, Tensor, Tensor), E> {
+    check_gradient(dy, x, scale, mean, rstd);
+    host_alone(x)?;
+    let own = sums_of(dy, x, mean)?;
+    let all = everywhere(own.clone())?;
+    let dx = through_statistics(dy, x, scale, mean, rstd, &all)?;
+    let (dscale, dshift) = scale_and_shift(scale, rstd, &own)?;
+    Ok((dx, dscale, dshift))
+}
+
+#[track_caller]
+fn check_gradient(dy: &Tensor, x: &Tensor, scale: &Tensor, mean: &Tensor, rstd: &Tensor) {
     assert_eq!(dy.shape(), x.shape(), "the gradient of a normalised tensor");
     assert_eq!(dy.dtype(), x.dtype(), "a tensor and its gradient have one type");
-    check_channels(c, [(scale, "scale"), (mean, "mean"), (rstd, "deviation")]);
-    let cpu = match &device {
-        Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::backward(card, dy, x, scale, mean, rstd),
-    };
-    let (mean, rstd) = (mean.slice::<f32>(), rstd.slice::<f32>());
-    let rows = rows_of(x);
+    check_channels(x.width(), [(scale, "scale"), (mean, "mean"), (rstd, "deviation")]);
+}
+
+/// Each channel's sum of dy, its sum of dy (x - mean), and the rows: numbers that add up over parts.
+fn sums_of(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
+    let (device, c) = (x.device(), x.width());
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let (mean, rows) = (mean.slice::<f32>(), rows_of(x));
     let pieces = x.rows().div_ceil(rows);
     let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
-    let mut dx = x.empty_like(Category::Activations)?;
-    // Per channel: dx = a dy + b (x - mean) + d.
-    let mut line = vec![0.0f32; 3 * c];
-    let mut sums = vec![0.0f64; 2 * c];
     with_float!(x.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
         cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
@@ -113,25 +208,56 @@ pub fn backward(
             let end = (start + rows * c).min(x.len());
             gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, part);
         });
-        for part in parts.slice::<f32>().chunks_exact(2 * c) {
-            sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(*part));
-        }
-        let n = (x.len() / c).max(1) as f64;
-        for (k, scale) in scale.to_f32().into_iter().enumerate() {
-            let rstd = f64::from(rstd[k]);
-            sums[c + k] *= rstd;
-            let a = f64::from(scale) * rstd;
-            line[k] = a as f32;
-            line[c + k] = (-a * rstd * sums[c + k] / n) as f32;
-            line[2 * c + k] = (-a * sums[k] / n) as f32;
-        }
+    });
+    let mut sums = vec![0.0f64; 2 * c];
+    for part in parts.slice::<f32>().chunks_exact(2 * c) {
+        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(*part));
+    }
+    sums.push(x.rows() as f64);
+    Ok(sums)
+}
+
+/// dx, from the sums over all rows of the batch.
+fn through_statistics(
+    dy: &Tensor,
+    x: &Tensor,
+    scale: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+    sums: &[f64],
+) -> Result<Tensor> {
+    let (device, c) = (x.device(), x.width());
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let (mean, rstd) = (mean.slice::<f32>(), rstd.slice::<f32>());
+    let (rows, n) = (rows_of(x), sums[2 * c].max(1.0));
+    // Per channel: dx = a dy + b (x - mean) + d.
+    let mut line = vec![0.0f32; 3 * c];
+    for (k, scale) in scale.to_f32().into_iter().enumerate() {
+        let rstd = f64::from(rstd[k]);
+        let a = f64::from(scale) * rstd;
+        line[k] = a as f32;
+        line[c + k] = (-a * rstd * (sums[c + k] * rstd) / n) as f32;
+        line[2 * c + k] = (-a * sums[k] / n) as f32;
+    }
+    let mut dx = x.empty_like(Category::Activations)?;
+    with_float!(x.dtype(), T => {
+        let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
         cpu.for_pieces(dx.slice_mut::<T>(), rows * c, |range, dx| {
             input_gradient(cpu.isa(), &dy[range.clone()], &x[range], dx, mean, &line);
         });
     });
-    let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
-    let gradient = |sums| Tensor::from_f32(&device, &[c], scale.dtype(), sums, Category::Workspace);
-    Ok((dx, gradient(&sums[c..])?, gradient(&sums[..c])?))
+    Ok(dx)
+}
+
+/// `(dscale, dshift)` from the sums over some rows.
+fn scale_and_shift(scale: &Tensor, rstd: &Tensor, sums: &[f64]) -> Result<(Tensor, Tensor)> {
+    let c = scale.len();
+    let products = sums[c..2 * c].iter().zip(rstd.slice::<f32>());
+    let dscale: Vec<f32> = products.map(|(sum, rstd)| (sum * f64::from(*rstd)) as f32).collect();
+    let dshift: Vec<f32> = sums[..c].iter().map(|sum| *sum as f32).collect();
+    let gradient =
+        |sums: &[f32]| Tensor::from_f32(&scale.device(), &[c], scale.dtype(), sums, Category::Workspace);
+    Ok((gradient(&dscale)?, gradient(&dshift)?))
 }
 
 /// Folds a batch's statistics, taken over `count` rows, into running ones with PyTorch's momentum of 0.1; the
@@ -333,6 +459,62 @@ mod tests {
                 let (dx, dscale, dshift) = backward(&dy, &x, &scale, &mean, &rstd).unwrap();
                 vec![y, mean, rstd, again, dx, dscale, dshift]
             });
+        }
+    }
+
+    /// Parts of a batch that add up their sums give what the whole batch gives.
+    #[test]
+    fn parts_of_a_batch_are_normalised_as_the_whole() {
+        let (rows, c) = (700, 70);
+        let x: Vec<f32> = values(1, rows * c, 1.0).iter().map(|x| x + 3.0).collect();
+        let dy = values(2, rows * c, 1.0);
+        let [scale, shift] = [3, 4].map(|seed| values(seed, c, 1.0));
+        for dtype in [DType::F32, DType::Bf16] {
+            let device = Device::cpu(2).unwrap();
+            let channels = |data: &[f32]| tensor(&device, dtype, &[c], data);
+            let (scale, shift) = (channels(&scale), channels(&shift));
+            let part = |data: &[f32], rows: std::ops::Range<usize>| {
+                tensor(&device, dtype, &[rows.len(), c], &data[rows.start * c..rows.end * c])
+            };
+            // Uneven parts, as a cut image has them; each adds its numbers to what the others brought.
+            let cuts = [0..1, 1..300, 300..rows];
+            let add = |sums: Vec<Vec<f64>>| -> Vec<f64> {
+                (0..2 * c + 1).map(|k| sums.iter().map(|sums| sums[k]).sum()).collect()
+            };
+            let all =
+                add(cuts.iter().map(|at| Moments::of(&part(&x, at.clone())).unwrap().to_sums()).collect());
+            let whole = part(&x, 0..rows);
+            let (y, mean, rstd) = forward(&whole, &scale, &shift, EPS).unwrap();
+            let (dx, dscale, dshift) = backward(&part(&dy, 0..rows), &whole, &scale, &mean, &rstd).unwrap();
+            let brought = |at: &std::ops::Range<usize>| {
+                sums_of(&part(&dy, at.clone()), &part(&x, at.clone()), &mean).unwrap()
+            };
+            let back = add(cuts.iter().map(brought).collect());
+
+            let (mut ys, mut dxs, mut dscales, mut dshifts) = (vec![], vec![], vec![0.0; c], vec![0.0; c]);
+            for at in cuts {
+                let (x, dy) = (part(&x, at.clone()), part(&dy, at.clone()));
+                let mut seen = 0;
+                let (y, m, r, n) = forward_part::<Error>(&x, &scale, &shift, EPS, |own| {
+                    seen = own[2 * c] as usize;
+                    Ok(all.clone())
+                })
+                .unwrap();
+                assert_eq!((seen, n), (at.len(), rows));
+                assert_close(&m.to_f32(), &wide(&mean.to_f32()), 1e-6);
+                assert_close(&r.to_f32(), &wide(&rstd.to_f32()), 1e-6);
+                let (dx, dscale, dshift) =
+                    backward_part::<Error>(&dy, &x, &scale, &m, &r, |_| Ok(back.clone())).unwrap();
+                ys.extend(y.to_f32());
+                dxs.extend(dx.to_f32());
+                dscales.iter_mut().zip(dscale.to_f32()).for_each(|(sum, part)| *sum += part);
+                dshifts.iter_mut().zip(dshift.to_f32()).for_each(|(sum, part)| *sum += part);
+            }
+            let tolerance = if dtype == DType::F32 { 2e-6 } else { 1e-2 };
+            assert_close(&ys, &wide(&y.to_f32()), tolerance);
+            assert_close(&dxs, &wide(&dx.to_f32()), tolerance);
+            assert_close(&dscales, &wide(&dscale.to_f32()), tolerance);
+            assert_close(&dshifts, &wide(&dshift.to_f32()), tolerance);
         }
     }
 

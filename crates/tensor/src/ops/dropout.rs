@@ -1,7 +1,8 @@
 //! Dropout: y_i = x_i / (1 - rate) where element i is kept, else 0.
 //!
 //! Whether i is kept is a pure function of the key and i ([`random::bits`]), so no mask is stored: the backward
-//! pass, or a forward pass that is computed again, is the same call with the same key.
+//! pass, or a forward pass that is computed again, is the same call with the same key. Elements are counted from
+//! wherever the caller says, so that a part of a batch drops what the whole batch would drop there.
 
 pub(crate) mod cuda;
 
@@ -14,8 +15,9 @@ use crate::random;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
-/// The elements of `x` that survive, scaled so that their mean is kept; the same call maps dy to dx.
-pub fn apply(x: &Tensor, rate: f32, key: u64) -> Result<Tensor> {
+/// The elements of `x`, counted from `first`, that survive, scaled so that their mean is kept; the same call maps dy
+/// to dx.
+pub fn apply(x: &Tensor, rate: f32, key: u64, first: u64) -> Result<Tensor> {
     assert!((0.0..1.0).contains(&rate), "dropout: a rate of {rate} is not in [0, 1)");
     let threshold = (f64::from(rate) * 4_294_967_296.0) as u32;
     let scale = 1.0 / (1.0 - rate);
@@ -24,10 +26,10 @@ pub fn apply(x: &Tensor, rate: f32, key: u64) -> Result<Tensor> {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();
             cpu.for_pieces(y.slice_mut::<T>(), PIECE, |at, y| {
-                thin(cpu.isa(), &x[at.clone()], y, threshold, scale, key, at.start as u64)
+                thin(cpu.isa(), &x[at.clone()], y, threshold, scale, key, first + at.start as u64)
             });
         }),
-        Device::Cuda(cuda) => cuda::apply(&cuda, x, &mut y, threshold, scale, key)?,
+        Device::Cuda(cuda) => cuda::apply(&cuda, x, &mut y, threshold, scale, key, first)?,
     }
     Ok(y)
 }
@@ -51,13 +53,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
-        fn an_element_is_kept_by_its_number_alone(n in 1usize..60_000, seed: u64, rate in 0f32..0.99) {
+        fn an_element_is_kept_by_its_number_alone(n in 1usize..60_000, first in 0u64..1 << 40, seed: u64, rate in 0f32..0.99) {
             let x = values(seed, n, 1.0);
             let key = random::key(seed, 5);
-            let kept = |i: usize| f64::from(random::bits(key, i as u64)) >= (f64::from(rate) * 4294967296.0).floor();
+            let kept = |i: usize| f64::from(random::bits(key, first + i as u64)) >= (f64::from(rate) * 4294967296.0).floor();
             let y = (0..n).map(|i| if kept(i) { f64::from(x[i]) / (1.0 - f64::from(rate)) } else { 0.0 });
             check(&[y.collect()], |device, dtype| {
-                vec![apply(&tensor(device, dtype, &[n], &x), rate, key).unwrap()]
+                vec![apply(&tensor(device, dtype, &[n], &x), rate, key, first).unwrap()]
             });
         }
     }
@@ -68,9 +70,9 @@ mod tests {
         for [device, ..] in devices() {
             let x = tensor(device, DType::F32, &[n], &vec![1.0; n]);
             let dropped =
-                apply(&x, 0.3, random::key(1, 2)).unwrap().to_f32().iter().filter(|&&y| y == 0.0).count();
+                apply(&x, 0.3, random::key(1, 2), 0).unwrap().to_f32().iter().filter(|&&y| y == 0.0).count();
             assert!((dropped as f64 / n as f64 - 0.3).abs() < 0.005);
-            assert_eq!(apply(&x, 0.0, 9).unwrap().to_f32(), x.to_f32());
+            assert_eq!(apply(&x, 0.0, 9, 0).unwrap().to_f32(), x.to_f32());
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Dropout whose mask is never stored: both passes draw it from the same key.
+//! Dropout whose mask is never stored: both passes draw it from the same key. What is dropped of a sample depends on its
+//! number within the step, and not on the micro-batch or the rank that it is in.
 
 use espalier_tensor::ops::dropout;
 use espalier_tensor::{Tensor, random};
 
-use super::{Backward, Forward, Layer, Mode};
+use super::{Backward, Forward, Layer, Mode, Share};
 use crate::Result;
 
 /// Drops elements with probability `rate`; `index` keeps the layers of a model apart.
@@ -13,15 +14,22 @@ pub(crate) struct Dropout {
     pub index: u64,
 }
 
+impl Dropout {
+    fn apply(&self, x: &Tensor, random: u64, share: &Share) -> Result<Tensor> {
+        let first = share.first_element(x.len());
+        Ok(dropout::apply(x, self.rate, random::key(random, self.index), first)?)
+    }
+}
+
 impl Layer for Dropout {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         match pass.mode {
-            Mode::Train => Ok(dropout::apply(&x, self.rate, random::key(pass.random, self.index))?),
+            Mode::Train => self.apply(&x, pass.random, pass.share),
             Mode::Evaluate => Ok(x),
         }
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(Some(dropout::apply(&dy, self.rate, random::key(pass.random, self.index))?))
+        self.apply(&dy, pass.random, pass.share).map(Some)
     }
 }

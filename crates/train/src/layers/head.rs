@@ -283,7 +283,7 @@ mod tests {
     use espalier_tensor::random::{key, normal};
 
     use super::*;
-    use crate::layers::Stash;
+    use crate::layers::{Share, Stash};
     use crate::state::{Gradients, Masks};
     use crate::weights::ParameterId;
 
@@ -333,7 +333,13 @@ mod tests {
         let ((x, targets), mut sink) = (batch(weights), Gradients::new(&masks));
         let held = shared.then(|| x.clone());
         let before = x.to_f32();
-        let mut pass = Backward { weights, random: 0, stash: &mut Stash::new(), sink: &mut sink };
+        let mut pass = Backward {
+            weights,
+            random: 0,
+            share: &Share::default(),
+            stash: &mut Stash::new(),
+            sink: &mut sink,
+        };
         let Outcome { total, gradient } = match chunk < ROWS {
             true => {
                 in_chunks(linear, &operands(linear, weights), x, &targets, HALF, chunk, &mut pass).unwrap()
@@ -379,8 +385,13 @@ mod tests {
             let masks = Masks::new(2, false);
             let run = |operands: &Operands| {
                 let ((x, targets), mut sink) = (batch(&weights), Gradients::new(&masks));
-                let mut pass =
-                    Backward { weights: &weights, random: 0, stash: &mut Stash::new(), sink: &mut sink };
+                let mut pass = Backward {
+                    weights: &weights,
+                    random: 0,
+                    share: &Share::default(),
+                    stash: &mut Stash::new(),
+                    sink: &mut sink,
+                };
                 let outcome = in_chunks(&linear, operands, x, &targets, HALF, 20, &mut pass).unwrap();
                 let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
                 assert_eq!(

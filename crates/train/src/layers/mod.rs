@@ -21,6 +21,7 @@ mod residual;
 
 use std::fmt::Debug;
 
+use espalier_comm::Communicator;
 use espalier_tensor::Tensor;
 
 pub(crate) use activation::ActivationLayer;
@@ -80,8 +81,10 @@ pub struct Forward<'a> {
     pub weights: &'a Weights,
     /// What the pass is for.
     pub mode: Mode,
-    /// The key of this micro-batch's random numbers: a function of seed, step and micro-batch.
+    /// The key of the step's random numbers: a function of seed and step.
     pub random: u64,
+    /// Which of the step's samples these are.
+    pub share: &'a Share,
     /// What the backward pass will pop.
     pub stash: &'a mut Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
@@ -94,10 +97,31 @@ pub struct Backward<'a> {
     pub weights: &'a Weights,
     /// The key that the forward pass used.
     pub random: u64,
+    /// The samples that the forward pass saw.
+    pub share: &'a Share,
     /// What the forward pass left.
     pub stash: &'a mut Stash,
     /// Where gradients of parameters go.
     pub sink: &'a mut dyn GradientSink,
+}
+
+/// A micro-batch among the samples of its step. The default is one that is alone.
+#[derive(Debug, Clone, Default)]
+pub struct Share {
+    /// Samples of the step before its first, over all micro-batches and ranks. Random numbers are counted from there, so
+    /// that they do not depend on how a batch is cut.
+    pub first: usize,
+    /// How many samples it has.
+    pub samples: usize,
+    /// Those whose micro-batches batch norm looks at together with this one; where there are none, at this one alone.
+    pub norm_group: Option<Communicator>,
+}
+
+impl Share {
+    /// The number within the step of the first element of a tensor that has so many for the samples of the share.
+    pub fn first_element(&self, elements: usize) -> u64 {
+        self.first as u64 * (elements / self.samples.max(1)) as u64
+    }
 }
 
 /// The mean and variance of one batch, measured by a batch norm.

@@ -1,5 +1,6 @@
 //! Layer norm, RMS norm and batch norm, with their learnt scales and shifts.
 
+use espalier_comm::{Communicator, Reduce};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm};
 
@@ -106,13 +107,19 @@ impl Layer for BatchNorm {
                 (pass.weights.buffer(self.running_mean), pass.weights.buffer(self.running_variance));
             return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, EPS)?);
         }
-        let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, EPS)?;
+        let (y, mean, rstd, count) = match &pass.share.norm_group {
+            None => {
+                let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, EPS)?;
+                (y, mean, rstd, x.rows())
+            }
+            Some(group) => batch_norm::forward_part(&x, scale, shift, EPS, |own| sum_over(group, own))?,
+        };
         pass.statistics.push(BatchStatistics {
             mean_id: self.running_mean,
             variance_id: self.running_variance,
             mean: mean.clone(),
             rstd: rstd.clone(),
-            count: x.rows(),
+            count,
         });
         pass.stash.push(x);
         pass.stash.push(mean);
@@ -122,10 +129,21 @@ impl Layer for BatchNorm {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
-        let (dx, scale, shift) = batch_norm::backward(&dy, &x, pass.weights.get(self.scale), &mean, &rstd)?;
+        let scale = pass.weights.get(self.scale);
+        let (dx, scale, shift) = match &pass.share.norm_group {
+            None => batch_norm::backward(&dy, &x, scale, &mean, &rstd)?,
+            Some(group) => {
+                batch_norm::backward_part(&dy, &x, scale, &mean, &rstd, |own| sum_over(group, own))?
+            }
+        };
         pass.sink.accept(&[self.scale, self.shift], Box::new(move || Ok(vec![scale, shift])))?;
         Ok(Some(dx))
     }
+}
+
+/// Numbers of all micro-batches that are normalised together.
+fn sum_over(group: &Communicator, own: Vec<f64>) -> Result<Vec<f64>> {
+    Ok(group.all_reduce(own, Reduce::Sum)?)
 }
 
 impl BatchStatistics {

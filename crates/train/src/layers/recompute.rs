@@ -16,6 +16,7 @@ impl Layer for Recompute {
             weights: pass.weights,
             mode: pass.mode,
             random: pass.random,
+            share: pass.share,
             stash: &mut Stash::forgetful(),
             statistics: pass.statistics,
         };
@@ -28,13 +29,19 @@ impl Layer for Recompute {
             weights: pass.weights,
             mode: Mode::Train,
             random: pass.random,
+            share: pass.share,
             stash: &mut stash,
             // The first forward pass has reported these already.
             statistics: &mut Vec::new(),
         };
         self.0.forward(x, &mut again)?;
-        let mut inner =
-            Backward { weights: pass.weights, random: pass.random, stash: &mut stash, sink: &mut *pass.sink };
+        let mut inner = Backward {
+            weights: pass.weights,
+            random: pass.random,
+            share: pass.share,
+            stash: &mut stash,
+            sink: &mut *pass.sink,
+        };
         self.0.backward(dy, &mut inner, input_gradient)
     }
 }

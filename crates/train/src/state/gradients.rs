@@ -66,6 +66,16 @@ impl<'a> Gradients<'a> {
         Ok(())
     }
 
+    /// Puts the gradient of a parameter back in.
+    pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
+        self.sums[id.0] = Some(gradient);
+    }
+
+    /// The parameters of the model, whether or not a gradient of theirs has come.
+    pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
+        (0..self.sums.len()).map(ParameterId)
+    }
+
     /// Bytes held for a parameter.
     pub fn bytes(&self, id: ParameterId) -> usize {
         self.get(id).map_or(0, Tensor::byte_len)

@@ -6,7 +6,7 @@
 use espalier_plan::spec::{Activation, Init, Input, Layer, Model as Spec, WeightOrder};
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Scale, Stash};
+use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Scale, Share, Stash};
 use espalier_train::model::Model;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::weights::{ParameterId, Weights};
@@ -46,6 +46,7 @@ fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
         weights,
         mode: Mode::Train,
         random: RANDOM,
+        share: &Share::default(),
         stash: &mut Stash::forgetful(),
         statistics: &mut Vec::new(),
     };
@@ -59,11 +60,12 @@ fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink:
         weights,
         mode: Mode::Train,
         random: RANDOM,
+        share: &Share::default(),
         stash: &mut stash,
         statistics: &mut Vec::new(),
     };
     let x = model.forward(x, &mut pass).unwrap();
-    let mut pass = Backward { weights, random: RANDOM, stash: &mut stash, sink };
+    let mut pass = Backward { weights, random: RANDOM, share: &Share::default(), stash: &mut stash, sink };
     let outcome = model.loss(x, targets, Scale { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
     model.backward(outcome.gradient, &mut pass).unwrap();
     assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");

@@ -3,7 +3,7 @@
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType};
 use espalier_train::data::Split;
-use espalier_train::layers::{Forward, Mode, Stash};
+use espalier_train::layers::{Forward, Mode, Share, Stash};
 use espalier_train::model::Model;
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::Weights;
@@ -31,6 +31,7 @@ fn kept_activations_are_exactly_those_predicted() {
             weights: &weights,
             mode: Mode::Train,
             random: 0,
+            share: &Share::default(),
             stash: &mut stash,
             statistics: &mut statistics,
         };

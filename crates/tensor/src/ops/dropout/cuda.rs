@@ -14,10 +14,11 @@ pub(super) fn apply(
     threshold: u32,
     scale: f32,
     key: u64,
+    first: u64,
 ) -> Result<()> {
     let n = x.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "dropout_apply")?;
-    let args = Args::new().input(x).output(y).size(n).u32(threshold).f32(scale).u64(key);
+    let args = Args::new().input(x).output(y).size(n).u32(threshold).f32(scale).u64(key).u64(first);
     // SAFETY: y was made like x, of n elements.
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }

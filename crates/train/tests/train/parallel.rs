@@ -1,0 +1,416 @@
+//! Parallel equals serial: any number of ranks trains as one rank does, and the same number twice gives the same bits.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use espalier_comm::Traffic;
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_tensor::{Category, Mask, Tensor};
+use espalier_train::layers::GradientSink;
+use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::{Ranks, on_threads};
+use espalier_train::run::{Observer, Outcome, Place, run};
+use espalier_train::state::{Gradients, Masks};
+use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::weights::ParameterId;
+use espalier_train::{Error, Rates, Summary};
+
+use crate::support::{Base, Heard, prepare, tiny_cnn, tiny_gpt};
+
+fn mesh(data: usize) -> Mesh {
+    Mesh::new(PerAxis { data, ..PerAxis::ONES }).unwrap()
+}
+
+/// What a rank has to show after some steps.
+#[derive(Debug, Clone, PartialEq)]
+struct Shown {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    validation: f64,
+    weights: String,
+}
+
+fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
+    let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
+    Ok(Shown {
+        losses: reports.iter().map(|report| report.loss).collect(),
+        norms: reports.iter().map(|report| report.grad_norm).collect(),
+        validation: trainer.evaluate()?.expect("some samples are held out").loss,
+        weights: trainer.weights().hash(),
+    })
+}
+
+/// Takes steps on so many ranks, which must all show the same.
+fn on(ranks: usize, base: &Base, steps: usize) -> Shown {
+    let base = base.set(format!("train.steps={steps}"));
+    if ranks == 1 {
+        let (plan, dataset, device) = prepare(&base, 2);
+        return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
+    }
+    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
+    let dataset = Arc::new(dataset);
+    let all = on_threads(&mesh(ranks), &device, |ranks, device| {
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
+    });
+    let all = all.unwrap();
+    assert!(
+        all.iter().all(|shown| *shown == all[0]),
+        "all ranks report the same numbers and hold the same bits"
+    );
+    all.into_iter().next().unwrap()
+}
+
+/// The largest relative difference between two lists of numbers.
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+/// A GPT that every number of ranks divides the batch of, with dropout, at a rate at which rounding does not grow.
+fn gpt() -> Base {
+    tiny_gpt(&["train.batch=24", "train.eval_samples=11", "model.dropout=0.1", "model.context=12"])
+        .set("optimizer.name=sgd")
+        .set("learning_rate.peak=0.3")
+        .set("learning_rate.decay_steps=100")
+}
+
+fn cnn(norm: bool) -> Base {
+    let base = tiny_cnn(&["train.batch=24", "train.eval_samples=11", "model.layers.0.stride=2"])
+        .set("learning_rate.peak=0.01");
+    if norm {
+        return base.set("parallel.batch_norm=synchronised");
+    }
+    base.set("model.layers.1.type=relu")
+}
+
+fn pruned(base: &Base) -> Base {
+    base.set("prune.method=magnitude").set("prune.sparsity=0.9").set("prune.state=compressed")
+}
+
+/// Over 100 steps, dense and with nine weights of ten gone.
+fn any_number_of_ranks_gives_the_losses_of_one(base: Base) {
+    for (how, base) in [("dense", base.clone()), ("pruned", pruned(&base))] {
+        let one = on(1, &base, 100);
+        assert!(one.losses[99] < one.losses[0], "{how}: it learns");
+        for ranks in [2, 3, 4, 8] {
+            let many = on(ranks, &base, 100);
+            let far = apart(&one.losses, &many.losses);
+            assert!(far < 1e-6, "{how}: {far:e} apart on {ranks} ranks");
+            assert!(apart(&one.norms, &many.norms) < 1e-4, "{how} on {ranks} ranks");
+            assert!(apart(&[one.validation], &[many.validation]) < 1e-6, "{how} on {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_gpt_with_dropout_learns_the_same_on_any_number_of_ranks() {
+    any_number_of_ranks_gives_the_losses_of_one(gpt());
+}
+
+#[test]
+fn an_image_net_learns_the_same_on_any_number_of_ranks() {
+    any_number_of_ranks_gives_the_losses_of_one(cnn(false));
+}
+
+#[test]
+fn synchronised_batch_norm_learns_the_same_on_any_number_of_ranks() {
+    any_number_of_ranks_gives_the_losses_of_one(cnn(true));
+}
+
+/// Dropout would show at once if ranks or micro-batches drew other numbers than one rank does.
+#[test]
+fn micro_batches_and_ranks_drop_the_same_elements() {
+    let base = gpt().set("model.dropout=0.5");
+    let one = on(1, &base, 5);
+    for (ranks, pieces) in [(1, 4), (2, 3), (4, 2), (3, 8)] {
+        let cut = on(ranks, &base.set(format!("train.micro_batches={pieces}")), 5);
+        let far = apart(&one.losses, &cut.losses);
+        assert!(far < 1e-6, "{far:e} apart on {ranks} ranks with {pieces} micro-batches");
+    }
+    assert!(apart(&one.losses, &on(1, &base.set("seed=5"), 5).losses) > 1e-3, "the numbers matter");
+}
+
+#[test]
+fn the_same_layout_gives_the_same_bits() {
+    let bases = [
+        gpt().set("train.micro_batches=2").set("train.precision=bf16").set("train.clip=0.5"),
+        tiny_cnn(&["train.batch=24"]),
+        pruned(&cnn(true)).set("train.recompute=block"),
+    ];
+    for base in bases {
+        assert_eq!(on(3, &base, 10), on(3, &base, 10));
+    }
+}
+
+/// Local statistics differ from those of the whole batch; the running ones are the same on all ranks all the same.
+#[test]
+fn local_batch_norm_is_another_function_with_statistics_that_all_share() {
+    let base = tiny_cnn(&["train.batch=24", "train.eval_samples=11"]);
+    let (one, many) = (on(1, &base, 5), on(4, &base, 5));
+    assert!(apart(&one.losses, &many.losses) > 1e-4);
+    assert!(apart(&one.losses, &many.losses) < 0.1);
+    assert!(
+        apart(&[one.validation], &[many.validation]) < 0.1,
+        "running statistics are near those of one rank"
+    );
+}
+
+#[test]
+fn the_noise_scale_is_that_of_as_many_micro_batches() {
+    let scale = |ranks: usize, pieces: usize| {
+        let base = tiny_gpt(&["train.batch=24", "train.noise_scale=true", "optimizer.name=sgd"])
+            .set(format!("train.micro_batches={pieces}"))
+            .set(format!("parallel.data={ranks}"));
+        let (plan, dataset, device) = prepare(&base, 2);
+        let dataset = Arc::new(dataset);
+        let all = on_threads(&mesh(ranks), &device, |ranks, device| {
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+            (0..10).map(|_| Ok(trainer.step()?.noise_scale)).collect::<Result<Vec<_>, Error>>()
+        });
+        all.unwrap()[0][9].expect("defined after ten steps")
+    };
+    let expected = scale(1, 4);
+    assert!(apart(&[expected, expected], &[scale(4, 1), scale(2, 2)]) < 1e-3);
+}
+
+/// Gradients of every size and shape, packed or alone, come back as the sum over ranks.
+#[test]
+fn buckets_of_any_size_give_the_same_sums() {
+    let (.., device) = prepare(&tiny_gpt(&[]), 1);
+    let sizes: [&[usize]; 5] = [&[7], &[3, 5], &[40, 2], &[0], &[1]];
+    let sums = |bytes: usize| {
+        let all = on_threads(&mesh(3), &device, |ranks, device| {
+            let mut masks = Masks::new(sizes.len(), true);
+            let mut words = [0u32; 3];
+            (0..80).step_by(3).for_each(|i| words[i / 32] |= 1 << (i % 32));
+            masks.set(ParameterId(2), Mask::new(device, 80, &words)?);
+            let tied = [ParameterId(0)].into();
+            let mut sink = Reducing::new(Gradients::new(&masks), Some(&ranks), &tied).with_buckets_of(bytes);
+            let gradient = |id: usize, scale: f32| {
+                let (shape, device) = (sizes[id], device.clone());
+                let values: Vec<f32> = (0..shape.iter().product()).map(|i| scale * (i + id) as f32).collect();
+                let of = Tensor::from_slice(&device, shape, &values, Category::Workspace);
+                move || Ok(vec![of?])
+            };
+            let own = (ranks.rank() + 1) as f32;
+            for last in [false, true] {
+                if last {
+                    sink.last_micro_batch();
+                }
+                // The tied one comes twice.
+                for id in [0, 4, 2, 1, 0, 3] {
+                    sink.accept(&[ParameterId(id)], Box::new(gradient(id, own)))?;
+                }
+            }
+            let gradients = sink.finish()?;
+            let shown =
+                |id| gradients.get(ParameterId(id)).map(|g| (g.shape().to_vec(), g.to_f32())).unwrap();
+            Ok((0..sizes.len()).map(shown).collect::<Vec<_>>())
+        });
+        let all = all.unwrap();
+        assert!(all.iter().all(|one| *one == all[0]));
+        all.into_iter().next().unwrap()
+    };
+    // 1 + 2 + 3 over ranks, twice over micro-batches, and twice again for the tied one.
+    let expected: Vec<(Vec<usize>, Vec<f32>)> = (0..sizes.len())
+        .map(|id| {
+            let len: usize = sizes[id].iter().product();
+            let all = (0..len).map(|i| if id == 0 { 24.0 } else { 12.0 } * (i + id) as f32);
+            match id {
+                2 => (vec![27], all.enumerate().filter(|(i, _)| i % 3 == 0).map(|(_, x)| x).collect()),
+                _ => (sizes[id].to_vec(), all.collect()),
+            }
+        })
+        .collect();
+    for bytes in [0, 1, 28, 64, 1 << 20] {
+        assert_eq!(sums(bytes), expected, "buckets of {bytes}");
+    }
+}
+
+fn run_on(folder: &Path, base: &Base, ranks: usize, resume: bool) -> Result<Outcome, Error> {
+    run_heard(folder, base, ranks, resume, &AtomicBool::new(false), &mut ())
+}
+
+fn run_heard(
+    folder: &Path,
+    base: &Base,
+    ranks: usize,
+    resume: bool,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome, Error> {
+    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
+    let place = Place { folder: folder.into(), resume, from: None };
+    run(plan, dataset, &device, &place, stop, observer)
+}
+
+fn summary_of(base: &Base, ranks: usize) -> Summary {
+    run_on(tempfile::tempdir().unwrap().path(), base, ranks, false).unwrap().summary
+}
+
+/// Bytes are those of a ring's all-reduce, 2 (P - 1) / P for each byte of gradient; compressed, those of kept weights alone.
+#[test]
+fn bytes_on_the_wire_are_those_of_kept_weights() {
+    let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=64", "prune.method=magnitude"]);
+    for ranks in [2, 4, 8] {
+        let sent = |sparsity: f64, state: &str| {
+            let base = base.set(format!("prune.sparsity={sparsity}")).set(format!("prune.state={state}"));
+            let summary = summary_of(&base, ranks);
+            for traffic in Traffic::ALL.into_iter().filter(|t| *t != Traffic::AllReduce) {
+                assert_eq!(summary.bytes_sent[traffic.name()], 0, "{traffic}");
+            }
+            (summary.bytes_sent["all_reduce"] as f64, summary)
+        };
+        let (dense, summary) = sent(0.9, "dense");
+        let ring = |elements: u64| 2.0 * (ranks - 1) as f64 / ranks as f64 * 4.0 * elements as f64;
+        // Beside the gradients: three numbers of the loss. A rank's part is rounded up to whole elements.
+        let slack = 8.0 * 3.0 * 2.0 + 64.0;
+        assert!((dense - ring(summary.parameters)).abs() < slack, "{dense} on {ranks} ranks");
+        let (compressed, summary) = sent(0.9, "compressed");
+        let prunable = (summary.kept as f64 / (1.0 - summary.sparsity)).round() as u64;
+        let others = dense - ring(prunable);
+        let ratio = (compressed - others) / ring(prunable);
+        assert!(ratio <= 0.101, "{ratio} of the bytes of dense gradients on {ranks} ranks");
+        assert!(ratio > 0.09, "{ratio}: the kept weights must travel");
+    }
+}
+
+#[test]
+fn one_rank_sends_nothing_and_several_are_in_the_summary() {
+    let base = tiny_gpt(&["train.batch=8", "train.steps=2", "train.micro_batches=2"]);
+    let one = summary_of(&base, 1);
+    assert!(one.bytes_sent.values().all(|bytes| *bytes == 0));
+    assert_eq!(one.memory["communication"].measured, Some(0));
+    let four = summary_of(&base, 4);
+    let json = serde_json::to_value(&four).unwrap();
+    assert_eq!((&json["layout"]["data"], &json["layout"]["micro_batches"]), (&4.into(), &2.into()));
+    for category in ["weights", "optimizer", "communication"] {
+        let bytes = four.memory[category];
+        assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{category}");
+    }
+    assert!(four.memory["activations"].measured < one.memory["activations"].measured);
+}
+
+/// A checkpoint knows nothing of ranks: whoever goes on from it has the bits of the one who wrote it.
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let bases = [gpt(), pruned(&gpt()).set("prune.at=2"), cnn(true).set("optimizer.name=momentum")];
+    for base in bases.map(|base| base.set("checkpoint.keep=1").set("checkpoint.every=3")) {
+        let steps = |n: usize| base.set(format!("train.steps={n}"));
+        for (first, second) in [(4, 2), (1, 3), (8, 1)] {
+            let folder = tempfile::tempdir().unwrap();
+            let half = run_on(folder.path(), &steps(3), first, false).unwrap();
+            // Nothing left to do: what was loaded is what was saved, bit for bit.
+            let loaded = run_on(folder.path(), &steps(3), second, true).unwrap();
+            assert_eq!(half.summary.weights_hash, loaded.summary.weights_hash, "{first} to {second}");
+            let whole = summary_of(&steps(6), second);
+            let resumed = run_on(folder.path(), &steps(6), second, true).unwrap().summary;
+            assert!(apart(&[whole.loss.unwrap()], &[resumed.loss.unwrap()]) < 1e-5, "{first} to {second}");
+        }
+        // On the same number of ranks, two halves are the whole.
+        let folder = tempfile::tempdir().unwrap();
+        run_on(folder.path(), &steps(3), 4, false).unwrap();
+        let resumed = run_on(folder.path(), &steps(6), 4, true).unwrap().summary;
+        assert_eq!(resumed.weights_hash, summary_of(&steps(6), 4).weights_hash);
+    }
+}
+
+/// An observer that asks for a stop at a step, or panics there.
+struct At<'a> {
+    step: u64,
+    then: &'a (dyn Fn() + Sync),
+    heard: u64,
+}
+
+impl Observer for At<'_> {
+    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+        self.heard += 1;
+        if report.step == self.step {
+            (self.then)();
+        }
+    }
+}
+
+#[test]
+fn a_stop_ends_all_ranks_after_the_same_step() {
+    let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+    let base = gpt().set("train.steps=50");
+    let mut observer = At { step: 3, then: &|| stop.store(true, Ordering::Relaxed), heard: 0 };
+    let outcome = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap();
+    // The other ranks may see it a step later, never at different steps.
+    let steps = outcome.summary.steps;
+    assert!(outcome.interrupted && (3..=4).contains(&steps), "stopped after {steps}");
+    assert_eq!(observer.heard, steps, "rank 0 alone talks");
+    assert!(folder.path().join(format!("checkpoints/step-{steps:06}/manifest.json")).exists());
+}
+
+#[test]
+fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
+    let base = gpt().set("train.steps=50");
+    let folder = tempfile::tempdir().unwrap();
+    let mut observer = At { step: 2, then: &|| panic!("the observer fell over"), heard: 0 };
+    let stop = AtomicBool::new(false);
+    let error = run_heard(folder.path(), &base, 4, false, &stop, &mut observer).unwrap_err();
+    assert_eq!(error.to_string(), "rank 0 panicked: the observer fell over");
+
+    let (plan, dataset, device) = prepare(&base.set("parallel.data=4"), 2);
+    let dataset = Arc::new(dataset);
+    let failing = |fail: &(dyn Fn(&Ranks) -> Result<(), Error> + Sync)| {
+        let outcome = on_threads(&mesh(4), &device, |ranks, device| {
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks.clone()))?;
+            for step in 0..50 {
+                trainer.step()?;
+                if step == 2 && ranks.rank() == 2 {
+                    fail(&ranks)?;
+                }
+            }
+            Ok(())
+        });
+        outcome.unwrap_err()
+    };
+    let error = failing(&|_| panic!("out of luck"));
+    assert!(matches!(error, Error::RankPanicked { rank: 2, .. }), "{error}");
+    assert_eq!(error.to_string(), "rank 2 panicked: out of luck");
+    let refused = || espalier_tensor::Error::Threads { threads: 3, why: "enough".into() };
+    let error = failing(&|_| Err(refused().into()));
+    assert_eq!(error.to_string(), format!("rank 2 failed: {}", refused()));
+    // What concerns the run needs no rank.
+    let error = failing(&|_| Err(Error::Diverged { step: 3, bad_steps: 1, loss: f64::NAN }));
+    assert!(matches!(error, Error::Diverged { .. }), "{error}");
+}
+
+#[test]
+fn bad_steps_are_bad_on_all_ranks() {
+    let base = gpt().set("learning_rate.peak=1e38").set("learning_rate.warmup=0");
+    let base = base.set("train.max_bad_steps=3").set("train.steps=20");
+    let mut heard = Heard::default();
+    let folder = tempfile::tempdir().unwrap();
+    let stop = AtomicBool::new(false);
+    let error = run_heard(folder.path(), &base, 3, false, &stop, &mut heard).unwrap_err();
+    assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
+    assert_eq!(heard.warnings.len(), 3, "rank 0 alone warns: {:?}", heard.warnings);
+}
+
+#[test]
+fn ranks_that_differ_are_named() {
+    let (.., device) = prepare(&gpt(), 2);
+    let say = |hashes: [&str; 4]| {
+        let outcome =
+            on_threads(&mesh(4), &device, |ranks, _| ranks.agree("pruning masks", hashes[ranks.rank()]));
+        outcome.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(say(["a"; 4]), Ok(()));
+    let one = "the pruning masks of rank 2 are not those of rank 0: the run cannot go on";
+    assert_eq!(say(["a", "a", "b", "a"]), Err(one.into()));
+    let all = "the pruning masks of ranks 1, 2 and 3 are not those of rank 0: the run cannot go on";
+    assert_eq!(say(["b", "a", "a", "a"]), Err(all.into()));
+}
+
+#[test]
+fn a_folder_in_use_is_refused_whatever_the_ranks() {
+    let (folder, base) = (tempfile::tempdir().unwrap(), gpt().set("train.steps=2"));
+    run_on(folder.path(), &base, 2, false).unwrap();
+    let error = run_on(folder.path(), &base, 2, false).unwrap_err();
+    assert!(matches!(&error, Error::File { why, .. } if why.contains("--resume")), "{error}");
+}
