@@ -17,6 +17,10 @@ use super::{Decision, Draw, Network, Observation, Pruner, Words, count, differin
 use crate::Result;
 use crate::weights::{ParameterId, ids_by_name};
 
+/// Names in a checkpoint.
+const MASK: &str = "mask/";
+const TICKET: &str = "ticket";
+
 /// The search for an Early-Bird ticket.
 #[derive(Debug)]
 pub struct EarlyBird {
@@ -151,15 +155,16 @@ impl Pruner for EarlyBird {
     }
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        let masks = self.drawn.iter().enumerate().map(|(i, mask)| (format!("mask.{i:03}"), mask.clone()));
-        let ticket = self.ticket.map(|step| ("ticket".to_owned(), vec![step as u32, (step >> 32) as u32]));
+        let masks = self.drawn.iter().enumerate().map(|(i, mask)| (format!("{MASK}{i:03}"), mask.clone()));
+        let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
         masks.chain(ticket).collect()
     }
 
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
-        self.ticket = saved.remove("ticket").map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
+        self.ticket = saved.remove(TICKET).map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
         // The names sort by age.
-        self.drawn = saved.into_values().collect();
+        let drawn = saved.into_iter().filter(|(name, _)| name.starts_with(MASK));
+        self.drawn = drawn.map(|(_, mask)| mask).collect();
     }
 }
 

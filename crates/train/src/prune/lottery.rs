@@ -18,6 +18,9 @@ use super::{Decision, Draw, Network, Pruner};
 use crate::weights::ParameterId;
 use crate::{Error, Result};
 
+/// What stands before a name in a checkpoint: a run may be resumed with another method, whose names are not these.
+const EARLY: &str = "early/";
+
 /// The search for a lottery ticket.
 #[derive(Debug)]
 pub struct Lottery {
@@ -94,10 +97,11 @@ impl Pruner for Lottery {
     }
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        self.early.clone()
+        self.early.iter().map(|(name, words)| (format!("{EARLY}{name}"), words.clone())).collect()
     }
 
     fn load(&mut self, saved: BTreeMap<String, Vec<u32>>) {
-        self.early = saved;
+        let early = |(name, words): (String, _)| Some((name.strip_prefix(EARLY)?.to_owned(), words));
+        self.early = saved.into_iter().filter_map(early).collect();
     }
 }

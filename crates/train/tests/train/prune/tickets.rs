@@ -87,11 +87,12 @@ fn what_never_settles_is_pruned_at_the_latest() {
 }
 
 /// Three convolutions: two with a batch norm, the second of these with a bias.
+const NORMED: &str = "model.layers=[{type='conv', output=4, kernel=3, padding=1, bias=false}, {type='batch_norm'}, {type='relu'}, \
+     {type='conv', output=6, kernel=1}, {type='batch_norm'}, {type='relu'}, {type='conv', output=5, kernel=1}, \
+     {type='global_avg_pool'}, {type='linear', output=10}]";
+
 fn normed(overrides: &[&str]) -> Base {
-    let layers = "model.layers=[{type='conv', output=4, kernel=3, padding=1, bias=false}, {type='batch_norm'}, \
-                  {type='relu'}, {type='conv', output=6, kernel=1}, {type='batch_norm'}, {type='relu'}, \
-                  {type='conv', output=5, kernel=1}, {type='global_avg_pool'}, {type='linear', output=10}]";
-    let base = tiny_cnn(&[layers, "prune.method=early-bird", "prune.form=channels", "prune.sparsity=0.3"]);
+    let base = tiny_cnn(&[NORMED, "prune.method=early-bird", "prune.form=channels", "prune.sparsity=0.3"]);
     overrides.iter().fold(base, |base, change| base.set(change))
 }
 
@@ -243,9 +244,10 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
 #[test]
 fn rewinding_goes_back_to_an_early_step() {
     for precision in ["f32", "bf16"] {
-        let base =
-            tiny_cnn(&["prune.method=lottery", "prune.rewind=3", "prune.sparsity=0.2", "train.steps=21"])
-                .set(format!("train.precision={precision}"));
+        // One of its biases has five numbers, which in bf16 are no whole number of words.
+        let base = tiny_cnn(&[NORMED, "prune.method=lottery", "prune.rewind=3", "prune.sparsity=0.2"])
+            .set(format!("train.precision={precision}"))
+            .set("train.steps=21");
         let (plan, dataset, device) = prepare(&base, 1);
         let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
         let mut bench = Bench::new(&base);
@@ -263,7 +265,7 @@ fn rewinding_goes_back_to_an_early_step() {
             }
             trainer.step().unwrap();
         }
-        // 792 and 80 to 698: 634 + 72, and a little more. Trainings of 9, 6 and 6 steps.
+        // 162 and 50 to 170: 130 + 45, and a little more. Trainings of 9, 6 and 6 steps.
         let (plan, dataset, device) = prepare(&base, 1);
         let mut early = Trainer::new(plan, dataset, &device).unwrap();
         (0..3).for_each(|_| drop(early.step().unwrap()));
