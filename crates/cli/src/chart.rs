@@ -32,6 +32,8 @@ pub struct Panel {
 pub struct Curve {
     /// Its name.
     pub name: String,
+    /// Its colour and its markers, by number: what means the same looks the same in all panels.
+    pub style: usize,
     /// Points by ascending x.
     pub points: Vec<(f64, f64)>,
 }
@@ -45,7 +47,7 @@ const MARGIN: [f64; 4] = [64.0, 34.0, 112.0, 50.0];
 /// The least distance of two names.
 const LINE: f64 = 15.0;
 /// Told apart in print and by most eyes; curves also differ in their markers.
-const COLOURS: [&str; 4] = ["#1f5fa8", "#c8443c", "#3f8f5a", "#7a5aa6"];
+const COLOURS: [&str; 5] = ["#1f5fa8", "#c8443c", "#3f8f5a", "#7a5aa6", "#b07d2b"];
 const GREY: &str = "#777777";
 
 impl Figure {
@@ -96,34 +98,38 @@ impl Panel {
         if let Some((level, name)) = &self.level {
             let at = y.at(*level);
             line(svg, (x.from, at), (x.to, at), &format!("stroke=\"{GREY}\" stroke-dasharray=\"5 4\""));
-            text(svg, x.from + 6.0, at - 5.0, "start", &format!("fill=\"{GREY}\""), name);
+            text(svg, x.from + 6.0, at + 14.0, "start", &format!("fill=\"{GREY}\""), name);
         }
-        for (i, curve) in self.curves.iter().enumerate() {
-            curve.draw(svg, i, &x, &y);
+        for curve in &self.curves {
+            curve.draw(svg, &x, &y);
         }
         self.name_curves(svg, &x, &y);
     }
 
     /// Names beside the last points, moved apart where they would overlap.
     fn name_curves(&self, svg: &mut String, x: &Scale, y: &Scale) {
-        let ends = self.curves.iter().enumerate();
-        let mut names: Vec<(f64, usize, &Curve)> =
-            ends.filter_map(|(i, curve)| curve.points.last().map(|end| (y.at(end.1), i, curve))).collect();
+        let end = |curve: &'_ Curve| curve.points.last().map(|end| y.at(end.1));
+        let mut names: Vec<(f64, &Curve)> =
+            self.curves.iter().filter_map(|curve| Some((end(curve)?, curve))).collect();
         names.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut lowest = f64::NEG_INFINITY;
-        for (at, i, curve) in names {
+        for (at, curve) in names {
             let at = at.max(lowest + LINE);
             lowest = at;
             let end = curve.points.last().expect("a curve with an end").0;
-            let colour = format!("fill=\"{}\"", COLOURS[i % COLOURS.len()]);
+            let colour = format!("fill=\"{}\"", curve.colour());
             text(svg, x.at(end) + 10.0, at + 4.0, "start", &colour, &curve.name);
         }
     }
 }
 
 impl Curve {
-    fn draw(&self, svg: &mut String, i: usize, x: &Scale, y: &Scale) {
-        let colour = COLOURS[i % COLOURS.len()];
+    fn colour(&self) -> &'static str {
+        COLOURS[self.style % COLOURS.len()]
+    }
+
+    fn draw(&self, svg: &mut String, x: &Scale, y: &Scale) {
+        let colour = self.colour();
         let places: Vec<(f64, f64)> = self.points.iter().map(|p| (x.at(p.0), y.at(p.1))).collect();
         let list: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
@@ -132,7 +138,7 @@ impl Curve {
             list.join(" ")
         );
         for (x, y) in places {
-            let _ = match i % 3 {
+            let _ = match self.style % 3 {
                 0 => writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"),
                 1 => writeln!(
                     svg,
@@ -222,14 +228,16 @@ mod tests {
     /// Each curve is drawn through all its points, names do not overlap, and what is written is text, not markup.
     #[test]
     fn a_figure_holds_its_curves_and_their_names() {
-        let curve =
-            |name: &str, y: f64| Curve { name: name.into(), points: vec![(1.0, y), (2.0, y), (4.0, y)] };
+        let curve = |name: &str, style: usize, y: f64| {
+            let points = vec![(1.0, y), (2.0, y), (4.0, y)];
+            Curve { name: name.into(), style, points }
+        };
         let panel = Panel {
             title: "a < b & c".into(),
             x_label: "x".into(),
             x_ticks: vec![(1.0, "1".into()), (4.0, "4".into())],
             y_label: "y".into(),
-            curves: vec![curve("first", 1.0), curve("second", 1.01), curve("third", 50.0)],
+            curves: vec![curve("first", 0, 1.0), curve("second", 1, 1.01), curve("third", 2, 50.0)],
             level: Some((2.0, "level".into())),
         };
         let svg = Figure { title: "t".into(), subtitle: "s".into(), panels: vec![panel] }.svg();

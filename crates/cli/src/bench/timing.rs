@@ -12,7 +12,7 @@ const SAMPLE: Duration = Duration::from_millis(2);
 /// The most times that a sample repeats the work.
 const MOST_REPEATS: f64 = 500.0;
 /// The fewest and the most rounds.
-const ROUNDS: (usize, usize) = (3, 15);
+const ROUNDS: (usize, usize) = (3, 41);
 
 /// The median milliseconds of each, over as many rounds as fit into about `budget`. In a round each has one turn;
 /// one run of each comes before and does not count.

@@ -99,18 +99,13 @@ impl Report {
     }
 
     fn conditions(&self) -> String {
-        format!(
-            "y = x W^T, batch {}, {}, {}, {} zeros, milliseconds, medians of rounds taken in turns",
-            self.batch,
-            self.precision,
-            self.device_name,
-            percent(self.sparsity)
-        )
+        let (batch, precision, device) = (self.batch, self.precision, &self.device_name);
+        format!("y = x W^T, batch {batch}, {precision}, {device}; medians of rounds taken in turns")
     }
 
     /// What stands above the table.
     pub fn heading(&self) -> String {
-        let mut text = format!("{}\n", self.conditions());
+        let mut text = format!("{}\nmilliseconds at {} zeros\n", self.conditions(), percent(self.sparsity));
         let _ = write!(text, "{:>13} {:>10} {:>10} {:>13}", "W", "dense", "sparse", "sparse/dense");
         if self.card {
             let _ = write!(text, " {:>10}  cuSPARSE's fastest way", "2:4");
@@ -139,6 +134,9 @@ impl Report {
             let (zeros, layer) = (percent(self.sparsity), square(row.size));
             match &row.sparse {
                 Err(why) => sentences.push(format!("the sparse column is empty: {why}")),
+                Ok(ms) if (0.95..=1.05).contains(&(ms / row.dense)) => sentences.push(format!(
+                    "at {zeros} zeros and {layer} the sparse product takes about as long as the dense one"
+                )),
                 Ok(ms) if *ms >= row.dense => sentences.push(format!(
                     "at {zeros} zeros and {layer} the sparse product takes {:.1} times as long as the dense one",
                     ms / row.dense
@@ -163,16 +161,17 @@ impl Report {
 
     /// The table as curves; beside it, where there is one, the sweep.
     pub fn figure(&self) -> Figure {
-        let curve = |name: &str, ms: &dyn Fn(&Row) -> Option<f64>| Curve {
+        let curve = |style: usize, name: &str, ms: &dyn Fn(&Row) -> Option<f64>| Curve {
             name: name.into(),
+            style,
             points: self.rows.iter().filter_map(|row| Some((row.size as f64, ms(row)?))).collect(),
         };
         let mut curves = vec![
-            curve("dense", &|row| Some(row.dense)),
-            curve(if self.card { "sparse (cuSPARSE)" } else { "sparse (CSR)" }, &|row| {
+            curve(0, "dense", &|row| Some(row.dense)),
+            curve(1, if self.card { "sparse (cuSPARSE)" } else { "sparse (CSR)" }, &|row| {
                 row.sparse.clone().ok()
             }),
-            curve("2:4, half zeros", &|row| row.two_four.clone()?.ok()),
+            curve(2, "2:4, half zeros", &|row| row.two_four.clone()?.ok()),
         ];
         curves.retain(|curve| !curve.points.is_empty());
         let mut panels = vec![Panel {
@@ -187,8 +186,9 @@ impl Report {
         if !swept.is_empty() {
             // Zeros are marked by what is kept, one in so many, for a logarithmic axis.
             let one_in = |sparsity: f64| 1.0 / (1.0 - sparsity);
-            let curve = |sweep: &&Sweep| Curve {
+            let curve = |(i, sweep): (usize, &&Sweep)| Curve {
                 name: square(sweep.size),
+                style: 3 + i,
                 points: sweep.points.iter().map(|(sparsity, ratio)| (one_in(*sparsity), *ratio)).collect(),
             };
             panels.push(Panel {
@@ -198,7 +198,7 @@ impl Report {
                     .map(|s| (one_in(s), percent(s)))
                     .into(),
                 y_label: "times as long as the dense product".into(),
-                curves: swept.iter().map(curve).collect(),
+                curves: swept.iter().enumerate().map(curve).collect(),
                 level: Some((1.0, "as fast as dense".into())),
             });
         }
@@ -315,6 +315,8 @@ mod tests {
         );
         let faster = "at 90 % zeros and 4096 x 4096 the sparse product is 4.0 times as fast as the dense one";
         assert_eq!(report(Ok(0.5)).sentences()[0], faster);
+        let even = "at 90 % zeros and 4096 x 4096 the sparse product takes about as long as the dense one";
+        assert_eq!(report(Ok(2.05)).sentences()[0], even);
         assert_eq!(report(Err("no library".into())).sentences()[0], "the sparse column is empty: no library");
     }
 
