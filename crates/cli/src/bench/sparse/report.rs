@@ -194,9 +194,7 @@ impl Report {
             panels.push(Panel {
                 title: "Sparse over dense, by zeros".into(),
                 x_label: "zeros among the weights".into(),
-                x_ticks: [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999]
-                    .map(|s| (one_in(s), percent(s)))
-                    .into(),
+                x_ticks: [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999].map(|s| (one_in(s), percent(s))).into(),
                 y_label: "times as long as the dense product".into(),
                 curves: swept.iter().enumerate().map(curve).collect(),
                 level: Some((1.0, "as fast as dense".into())),
