@@ -75,8 +75,8 @@ fn open(file: &Path) -> bool {
     !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) }.is_null()
 }
 
-/// Where toolkits and Python wheels put their libraries.
-fn folders() -> Vec<PathBuf> {
+/// Where toolkits and Python wheels put their libraries, NCCL's among them.
+pub fn folders() -> Vec<PathBuf> {
     let variables = |names: &[&str]| -> Vec<PathBuf> {
         names.iter().filter_map(std::env::var_os).map(PathBuf::from).collect()
     };
@@ -91,7 +91,8 @@ fn folders() -> Vec<PathBuf> {
         let Ok(pythons) = environment.join("lib").read_dir() else { continue };
         for python in pythons.flatten().filter(|e| e.file_name().as_bytes().starts_with(b"python3")) {
             let nvidia = python.path().join("site-packages/nvidia");
-            folders.extend(["cu13/lib", "cuda_nvrtc/lib", "cublas/lib"].map(|lib| nvidia.join(lib)));
+            folders
+                .extend(["cu13/lib", "cuda_nvrtc/lib", "cublas/lib", "nccl/lib"].map(|lib| nvidia.join(lib)));
         }
     }
     folders
