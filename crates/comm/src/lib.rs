@@ -7,7 +7,8 @@
 //!
 //! The ways are [`Transport`]s:
 //! - [`threads`]: ranks are threads of one process and share its memory;
-//! - `mpi`: ranks are processes that MPI starts and connects. It must be linked, so it is a feature of this crate.
+//! - `mpi`: ranks are processes that MPI starts and connects. It must be linked, so it is a feature of this crate;
+//! - [`nccl`]: ranks are processes with a card each. NCCL is looked for when it is first used.
 //!
 //! Nothing here knows of models. Which ranks form a group is for the caller to say ([`Communicator::split`]).
 
@@ -19,6 +20,7 @@ pub mod failure;
 pub mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod reduce;
 pub mod rendezvous;
 pub mod threads;

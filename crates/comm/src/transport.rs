@@ -50,12 +50,56 @@ pub trait Pending: Send {
     fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>>;
 }
 
-/// The members of the new group that a rank is in, by their numbers in the old one.
-///
-/// `choices` holds what each rank asked for, in the order of ranks; `rank` has a colour.
-pub(crate) fn new_group(choices: &[(Option<usize>, usize)], rank: usize) -> Vec<usize> {
-    let (colour, _) = choices[rank];
-    let mut members: Vec<usize> = (0..choices.len()).filter(|&r| choices[r].0 == colour).collect();
-    members.sort_by_key(|&r| (choices[r].1, r));
-    members
+/// What a rank says in a split, for all to gather: its colour, if it has one, and its key.
+pub(crate) fn choice(colour: Option<usize>, key: usize) -> [u64; 2] {
+    [colour.map_or(0, |colour| colour as u64 + 1), key as u64]
+}
+
+/// A group that a split makes, by the ranks' numbers in the old one.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NewGroup {
+    /// Its members, in order.
+    pub(crate) members: Vec<usize>,
+    /// Which of them the rank is that asks.
+    pub(crate) rank: usize,
+}
+
+impl NewGroup {
+    /// The group that `rank` is in, from the choices of all; `None` where it gave no colour.
+    pub(crate) fn of(choices: &[u64], rank: usize) -> Option<NewGroup> {
+        let (choices, _) = choices.as_chunks::<2>();
+        let [colour, _] = choices[rank];
+        if colour == 0 {
+            return None;
+        }
+        let mut members: Vec<usize> = (0..choices.len()).filter(|&r| choices[r][0] == colour).collect();
+        members.sort_by_key(|&r| (choices[r][1], r));
+        let rank = members.iter().position(|&r| r == rank).expect("a rank is in the group of its colour");
+        Some(NewGroup { members, rank })
+    }
+
+    /// A number that none of its siblings has, smaller than the number of ranks.
+    pub(crate) fn number(&self) -> usize {
+        self.members.iter().copied().min().expect("a group has members")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_follow_colours_and_keys() {
+        let choices = [(Some(5), 9), (None, 0), (Some(5), 1), (Some(0), 0), (Some(5), 1)];
+        let words: Vec<u64> = choices.iter().flat_map(|&(colour, key)| choice(colour, key)).collect();
+        let members = vec![2, 4, 0];
+        assert_eq!(NewGroup::of(&words, 4), Some(NewGroup { members: members.clone(), rank: 1 }));
+        assert_eq!(NewGroup::of(&words, 0), Some(NewGroup { members, rank: 2 }));
+        assert_eq!(NewGroup::of(&words, 3), Some(NewGroup { members: vec![3], rank: 0 }));
+        assert_eq!(NewGroup::of(&words, 1), None);
+        assert_eq!(
+            (0..5).filter_map(|r| Some(NewGroup::of(&words, r)?.number())).collect::<Vec<_>>(),
+            [0, 0, 3, 0]
+        );
+    }
 }

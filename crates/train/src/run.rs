@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
+use espalier_plan::memory::StateBytes;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
@@ -116,7 +117,9 @@ pub fn prune(plan: Plan, dataset: Dataset, device: &Device, whole: &Whole, folde
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
     let mut summary = Summary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;
-    summary.pruned(trainer.kept().0, trainer.sparsity(), trainer.state_bytes());
+    // No step was taken, so no gradient was held yet.
+    let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes() };
+    summary.pruned(trainer.kept().0, trainer.sparsity(), state);
     summary.weights_hash = Some(trainer.weights().hash());
     summary.run = Some(folder.display().to_string());
     Ok(summary)

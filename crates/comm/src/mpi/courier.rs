@@ -16,7 +16,7 @@ use crate::call::Operation;
 use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::launch::check_size;
-use crate::transport::new_group;
+use crate::transport::NewGroup;
 
 /// How often it looks around while nothing is under way.
 const AROUND: Duration = Duration::from_millis(1);
@@ -286,36 +286,27 @@ impl Courier<'_, '_> {
     }
 
     fn delivery(&mut self, job: Job) -> Result<Delivery> {
-        let Some(split) = job.split else {
+        let (rank, call) = (job.ticket.rank, job.ticket.call);
+        if call.operation != Operation::Split {
             return Ok(Delivery::Data(job.parcel.write.or(job.parcel.read)));
-        };
+        }
         let group = &self.groups[job.group];
         let Some(Data::U64(choices)) = &job.parcel.write else { unreachable!("a split gathers numbers") };
-        let (colour, _) = split;
-        let choices: Vec<_> = choices
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .map(|&[colour, key]| (colour.checked_sub(1).map(|colour| colour as usize), key as usize))
-            .collect();
         let own = group.comm.rank() as usize;
-        let places = colour.map(|_| new_group(&choices, own)).unwrap_or_default();
-        let place = places.iter().position(|&rank| rank == own);
-        // MPI's colours are small: the first member of each group is a number that no other group has. All ranks of the
-        // group have made this call, or the choices would not be here: it does not wait for anybody.
-        let (rank, call) = (job.ticket.rank, job.ticket.call);
-        let made =
-            group.comm.split(places.iter().min().map(|&first| first as i32), place.unwrap_or(0) as i32);
+        let new = NewGroup::of(choices, own);
+        let (number, key) = (new.as_ref().map(NewGroup::number), new.as_ref().map_or(0, |new| new.rank));
+        // All ranks of the group have made this call, or their choices would not be here: it waits for nobody.
+        let made = group.comm.split(number.map(|number| number as i32), key as i32);
         let refused = |error: ferrompi::Error| Error::Carrier { rank, call, why: error.to_string() };
-        let (Some(comm), Some(place), Some(colour)) = (made.map_err(refused)?, place, colour) else {
+        let (Some(comm), Some(new)) = (made.map_err(refused)?, new) else {
             return Ok(Delivery::Group(None));
         };
         let second = comm.duplicate().map_err(refused)?;
-        let members: Arc<[usize]> = places.iter().map(|&rank| group.members[rank]).collect();
+        let members: Arc<[usize]> = new.members.iter().map(|&rank| group.members[rank]).collect();
         let turn = job.ticket.turn.get().copied().unwrap_or_default();
-        let name = name(group.name, turn, colour as u64);
+        let name = name(group.name, turn, choices[2 * own]);
         self.groups.push(Group { comm, second, members: members.clone(), name, turn: 0 });
-        Ok(Delivery::Group(Some((self.groups.len() - 1, members, place))))
+        Ok(Delivery::Group(Some((self.groups.len() - 1, members, new.rank))))
     }
 
     fn call_roll(&mut self, group: usize, ticket: &Ticket, answer: Sender<Vec<usize>>) {

@@ -28,7 +28,7 @@ use crate::communicator::Communicator;
 use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, panic_message};
-use crate::transport::{Parcel, Pending, Transport};
+use crate::transport::{Parcel, Pending, Transport, choice};
 
 /// How long others are given to say whether they have come, once a wait is over.
 const ROLL_CALL: Duration = Duration::from_millis(500);
@@ -173,13 +173,13 @@ struct End {
 }
 
 impl End {
-    fn order(&self, parcel: Parcel, split: Option<(Option<usize>, usize)>) -> Result<Waiting> {
+    fn order(&self, parcel: Parcel) -> Result<Waiting> {
         let call = parcel.call;
         let ticket = Ticket::new(self.members[self.rank], call);
         if let Some(failed) = self.post.world.failed.get() {
             return Err(failed.stops(ticket.rank, call));
         }
-        let job = Job::new(self.group, self.rank, self.members.len(), parcel, split, ticket.clone())?;
+        let job = Job::new(self.group, self.rank, self.members.len(), parcel, ticket.clone())?;
         if self.post.orders.send(Order::Call(Box::new(job))).is_err() {
             let why = "MPI was shut down".to_owned();
             return Err(Error::Carrier { rank: ticket.rank, call, why });
@@ -198,7 +198,7 @@ impl Transport for End {
     }
 
     fn start(&self, parcel: Parcel, _attended: bool) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(self.order(parcel, None)?))
+        Ok(Box::new(self.order(parcel)?))
     }
 
     fn split(
@@ -207,11 +207,11 @@ impl Transport for End {
         key: usize,
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
-        let choice = Data::U64(vec![colour.map_or(0, |colour| colour as u64 + 1), key as u64]);
+        let choice = Data::U64(choice(colour, key).to_vec());
         let choices = Data::U64(vec![0; 2 * self.members.len()]);
         let parcel =
             Parcel { call: Call::of(Operation::Split, &choices), read: Some(choice), write: Some(choices) };
-        match self.order(parcel, Some((colour, key)))?.wait(limit)? {
+        match self.order(parcel)?.wait(limit)? {
             Delivery::Group(group) => Ok(group.map(|(group, members, rank)| -> Arc<dyn Transport> {
                 Arc::new(End { post: self.post.clone(), group, members, rank })
             })),

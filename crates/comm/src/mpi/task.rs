@@ -29,8 +29,6 @@ pub(super) struct Job {
     /// The courier's number of the group.
     pub(super) group: usize,
     pub(super) parcel: Parcel,
-    /// What a split asks for.
-    pub(super) split: Option<(Option<usize>, usize)>,
     pub(super) ticket: Arc<Ticket>,
     scratch: Option<Data>,
     rank: usize,
@@ -45,7 +43,6 @@ impl Job {
         rank: usize,
         size: usize,
         mut parcel: Parcel,
-        split: Option<(Option<usize>, usize)>,
         ticket: Arc<Ticket>,
     ) -> Result<Job> {
         let call = parcel.call;
@@ -83,7 +80,7 @@ impl Job {
             })?),
             _ => None,
         };
-        Ok(Job { group, parcel, split, ticket, scratch, rank, size, counts: Default::default() })
+        Ok(Job { group, parcel, ticket, scratch, rank, size, counts: Default::default() })
     }
 
     fn call(&self) -> Call {

@@ -25,7 +25,7 @@ use crate::communicator::Communicator;
 use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, panic_message};
-use crate::transport::{Parcel, Pending, Transport, new_group};
+use crate::transport::{NewGroup, Parcel, Pending, Transport, choice};
 
 /// Runs `work` on this many ranks, each on a thread of its own, and returns what they return, in the order of ranks.
 ///
@@ -169,25 +169,17 @@ impl Transport for End {
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
         let turn = self.turn.load(Ordering::Relaxed);
-        let choice = Data::U64(vec![colour.map_or(0, |colour| colour as u64 + 1), key as u64]);
+        let choice = Data::U64(choice(colour, key).to_vec());
         let choices = Data::U64(vec![0; 2 * self.members.len()]);
         let call = Call::of(Operation::Split, &choices);
         let waiting = self.come(Parcel { call, read: Some(choice), write: Some(choices) }, true)?;
         let Some(Data::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
-        let Some(colour) = colour else { return Ok(None) };
-        let choices: Vec<_> = choices
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .map(|&[colour, key]| (colour.checked_sub(1).map(|colour| colour as usize), key as usize))
-            .collect();
-        let places = new_group(&choices, self.rank);
-        let rank = places.iter().position(|&r| r == self.rank).expect("a rank is in the group of its colour");
-        let members = places.iter().map(|&r| self.members[r]).collect();
+        let (Some(colour), Some(new)) = (colour, NewGroup::of(&choices, self.rank)) else { return Ok(None) };
+        let members = new.members.iter().map(|&r| self.members[r]).collect();
         let group = self.world.group(self.group, turn, colour);
-        Ok(Some(Arc::new(End::new(self.world.clone(), group, members, rank))))
+        Ok(Some(Arc::new(End::new(self.world.clone(), group, members, new.rank))))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Messages to test with: small whole numbers, which every element type holds exactly and adds without rounding.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use espalier_comm::{Data, Element};
@@ -8,9 +9,23 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 /// All types of elements.
 pub const ELEMENTS: [Element; 5] = [Element::F32, Element::Bf16, Element::U32, Element::U64, Element::F64];
 
+static DEVICE: OnceLock<Device> = OnceLock::new();
+
 fn device() -> &'static Device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE.get_or_init(|| Device::cpu(1).unwrap())
+}
+
+/// Puts all tensors of this process on a device, instead of the host.
+pub fn use_device(device: Device) {
+    DEVICE.set(device).expect("said before the first tensor");
+}
+
+/// The bytes of a message, wherever it is.
+fn bytes(data: &Data) -> Cow<'_, [u8]> {
+    match data {
+        Data::Tensor(tensor) => tensor.host_bytes(),
+        _ => Cow::Borrowed(data.bytes()),
+    }
 }
 
 /// A message of `n` elements, the `i`-th of value `value(i)`.
@@ -47,9 +62,10 @@ pub fn floats(values: &[f32]) -> Tensor {
 pub fn assert_holds(what: &str, data: &Data, n: usize, value: impl Fn(usize) -> u32) {
     let expected = message(data.element(), n, value);
     assert_eq!(data.len(), n, "{what}: length");
-    if data.bytes() != expected.bytes() {
+    let (got, expected) = (bytes(data), bytes(&expected));
+    if got != expected {
         let size = data.element().bytes();
-        let wrong = data.bytes().chunks(size).zip(expected.bytes().chunks(size)).position(|(a, b)| a != b);
+        let wrong = got.chunks(size).zip(expected.chunks(size)).position(|(a, b)| a != b);
         panic!("{what}: element {} of {n} {} is wrong", wrong.unwrap(), data.element());
     }
 }

@@ -3,6 +3,7 @@
 mod data;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nccl;
 mod rendezvous;
 mod suite;
 mod threads;

@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(1500);
 
 /// A port that nobody listens on, below those that systems give to outgoing connections; no two calls give the same.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = 20_000 + (std::process::id() % 500) as u16 * 20;
     let ports = std::iter::repeat_with(|| start + NEXT.fetch_add(1, Ordering::Relaxed));

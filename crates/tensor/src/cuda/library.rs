@@ -123,8 +123,8 @@ impl Library {
     }
 }
 
-/// Where toolkits and Python wheels put their libraries.
-fn folders() -> Vec<PathBuf> {
+/// Where toolkits and Python wheels put their libraries, NCCL's among them.
+pub fn folders() -> Vec<PathBuf> {
     let variables = |names: &[&str]| -> Vec<PathBuf> {
         names.iter().filter_map(std::env::var_os).map(PathBuf::from).collect()
     };
@@ -147,7 +147,7 @@ fn folders() -> Vec<PathBuf> {
 
 /// The folders of NVIDIA's wheels in a Python environment, which is where its `bin` stands.
 fn wheels(environment: &Path) -> Vec<PathBuf> {
-    const LIBRARIES: [&str; 4] = ["cu13/lib", "cuda_nvrtc/lib", "cublas/lib", "cudnn/lib"];
+    const LIBRARIES: [&str; 5] = ["cu13/lib", "cuda_nvrtc/lib", "cublas/lib", "cudnn/lib", "nccl/lib"];
     let Ok(entries) = environment.join("lib").read_dir() else { return Vec::new() };
     let pythons = entries.flatten().filter(|e| e.file_name().as_bytes().starts_with(b"python3"));
     let mut pythons: Vec<PathBuf> = pythons.map(|e| e.path()).collect();

@@ -208,7 +208,7 @@ impl Cuda {
     }
 
     /// Makes the card current on this thread. Every call of the driver needs it.
-    pub(crate) fn bind(&self) -> Result<()> {
+    pub fn bind(&self) -> Result<()> {
         self.0.context.bind()
     }
 

@@ -24,7 +24,8 @@ impl Stream {
         Ok(Stream(stream))
     }
 
-    pub(super) fn raw(&self) -> CUstream {
+    /// The driver's handle, for libraries that queue work of their own; it lives as long as `self`.
+    pub fn raw(&self) -> CUstream {
         self.0
     }
 
