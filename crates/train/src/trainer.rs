@@ -470,9 +470,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// Prunes now, as before the first step, whatever the run's own time for it.
+    /// Prunes now, whatever the run's own time for it.
     pub fn prune(&mut self) -> Result<Option<Pruned>> {
-        match self.ask_pruner(0)? {
+        let at = self.plan.run.prune.as_ref().map_or(0, |prune| prune.at());
+        match self.ask_pruner(at)? {
             Decision::Prune(draw) => self.apply(draw).map(Some),
             Decision::Wait | Decision::Look(_) => Ok(None),
         }

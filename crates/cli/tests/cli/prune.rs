@@ -25,6 +25,10 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     assert_eq!((summary["sparsity"].as_f64(), summary["steps"].as_u64()), (Some(0.75), Some(4)));
     assert!(summary["state_bytes"]["mask"].as_f64().unwrap() > 0.1);
 
+    // Whenever the run file would have pruned, a checkpoint is pruned now.
+    let late = ["dense", "--method", "magnitude", "--set", "prune.at=3", "-o", "late-thin", "--json"];
+    assert_eq!(json(&prune(at, &late).stdout)["steps"], 4);
+
     // Its state went with it: the run can be resumed, and stays pruned.
     let resumed = train_in(
         at,

@@ -229,6 +229,14 @@ impl Prune {
         !self.exclude.iter().any(|part| weight.contains(part.as_str()))
     }
 
+    /// Steps taken before a method that draws once does so.
+    pub fn at(&self) -> u64 {
+        match self.method {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => at as u64,
+            _ => 0,
+        }
+    }
+
     /// Whether it prunes before the first step, so that dense state never exists.
     pub fn at_start(&self) -> bool {
         match self.method {
