@@ -8,6 +8,7 @@ use espalier_plan::Plan;
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
 use espalier_train::data::{Dataset, Split};
+use espalier_train::prune::Observation;
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, Pruned, StepReport};
 use espalier_train::{Bytes, Rates, Summary};
@@ -102,6 +103,10 @@ impl Observer for Progress {
             evaluation.loss,
             evaluation.accuracy * 100.0
         ));
+    }
+
+    fn looked(&mut self, step: u64, seen: &Observation) {
+        self.say(&format!("before step {step}: {}", seen.note));
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned) {

@@ -16,7 +16,8 @@ use crate::transport::{Parcel, Pending, Transport};
 /// One rank's end of a group; clones are the same end.
 ///
 /// The members of a group must make the same collective calls in the same order. A rank that computes on several threads
-/// talks to a group from one of them at a time.
+/// talks to a group from one of them at a time. Data that a call may write to (all but what is sent, gathered from or
+/// scattered) must have no other owner.
 #[derive(Debug, Clone)]
 pub struct Communicator {
     transport: Arc<dyn Transport>,
@@ -168,8 +169,7 @@ impl Communicator {
     fn broadcast_parcel(&self, data: Data, root: usize) -> Result<Parcel> {
         let call = Call::of(Operation::Broadcast { root }, &data);
         self.check_rank(call, root)?;
-        let (read, write) = if root == self.rank() { (Some(data), None) } else { (None, Some(data)) };
-        Ok(Parcel { call, read, write })
+        Ok(Parcel { call, read: None, write: Some(data) })
     }
 
     fn scatter_parcel(&self, whole: Data, part: Data, how: Reduce) -> Result<Parcel> {

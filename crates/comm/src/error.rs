@@ -78,6 +78,16 @@ pub enum Error {
         /// Why it cannot work.
         problem: String,
     },
+    /// What carries the messages refused one, or lost it.
+    #[error("rank {rank} called {call}, which failed: {why}")]
+    Carrier {
+        /// Who.
+        rank: usize,
+        /// What.
+        call: Call,
+        /// What MPI, NCCL or CUDA says.
+        why: String,
+    },
     /// A transport cannot be used, or not for this.
     #[error("{what}")]
     Unsupported {

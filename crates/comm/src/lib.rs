@@ -6,7 +6,8 @@
 //! waited for whom, in what, and how long.
 //!
 //! The ways are [`Transport`]s:
-//! - [`threads`]: ranks are threads of one process and share its memory.
+//! - [`threads`]: ranks are threads of one process and share its memory;
+//! - `mpi`: ranks are processes that MPI starts and connects. It must be linked, so it is a feature of this crate.
 //!
 //! Nothing here knows of models. Which ranks form a group is for the caller to say ([`Communicator::split`]).
 
@@ -14,7 +15,12 @@ pub mod call;
 pub mod communicator;
 pub mod data;
 pub mod error;
+pub mod failure;
+pub mod launch;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod reduce;
+pub mod rendezvous;
 pub mod threads;
 pub mod traffic;
 pub mod transport;
@@ -23,5 +29,6 @@ pub use call::{Call, Operation, Reduce};
 pub use communicator::{Communicator, Request};
 pub use data::{Data, Element, Message};
 pub use error::{Error, Result};
+pub use failure::Failure;
 pub use traffic::{Sent, Traffic};
 pub use transport::Transport;

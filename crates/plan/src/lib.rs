@@ -2,12 +2,14 @@
 //!
 //! [`RunFile::parse`](config::RunFile::parse) reads what a person wrote; [`Plan::new`] joins it with what the data
 //! says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]). A [`Mesh`] says which
-//! ranks there are, and a [`schedule`] in which order the ranks of a pipeline run their micro-batches.
+//! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, and [`rounds`] how a
+//! lottery ticket's trainings divide the steps.
 
 pub mod config;
 pub mod memory;
 pub mod mesh;
 pub mod plan;
+pub mod rounds;
 pub mod schedule;
 pub mod spec;
 

@@ -3,8 +3,9 @@
 
 use serde::Serialize;
 
-use crate::config::{BatchNorm, Error, Family, LearningRate, RunFile};
+use crate::config::{BatchNorm, Error, Family, LearningRate, Length, Method, RunFile, TicketForm};
 use crate::memory::Memory;
+use crate::rounds::Rounds;
 use crate::spec::custom::custom;
 use crate::spec::presets::{self, Gpt, ImageSize};
 use crate::spec::{Input, Model};
@@ -50,6 +51,7 @@ impl Plan {
             let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
             return Err(Error::NoEffect { field: "parallel.batch_norm".into(), why });
         }
+        check_pruning(&run, &model)?;
         let train = &run.train;
         let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
         Ok(Plan {
@@ -112,6 +114,26 @@ fn build(run: &RunFile, facts: DataFacts) -> Result<Model, Error> {
             custom(Input::Image { height, width, channels }, classes(written)?, layers)?
         }
     })
+}
+
+/// What a pruning method needs of the model and of the length of the run.
+fn check_pruning(run: &RunFile, model: &Model) -> Result<(), Error> {
+    let Some(prune) = &run.prune else { return Ok(()) };
+    if let Method::EarlyBird { form: TicketForm::Channels, .. } = prune.method
+        && !model.scaled_channels().iter().any(|channels| prune.covers_channels(channels))
+    {
+        let problem = format!(
+            "is \"channels\", but the model {} has no candidate convolution with a batch norm behind it: \
+             \"weights\" needs none",
+            model.name
+        );
+        return Err(Error::Conflict { field: "prune.form".into(), problem });
+    }
+    match (Rounds::of(model, prune), run.train.length) {
+        (Some(rounds), Length::Steps(steps)) => rounds.trainings(run, steps).map(|_| ()),
+        // How many steps an epoch has, only the data knows.
+        _ => Ok(()),
+    }
 }
 
 /// A number of logits: what is written, or else what the data has; never fewer than that.
@@ -177,6 +199,19 @@ mod tests {
         insta::assert_snapshot!(sentence("[model]\nname = \"vgg-16\"", tiny), @"`model`: layer 30 (max_pool): a window of 2 x 2 is larger than an image of 1 x 1 x 512");
         let custom = "[model]\nname = \"custom\"\nlayers = [{type=\"flatten\"}, {type=\"linear\", output=7}]";
         insta::assert_snapshot!(sentence(custom, IMAGES), @"`model`: output: the last layer must give a vector of 10 (one logit a class), got a vector of 7");
+    }
+
+    #[test]
+    fn pruning_that_does_not_fit_the_model() {
+        let channels = "[prune]\nmethod = \"early-bird\"\nform = \"channels\"";
+        insta::assert_snapshot!(sentence(channels, TEXT), @r#"`prune.form` is "channels", but the model gpt has no candidate convolution with a batch norm behind it: "weights" needs none"#);
+        let image = |model: &str| format!("[model]\nname = \"{model}\"\n{channels}");
+        assert!(sentence(&image("simple-cnn"), IMAGES).contains("`prune.form`"));
+        assert!(plan(&image("resnet-18"), IMAGES).is_ok());
+        let all = format!("{}\nexclude = \"conv\"", image("resnet8"));
+        assert!(sentence(&all, IMAGES).contains("`prune.form`"), "excluded convolutions are no candidates");
+        let lottery = "[prune]\nmethod = \"lottery\"\n[train]\nsteps = 5";
+        insta::assert_snapshot!(sentence(lottery, TEXT), @"`train.steps` is 5, but the lottery trains 12 times (11 rounds of `prune.rate`) and `prune.rewind` is 0: at least 12 are needed");
     }
 
     #[test]

@@ -92,6 +92,7 @@ const TURNED: Source = Source {
             for (u32 i = threadIdx.x; i < width; i += blockDim.x) y[i] = from_f32<T>(row[WIDTH - 1 - i] * scale + sum);
         }
     "#,
+    exact: false,
     builds: &[],
 };
 

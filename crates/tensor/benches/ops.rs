@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use espalier_tensor::cpu::{Cpu, Isa};
 use espalier_tensor::ops::activation::{self, Activation};
-use espalier_tensor::ops::update::{self, Adam, Lamb, Momentum, Target};
+use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target};
 use espalier_tensor::ops::{
     cast, cross_entropy, dropout, elementwise, embedding, layer_norm, reduce, rms_norm,
 };
@@ -66,6 +66,8 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         let prepare = || dy.duplicate(Category::Activations).unwrap();
         let work = |dy| drop(black_box(activation::backward(kind, &x, dy)));
         report(&format!("{kind:?}, backward"), 3.0 * bytes, time(prepare, work));
+        let work = |dy| drop(black_box(activation::backward_remaking(kind, &x, dy)));
+        report(&format!("{kind:?}, backward and again"), 4.0 * bytes, time(prepare, work));
     }
     report("add", 3.0 * bytes, time(|| (), |()| drop(black_box(elementwise::add(&x, &dy)))));
     report(
@@ -82,6 +84,10 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     report("layer_norm", 2.0 * bytes, forward);
     let input = time(|| (), |()| drop(black_box(layer_norm::backward_input(&dy, &x, &scale, &statistics))));
     report("layer_norm, input's gradient", 3.0 * bytes, input);
+    let prepare = || Some(dy.duplicate(Category::Activations).unwrap());
+    let remaking =
+        |plus| drop(black_box(layer_norm::backward_remaking(&dy, &x, &scale, &shift, &statistics, plus)));
+    report("layer_norm, input's gradient, sum, y", 5.0 * bytes, time(prepare, remaking));
     let weights =
         time(|| (), |()| drop(black_box(layer_norm::backward_weights(&dy, &x, &statistics, dtype))));
     report("layer_norm, weights' gradients", 2.0 * bytes, weights);
@@ -118,51 +124,29 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         (2.0 * states + 2.0) * 4.0 * x.len() as f64 + if dtype == DType::Bf16 { 2.0 * bytes } else { bytes }
     };
     let mixed = dtype == DType::Bf16;
-    let s = Momentum { lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.1, gradient_scale: 1.0 };
-    let seconds = time(
-        || (),
-        |()| {
-            let target = Target { weight: &mut w, master: mixed.then_some(&mut master), gradient: &dy };
-            update::momentum(target, &mut v, s);
-        },
-    );
-    report("momentum", traffic(1.0), seconds);
-    let s = Adam {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        decoupled: true,
-        step: 3,
-        gradient_scale: 1.0,
-    };
-    v.bytes_mut().fill(0);
-    let seconds = time(
-        || (),
-        |()| {
-            let target = Target { weight: &mut w, master: mixed.then_some(&mut master), gradient: &dy };
-            update::adam(target, &mut m, &mut v, s);
-        },
-    );
-    report("adam", traffic(2.0), seconds);
-    let s = Lamb {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-6,
-        weight_decay: 0.1,
-        step: 3,
-        gradient_scale: 1.0,
-        adapt: true,
-    };
-    let seconds = time(
-        || (),
-        |()| {
-            let target = Target { weight: &mut w, master: mixed.then_some(&mut master), gradient: &dy };
-            let norms = update::lamb_direction_norms(&target, &m, &v, s);
-            update::lamb(target, &mut m, &mut v, s, norms);
-        },
-    );
-    report("lamb, with its norms", traffic(2.0), seconds);
+    let (beta1, beta2, eps) = (0.9, 0.999, 1e-8);
+    for (name, rule) in [
+        ("momentum", Rule::Momentum { momentum: 0.9, nesterov: true }),
+        ("adam", Rule::Adam { beta1, beta2, eps, decoupled: true }),
+        ("lamb, with its norms", Rule::Lamb { beta1, beta2, eps }),
+    ] {
+        v.fill_zero().unwrap();
+        let seconds = time(
+            || (),
+            |()| {
+                let target = Target {
+                    weight: &mut w,
+                    master: mixed.then_some(&mut master),
+                    gradient: &dy,
+                    states: [&mut v, &mut m].into_iter().take(rule.states()).collect(),
+                    mask: None,
+                    weight_decay: 0.1,
+                    adapt: true,
+                };
+                let step = Step { lr: 1e-3, gradient_scale: 1.0, number: 3 };
+                update::step(rule, step, vec![target], Norms::Measured).unwrap();
+            },
+        );
+        report(name, traffic(rule.states() as f64), seconds);
+    }
 }

@@ -33,7 +33,7 @@ const FORMAT: u32 = 1;
 pub struct Progress {
     /// Steps tried, also those skipped for a bad gradient: fixes the position in the data.
     pub step: u64,
-    /// Steps taken by the optimizer.
+    /// Steps taken by the optimizer since its state was fresh.
     pub updates: u64,
     /// Bad steps in a row up to now.
     pub bad_steps: u64,
@@ -188,19 +188,22 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 fn write_tensors(path: &Path, saved: &Saved<'_>) -> io::Result<FileRecord> {
-    let parts: Vec<(&String, Dtype, Vec<usize>, Cow<'_, [u8]>)> = saved
+    // Views borrow their bytes, so these come first.
+    let bytes: Vec<Cow<'_, [u8]>> = saved
         .iter()
-        .map(|(name, stored)| match stored {
-            Stored::Tensor(tensor) => (name, dtype_of(tensor), tensor.shape().to_vec(), tensor.host_bytes()),
+        .map(|(_, stored)| match stored {
+            Stored::Tensor(tensor) => tensor.host_bytes(),
             Stored::Words(words) => {
-                let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-                (name, Dtype::U32, vec![words.len()], Cow::Owned(bytes))
+                words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into()
             }
         })
         .collect();
-    let views = parts.iter().map(|(name, dtype, shape, bytes)| {
-        let view = TensorView::new(*dtype, shape.clone(), bytes);
-        (*name, view.expect("a tensor's bytes fit its shape"))
+    let views = saved.iter().zip(&bytes).map(|((name, stored), bytes)| {
+        let (dtype, shape) = match stored {
+            Stored::Tensor(tensor) => (dtype_of(tensor), tensor.shape().to_vec()),
+            Stored::Words(words) => (Dtype::U32, vec![words.len()]),
+        };
+        (name, TensorView::new(dtype, shape, bytes).expect("a tensor's bytes fit its shape"))
     });
     safetensors::serialize_to_file(views, None, path).map_err(io::Error::other)?;
     File::open(path)?.sync_all()?;

@@ -26,12 +26,22 @@ pub struct Model {
 impl Model {
     /// Builds the layers of a spec whose shapes have been checked.
     pub fn build(spec: &spec::Model, recompute: bool) -> Model {
+        Model::build_with(spec, recompute, None)
+    }
+
+    /// The same with kinks that can be held.
+    pub fn build_held(spec: &spec::Model, recompute: bool, kinks: &Kinks) -> Model {
+        Model::build_with(spec, recompute, Some(kinks.clone()))
+    }
+
+    fn build_with(spec: &spec::Model, recompute: bool, kinks: Option<Kinks>) -> Model {
         let mut builder = Builder {
             parameters: ids_by_name(spec.parameters().iter().map(|p| p.name.as_str())),
             buffers: ids_by_name(spec.buffers().iter().map(|b| b.name.as_str())),
             shape: spec.input.shape(),
             dropouts: 0,
             tied: HashSet::new(),
+            kinks,
         };
         let last = spec.blocks.len() - 1;
         let blocks = spec
@@ -95,6 +105,8 @@ struct Builder {
     shape: Shape,
     dropouts: u64,
     tied: HashSet<ParameterId>,
+    /// Where they are to be held, no activation with one is fused.
+    kinks: Option<Kinks>,
 }
 
 impl Builder {
@@ -118,7 +130,9 @@ impl Builder {
     /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
     fn chain(&mut self, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
         let (before, mut at) = match (&layers[0], layers.get(1)) {
-            (spec::Layer::Activation(kind), Some(_)) => (Before::Activation(activation(*kind)), 1),
+            (spec::Layer::Activation(kind), Some(_)) if !self.holds(*kind) => {
+                (Before::Activation(activation(*kind)), 1)
+            }
             (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
             _ => (Before::Nothing, 0),
         };
@@ -126,6 +140,7 @@ impl Builder {
         at += 1;
         let mut rest = Vec::new();
         while let [spec::Layer::Activation(kind), next, ..] = &layers[at..]
+            && !self.holds(*kind)
             && let Some(linear) = self.linear(next)
         {
             rest.push((activation(*kind), linear));
@@ -169,7 +184,11 @@ impl Builder {
                 conv: Conv { kernel: *kernel, stride: *stride, padding: *padding },
             }),
             &spec::Layer::MaxPool { kernel, stride, padding } => {
-                Box::new(MaxPool(Pool { kernel, stride, padding }))
+                let pool = Pool { kernel, stride, padding };
+                match &self.kinks {
+                    Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
+                    None => Box::new(MaxPool(pool)),
+                }
             }
             &spec::Layer::AvgPool { kernel, stride } => {
                 Box::new(AvgPool { input: self.image(), pool: Pool { kernel, stride, padding: 0 } })
@@ -189,7 +208,10 @@ impl Builder {
             spec::Layer::LayerNorm { .. } | spec::Layer::RmsNorm { .. } => {
                 Box::new(self.norm(layer).expect("it is one"))
             }
-            spec::Layer::Activation(kind) => Box::new(ActivationLayer(activation(*kind))),
+            spec::Layer::Activation(kind) => match &self.kinks {
+                Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
+                _ => Box::new(ActivationLayer(activation(*kind))),
+            },
             &spec::Layer::Dropout { rate } => {
                 self.dropouts += 1;
                 Box::new(Dropout { rate, index: self.dropouts })
@@ -210,6 +232,11 @@ impl Builder {
                 Box::new(Residual { branch, shortcut })
             }
         }
+    }
+
+    /// Whether an activation has a kink that is to be held.
+    fn holds(&self, kind: spec::Activation) -> bool {
+        self.kinks.is_some() && kind == spec::Activation::Relu
     }
 
     fn image(&self) -> [usize; 3] {

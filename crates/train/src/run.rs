@@ -24,6 +24,7 @@ use serde_json::json;
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
 use crate::parallel::{Ranks, on_threads};
+use crate::prune::Observation;
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::{Error, Result};
@@ -36,6 +37,8 @@ pub trait Observer {
     fn step(&mut self, _report: &StepReport, _rates: Rates, _memory: usize) {}
     /// The model was evaluated after `step` steps.
     fn evaluated(&mut self, _step: u64, _evaluation: Evaluation) {}
+    /// The pruning method looked before step `step` and pruned nothing yet.
+    fn looked(&mut self, _step: u64, _seen: &Observation) {}
     /// Weights were pruned before step `step`.
     fn pruned(&mut self, _step: u64, _pruned: &Pruned) {}
     /// A checkpoint was written.
@@ -209,10 +212,11 @@ impl Run {
         while self.trainer.progress().step < steps {
             let report = self.trainer.step()?;
             let step = report.step;
-            match &report.pruned {
+            match (&report.seen, &report.pruned) {
+                (None, None) => self.step_seconds.push(report.seconds),
                 // Its time is not that of a step.
-                Some(pruned) => self.pruned(step, pruned, observer)?,
-                None => self.step_seconds.push(report.seconds),
+                (Some(seen), _) => self.looked(step, seen, observer)?,
+                (_, Some(pruned)) => self.pruned(step, pruned, observer)?,
             }
             if report.taken {
                 self.last_loss = Some(report.loss);
@@ -256,13 +260,24 @@ impl Run {
         self.trainer.ranks().map_or(Ok(flag), |ranks| ranks.any(flag))
     }
 
+    fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) -> Result<()> {
+        observer.looked(step, seen);
+        self.metrics.line(json!({
+            "step": step, "pruner": { "note": seen.note, "mask_distances": seen.distances },
+        }))
+    }
+
     fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) -> Result<()> {
         observer.pruned(step, pruned);
         for name in &pruned.emptied {
             observer.warning(&format!("nothing is left of {name}: every weight was pruned"));
         }
         let (kept, all) = pruned.kept;
-        self.metrics.line(json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } }))
+        let mut line = json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } });
+        if !pruned.distances.is_empty() {
+            line["pruned"]["mask_distances"] = json!(pruned.distances);
+        }
+        self.metrics.line(line)
     }
 
     fn validation(&self) -> Validation {

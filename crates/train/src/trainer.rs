@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::parallel::Ranks;
 use crate::parallel::data::{Reducing, average_statistics};
 use crate::pass::{Loss, Pass, Totals};
-use crate::prune::{self, Draw, Network, Parts, Pruner};
+use crate::prune::{self, Decision, Draw, Network, Observation, Parts, Pruner};
 use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
@@ -75,6 +75,8 @@ pub struct StepReport {
     pub taken: bool,
     /// The gradient noise scale, where it is measured.
     pub noise_scale: Option<f64>,
+    /// What the pruning method saw before the step, where it pruned nothing.
+    pub seen: Option<Observation>,
     /// What was pruned before the step.
     pub pruned: Option<Pruned>,
     /// The share of candidates that is gone.
@@ -92,6 +94,8 @@ pub struct Pruned {
     pub emptied: Vec<String>,
     /// What the method says of it.
     pub note: String,
+    /// How far the mask is from those drawn before it, where the method compares them.
+    pub distances: Vec<f64>,
     /// How the masks are stored: `bits`, `index`, or both.
     pub form: String,
     /// Bytes in use before and after.
@@ -124,12 +128,13 @@ impl Trainer {
         let dtype = dtype_of(plan.run.train.precision);
         let weights = Weights::initialise(&plan.model, device, dtype, plan.run.seed)?;
         let candidates = candidates(&plan);
+        let steps = plan.total_steps(dataset.len(Split::Train)) as u64;
         Ok(Trainer {
-            steps: plan.total_steps(dataset.len(Split::Train)) as u64,
+            steps,
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
             model: Model::build(&plan.model, plan.run.train.recompute == Recompute::Block),
             masks: Masks::new(weights.ids().count(), plan.run.compresses()),
-            pruner: prune::pruner(&plan),
+            pruner: prune::pruner(&plan, steps)?,
             optimizer: None,
             noise: NoiseScale::default(),
             progress: Progress { step: 0, updates: 0, bad_steps: 0, best_validation: None },
@@ -183,7 +188,11 @@ impl Trainer {
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
-        let pruned = self.prune_at(self.progress.step)?;
+        let (seen, pruned) = match self.ask_pruner(self.progress.step)? {
+            Decision::Wait => (None, None),
+            Decision::Look(seen) => (Some(seen), None),
+            Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
+        };
         if self.optimizer.is_none() {
             self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
         }
@@ -209,9 +218,14 @@ impl Trainer {
             let share = self.share(own.start + piece * size, size);
             totals.add(self.pass().train_share(samples, loss, &share, &mut statistics, &mut sink)?);
         }
-        let gradients = sink.finish()?;
+        let mut gradients = sink.finish()?;
         let totals = self.sum(totals)?;
 
+        if let Some((pulled, strength)) = self.pruner.as_ref().and_then(|pruner| pruner.penalty()) {
+            for id in pulled {
+                gradients.pull(id, self.weights.get(id), strength)?;
+            }
+        }
         let loss = totals.loss();
         let grad_norm = gradients.squared_norm()?.sqrt();
         let (position, length) = match &self.pruner {
@@ -261,6 +275,7 @@ impl Trainer {
             taken,
             noise_scale: self.noise.value(),
             sparsity: self.sparsity(),
+            seen,
             pruned,
             seconds: begin.elapsed().as_secs_f64(),
         })
@@ -316,9 +331,9 @@ impl Trainer {
         }
     }
 
-    /// Prunes if the method says that it is time after so many steps.
-    fn prune_at(&mut self, step: u64) -> Result<Option<Pruned>> {
-        let Some(mut pruner) = self.pruner.take() else { return Ok(None) };
+    /// What the pruning method does after so many steps.
+    fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
+        let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
         let batch = self.plan.run.train.batch;
         let mut network = Network {
             plan: &self.plan,
@@ -336,9 +351,9 @@ impl Trainer {
             },
             order: &self.order,
         };
-        let draw = pruner.before_step(&mut network);
+        let decision = pruner.before_step(&mut network);
         self.pruner = Some(pruner);
-        draw?.map(|draw| self.apply(draw)).transpose()
+        decision
     }
 
     /// Puts weights and state under new masks, one parameter at a time.
@@ -348,6 +363,8 @@ impl Trainer {
         let mut forms = Vec::new();
         if draw.reset_state {
             self.optimizer = None;
+            // Adam's correction of young moments counts from here.
+            self.progress.updates = 0;
         }
         for (id, words) in draw.masks {
             let weight = self.weights.get_mut(id);
@@ -371,6 +388,7 @@ impl Trainer {
             kept: self.kept(),
             emptied,
             note: draw.note,
+            distances: draw.distances,
             form: forms.join(" and "),
             bytes: (before, self.device.ledger().total()),
         })
@@ -454,7 +472,10 @@ impl Trainer {
 
     /// Prunes now, as before the first step, whatever the run's own time for it.
     pub fn prune(&mut self) -> Result<Option<Pruned>> {
-        self.prune_at(0)
+        match self.ask_pruner(0)? {
+            Decision::Prune(draw) => self.apply(draw).map(Some),
+            Decision::Wait | Decision::Look(_) => Ok(None),
+        }
     }
 
     /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, with fresh state.

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use espalier_plan::spec::{self, Init};
+use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
@@ -30,26 +31,60 @@ pub struct Weights {
 impl Weights {
     /// Fresh weights for a model.
     pub fn initialise(model: &spec::Model, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
-        let parameters = model.parameters();
-        let buffers = model.buffers();
+        let (parameters, buffers) = (model.parameters(), model.buffers());
         Ok(Weights {
             parameters: parameters
                 .iter()
-                .map(|p| {
-                    let values = initial_values(&p.name, p.elements() as usize, p.init, seed);
-                    Ok(Tensor::from_f32(device, &p.shape, dtype, &values, Category::Weights)?)
-                })
+                .map(|p| fresh(p, device, dtype, seed, Category::Weights))
                 .collect::<Result<_>>()?,
-            buffers: buffers
-                .iter()
-                .map(|b| {
-                    let values = vec![b.start; b.elements() as usize];
-                    Ok(Tensor::from_slice(device, &b.shape, &values, Category::Weights)?)
-                })
-                .collect::<Result<_>>()?,
+            buffers: buffers.iter().map(|b| started(b, device)).collect::<Result<_>>()?,
             names: parameters.into_iter().map(|p| p.name).collect(),
             buffer_names: buffers.into_iter().map(|b| b.name).collect(),
         })
+    }
+
+    /// Gives all parameters and statistics the values that [`Weights::initialise`] gave them, one at a time.
+    pub fn initialise_again(&mut self, model: &spec::Model, seed: u64) -> Result<()> {
+        for (tensor, parameter) in self.parameters.iter_mut().zip(&model.parameters()) {
+            // The new one is booked as workspace until it stands in the place of the old.
+            *tensor = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
+            tensor.book_as(Category::Weights);
+        }
+        for (tensor, buffer) in self.buffers.iter_mut().zip(&model.buffers()) {
+            *tensor = started(buffer, &tensor.device())?;
+        }
+        Ok(())
+    }
+
+    /// Whether they are what [`Weights::initialise`] gives.
+    pub fn are_initial(&self, model: &spec::Model, seed: u64) -> Result<bool> {
+        for (tensor, parameter) in self.parameters.iter().zip(&model.parameters()) {
+            let first = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
+            if first.host_bytes() != tensor.host_bytes() {
+                return Ok(false);
+            }
+        }
+        for (tensor, buffer) in self.buffers.iter().zip(&model.buffers()) {
+            if started(buffer, &tensor.device())?.host_bytes() != tensor.host_bytes() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A copy whose parameters are f32; statistics are shared.
+    pub fn widened(&self) -> Result<Weights> {
+        Ok(Weights {
+            parameters: self.ids().map(|id| self.widened_one(id)).collect::<Result<_>>()?,
+            buffers: self.buffers.clone(),
+            names: self.names.clone(),
+            buffer_names: self.buffer_names.clone(),
+        })
+    }
+
+    /// A copy of a parameter as f32.
+    pub fn widened_one(&self, id: ParameterId) -> Result<Tensor> {
+        Ok(cast(self.get(id), DType::F32, Category::Workspace)?)
     }
 
     /// A parameter.
@@ -114,6 +149,24 @@ impl Weights {
         }
         hasher.finalize().to_hex().to_string()
     }
+}
+
+/// A parameter as it starts.
+fn fresh(
+    parameter: &spec::Parameter,
+    device: &Device,
+    dtype: DType,
+    seed: u64,
+    category: Category,
+) -> Result<Tensor> {
+    let values = initial_values(&parameter.name, parameter.elements() as usize, parameter.init, seed);
+    Ok(Tensor::from_f32(device, &parameter.shape, dtype, &values, category)?)
+}
+
+/// A running statistic as it starts.
+fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor> {
+    let values = vec![buffer.start; buffer.elements() as usize];
+    Ok(Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)?)
 }
 
 /// Names to ids.

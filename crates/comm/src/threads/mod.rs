@@ -24,38 +24,8 @@ use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
 use crate::data::Data;
 use crate::error::{Error, Result};
+use crate::failure::{Failure, panic_message};
 use crate::transport::{Parcel, Pending, Transport, new_group};
-
-/// Why a world of threads came to nothing: the first rank to fail, and what it said.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure<E: Debug + Display> {
-    /// A rank returned an error.
-    #[error("rank {rank} failed: {error}")]
-    Failed {
-        /// Which.
-        rank: usize,
-        /// What it returned.
-        error: E,
-    },
-    /// A rank panicked.
-    #[error("rank {rank} panicked: {message}")]
-    Panicked {
-        /// Which.
-        rank: usize,
-        /// What it said.
-        message: String,
-    },
-    /// The system gave no thread for a rank.
-    #[error("cannot start a thread for rank {rank} of {ranks}: {why}; use fewer ranks in one process")]
-    Thread {
-        /// Which.
-        rank: usize,
-        /// Of how many.
-        ranks: usize,
-        /// The system's reason.
-        why: String,
-    },
-}
 
 /// Runs `work` on this many ranks, each on a thread of its own, and returns what they return, in the order of ranks.
 ///
@@ -88,7 +58,7 @@ where
         match &outcome {
             Ok(Ok(_)) => world.end(rank),
             Ok(Err(error)) => world.fail(rank, "failed", error.to_string()),
-            Err(panic) => world.fail(rank, "panicked", message(panic.as_ref())),
+            Err(panic) => world.fail(rank, "panicked", panic_message(panic.as_ref())),
         }
         outcome
     };
@@ -107,7 +77,10 @@ where
             let started = thread.spawn_scoped(scope, move || rank(r));
             started.map_err(|e| {
                 world.fail(r, "failed", format!("no thread for it: {e}"));
-                Failure::Thread { rank: r, ranks, why: e.to_string() }
+                let what = format!(
+                    "cannot start a thread for rank {r} of {ranks}: {e}; use fewer ranks in one process"
+                );
+                Failure::Launch(Error::Launch { what })
             })
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
@@ -132,12 +105,6 @@ fn succeeded<R, E: Debug + Display>(outcome: Result<thread::Result<Result<R, E>>
         Ok(Ok(Ok(result))) => result,
         _ => unreachable!("a rank failed unnoticed"),
     }
-}
-
-/// What a panic said.
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
-    text.unwrap_or("without a message").to_owned()
 }
 
 /// One rank's end of a group.

@@ -118,8 +118,13 @@ impl Work {
         match self.task {
             Task::Meet => {}
             Task::Copy { from } => {
-                let source = self.places[from].read;
-                for place in self.places.iter().filter(|place| !place.write.is_null()) {
+                // A sender's data is only read; the root of a broadcast hands its own over like all others.
+                let source = match self.places[from] {
+                    Place { read, write } if read.is_null() => write.cast_const(),
+                    Place { read, .. } => read,
+                };
+                let others = self.places.iter().enumerate().filter(|(rank, _)| *rank != from);
+                for (_, place) in others {
                     // SAFETY: both hold `elements`, as their calls were compared, and are different data.
                     unsafe { copy(source, place.write, bytes(range.start)..bytes(range.end)) };
                 }

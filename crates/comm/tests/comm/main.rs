@@ -1,5 +1,8 @@
 //! What every transport must do, in one suite ([`suite`]), and what each does on its own.
 
 mod data;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod rendezvous;
 mod suite;
 mod threads;

@@ -3,8 +3,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use espalier_comm::threads::{self, Failure};
-use espalier_comm::{Communicator, Data, Element, Error, Reduce};
+use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
 use proptest::prelude::*;
 
 use crate::data::{ELEMENTS, assert_holds, message, room};

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::reader::{Choice, MOST, Section};
 use super::{Error, fields};
-use crate::spec::Parameter;
+use crate::spec::{Parameter, ScaledChannels};
 
 /// `[prune]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -221,6 +221,12 @@ impl Prune {
     pub fn covers(&self, parameter: &Parameter) -> bool {
         let named = |part: &String| parameter.name.contains(part.as_str());
         parameter.prunable && (self.embeddings || !parameter.embedding) && !self.exclude.iter().any(named)
+    }
+
+    /// Whether the channels of a convolution are candidates: its weight decides.
+    pub fn covers_channels(&self, channels: &ScaledChannels) -> bool {
+        let weight = format!("{}.weight", channels.conv);
+        !self.exclude.iter().any(|part| weight.contains(part.as_str()))
     }
 
     /// Whether it prunes before the first step, so that dense state never exists.

@@ -8,12 +8,14 @@
 //! (channels last, as the kernels want them), whatever the order in a file.
 
 pub mod activations;
+mod channels;
 pub mod count;
 pub mod custom;
 pub mod presets;
 pub mod shape;
 
 pub use activations::{Precision, Recompute};
+pub use channels::ScaledChannels;
 pub use count::{Buffer, Parameter};
 pub use shape::{Shape, ShapeError};
 

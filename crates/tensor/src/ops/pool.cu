@@ -6,6 +6,7 @@
 //
 // pool_max_forward(x, y, places, size): y, and where in its window (rows first) each maximum is; either may be null.
 //   places: u8 [batch, oh, ow, c], 16-byte aligned; kernel <= 16 if it is given.
+// pool_max_take(x, places, y, size): what x has at these places.
 // pool_max_backward(dy, places, dx, size): from the places, which a second pool_max_forward without y finds.
 // pool_mean_forward(x, y, size), pool_mean_backward(dy, dx, size)
 //   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward, batch h w backward.
@@ -118,6 +119,23 @@ DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restri
 }
 
 template <int N>
+DEVICE void max_take(const T* __restrict__ x, const u8* __restrict__ places, T* __restrict__ y, const Size& s) {
+    const Place p = place<N>(s, s.oh, s.ow);
+    if (!p.inside) return;
+    const Range rows = window(s, p.i, s.h, s.oh), columns = window(s, p.j, s.w, s.ow);
+    x += p.image * s.h * s.w * s.c + p.channel;
+    const u32 across = columns.end - columns.start;
+    u32 where[N];
+    load_bytes(places + p.index, where);
+    float taken[N];
+    for (int k = 0; k < N; ++k) {
+        const i64 i = rows.start + where[k] / across, j = columns.start + where[k] % across;
+        taken[k] = to_f32(x[(i * s.w + j) * s.c + k]);
+    }
+    store(y + p.index, taken);
+}
+
+template <int N>
 DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places, T* __restrict__ dx, const Size& s) {
     const Place p = place<N>(s, s.h, s.w);
     if (!p.inside) return;
@@ -203,6 +221,13 @@ KERNEL(256) pool_max_forward(const T* x, T* y, u8* places, Size s) {
         max_forward<LANES>(x, y, places, s);
     else
         max_forward<1>(x, y, places, s);
+}
+
+KERNEL(256) pool_max_take(const T* x, const u8* places, T* y, Size s) {
+    if (s.c % LANES == 0)
+        max_take<LANES>(x, places, y, s);
+    else
+        max_take<1>(x, places, y, s);
 }
 
 KERNEL(256) pool_max_backward(const T* dy, const u8* places, T* dx, Size s) {

@@ -54,6 +54,27 @@ pub fn max_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
     }
 }
 
+/// What x has where each window of `like` has its largest element: a maximum whose choice is held.
+pub fn max_take(x: &Tensor, like: &Tensor, pool: Pool) -> Result<Tensor> {
+    let grid = Grid::new(x.shape(), |size| pool.windows(size));
+    assert_eq!((x.shape(), x.dtype()), (like.shape(), like.dtype()), "an image and one that chooses for it");
+    let device = x.device();
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => return cuda::max_take(card, x, like, &grid, pool),
+    };
+    let mut y = Tensor::empty(&device, &grid.output_shape(), x.dtype(), Category::Activations)?;
+    let len = grid.output_shape()[1..].iter().product::<usize>().max(1);
+    with_float!(x.dtype(), T => {
+        let (x, like) = (x.slice::<T>(), like.slice::<T>());
+        cpu.for_pieces(y.slice_mut::<T>(), len, |range, y| {
+            let n = range.start / len;
+            take_max(cpu.isa(), grid.input(x, n), grid.input(like, n), y, &grid);
+        });
+    });
+    Ok(y)
+}
+
 /// The gradient of [`max_forward`]'s input, which is needed again to find where the maxima were.
 pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
     let grid = Grid::new(x.shape(), |size| pool.windows(size));
@@ -210,6 +231,27 @@ simd! {
         }
     }
 
+    /// What x has at the first maximum of each window of `like`.
+    fn take_max[T: Float](x: &[T], like: &[T], y: &mut [T], grid: &Grid) {
+        let [_, _, w, c] = grid.shape;
+        let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
+        for y in y.chunks_exact_mut(c) {
+            let (rows, columns) = windows.next().expect("a window for each output");
+            for (k, y) in y.iter_mut().enumerate() {
+                let mut best = (rows.start * w + columns.start) * c + k;
+                for i in rows.clone() {
+                    for j in columns.clone() {
+                        let at = (i * w + j) * c + k;
+                        let (new, old) = (like[at].to_f32(), like[best].to_f32());
+                        let larger = (new > old) | (new.is_nan() & !old.is_nan());
+                        best = if larger { at } else { best };
+                    }
+                }
+                *y = x[best];
+            }
+        }
+    }
+
     /// Adds the gradient of each window of an image to the first of its maxima.
     fn scatter_max[T: Float](dy: &[T], x: &[T], dx: &mut [f32], grid: &Grid) {
         let [_, _, w, c] = grid.shape;
@@ -317,6 +359,11 @@ mod tests {
         windows(grid).iter().map(|w| w.iter().map(|&i| x[i]).sum::<f64>() / w.len() as f64).collect()
     }
 
+    fn plain_max_take(x: &[f64], like: &[f64], grid: &Grid) -> Vec<f64> {
+        let first = |w: &Vec<usize>| w.iter().copied().reduce(|a, b| if like[b] > like[a] { b } else { a });
+        windows(grid).iter().map(|window| x[first(window).unwrap()]).collect()
+    }
+
     fn plain_max_backward(dy: &[f64], x: &[f64], grid: &Grid) -> Vec<f64> {
         let mut dx = vec![0.0; x.len()];
         for (window, dy) in windows(grid).iter().zip(dy) {
@@ -349,10 +396,12 @@ mod tests {
             let grid = Grid::new(&shape, |size| pool.windows(size));
             let flat_grid = Grid::new(&shape, |size| flat.windows(size));
             let dy = values(seed + 1, grid.output_shape().iter().product(), 1.0);
+            let other: Vec<f32> = values(seed + 3, x.len(), 1.0);
             let flat_dy = values(seed + 2, flat_grid.output_shape().iter().product(), 1.0);
             let x64 = wide(&x);
             let expected = [
                 plain_max(&x64, &grid),
+                plain_max_take(&wide(&other), &x64, &grid),
                 plain_max_backward(&wide(&dy), &x64, &grid),
                 plain_mean(&x64, &flat_grid),
                 plain_mean_backward(&wide(&flat_dy), &flat_grid),
@@ -363,6 +412,7 @@ mod tests {
                 let flat_dy = tensor(device, dtype, &flat_grid.output_shape(), &flat_dy);
                 vec![
                     max_forward(&x, pool).unwrap(),
+                    max_take(&tensor(device, dtype, &shape, &other), &x, pool).unwrap(),
                     max_backward(&dy, &x, pool).unwrap(),
                     avg_forward(&x, flat).unwrap(),
                     avg_backward(&flat_dy, flat, &shape).unwrap(),

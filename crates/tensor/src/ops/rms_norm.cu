@@ -88,7 +88,8 @@ DEVICE void backward_input(const T* dy, const T* x, Weights scale, const float* 
         if (add && k < HELD) held_r[k].get(r);
         if (add && k == HELD) load(residual + i, r);
         for (int j = 0; j < N; ++j) {
-            d[j] = rstd * (d[j] - h[j] * mean_dh);
+            // Spelt out, so that both kernels round alike.
+            d[j] = rstd * fmaf(-h[j], mean_dh, d[j]);
             if (add) d[j] += r[j];
         }
         store(dx + i, d);

@@ -8,6 +8,7 @@
 
 pub mod cuda;
 mod host;
+mod panels;
 
 use crate::device::Device;
 use crate::dtype::{DType, Float};

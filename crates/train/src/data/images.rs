@@ -105,9 +105,7 @@ impl Images {
         let mut pixels = Vec::with_capacity(picks.len() * self.raw.stride());
         let mut targets = Vec::with_capacity(picks.len());
         for &(_, index) in picks {
-            assert!(index < self.len(split), "image {index} of a split of {}", self.len(split));
-            let place = if split == Split::Train { self.held_out + index } else { index };
-            let sample = self.shuffle.at(place as u64) as usize;
+            let sample = self.sample(split, index);
             targets.push(u32::from(self.raw.labels[sample]));
             for pixel in self.raw.image(sample).chunks_exact(channels) {
                 pixels.extend(pixel.iter().zip(&self.values).map(|(&v, values)| values[usize::from(v)]));
@@ -115,6 +113,17 @@ impl Images {
         }
         let inputs = Inputs::Images { pixels, shape: [picks.len(), height, width, channels] };
         HostBatch { inputs, targets }
+    }
+
+    pub(super) fn label(&self, split: Split, index: usize) -> u32 {
+        u32::from(self.raw.labels[self.sample(split, index)])
+    }
+
+    /// Where an image of a split stands among all.
+    fn sample(&self, split: Split, index: usize) -> usize {
+        assert!(index < self.len(split), "image {index} of a split of {}", self.len(split));
+        let place = if split == Split::Train { self.held_out + index } else { index };
+        self.shuffle.at(place as u64) as usize
     }
 }
 

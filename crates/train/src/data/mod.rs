@@ -112,6 +112,14 @@ impl Dataset {
         }
     }
 
+    /// The class of a sample; none for text.
+    pub fn label(&self, split: Split, index: usize) -> Option<u32> {
+        match self {
+            Dataset::Images(images) => Some(images.label(split, index)),
+            Dataset::Tokens(_) => None,
+        }
+    }
+
     /// What a model must know of the data.
     pub fn facts(&self) -> DataFacts {
         match self {

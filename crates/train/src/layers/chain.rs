@@ -6,6 +6,7 @@
 //! kernel that sends the gradient through the cheap operation makes it on the way. Of the 32 d bytes that a layer of a
 //! GPT of width d would keep for each token in bf16, 12 d need not be: both norms' outputs and the activation's.
 //!
+//! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps it till then.
 //! Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An activation between two
 //! linear layers runs in the epilogue of the first one's product.
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use espalier_comm::threads::{self, Failure};
+use espalier_comm::threads;
 use espalier_plan::config;
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
@@ -32,11 +32,5 @@ pub fn on_threads<R: Send>(
         let device = Device::cpu(each)?;
         device.enter(|| work(Ranks::join(world, mesh)?, &device))
     });
-    outcome.map_err(|failure| match failure {
-        // What concerns the run, and not the rank that was the first to find it.
-        Failure::Failed { error, .. } if error.is_of_the_run() => error,
-        Failure::Failed { rank, error } => Error::RankFailed { rank, error: Box::new(error) },
-        Failure::Panicked { rank, message } => Error::RankPanicked { rank, message },
-        Failure::Thread { .. } => Error::Comm(espalier_comm::Error::Launch { what: failure.to_string() }),
-    })
+    outcome.map_err(Error::from)
 }

@@ -3,7 +3,7 @@
 
 use espalier_plan::config::Scope;
 
-use super::{Draw, Network, Pruner};
+use super::{Decision, Draw, Network, Pruner};
 use crate::Result;
 
 /// Magnitude pruning on a cubic schedule.
@@ -37,12 +37,12 @@ impl Gradual {
 }
 
 impl Pruner for Gradual {
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>> {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let Some(sparsity) = self.due(network.step, network.steps).filter(|sparsity| *sparsity > 0.0) else {
-            return Ok(None);
+            return Ok(Decision::Wait);
         };
         let masks = network.keep_best(sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
-        Ok(Some(Draw { masks, ..Draw::default() }))
+        Ok(Draw::of(masks))
     }
 }
 
@@ -60,6 +60,6 @@ mod tests {
         // By hand: 0.9 - 0.4 (1 - 15/40)^3 = 0.9 - 0.4 0.244140625.
         assert!((due[1].1 - 0.80234375).abs() < 1e-12 && due[0].1 == 0.5 && due[3].1 == 0.9);
         let whole = Gradual { end: 0, ..gradual };
-        assert_eq!((0..=100).filter_map(|t| whole.due(t, 100)).last(), Some(0.9));
+        assert_eq!((0..=100).rev().find_map(|t| whole.due(t, 100)), Some(0.9));
     }
 }

@@ -2,7 +2,7 @@
 
 use espalier_plan::config::Scope;
 
-use super::{Draw, Network, Pruner};
+use super::{Decision, Draw, Network, Pruner};
 use crate::Result;
 
 /// Magnitude pruning in one shot.
@@ -17,11 +17,11 @@ pub struct Magnitude {
 }
 
 impl Pruner for Magnitude {
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>> {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         if network.step != self.at {
-            return Ok(None);
+            return Ok(Decision::Wait);
         }
         let masks = network.keep_best(self.sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
-        Ok(Some(Draw { masks, ..Draw::default() }))
+        Ok(Draw::of(masks))
     }
 }

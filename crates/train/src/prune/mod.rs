@@ -4,10 +4,20 @@
 //! weights, which only rewinding does) and draws new masks; what these do to weights and state is the trainer's.
 //! Everything is chosen on the host from scores of the device, so the same scores give the same masks everywhere.
 
+pub mod early_bird;
+pub mod gradient;
 pub mod gradual;
+pub mod grasp;
+pub mod hessian;
+pub mod lottery;
 pub mod magnitude;
+pub mod moving;
 pub mod random;
+pub mod rigl;
 pub mod select;
+pub mod set;
+pub mod snip;
+pub mod two_of_four;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,6 +25,7 @@ use std::fmt::Debug;
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Scope};
 use espalier_tensor::mask::ones;
+use rayon::prelude::*;
 
 use crate::Result;
 use crate::data::Order;
@@ -25,12 +36,18 @@ pub use select::Words;
 
 /// A pruning method in the course of a run.
 pub trait Pruner: Debug + Send {
-    /// Whether it draws masks before the next step, `network.step` steps having been taken. Asked once before each step.
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>>;
+    /// What it does before the next step, `network.step` steps having been taken. Asked once before each step.
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision>;
 
     /// Where step `step` of `steps` stands in the schedule of the learning rate, and how long that is.
     fn position(&self, step: u64, steps: u64) -> (u64, u64) {
         (step, steps)
+    }
+
+    /// Parameters that are pulled towards zero in the next step, and how strongly: `strength * sign(w)` is added to
+    /// their gradients.
+    fn penalty(&self) -> Option<(Vec<ParameterId>, f32)> {
+        None
     }
 
     /// What it must remember to go on from a checkpoint, by name.
@@ -42,6 +59,26 @@ pub trait Pruner: Debug + Send {
     fn load(&mut self, _saved: BTreeMap<String, Vec<u32>>) {}
 }
 
+/// What a method does before a step.
+#[derive(Debug)]
+pub enum Decision {
+    /// Nothing.
+    Wait,
+    /// It looked, and prunes nothing yet.
+    Look(Observation),
+    /// It draws new masks.
+    Prune(Draw),
+}
+
+/// What a method saw.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observation {
+    /// In words.
+    pub note: String,
+    /// The shares of places in which the mask drawn now differs from those drawn before, oldest first.
+    pub distances: Vec<f64>,
+}
+
 /// New masks.
 #[derive(Debug, Default)]
 pub struct Draw {
@@ -51,6 +88,15 @@ pub struct Draw {
     pub reset_state: bool,
     /// What a person should know about it.
     pub note: String,
+    /// As in an [`Observation`].
+    pub distances: Vec<f64>,
+}
+
+impl Draw {
+    /// Masks and no more.
+    pub fn of(masks: Vec<(ParameterId, Words)>) -> Decision {
+        Decision::Prune(Draw { masks, ..Draw::default() })
+    }
 }
 
 /// A model as a method sees it.
@@ -119,40 +165,56 @@ impl Network<'_> {
         mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
     ) -> Result<Vec<(ParameterId, Words)>> {
         let ids = self.candidates;
-        let words = match scope {
-            Scope::Global => {
-                let keep = Self::kept_of(self.total(), sparsity);
-                select::best_of_all(ids.len(), keep, |i| keys(ids[i]))?
+        match scope {
+            Scope::Global => self.keep(ids, Self::kept_of(self.total(), sparsity), keys),
+            Scope::Layer => {
+                let layer = |id| self.keep(&[id], Self::kept_of(self.len(id), sparsity), &mut keys);
+                Ok(ids.iter().copied().map(layer).collect::<Result<Vec<_>>>()?.concat())
             }
-            Scope::Layer => ids
-                .iter()
-                .map(|id| Ok(select::best(&keys(*id)?, Self::kept_of(self.len(*id), sparsity))))
-                .collect::<Result<_>>()?,
+        }
+    }
+
+    /// The masks that keep the `count` best of some parameters. What is gone already stays gone: where fewer are left
+    /// than `count`, these stay.
+    pub fn keep(
+        &self,
+        ids: &[ParameterId],
+        count: usize,
+        mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
+    ) -> Result<Vec<(ParameterId, Words)>> {
+        let alive = ids.iter().map(|id| self.masks.get(*id).map_or(self.len(*id), |mask| mask.kept()));
+        let count = count.min(alive.sum());
+        let mut keys = |id| Ok(self.bury(id, keys(id)?));
+        let words = match ids {
+            [id] => vec![select::best(&keys(*id)?, count)],
+            _ => select::best_of_all(ids.len(), count, |i| keys(ids[i]))?,
         };
         Ok(ids.iter().copied().zip(words).collect())
     }
 
-    /// The magnitudes of a candidate's weights as keys; those that are gone already come last.
+    /// The magnitudes of a parameter's weights as keys.
     pub fn magnitudes(&self, id: ParameterId) -> Vec<u32> {
-        use rayon::prelude::*;
-        let mut keys: Vec<u32> =
-            self.weights.get(id).to_f32().par_iter().map(|w| select::key(w.abs())).collect();
+        self.weights.get(id).to_f32().par_iter().map(|w| select::key(w.abs())).collect()
+    }
+
+    /// Keys in which those of weights that are gone already come last: a number of any other weight is above them.
+    pub fn bury(&self, id: ParameterId, mut keys: Vec<u32>) -> Vec<u32> {
         if let Some(mask) = self.masks.get(id) {
             let kept = mask.words();
-            keys.iter_mut()
+            keys.par_iter_mut()
                 .enumerate()
-                .filter(|(i, _)| kept[i / 32] >> (i % 32) & 1 == 0)
+                .filter(|(i, _)| !is_kept(&kept, *i))
                 .for_each(|(_, key)| *key = 0);
         }
         keys
     }
 }
 
-/// The method of a plan.
-pub fn pruner(plan: &Plan) -> Option<Box<dyn Pruner>> {
-    let prune = plan.run.prune.as_ref()?;
+/// The method of a plan, for a run of so many steps.
+pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
+    let Some(prune) = &plan.run.prune else { return Ok(None) };
     let sparsity = prune.sparsity;
-    Some(match prune.method {
+    Ok(Some(match prune.method {
         Method::Random { scope, at } => Box::new(random::Random { sparsity, scope, at: at as u64 }),
         Method::Magnitude { scope, at } => Box::new(magnitude::Magnitude { sparsity, scope, at: at as u64 }),
         Method::Gradual { scope, initial, start, end, every } => Box::new(gradual::Gradual {
@@ -163,8 +225,21 @@ pub fn pruner(plan: &Plan) -> Option<Box<dyn Pruner>> {
             end: end as u64,
             every: every as u64,
         }),
-        _ => todo!("the other methods"),
-    })
+        Method::Snip { samples } => Box::new(snip::Snip { sparsity, samples }),
+        Method::Grasp { samples, temperature } => {
+            Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32 })
+        }
+        Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
+        Method::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),
+        Method::Set(moving) => Box::new(set::Set(moving::Moves::new(sparsity, moving))),
+        Method::Rigl(moving) => Box::new(rigl::Rigl(moving::Moves::new(sparsity, moving))),
+        Method::TwoOfFour { at } => Box::new(two_of_four::TwoOfFour { at: at as u64 }),
+    }))
+}
+
+/// Whether a mask keeps a place.
+pub fn is_kept(words: &[u32], place: usize) -> bool {
+    words[place / 32] >> (place % 32) & 1 == 1
 }
 
 /// The share of places in which two masks of one parameter differ counts as `differing / all`.

@@ -6,9 +6,9 @@ use espalier_plan::config::Scope;
 use espalier_tensor::random;
 use rayon::prelude::*;
 
-use super::{Draw, Network, Pruner};
+use super::{Decision, Draw, Network, Pruner};
 use crate::Result;
-use crate::weights::name_key;
+use crate::weights::{ParameterId, name_key};
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"prune   ");
@@ -25,15 +25,18 @@ pub struct Random {
 }
 
 impl Pruner for Random {
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Option<Draw>> {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         if network.step != self.at {
-            return Ok(None);
+            return Ok(Decision::Wait);
         }
-        let seed = random::key(network.plan.run.seed, PURPOSE);
-        let masks = network.keep_best(self.sparsity, self.scope, |id| {
-            let key = random::key(seed, name_key(network.weights.name(id)));
-            Ok((0..network.len(id) as u64).into_par_iter().map(|i| random::bits(key, i)).collect())
-        })?;
-        Ok(Some(Draw { masks, ..Draw::default() }))
+        let masks = network.keep_best(self.sparsity, self.scope, |id| Ok(keys(network, id)))?;
+        Ok(Draw::of(masks))
     }
+}
+
+/// A number for each place of a parameter.
+pub fn keys(network: &Network<'_>, id: ParameterId) -> Vec<u32> {
+    let seed = random::key(network.plan.run.seed, PURPOSE);
+    let key = random::key(seed, name_key(network.weights.name(id)));
+    (0..network.len(id) as u64).into_par_iter().map(|i| random::bits(key, i)).collect()
 }

@@ -63,6 +63,19 @@ impl<'a> Gradients<'a> {
         (0..self.sums.len()).map(ParameterId)
     }
 
+    /// Adds `strength * sign(w)` to the gradient of a parameter: an L1 penalty pulls its weights towards zero.
+    pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
+        let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
+        let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
+        let pulls: Vec<f32> = weight.to_f32().into_iter().map(|w| strength * sign(w)).collect();
+        let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
+        match self.masks.compressing(id) {
+            Some(mask) => add_into(sum, &compress(&pull, mask, Category::Workspace)?),
+            None => add_into(sum, &pull),
+        }
+        Ok(())
+    }
+
     /// Bytes held for a parameter.
     pub fn bytes(&self, id: ParameterId) -> usize {
         self.get(id).map_or(0, Tensor::byte_len)

@@ -65,7 +65,7 @@ unsafe fn load<T: Float>(from: *const T, n: usize) -> __m512 {
 
 /// Transposes 16 x 16 lanes of 32 bits: pairs, then fours, then the 128-bit quarters twice.
 #[inline(always)]
-pub(super) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
+pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     // SAFETY: as for `Lanes`; registers only.
     unsafe {
         let mut t = r;

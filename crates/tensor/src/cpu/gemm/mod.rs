@@ -30,6 +30,8 @@ mod tests;
 use super::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 use crate::ops::activation::Activation;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::transpose;
 use drive::Job;
 use engine::Engine;
 pub(crate) use engine::Lanes;

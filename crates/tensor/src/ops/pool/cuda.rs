@@ -24,23 +24,37 @@ pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> R
     Ok(y)
 }
 
-pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+/// Where in its window each maximum is, a byte each.
+fn places(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
     if pool.kernel > WIDEST {
         let what =
             format!("a maximum on a card takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
         return Err(Error::Unsupported { what });
     }
-    let (build, size) = (Build::of(x.dtype()), size(grid, Some(pool)));
-    // Where in its window each maximum is, a byte each.
-    let words = dy.len().div_ceil(4);
+    let words = grid.output_shape().iter().product::<usize>().div_ceil(4);
     let mut places = Tensor::empty(&x.device(), &[words], DType::U32, Category::Workspace)?;
-    let args = Args::new().input(x).optional_output(None).output(&mut places).fields(&size);
-    let kernel = cuda.kernel(&SOURCE, build, "pool_max_forward")?;
+    let args = Args::new().input(x).optional_output(None).output(&mut places).fields(&size(grid, Some(pool)));
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
     // SAFETY: x has the grid's input shape, and `places` a byte for each output.
     unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    Ok(places)
+}
+
+pub(super) fn max_take(cuda: &Cuda, x: &Tensor, like: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+    let places = places(cuda, like, grid, pool)?;
+    let mut y = output(x, grid)?;
+    let args = Args::new().input(x).input(&places).output(&mut y).fields(&size(grid, Some(pool)));
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_take")?;
+    // SAFETY: x and y have the grid's input and output shape, and `places` a byte for each output.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    Ok(y)
+}
+
+pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
+    let places = places(cuda, x, grid, pool)?;
     let mut dx = x.empty_like(Category::Activations)?;
-    let args = Args::new().input(dy).input(&places).output(&mut dx).fields(&size);
-    let kernel = cuda.kernel(&SOURCE, build, "pool_max_backward")?;
+    let args = Args::new().input(dy).input(&places).output(&mut dx).fields(&size(grid, Some(pool)));
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward")?;
     // SAFETY: dx has the grid's input shape, dy its output shape, and `places` a byte for each output.
     unsafe { kernel.launch(threads(&grid.shape, x.dtype()), THREADS, 0, args)? };
     Ok(dx)

@@ -10,24 +10,21 @@
 use crate::cpu::gemm::Lanes;
 use crate::cpu::scratch::Disjoint;
 use crate::cpu::{Cpu, Isa};
-use crate::dtype::{DType, Float};
 use crate::error::Result;
-use crate::memory::Category;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
 
 use super::Csr;
+use super::panels::{self, Packed, Panels, Sums};
 
-/// Rows of W whose sums wait to be written out together: a line of y is then filled at once.
-const ROWS: usize = 32;
-/// The most lanes of a vector.
-const MOST_LANES: usize = 16;
-/// The most numbers that x's rows of a panel have side by side.
-const MOST_WIDTH: usize = 6 * MOST_LANES;
+/// Rows of W whose sums wait to be written out together: some lines of y are then filled at once.
+const ROWS: usize = 64;
+/// Rows of W between which a part of those lines is asked for.
+const STEP: usize = 8;
+/// The most rows of x in a panel: three vectors of 16 cells, each of two.
+const MOST_WIDTH: usize = 96;
 /// Products of one task: enough to hide the cost of handing it to a thread.
 const TASK: usize = 1 << 17;
-/// Columns of x that one task turns into a panel.
-const TURN: usize = 512;
 
 /// `y = x W^T`.
 pub(super) fn matmul(cpu: &Cpu, x: &Tensor, w: &Csr, y: &mut Tensor) -> Result<()> {
@@ -38,38 +35,17 @@ pub(super) fn matmul(cpu: &Cpu, x: &Tensor, w: &Csr, y: &mut Tensor) -> Result<(
     Ok(())
 }
 
-/// Numbers of a vector.
-fn lanes(isa: Isa) -> usize {
-    match isa {
-        Isa::Portable => 4,
-        Isa::Avx2 => 8,
-        Isa::Avx512 | Isa::Amx => MOST_LANES,
-    }
-}
-
-/// An element type as panels hold it.
-trait Packed: Float {
-    /// Rows of x in a cell.
-    const EACH: usize;
-    /// Vectors of cells in a full panel: as many as give the most products a second, measured with AVX-512.
-    const VECTORS: usize;
-    /// The cell of these rows' elements.
-    fn cell(rows: impl Fn(usize) -> Self) -> u32;
-    /// The kernel for an instruction set.
+/// An element type with its kernels.
+trait Kernel: Packed {
+    /// Adds up the rows of a job, with a panel of so many vectors.
     ///
     /// # Safety
     /// The processor has `isa`, and the job's parts fit each other.
-    unsafe fn kernel(isa: Isa, vectors: usize, job: Job<'_, Self>);
+    unsafe fn run(isa: Isa, vectors: usize, job: Job<'_, Self>);
 }
 
-impl Packed for f32 {
-    const EACH: usize = 1;
-    const VECTORS: usize = 4;
-    #[inline(always)]
-    fn cell(rows: impl Fn(usize) -> f32) -> u32 {
-        rows(0).to_bits()
-    }
-    unsafe fn kernel(isa: Isa, vectors: usize, job: Job<'_, f32>) {
+impl Kernel for f32 {
+    unsafe fn run(isa: Isa, vectors: usize, job: Job<'_, f32>) {
         // SAFETY: the caller's promise.
         unsafe {
             match isa {
@@ -83,14 +59,8 @@ impl Packed for f32 {
     }
 }
 
-impl Packed for bf16 {
-    const EACH: usize = 2;
-    const VECTORS: usize = 3;
-    #[inline(always)]
-    fn cell(rows: impl Fn(usize) -> bf16) -> u32 {
-        u32::from(rows(0).to_bits()) | u32::from(rows(1).to_bits()) << 16
-    }
-    unsafe fn kernel(isa: Isa, vectors: usize, job: Job<'_, bf16>) {
+impl Kernel for bf16 {
+    unsafe fn run(isa: Isa, vectors: usize, job: Job<'_, bf16>) {
         // SAFETY: the caller's promise.
         unsafe {
             match isa {
@@ -104,100 +74,7 @@ impl Packed for bf16 {
     }
 }
 
-/// x in panels, each `[columns of x][vectors][lanes]` cells, one behind the other. Rows that do not exist are zeros.
-struct Panels {
-    cells: Tensor,
-    /// Rows of x.
-    batch: usize,
-    /// Columns of x.
-    columns: usize,
-    /// Cells of a full panel for one column of x.
-    full: usize,
-    /// Rows of x in a full panel.
-    width: usize,
-    lanes: usize,
-}
-
-impl Panels {
-    fn turn<T: Packed>(cpu: &Cpu, x: &Tensor) -> Result<Panels> {
-        let (batch, columns, lanes) = (x.rows(), x.width(), lanes(cpu.isa()));
-        let full = T::VECTORS * lanes;
-        let width = full * T::EACH;
-        let rest = (batch % width).div_ceil(T::EACH * lanes) * lanes;
-        let cells = columns * (batch / width * full + rest);
-        let mut panels = Panels {
-            cells: Tensor::empty(&x.device(), &[cells], DType::U32, Category::Workspace)?,
-            batch,
-            columns,
-            full,
-            width,
-            lanes,
-        };
-        let (x, count) = (x.slice::<T>(), panels.count());
-        let strips = columns.div_ceil(TURN);
-        let sizes: Vec<usize> = (0..count).map(|panel| panels.cells_wide::<T>(panel)).collect();
-        let cells = Disjoint::new(panels.cells.slice_mut::<u32>());
-        cpu.for_each(count * strips, |task| {
-            let (panel, strip) = (task / strips, task % strips);
-            let (from, to) = (strip * TURN, ((strip + 1) * TURN).min(columns));
-            let wide = sizes[panel];
-            let start = panel * columns * full;
-            // SAFETY: each task has a panel's columns of its own.
-            let out = unsafe { cells.piece(start + from * wide..start + to * wide) };
-            let first = panel * width;
-            turn_strip::<T>(x, columns, first, batch, from, wide, lanes, out);
-        });
-        Ok(panels)
-    }
-
-    /// How many panels.
-    fn count(&self) -> usize {
-        self.batch.div_ceil(self.width)
-    }
-
-    /// Rows of x in a panel.
-    fn rows(&self, panel: usize) -> usize {
-        self.width.min(self.batch - panel * self.width)
-    }
-
-    /// Cells of a panel for one column of x.
-    fn cells_wide<T: Packed>(&self, panel: usize) -> usize {
-        self.rows(panel).div_ceil(T::EACH * self.lanes) * self.lanes
-    }
-
-    fn panel<T: Packed>(&self, panel: usize) -> &[u32] {
-        let cells = self.columns * self.cells_wide::<T>(panel);
-        &self.cells.slice::<u32>()[panel * self.columns * self.full..][..cells]
-    }
-}
-
-/// Columns `from ..` of x's rows `first ..`, as the cells `out`: `[columns][wide]`.
-fn turn_strip<T: Packed>(
-    x: &[T],
-    columns: usize,
-    first: usize,
-    batch: usize,
-    from: usize,
-    wide: usize,
-    lanes: usize,
-    out: &mut [u32],
-) {
-    let count = out.len() / wide;
-    // A line of x at a time: what is written in between stays in the first-level cache.
-    for j0 in (0..count).step_by(16) {
-        for cell in 0..wide {
-            let row = first + cell / lanes * lanes * T::EACH + cell % lanes;
-            for j in j0..(j0 + 16).min(count) {
-                out[j * wide + cell] = T::cell(|each| {
-                    let row = row + each * lanes;
-                    if row < batch { x[row * columns + from + j] } else { T::zeroed() }
-                });
-            }
-        }
-    }
-}
-
-fn product<T: Packed>(cpu: &Cpu, panels: &Panels, w: &Csr, y: &mut [T]) {
+fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, y: &mut [T]) {
     let (offsets, places, values) =
         (w.offsets.slice::<u32>(), w.places.slice::<u32>(), w.values.slice::<T>());
     // Rows of a task by what W keeps on average: a matter of its size, not of the threads.
@@ -207,28 +84,46 @@ fn product<T: Packed>(cpu: &Cpu, panels: &Panels, w: &Csr, y: &mut [T]) {
     let y = Disjoint::new(y);
     cpu.for_each(panels.count() * tasks, |task| {
         let (panel, task) = (task / tasks, task % tasks);
-        let (cells, live) = (panels.panel::<T>(panel), panels.rows(panel));
-        let vectors = panels.cells_wide::<T>(panel) / panels.lanes;
+        let (cells, vectors) = (panels.panel(panel), panels.vectors(panel));
         let wide = vectors * panels.lanes * T::EACH;
         let mut sums = [0f32; ROWS * MOST_WIDTH];
         let end = ((task + 1) * rows).min(w.rows);
         for start in (task * rows..end).step_by(ROWS) {
             let count = ROWS.min(end - start);
-            let offsets = &offsets[start..=start + count];
-            let job = Job { offsets, places, values, cells, columns: w.columns, sums: &mut sums };
-            // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of places and values, and
-            // places below its columns, of which each panel has as many as x; the sums hold ROWS of the widest panel.
-            unsafe { T::kernel(cpu.isa(), vectors, job) };
-            for b in 0..live {
-                let at = (panel * panels.width + b) * w.rows + start;
-                // SAFETY: rows of x and of W that no other task has.
-                let y = unsafe { y.piece(at..at + count) };
-                for (r, y) in y.iter_mut().enumerate() {
-                    *y = T::from_f32(sums[r * wide + b]);
+            let at = panel * panels.width * w.rows + start;
+            let live = panels.rows(panel);
+            for step in (0..count).step_by(STEP) {
+                let (first, last) = (start + step, start + (step + STEP).min(count));
+                let (offsets, sums) = (&offsets[first..=last], &mut sums[step * wide..]);
+                let job = Job { offsets, places, values, cells, columns: w.columns, sums };
+                // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of places and values, and
+                // places below its columns, of which each panel has as many as x; the sums hold ROWS of the widest
+                // panel.
+                unsafe { T::run(cpu.isa(), vectors, job) };
+                // The lines that will be written are asked for meanwhile: rows of y lie far apart.
+                for b in live * step / count..live * (last - start) / count {
+                    // SAFETY: no other task has these rows of x and of W.
+                    fetch(unsafe { y.piece(at + b * w.rows..at + b * w.rows + count) });
                 }
             }
+            let sums = Sums { sums: &sums, wide, rows: count, live, y: &y, at, stride: w.rows };
+            // SAFETY: no other task has these rows of x and of W, and the processor has its `Isa`.
+            unsafe { panels::write(cpu.isa(), sums) };
         }
     });
+}
+
+/// Asks for a slice to be brought into the second-level cache.
+#[inline(always)]
+fn fetch<T>(slice: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..size_of_val(slice)).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(slice.as_ptr().cast::<i8>().wrapping_add(line)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = slice;
 }
 
 /// Some rows of W and a panel.
@@ -245,7 +140,7 @@ struct Job<'a, T> {
 }
 
 /// How a vector of cells becomes `EACH` vectors of numbers.
-trait Cells<L: Lanes, const EACH: usize>: Packed {
+trait Cells<L: Lanes, const EACH: usize>: Kernel {
     /// # Safety
     /// The caller is compiled for `L`, and a vector of cells is there.
     unsafe fn load(from: *const u32) -> [L; EACH];

@@ -1,0 +1,420 @@
+//! The thread that makes all calls of MPI: begins what it is told to, looks whether it is done, and answers other couriers.
+//!
+//! Couriers talk among themselves on a communicator of their own: who has come to a call (asked after a time-out), who has
+//! ended, who has failed. That is why it also looks around while its rank computes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use ferrompi::{Communicator, Mpi, Request, Scope, Source, Tag, ThreadLevel};
+
+use super::task::{Job, Task};
+use super::{Delivery, Failed, ROLL_CALL, Ticket, World};
+use crate::call::Operation;
+use crate::data::Data;
+use crate::error::{Error, Result};
+use crate::launch::check_size;
+use crate::transport::new_group;
+
+/// How often it looks around while nothing is under way.
+const AROUND: Duration = Duration::from_millis(1);
+/// How long it rests while calls are under way that nobody waits for.
+const REST: Duration = Duration::from_micros(50);
+/// Looks at what is under way between two looks around.
+const LOOKS: u32 = 64;
+/// How long it keeps its core to itself while somebody waits: the time of a short message between two cores. After that
+/// others may need the core, even those who are waited for.
+const EAGER: Duration = Duration::from_micros(200);
+/// How long a failed world is given to learn of it before the process ends.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Messages among couriers, by tag.
+const ASK: i32 = 1;
+const ANSWER: i32 = 2;
+const ENDED: i32 = 3;
+const FAILED: i32 = 4;
+const PANICKED: i32 = 5;
+
+/// What a courier is told.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Carry out a call.
+    Call(Box<Job>),
+    /// Find out who has not come to a call.
+    RollCall { group: usize, ticket: Arc<Ticket>, answer: Sender<Vec<usize>> },
+    /// The rank has come to its end.
+    End(Ending),
+}
+
+/// How a rank ends.
+#[derive(Debug, Clone)]
+pub(super) enum Ending {
+    Well,
+    Failed(String),
+    Panicked(String),
+}
+
+/// Who a courier works for: its world, the ranks of it, and its own number.
+pub(super) type Connected = (Arc<World>, Arc<[usize]>, usize);
+
+struct Group {
+    /// For the first requests of calls, in the order of calls.
+    comm: Communicator,
+    /// For second requests. MPI wants all ranks to begin collective requests of a communicator in one order, and second
+    /// ones are begun when first ones are done: in the order of calls again, but anywhere between first ones.
+    second: Communicator,
+    members: Arc<[usize]>,
+    /// Tells the group apart from all others, on all its ranks alike.
+    name: u64,
+    /// Collective calls that were begun.
+    turn: u64,
+}
+
+/// A question that others have not all answered yet.
+struct Roll {
+    name: u64,
+    turn: u64,
+    silent: Vec<usize>,
+    missing: Vec<usize>,
+    until: Instant,
+    answer: Sender<Vec<usize>>,
+}
+
+pub(super) struct Courier<'s, 'env> {
+    scope: &'s Scope<'s, 'env>,
+    world: Arc<World>,
+    rank: usize,
+    groups: Vec<Group>,
+    tasks: Vec<Task<'s>>,
+    control: Communicator,
+    /// Messages to couriers that are still being sent.
+    letters: Vec<(Request<'s>, Box<[u8]>)>,
+    rolls: Vec<Roll>,
+    ended: Vec<bool>,
+}
+
+impl Courier<'_, '_> {
+    /// The life of a courier: starts MPI, says so, works, and shuts MPI down again.
+    pub(super) fn run(orders: Receiver<Order>, ready: Sender<Result<Connected>>, closed: Sender<()>) {
+        let refused =
+            |error: ferrompi::Error| Error::Launch { what: format!("MPI cannot be started: {error}") };
+        let mpi = match Mpi::init_thread(ThreadLevel::Funneled) {
+            Ok(mpi) => mpi,
+            Err(error) => return drop(ready.send(Err(refused(error)))),
+        };
+        let world = mpi.world();
+        let (rank, ranks) = (world.rank() as usize, world.size() as usize);
+        if let Err(error) = check_size(ranks, |name| std::env::var(name).ok()) {
+            return drop(ready.send(Err(error)));
+        }
+        let comms = [(); 3].map(|()| world.duplicate());
+        let comms = comms.into_iter().collect::<Result<Vec<_>, _>>().map(|comms| comms.try_into());
+        let [comm, second, control] = match comms.map(|comms| comms.unwrap_or_else(|_| unreachable!("three")))
+        {
+            Ok(comms) => comms,
+            Err(error) => return drop(ready.send(Err(refused(error)))),
+        };
+        let shared = Arc::<World>::default();
+        let members: Arc<[usize]> = (0..ranks).collect();
+        let _ = ready.send(Ok((shared.clone(), members.clone(), rank)));
+        let worked = ferrompi::scope(|scope| {
+            let mut courier = Courier {
+                scope,
+                world: shared,
+                rank,
+                groups: vec![Group { comm, second, members, name: 0, turn: 0 }],
+                tasks: Vec::new(),
+                control,
+                letters: Vec::new(),
+                rolls: Vec::new(),
+                ended: vec![false; ranks],
+            };
+            if courier.work(&orders) {
+                return Ok(());
+            }
+            // Some of what is under way will never be done, and MPI cannot be shut down: the process ends without.
+            let _ = closed.send(());
+            loop {
+                std::thread::park();
+            }
+        });
+        drop(mpi);
+        debug_assert!(worked.is_ok(), "nothing was under way: {worked:?}");
+        let _ = closed.send(());
+    }
+
+    /// Works until all ranks have ended; returns whether MPI can be shut down.
+    fn work(&mut self, orders: &Receiver<Order>) -> bool {
+        let (mut ending, mut looks, mut moved) = (None, 0u32, Instant::now());
+        loop {
+            let mut busy = false;
+            while let Ok(order) = orders.try_recv() {
+                busy = true;
+                if self.obey(order) {
+                    ending = Some(Instant::now());
+                }
+            }
+            busy |= self.look();
+            looks = looks.wrapping_add(1);
+            if self.tasks.is_empty() || looks.is_multiple_of(LOOKS) {
+                self.look_around();
+            }
+            if let Some(since) = ending {
+                let (all, failed) =
+                    (self.ended.iter().all(|&ended| ended), self.world.failed.get().is_some());
+                if all && !failed && self.tasks.is_empty() && self.letters.is_empty() {
+                    return true;
+                }
+                if failed && (all || since.elapsed() > GRACE) {
+                    return false;
+                }
+                if all && !failed && since.elapsed() > GRACE {
+                    // A request was dropped and its peer has ended: it will never be done.
+                    return false;
+                }
+            }
+            if busy {
+                moved = Instant::now();
+            } else if let Err(order) = self.rest(orders, moved) {
+                moved = Instant::now();
+                if self.obey(order) {
+                    ending = Some(moved);
+                }
+            }
+        }
+    }
+
+    /// Waits a little, less where somebody waits for what is under way; an order that comes meanwhile is an `Err`.
+    fn rest(&self, orders: &Receiver<Order>, moved: Instant) -> Result<(), Order> {
+        let waited_for = self.world.waiting.load(Ordering::Relaxed) > 0;
+        let time = match (self.tasks.is_empty(), waited_for) {
+            (false, true) => {
+                if moved.elapsed() < EAGER {
+                    std::hint::spin_loop()
+                } else {
+                    std::thread::yield_now()
+                }
+                return Ok(());
+            }
+            (false, false) => REST,
+            (true, _) => AROUND,
+        };
+        match orders.recv_timeout(time) {
+            Ok(order) => return Err(order),
+            Err(RecvTimeoutError::Timeout) => {}
+            // The rank is gone without a word, which `mpi::run` does not let happen.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(time),
+        }
+        Ok(())
+    }
+
+    /// Carries out an order; returns whether it was the last.
+    fn obey(&mut self, order: Order) -> bool {
+        match order {
+            Order::Call(job) => self.begin(job),
+            Order::RollCall { group, ticket, answer } => self.call_roll(group, &ticket, answer),
+            Order::End(ending) => {
+                let (tag, text) = match ending {
+                    Ending::Well => (ENDED, String::new()),
+                    Ending::Failed(text) => (FAILED, text),
+                    Ending::Panicked(text) => (PANICKED, text),
+                };
+                let own = self.rank;
+                for rank in (0..self.ended.len()).filter(|&rank| rank != own) {
+                    self.tell(rank, tag, text.as_bytes());
+                }
+                self.hear_end(own, tag, &text);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn begin(&mut self, job: Box<Job>) {
+        if let Some(failed) = self.world.failed.get() {
+            return job.ticket.deliver(Err(failed.stops(job.ticket.rank, job.ticket.call)));
+        }
+        let group = &mut self.groups[job.group];
+        if !matches!(job.ticket.call.operation, Operation::Send { .. } | Operation::Receive { .. }) {
+            let _ = job.ticket.turn.set(group.turn);
+            group.turn += 1;
+        }
+        match Task::start(job, &group.comm, self.scope) {
+            Ok(task) => self.tasks.push(task),
+            Err((job, error)) => {
+                let (rank, call) = (job.ticket.rank, job.ticket.call);
+                job.ticket.deliver(Err(Error::Carrier { rank, call, why: error.to_string() }));
+            }
+        }
+    }
+
+    /// Looks at everything under way; returns whether anything moved.
+    fn look(&mut self) -> bool {
+        let mut moved = false;
+        let mut at = 0;
+        // Groups in which a call is before its second request, so that later ones must wait with theirs.
+        let mut held = Vec::new();
+        while at < self.tasks.len() {
+            let task = &mut self.tasks[at];
+            let group = task.job.group;
+            let result = if task.has_second() && held.contains(&group) {
+                Ok(false)
+            } else {
+                task.step(&self.groups[group].second, self.scope)
+            };
+            if let Ok(false) = result {
+                if task.has_second() {
+                    held.push(group);
+                }
+                at += 1;
+                continue;
+            }
+            moved = true;
+            let task = self.tasks.remove(at);
+            if !task.is_idle() {
+                // MPI reported an error and may still write: the memory is given up.
+                task.job.ticket.deliver(Err(result.expect_err("a call that is done has no request left")));
+                std::mem::forget(task);
+                continue;
+            }
+            let ticket = task.job.ticket.clone();
+            ticket.deliver(result.and_then(|_| self.delivery(*task.job)));
+        }
+        moved
+    }
+
+    fn delivery(&mut self, job: Job) -> Result<Delivery> {
+        let Some(split) = job.split else {
+            return Ok(Delivery::Data(job.parcel.write.or(job.parcel.read)));
+        };
+        let group = &self.groups[job.group];
+        let Some(Data::U64(choices)) = &job.parcel.write else { unreachable!("a split gathers numbers") };
+        let (colour, _) = split;
+        let choices: Vec<_> = choices
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|&[colour, key]| (colour.checked_sub(1).map(|colour| colour as usize), key as usize))
+            .collect();
+        let own = group.comm.rank() as usize;
+        let places = colour.map(|_| new_group(&choices, own)).unwrap_or_default();
+        let place = places.iter().position(|&rank| rank == own);
+        // MPI's colours are small: the first member of each group is a number that no other group has. All ranks of the
+        // group have made this call, or the choices would not be here: it does not wait for anybody.
+        let (rank, call) = (job.ticket.rank, job.ticket.call);
+        let made =
+            group.comm.split(places.iter().min().map(|&first| first as i32), place.unwrap_or(0) as i32);
+        let refused = |error: ferrompi::Error| Error::Carrier { rank, call, why: error.to_string() };
+        let (Some(comm), Some(place), Some(colour)) = (made.map_err(refused)?, place, colour) else {
+            return Ok(Delivery::Group(None));
+        };
+        let second = comm.duplicate().map_err(refused)?;
+        let members: Arc<[usize]> = places.iter().map(|&rank| group.members[rank]).collect();
+        let turn = job.ticket.turn.get().copied().unwrap_or_default();
+        let name = name(group.name, turn, colour as u64);
+        self.groups.push(Group { comm, second, members: members.clone(), name, turn: 0 });
+        Ok(Delivery::Group(Some((self.groups.len() - 1, members, place))))
+    }
+
+    fn call_roll(&mut self, group: usize, ticket: &Ticket, answer: Sender<Vec<usize>>) {
+        let (group, Some(&turn)) = (&self.groups[group], ticket.turn.get()) else {
+            return drop(answer.send(Vec::new()));
+        };
+        let name = group.name;
+        let silent: Vec<usize> = group.members.iter().copied().filter(|&rank| rank != self.rank).collect();
+        let question = bytes(&[name, turn]);
+        for &rank in &silent {
+            self.tell(rank, ASK, &question);
+        }
+        let until = Instant::now() + ROLL_CALL;
+        self.rolls.push(Roll { name, turn, silent, missing: Vec::new(), until, answer });
+    }
+
+    /// Sends a few bytes to another courier.
+    fn tell(&mut self, rank: usize, tag: i32, message: &[u8]) {
+        // Longer ones might wait for the other side to look.
+        let message: Box<[u8]> = message[..message.len().min(2048)].into();
+        // SAFETY: the box stays in `letters` until it was sent.
+        let still: &'static [u8] = unsafe { std::slice::from_raw_parts(message.as_ptr(), message.len()) };
+        // One that cannot be told will time out by itself.
+        if let Ok(request) = self.control.isend(self.scope, still, rank as i32, tag) {
+            self.letters.push((request, message));
+        }
+    }
+
+    /// Hears what other couriers say, and answers.
+    fn look_around(&mut self) {
+        self.letters.retain_mut(|(request, _)| !matches!(request.test(), Ok(Some(_))));
+        while let Ok(Some(status)) = self.control.iprobe::<u8>(Source::Any, Tag::Any) {
+            let (Source::Rank(from), Tag::Value(tag)) = (status.source, status.tag) else { break };
+            let mut message = vec![0u8; status.count.unwrap_or(0)];
+            if self.control.recv(&mut message, from, tag).is_err() {
+                break;
+            }
+            self.hear(from as usize, tag, &message);
+        }
+        let now = Instant::now();
+        self.rolls.retain_mut(|roll| {
+            let over = roll.silent.is_empty() || now >= roll.until;
+            if over {
+                let mut missing = std::mem::take(&mut roll.missing);
+                missing.append(&mut roll.silent);
+                missing.sort_unstable();
+                let _ = roll.answer.send(missing);
+            }
+            !over
+        });
+    }
+
+    fn hear(&mut self, from: usize, tag: i32, message: &[u8]) {
+        match (tag, &words(message)[..]) {
+            (ASK, &[name, turn]) => {
+                let came = self.groups.iter().any(|group| group.name == name && group.turn > turn);
+                self.tell(from, ANSWER, &bytes(&[name, turn, came.into()]));
+            }
+            (ANSWER, &[name, turn, came]) => {
+                for roll in self.rolls.iter_mut().filter(|roll| (roll.name, roll.turn) == (name, turn)) {
+                    roll.silent.retain(|&rank| rank != from);
+                    if came == 0 {
+                        roll.missing.push(from);
+                    }
+                }
+            }
+            (ENDED | FAILED | PANICKED, _) => self.hear_end(from, tag, &String::from_utf8_lossy(message)),
+            _ => {}
+        }
+    }
+
+    /// A rank has ended; where it failed, so does everything that is under way.
+    fn hear_end(&mut self, rank: usize, tag: i32, text: &str) {
+        self.ended[rank] = true;
+        let how = match tag {
+            FAILED => "failed",
+            PANICKED => "panicked",
+            _ => return,
+        };
+        let failed = self.world.failed.get_or_init(|| Failed { rank, how, why: text.to_owned() });
+        for task in &self.tasks {
+            let ticket = &task.job.ticket;
+            ticket.deliver(Err(failed.stops(ticket.rank, ticket.call)));
+        }
+    }
+}
+
+/// A name for the group of a colour: the same on all its ranks, and no other group's but by a chance of 1 in 2^64.
+fn name(parent: u64, turn: u64, colour: u64) -> u64 {
+    [turn, colour, 1].into_iter().fold(parent, |name, word| {
+        let mixed = (name ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb)
+    })
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)).collect()
+}

@@ -1,0 +1,278 @@
+//! Ranks as processes that MPI started and connects.
+//!
+//! One thread of each process, the courier, makes all calls of MPI; ranks hand it their calls and wait for it with a limit.
+//! So a wait can be given up although MPI's cannot, a call goes on while its rank computes, any MPI will do (no more than
+//! `MPI_THREAD_FUNNELED` is asked for), and a rank that is busy or stuck still answers when others ask what it is at: that
+//! is how a time-out can name the rank that is missing.
+//!
+//! The binding is ferrompi: it returns MPI's errors, where rsmpi leaves MPI to abort the process, and it needs no libclang
+//! to build. MPI only carries: reductions are ours ([`task`]), in the order of ranks, so that sums have the bits that they
+//! have among threads, bf16 is summed in f32, and a NaN shows.
+
+mod courier;
+mod task;
+
+use std::fmt::{Debug, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use courier::{Courier, Ending, Order};
+use task::Job;
+
+use crate::call::{Call, Operation};
+use crate::communicator::Communicator;
+use crate::data::Data;
+use crate::error::{Error, Result};
+use crate::failure::{Failure, panic_message};
+use crate::transport::{Parcel, Pending, Transport};
+
+/// How long others are given to say whether they have come, once a wait is over.
+const ROLL_CALL: Duration = Duration::from_millis(500);
+
+/// How much later than the rank that failed first all others end: a launcher ends the whole job with the first process
+/// that ends badly, and that one should have said why.
+const AFTER_YOU: Duration = Duration::from_millis(200);
+
+/// Runs `work` as the rank that this process is, and returns what it returns.
+///
+/// A call waits at most `limit`. Where a rank fails or panics, the waits of all others end at once. MPI cannot be started
+/// twice, so neither can this be called twice in a process; after a failure, the process should end.
+pub fn run<R, E>(limit: Duration, work: impl FnOnce(Communicator) -> Result<R, E>) -> Result<R, Failure<E>>
+where
+    E: Debug + Display,
+{
+    let (orders, inbox) = mpsc::channel();
+    let (ready, connected) = mpsc::channel();
+    let (closed, ended) = mpsc::channel::<()>();
+    let courier = thread::Builder::new().name("espalier-mpi".into());
+    let started = courier.spawn(move || Courier::run(inbox, ready, closed));
+    let launch = |what: String| Failure::Launch(Error::Launch { what });
+    started.map_err(|e| launch(format!("cannot start a thread for MPI: {e}")))?;
+    let connected =
+        connected.recv().unwrap_or_else(|_| Err(Error::Launch { what: "MPI's thread ended".into() }));
+    let (world, members, rank) = connected.map_err(Failure::Launch)?;
+
+    let post = Arc::new(Post { orders, world });
+    let end = End { post: post.clone(), group: 0, members, rank };
+    let outcome = catch_unwind(AssertUnwindSafe(|| work(Communicator::new(Arc::new(end), limit))));
+    let ending = match &outcome {
+        Ok(Ok(_)) => Ending::Well,
+        Ok(Err(error)) => Ending::Failed(error.to_string()),
+        Err(panic) => Ending::Panicked(panic_message(panic.as_ref())),
+    };
+    let message = ending.clone();
+    let _ = post.orders.send(Order::End(ending));
+    // An error here is the courier's end without a word, which changes nothing for the result.
+    let _ = ended.recv();
+    if post.world.failed.get().is_some_and(|failed| failed.rank != rank) {
+        thread::sleep(AFTER_YOU);
+    }
+    match (outcome, message) {
+        (Ok(Ok(result)), _) => match post.world.failed.get() {
+            None => Ok(result),
+            Some(failed) => {
+                Err(Failure::Peer { rank: failed.rank, how: failed.how, why: failed.why.clone() })
+            }
+        },
+        (Ok(Err(error)), _) => Err(Failure::Failed { rank, error }),
+        (Err(_), Ending::Panicked(message)) => Err(Failure::Panicked { rank, message }),
+        (Err(_), _) => unreachable!("a panic was noted as one"),
+    }
+}
+
+/// Which MPI the program is linked with, as that says itself.
+pub fn library() -> String {
+    ferrompi::Mpi::library_version().unwrap_or_else(|e| format!("unknown ({e})"))
+}
+
+/// The way to the courier.
+#[derive(Debug)]
+struct Post {
+    orders: Sender<Order>,
+    world: Arc<World>,
+}
+
+/// What the rank and its courier both see.
+#[derive(Debug, Default)]
+struct World {
+    /// Threads that wait for something: while there are any, the courier does not rest.
+    waiting: AtomicUsize,
+    /// The first rank that is known to have failed.
+    failed: OnceLock<Failed>,
+}
+
+#[derive(Debug)]
+struct Failed {
+    rank: usize,
+    how: &'static str,
+    why: String,
+}
+
+impl Failed {
+    fn stops(&self, rank: usize, call: Call) -> Error {
+        Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }
+    }
+}
+
+/// The promise of a result.
+#[derive(Debug)]
+struct Ticket {
+    /// The world's number of the rank that asked.
+    rank: usize,
+    call: Call,
+    /// Which of its group's collective calls it is, once it was started.
+    turn: OnceLock<u64>,
+    result: Mutex<Option<Result<Delivery>>>,
+    bell: Condvar,
+}
+
+/// What a call brings.
+#[derive(Debug)]
+enum Delivery {
+    Data(Option<Data>),
+    /// A split: the courier's number of the new group, its members in the world, and the rank's place among them.
+    Group(Option<(usize, Arc<[usize]>, usize)>),
+}
+
+impl Ticket {
+    fn new(rank: usize, call: Call) -> Arc<Ticket> {
+        let (turn, result, bell) = (OnceLock::new(), Mutex::default(), Condvar::new());
+        Arc::new(Ticket { rank, call, turn, result, bell })
+    }
+
+    /// Delivers, unless something was delivered before.
+    fn deliver(&self, result: Result<Delivery>) {
+        self.result.lock().expect("no panic while locked").get_or_insert(result);
+        self.bell.notify_all();
+    }
+
+    fn is_done(&self) -> bool {
+        self.result.lock().expect("no panic while locked").is_some()
+    }
+
+    /// What was delivered within the limit; `None` where nothing was.
+    fn wait(&self, limit: Duration) -> Option<Result<Delivery>> {
+        let result = self.result.lock().expect("no panic while locked");
+        let waited = self.bell.wait_timeout_while(result, limit, |result| result.is_none());
+        waited.expect("no panic while locked").0.take()
+    }
+}
+
+/// One rank's end of a group.
+#[derive(Debug)]
+struct End {
+    post: Arc<Post>,
+    /// The courier's number of the group.
+    group: usize,
+    members: Arc<[usize]>,
+    rank: usize,
+}
+
+impl End {
+    fn order(&self, parcel: Parcel, split: Option<(Option<usize>, usize)>) -> Result<Waiting> {
+        let call = parcel.call;
+        let ticket = Ticket::new(self.members[self.rank], call);
+        if let Some(failed) = self.post.world.failed.get() {
+            return Err(failed.stops(ticket.rank, call));
+        }
+        let job = Job::new(self.group, self.rank, self.members.len(), parcel, split, ticket.clone())?;
+        if self.post.orders.send(Order::Call(Box::new(job))).is_err() {
+            let why = "MPI was shut down".to_owned();
+            return Err(Error::Carrier { rank: ticket.rank, call, why });
+        }
+        Ok(Waiting { post: self.post.clone(), group: self.group, members: self.members.clone(), ticket })
+    }
+}
+
+impl Transport for End {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn start(&self, parcel: Parcel, _attended: bool) -> Result<Box<dyn Pending>> {
+        Ok(Box::new(self.order(parcel, None)?))
+    }
+
+    fn split(
+        &self,
+        colour: Option<usize>,
+        key: usize,
+        limit: Duration,
+    ) -> Result<Option<Arc<dyn Transport>>> {
+        let choice = Data::U64(vec![colour.map_or(0, |colour| colour as u64 + 1), key as u64]);
+        let choices = Data::U64(vec![0; 2 * self.members.len()]);
+        let parcel =
+            Parcel { call: Call::of(Operation::Split, &choices), read: Some(choice), write: Some(choices) };
+        match self.order(parcel, Some((colour, key)))?.wait(limit)? {
+            Delivery::Group(group) => Ok(group.map(|(group, members, rank)| -> Arc<dyn Transport> {
+                Arc::new(End { post: self.post.clone(), group, members, rank })
+            })),
+            Delivery::Data(_) => unreachable!("a split delivers a group"),
+        }
+    }
+}
+
+/// A call that the courier was given.
+struct Waiting {
+    post: Arc<Post>,
+    group: usize,
+    members: Arc<[usize]>,
+    ticket: Arc<Ticket>,
+}
+
+impl Waiting {
+    fn wait(&self, limit: Duration) -> Result<Delivery> {
+        let (rank, call) = (self.ticket.rank, self.ticket.call);
+        let start = Instant::now();
+        self.post.world.waiting.fetch_add(1, Ordering::Relaxed);
+        let delivered = self.ticket.wait(limit);
+        self.post.world.waiting.fetch_sub(1, Ordering::Relaxed);
+        if let Some(result) = delivered {
+            return result;
+        }
+        let waited = start.elapsed();
+        let peer = |peer: usize| (Vec::new(), vec![self.members[peer]]);
+        let (among, missing) = match call.operation {
+            Operation::Send { to, .. } => peer(to),
+            Operation::Receive { from, .. } => peer(from),
+            _ => {
+                let (answer, roll_call) = mpsc::channel();
+                let order = Order::RollCall { group: self.group, ticket: self.ticket.clone(), answer };
+                let _ = self.post.orders.send(order);
+                // Without an answer all that is known is that it was one of the others.
+                let missing = roll_call.recv_timeout(2 * ROLL_CALL).unwrap_or_default();
+                let others = || self.members.iter().copied().filter(|&member| member != rank).collect();
+                (self.members.to_vec(), if missing.is_empty() { others() } else { missing })
+            }
+        };
+        // It may have come while the roll was called.
+        self.ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut {
+            rank,
+            call,
+            among,
+            waited,
+            missing,
+        }))
+    }
+}
+
+impl Pending for Waiting {
+    fn is_done(&mut self) -> Result<bool> {
+        Ok(self.ticket.is_done())
+    }
+
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+        match Waiting::wait(&self, limit)? {
+            Delivery::Data(data) => Ok(data),
+            Delivery::Group(_) => unreachable!("only a split delivers a group"),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The transport of MPI: the suite under `mpirun`, and what happens where a rank fails or is late.
+//!
+//! A test starts this very program under `mpirun`, to run [`worker`] with the part that an environment variable names.
+//! It writes what it has to say into files: `mpirun` loses lines of a job that it ends. Where there is no `mpirun`,
+//! standard error says that nothing was tested. `ESPALIER_MPIRUN` names another one.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use espalier_comm::{Communicator, Element, Error, Reduce, mpi};
+
+use crate::data::{message, room};
+use crate::suite::CASES;
+
+const PART: &str = "ESPALIER_MPI_PART";
+const SAID: &str = "ESPALIER_MPI_SAID";
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(200);
+
+type Part = fn(&Communicator) -> Result<(), Error>;
+
+/// What a worker can be told to do, and the limit of its calls.
+const PARTS: &[(&str, Duration, Part)] = &[
+    ("suite", LONG, suite),
+    ("late", SHORT, late),
+    ("silent", SHORT, silent),
+    ("panic", LONG, panic),
+    ("error", LONG, error),
+    ("longer", LONG, longer),
+];
+
+/// Writes a line that the test will read.
+fn say(line: &(impl Display + ?Sized)) {
+    let folder = PathBuf::from(std::env::var_os(SAID).expect("where to say it"));
+    let file = folder.join(std::process::id().to_string());
+    let mut file = OpenOptions::new().create(true).append(true).open(file).unwrap();
+    writeln!(file, "{line}").unwrap();
+}
+
+fn suite(comm: &Communicator) -> Result<(), Error> {
+    for (name, case) in CASES {
+        case(comm).inspect_err(|error| say(&format!("{name}, {} ranks: {error}", comm.size())))?;
+    }
+    Ok(())
+}
+
+/// The last rank comes to no all-reduce; it makes other calls meanwhile, and lets all go once all have given up.
+fn late(comm: &Communicator) -> Result<(), Error> {
+    let patient = comm.with_limit(LONG);
+    patient.barrier()?;
+    if comm.rank() == comm.size() - 1 {
+        let others = 0..comm.rank();
+        others.clone().try_for_each(|rank| patient.receive(vec![0u64], rank, 1).map(drop))?;
+        return others.into_iter().try_for_each(|rank| patient.send(vec![0u64], rank, 2).map(drop));
+    }
+    let error = comm.all_reduce(message(Element::F32, 12, |_| 1), Reduce::Sum).unwrap_err();
+    say(&error);
+    patient.send(vec![0u64], comm.size() - 1, 1)?;
+    patient.receive(vec![0u64], comm.size() - 1, 2)?;
+    Err(error)
+}
+
+/// The last rank neither sends nor receives.
+fn silent(comm: &Communicator) -> Result<(), Error> {
+    let last = comm.size() - 1;
+    if comm.rank() == last {
+        std::thread::sleep(4 * SHORT);
+        return Ok(());
+    }
+    // Long enough that MPI cannot store it on the way.
+    let sent = comm.send(message(Element::F32, 1 << 20, |_| 1), last, 7).map(drop);
+    let received = comm.receive(room(Element::Bf16, 5), last, 8).map(drop);
+    for result in [&sent, &received] {
+        say(result.as_ref().unwrap_err());
+    }
+    sent
+}
+
+fn panic(comm: &Communicator) -> Result<(), Error> {
+    comm.barrier().inspect_err(say)?;
+    if comm.rank() == comm.size() - 1 {
+        panic!("the disk is on fire");
+    }
+    let error = comm.all_reduce(message(Element::F32, 5, |_| 1), Reduce::Sum).unwrap_err();
+    say(&error);
+    Err(error)
+}
+
+fn error(comm: &Communicator) -> Result<(), Error> {
+    comm.barrier().inspect_err(say)?;
+    if comm.rank() == comm.size() - 1 {
+        return Err(Error::Unsupported { what: "the file data.bin is missing".into() });
+    }
+    let error = comm.receive(vec![0u64], comm.size() - 1, 0).unwrap_err();
+    say(&error);
+    Err(error)
+}
+
+/// MPI's own error: a message that does not fit. It comes back as ours.
+fn longer(comm: &Communicator) -> Result<(), Error> {
+    match comm.rank() {
+        0 => comm.send(room(Element::F32, 6), 1, 0).map(drop),
+        1 => comm.receive(room(Element::F32, 5), 0, 0).map(drop).inspect_err(say),
+        _ => Ok(()),
+    }
+}
+
+/// Not a test by itself: what the tests below run under `mpirun`.
+#[test]
+#[ignore = "run by the tests of MPI, under mpirun"]
+fn worker() {
+    let part = std::env::var(PART).expect("the part to run");
+    let (_, limit, work) = PARTS.iter().find(|(name, ..)| *name == part).expect("a part that exists");
+    if let Err(failure) = mpi::run(*limit, |comm| work(&comm)) {
+        say(&failure);
+        std::process::exit(3);
+    }
+    say("well");
+}
+
+/// The launcher that belongs to the MPI we are linked with.
+fn mpirun() -> Option<String> {
+    if let Ok(named) = std::env::var("ESPALIER_MPIRUN") {
+        return Some(named);
+    }
+    let kind = if mpi::library().contains("Open MPI") { "openmpi" } else { "mpich" };
+    let runs = |name: &String| {
+        let version =
+            Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        version.is_ok_and(|status| status.success())
+    };
+    let found = [format!("mpirun.{kind}"), "mpirun".to_owned()].into_iter().find(runs);
+    if found.is_none() {
+        eprintln!("SKIPPED, nothing was tested with MPI: there is no mpirun");
+    }
+    found
+}
+
+fn command(program: &str, part: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env(PART, part).env("RUST_BACKTRACE", "0");
+    // More ranks than cores, and as root in a container: both on purpose.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+    command
+}
+
+const WORKER: [&str; 4] = ["--exact", "mpi::worker", "--ignored", "--nocapture"];
+
+/// Runs a command of workers; returns whether it went well, and what they said.
+fn run(mut command: Command) -> (bool, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = command.env(SAID, folder.path()).output().unwrap();
+    let files = folder.path().read_dir().unwrap();
+    let said: String = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    if said.is_empty() {
+        panic!("nothing was said: {output:?}");
+    }
+    (output.status.success(), said)
+}
+
+/// A part on so many ranks, each of them this program.
+fn ranks(ranks: usize, part: &str) -> Option<Command> {
+    let mut command = command(&mpirun()?, part);
+    command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap()).args(WORKER);
+    Some(command)
+}
+
+/// What all ranks said, in a run that failed.
+fn failed(n: usize, part: &str) -> Option<String> {
+    let (well, said) = run(ranks(n, part)?);
+    assert!(!well, "{part} went well:\n{said}");
+    Some(said)
+}
+
+#[test]
+fn the_suite() {
+    for n in [1, 2, 3, 4] {
+        let Some(command) = ranks(n, "suite") else { return };
+        let (well, said) = run(command);
+        assert!(well && said == "well\n".repeat(n), "{n} ranks:\n{said}");
+    }
+}
+
+/// Three wait, and all name the fourth, although it answers other calls.
+#[test]
+fn a_late_rank_is_named_by_those_who_wait() {
+    let Some(said) = failed(4, "late") else { return };
+    for rank in 0..3 {
+        let begin = format!("rank {rank} waited ");
+        let sentence = said.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{said}"));
+        let end =
+            "ms for rank 3 in all_reduce (sum) of 12 f32 among ranks 0, 1, 2 and 3; a rank that is missing";
+        assert!(sentence.contains(end), "{sentence}");
+    }
+}
+
+#[test]
+fn a_message_that_does_not_come_names_both_ranks() {
+    let Some(said) = failed(2, "silent") else { return };
+    for call in ["send (tag 7) of 1048576 f32", "receive (tag 8) of 5 bf16"] {
+        let named = |line: &str| {
+            line.starts_with("rank 0 waited ") && line.contains(&format!("ms for rank 1 in {call};"))
+        };
+        assert!(said.lines().any(named), "{call}\n{said}");
+    }
+}
+
+#[test]
+fn a_failing_rank_frees_the_others_at_once() {
+    for (part, why) in [
+        ("panic", "because rank 3 panicked: the disk is on fire"),
+        ("error", "because rank 3 failed: the file data.bin is missing"),
+    ] {
+        let Some(said) = failed(4, part) else { return };
+        for rank in 0..3 {
+            // In the call that never will be done, or still in the barrier before it.
+            let stopped = format!("rank {rank} stopped in ");
+            let told = |line: &str| line.contains(&stopped) && line.ends_with(why);
+            assert!(said.lines().any(told), "rank {rank}\n{said}");
+        }
+    }
+}
+
+#[test]
+fn an_error_of_mpi_is_ours() {
+    let Some(said) = failed(2, "longer") else { return };
+    assert!(said.contains("rank 1 called receive (tag 0) of 5 f32, which failed: "), "{said}");
+    assert!(said.to_lowercase().contains("truncate"), "{said}");
+}
+
+/// Started without a launcher that connects it, while the variables say that there is one.
+#[test]
+fn copies_of_rank_0_are_noticed() {
+    let mut command = command(std::env::current_exe().unwrap().to_str().unwrap(), "suite");
+    command.args(WORKER).env("SLURM_NTASKS", "4");
+    let (well, said) = run(command);
+    assert!(
+        !well && said.contains("started 4 ranks (SLURM_NTASKS=4), but this one sees only itself"),
+        "{said}"
+    );
+}

@@ -1,0 +1,174 @@
+//! Early-Bird tickets (You et al. 2020): train densely until it is settled which weights are small, then prune them.
+//!
+//! Every so many steps the mask that pruning now would give is drawn. When the newest differs from each of the others
+//! in a window of the last few in less than a share of its places (their normalised Hamming distance), it is the ticket.
+//!
+//! The paper's masks are of channels: those with the smallest `|gamma|` of their batch norm, over all layers together,
+//! while `l1 sign(gamma)` is added to the gradients of these scales until the ticket is drawn. Pruning a channel removes
+//! the convolution's weights and bias that make it, and its scale and shift. Networks without batch norm have masks of
+//! weights by their magnitude, with the same window and distance.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use espalier_plan::Plan;
+use espalier_plan::config::{Method, Prune, Scope, TicketForm};
+
+use super::{Decision, Draw, Network, Observation, Pruner, Words, count, differing, is_kept};
+use crate::Result;
+use crate::weights::{ParameterId, ids_by_name};
+
+/// The search for an Early-Bird ticket.
+#[derive(Debug)]
+pub struct EarlyBird {
+    sparsity: f64,
+    every: u64,
+    window: usize,
+    tolerance: f64,
+    l1: f32,
+    latest: u64,
+    /// None: weights are drawn.
+    channels: Option<Vec<Channels>>,
+    /// The last masks, oldest first, the bits of all parameters one after the other.
+    drawn: VecDeque<Words>,
+    /// The steps taken before the ticket was drawn.
+    ticket: Option<u64>,
+}
+
+/// The parameters of one layer's channels.
+#[derive(Debug)]
+struct Channels {
+    conv: ParameterId,
+    bias: Option<ParameterId>,
+    scale: ParameterId,
+    shift: ParameterId,
+}
+
+impl EarlyBird {
+    /// The search that a run file asks for.
+    pub fn new(plan: &Plan, prune: &Prune) -> EarlyBird {
+        let Method::EarlyBird { form, every, window, tolerance, l1, latest } = prune.method else {
+            panic!("the fields of early-bird, not of {}", prune.name());
+        };
+        let parameters = plan.model.parameters();
+        let ids = ids_by_name(parameters.iter().map(|parameter| parameter.name.as_str()));
+        let id = |layer: &str, part: &str| ParameterId(ids[&format!("{layer}.{part}")]);
+        let layers = plan.model.scaled_channels();
+        let layers = layers.iter().filter(|layer| prune.covers_channels(layer)).map(|layer| Channels {
+            conv: id(&layer.conv, "weight"),
+            bias: layer.bias.then(|| id(&layer.conv, "bias")),
+            scale: id(&layer.norm, "weight"),
+            shift: id(&layer.norm, "bias"),
+        });
+        EarlyBird {
+            sparsity: prune.sparsity,
+            every: every as u64,
+            window,
+            tolerance,
+            l1: l1 as f32,
+            latest: latest as u64,
+            channels: (form == TicketForm::Channels).then(|| layers.collect()),
+            drawn: VecDeque::new(),
+            ticket: None,
+        }
+    }
+
+    /// What is drawn: weights, or one scale for each channel.
+    fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
+        let magnitudes = |id| Ok(network.magnitudes(id));
+        match &self.channels {
+            None => network.keep_best(self.sparsity, Scope::Global, magnitudes),
+            Some(layers) => {
+                let scales: Vec<ParameterId> = layers.iter().map(|layer| layer.scale).collect();
+                let all: usize = scales.iter().map(|id| network.len(*id)).sum();
+                network.keep(&scales, Network::kept_of(all, self.sparsity), magnitudes)
+            }
+        }
+    }
+
+    /// The masks of all that a draw removes.
+    fn masks(&self, network: &Network<'_>, drawn: Vec<(ParameterId, Words)>) -> Vec<(ParameterId, Words)> {
+        let Some(layers) = &self.channels else { return drawn };
+        let of_layer = |(layer, (scale, words)): (&Channels, (ParameterId, Words))| {
+            let each = network.len(layer.conv) / network.len(scale);
+            let conv = rows(&words, network.len(layer.conv), each);
+            let alike = [Some(layer.scale), Some(layer.shift), layer.bias].into_iter().flatten();
+            let mut masks: Vec<(ParameterId, Words)> = alike.map(|id| (id, words.clone())).collect();
+            masks.push((layer.conv, conv));
+            masks
+        };
+        layers.iter().zip(drawn).flat_map(of_layer).collect()
+    }
+}
+
+/// The mask of `len` weights in rows of `each` that keeps the rows which `kept` keeps.
+fn rows(kept: &[u32], len: usize, each: usize) -> Words {
+    let mut words = vec![0; len.div_ceil(32)];
+    for place in (0..len).filter(|place| is_kept(kept, place / each)) {
+        words[place / 32] |= 1 << (place % 32);
+    }
+    words
+}
+
+impl Pruner for EarlyBird {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        let every = if self.every == 0 { network.epoch } else { self.every };
+        let latest = if self.latest == 0 { (network.steps / 2).max(1) } else { self.latest };
+        let last = network.step >= latest;
+        let due = network.step > 0 && (network.step.is_multiple_of(every) || last);
+        if self.ticket.is_some() || !due {
+            return Ok(Decision::Wait);
+        }
+        let drawn = self.draw(network)?;
+        let places: usize = drawn.iter().map(|(id, _)| network.len(*id)).sum();
+        let newest: Words = drawn.iter().flat_map(|(_, words)| words).copied().collect();
+        let distance = |older: &Words| differing(older, &newest) as f64 / places as f64;
+        let distances: Vec<f64> = self.drawn.iter().map(distance).collect();
+        let settled =
+            distances.len() + 1 >= self.window && distances.iter().all(|distance| *distance < self.tolerance);
+        let what = if self.channels.is_some() { "channels" } else { "weights" };
+        let mut note = format!("keeps {} of {places} {what}", count(&newest));
+        if !distances.is_empty() {
+            let list: Vec<String> = distances.iter().map(|distance| format!("{distance:.4}")).collect();
+            note += &format!("; mask distances to those before {}", list.join(" "));
+        }
+        if !settled && !last {
+            self.drawn.push_back(newest);
+            if self.drawn.len() >= self.window {
+                self.drawn.pop_front();
+            }
+            return Ok(Decision::Look(Observation { note, distances }));
+        }
+        self.drawn.clear();
+        self.ticket = Some(network.step);
+        let why = if settled { "settled" } else { "not settled by `prune.latest`" };
+        let note = format!("ticket drawn after step {}, {why}: {note}", network.step);
+        Ok(Decision::Prune(Draw { masks: self.masks(network, drawn), reset_state: false, note, distances }))
+    }
+
+    fn penalty(&self) -> Option<(Vec<ParameterId>, f32)> {
+        let layers = self.channels.as_ref().filter(|_| self.ticket.is_none() && self.l1 > 0.0)?;
+        Some((layers.iter().map(|layer| layer.scale).collect(), self.l1))
+    }
+
+    fn save(&self) -> BTreeMap<String, Vec<u32>> {
+        let masks = self.drawn.iter().enumerate().map(|(i, mask)| (format!("mask.{i:03}"), mask.clone()));
+        let ticket = self.ticket.map(|step| ("ticket".to_owned(), vec![step as u32, (step >> 32) as u32]));
+        masks.chain(ticket).collect()
+    }
+
+    fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
+        self.ticket = saved.remove("ticket").map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
+        // The names sort by age.
+        self.drawn = saved.into_values().collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_is_a_row_of_its_convolution() {
+        assert_eq!(rows(&[0b101], 3 * 14, 14), [0xf000_3fff, 0x3ff]);
+    }
+}

@@ -1,0 +1,96 @@
+//! GraSP (Wang, Zhang & Grosse 2020): before the first step, keep the weights that the flow of gradients needs.
+//!
+//! With g the gradient of the loss over a class-balanced set, its logits divided by a temperature, and H the Hessian,
+//! removing weight w changes `|g|^2` by about `-2 w (H g)`. Those with the highest score `-w (H g)` go: their removal
+//! takes least from the flow, or adds to it.
+//!
+//! H g is a difference of two gradients ([`Curvature`]).
+
+use espalier_plan::config::Scope;
+use espalier_tensor::{Tensor, random};
+use rayon::prelude::*;
+
+use super::gradient::Scored;
+use super::hessian::Curvature;
+use super::{Decision, Draw, Network, Pruner, select};
+use crate::Result;
+use crate::data::Split;
+use crate::weights::ParameterId;
+
+/// Apart from every other use of the run's seed.
+const PURPOSE: u64 = u64::from_be_bytes(*b"grasp   ");
+/// Samples of each class, or of text, where the run file leaves it open.
+const USUAL: usize = 10;
+
+/// Pruning that preserves the flow of gradients.
+#[derive(Debug)]
+pub struct Grasp {
+    /// The share that goes.
+    pub sparsity: f64,
+    /// Training samples scored; 0: ten of each class, or ten of text.
+    pub samples: usize,
+    /// The logits are divided by this.
+    pub temperature: f32,
+}
+
+impl Pruner for Grasp {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        if network.step != 0 {
+            return Ok(Decision::Wait);
+        }
+        let flow = self.hessian_gradient(network)?;
+        let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
+        // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`.
+        let keys = |id: ParameterId| {
+            let weight = network.weights.get(id).to_f32();
+            Ok(weight.par_iter().zip(flow[at(id)].to_f32()).map(|(w, hg)| select::key(w * hg)).collect())
+        };
+        Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
+    }
+}
+
+impl Grasp {
+    /// H g for every candidate, in their order.
+    pub fn hessian_gradient(&self, network: &Network<'_>) -> Result<Vec<Tensor>> {
+        let samples = self.chosen(network);
+        let scored = Scored {
+            samples: &samples,
+            micro_batch: network.plan.micro_batch,
+            random: random::key(network.plan.run.seed, PURPOSE),
+            temperature: self.temperature,
+        };
+        let mut curvature = Curvature::new(network, scored)?;
+        let direction = curvature.gradient()?;
+        curvature.hessian_product(&direction)
+    }
+
+    /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first
+    /// classes have one more where the number does not divide), fewer of those with fewer images.
+    pub fn chosen(&self, network: &Network<'_>) -> Vec<(u64, usize)> {
+        let dataset = network.parts.dataset;
+        let all = dataset.len(Split::Train);
+        let Some(classes) = dataset.facts().classes else {
+            let count = if self.samples == 0 { USUAL } else { self.samples };
+            return network.order.indices(0, count.min(all));
+        };
+        let share = |class: usize| match self.samples {
+            0 => USUAL,
+            samples => samples / classes + usize::from(class < samples % classes),
+        };
+        let mut missing: Vec<usize> = (0..classes).map(share).collect();
+        let mut rest: usize = missing.iter().sum();
+        let mut chosen = Vec::with_capacity(rest);
+        for sample in network.order.indices(0, all) {
+            if rest == 0 {
+                break;
+            }
+            let class = dataset.label(Split::Train, sample.1).expect("images have labels") as usize;
+            if missing[class] > 0 {
+                missing[class] -= 1;
+                rest -= 1;
+                chosen.push(sample);
+            }
+        }
+        chosen
+    }
+}

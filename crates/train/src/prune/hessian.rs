@@ -1,0 +1,109 @@
+//! The Hessian of the loss times a direction v, by a central difference of two gradients:
+//!
+//! ```text
+//! H v = (g(w + e v) - g(w - e v)) / 2 e + O(e^2)        e = STEP |w| / |v|
+//! ```
+//!
+//! Norms are over all parameters that move, so that they move by the same share whatever the scale of the loss. The
+//! error of the difference grows with STEP^2, that of rounding to f32 with 1 / STEP. On ReLU networks of 2 to 17 layers
+//! and temperatures of 1 and 200, the step below is off by 3e-3 at most and mostly by less than 1e-4.
+//!
+//! ReLU and max pool choose at both points as they do at w ([`Kinks`]): without that the difference is noise. In bf16
+//! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
+//! is what moves: the weights themselves are never touched.
+
+use espalier_plan::config::Recompute;
+use espalier_tensor::ops::elementwise::{add_into, scale_into};
+use espalier_tensor::ops::reduce::squared_norm_all;
+use espalier_tensor::{Category, DType, Tensor};
+
+use super::Network;
+use super::gradient::{Scored, Sums, gradient};
+use crate::Result;
+use crate::layers::Kinks;
+use crate::model::Model;
+use crate::pass::Pass;
+use crate::weights::{ParameterId, Weights};
+
+/// How far the weights move, as a share of their norm.
+const STEP: f64 = 3e-4;
+
+/// Derivatives of the loss of a network, as f32.
+#[derive(Debug)]
+pub struct Curvature<'a> {
+    network: &'a Network<'a>,
+    scored: Scored<'a>,
+    /// The weights in f32.
+    copy: Weights,
+}
+
+impl<'a> Curvature<'a> {
+    /// Over the loss of some samples, with respect to the candidates.
+    pub fn new(network: &'a Network<'a>, scored: Scored<'a>) -> Result<Curvature<'a>> {
+        Ok(Curvature { network, scored, copy: network.weights.widened()? })
+    }
+
+    /// The gradient.
+    pub fn gradient(&self) -> Result<Vec<Tensor>> {
+        gradient(self.pass(self.network.parts.model), self.network.candidates, self.scored)
+    }
+
+    /// The Hessian times a direction.
+    pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
+        let ids = self.network.candidates;
+        let norm = |tensors: Vec<&Tensor>| squared_norm_all(&tensors).sqrt();
+        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect());
+        let step = STEP * weights / norm(direction.iter().collect());
+        if !step.is_normal() {
+            // Nothing moves, or nowhere.
+            return direction.iter().map(zeros_like).collect();
+        }
+        let kinks = Kinks::default();
+        let plan = self.network.plan;
+        let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
+        let mut sums = Sums::of(ids);
+        for (samples, loss) in self.scored.pieces() {
+            let train = |curvature: &Self, sink: &mut Sums| {
+                curvature.pass(&model).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
+            };
+            kinks.release();
+            train(self, &mut Sums::of(&[]))?;
+            kinks.hold();
+            for sign in [1.0, -1.0] {
+                self.move_by(direction, sign * step as f32)?;
+                sums.factor = sign;
+                train(self, &mut sums)?;
+            }
+            self.move_by(direction, 0.0)?;
+        }
+        let mut product = sums.take(ids);
+        product.iter_mut().for_each(|sum| scale_into(sum, (0.5 / step) as f32));
+        Ok(product)
+    }
+
+    /// Puts the copy that far from the weights.
+    fn move_by(&mut self, direction: &[Tensor], by: f32) -> Result<()> {
+        let weights: &Weights = self.network.weights;
+        let fresh = |id: &ParameterId, direction: &Tensor| -> Result<Tensor> {
+            let mut moved = weights.widened_one(*id)?;
+            if by != 0.0 {
+                let mut shift = direction.duplicate(Category::Workspace)?;
+                scale_into(&mut shift, by);
+                add_into(&mut moved, &shift);
+            }
+            Ok(moved)
+        };
+        for (id, direction) in self.network.candidates.iter().zip(direction) {
+            *self.copy.get_mut(*id) = fresh(id, direction)?;
+        }
+        Ok(())
+    }
+
+    fn pass<'b>(&'b self, model: &'b Model) -> Pass<'b> {
+        Pass { model, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
+    }
+}
+
+fn zeros_like(tensor: &Tensor) -> Result<Tensor> {
+    Ok(Tensor::zeros(&tensor.device(), tensor.shape(), tensor.dtype(), Category::Workspace)?)
+}

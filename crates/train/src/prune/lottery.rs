@@ -1,0 +1,103 @@
+//! Lottery tickets (Frankle & Carbin 2019): train, prune the smallest weights that are left, go back, repeat.
+//!
+//! [`Rounds`] says how many rounds the run is cut into and what each keeps. One threshold is over all candidates but the
+//! output layer, which loses half as much and has its own. After a round, weights and running statistics are what they
+//! were at first, or after `rewind` steps of the first training, and optimizer state and learning rate start there
+//! afresh. The data go on: no training meets the same batches again.
+//!
+//! First values are made again from seed and name, not stored. Others are kept on the host in the precision of the run
+//! (in bf16 without the bits that only the master has), and in every checkpoint.
+
+use std::collections::BTreeMap;
+
+use espalier_plan::Plan;
+use espalier_plan::config::{self, Prune};
+use espalier_plan::rounds::{Rounds, Trainings};
+
+use super::{Decision, Draw, Network, Pruner};
+use crate::weights::ParameterId;
+use crate::{Error, Result};
+
+/// The search for a lottery ticket.
+#[derive(Debug)]
+pub struct Lottery {
+    rounds: Rounds,
+    trainings: Trainings,
+    output: Option<String>,
+    /// Where the weights go back to, by name; empty where seed and name say it.
+    early: BTreeMap<String, Vec<u32>>,
+}
+
+impl Lottery {
+    /// The search that a run file asks for, in a run of so many steps.
+    pub fn new(plan: &Plan, prune: &Prune, steps: u64) -> Result<Lottery> {
+        let rounds = Rounds::of(&plan.model, prune).expect("the fields of a lottery");
+        let trainings = rounds.trainings(&plan.run, steps as usize)?;
+        Ok(Lottery { rounds, trainings, output: plan.model.output_weight(), early: BTreeMap::new() })
+    }
+
+    /// Keeps the weights as they are now.
+    fn remember(&mut self, network: &Network<'_>) {
+        let words = |bytes: &[u8]| {
+            let word = |bytes: &[u8]| {
+                let mut word = [0; 4];
+                word[..bytes.len()].copy_from_slice(bytes);
+                u32::from_le_bytes(word)
+            };
+            bytes.chunks(4).map(word).collect()
+        };
+        let named = network.weights.named();
+        self.early = named.map(|(name, tensor)| (name.to_owned(), words(&tensor.host_bytes()))).collect();
+    }
+
+    /// Puts the weights back.
+    fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
+        if self.early.is_empty() {
+            return network.weights.initialise_again(&network.plan.model, network.plan.run.seed);
+        }
+        for (name, tensor) in network.weights.named_mut() {
+            let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
+            tensor.copy_from_host(&bytes[..tensor.byte_len()]);
+        }
+        Ok(())
+    }
+}
+
+impl Pruner for Lottery {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        let (step, rewind) = (network.step, self.trainings.rewind());
+        let seed = network.plan.run.seed;
+        // A run may start from weights that seed and name do not give.
+        let fresh = || network.weights.are_initial(&network.plan.model, seed);
+        if step == rewind && !self.rounds.kept.is_empty() && (step > 0 || !fresh()?) {
+            self.remember(network);
+        }
+        let Some(round) = self.trainings.begins(step) else { return Ok(Decision::Wait) };
+        if rewind > 0 && self.early.is_empty() {
+            let problem =
+                format!("is {rewind}, but the checkpoint that the run goes on from holds no weights of then");
+            return Err(Error::Plan(config::Error::Conflict { field: "prune.rewind".into(), problem }));
+        }
+        let kept = self.rounds.kept[round as usize - 1];
+        let is_output = |id: &ParameterId| self.output.as_deref() == Some(network.weights.name(*id));
+        let (output, others): (Vec<_>, Vec<_>) = network.candidates.iter().partition(|id| is_output(id));
+        let mut masks = network.keep(&others, kept.others, |id| Ok(network.magnitudes(id)))?;
+        masks.extend(network.keep(&output, kept.output, |id| Ok(network.magnitudes(id)))?);
+        self.rewind(network)?;
+        let note = format!("round {round} of {}, weights as after step {rewind}", self.rounds.kept.len());
+        Ok(Decision::Prune(Draw { masks, reset_state: true, note, ..Draw::default() }))
+    }
+
+    fn position(&self, step: u64, _: u64) -> (u64, u64) {
+        let standing = self.trainings.at(step);
+        (standing.position, standing.length)
+    }
+
+    fn save(&self) -> BTreeMap<String, Vec<u32>> {
+        self.early.clone()
+    }
+
+    fn load(&mut self, saved: BTreeMap<String, Vec<u32>>) {
+        self.early = saved;
+    }
+}

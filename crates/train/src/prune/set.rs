@@ -1,0 +1,31 @@
+//! SET (Mocanu et al. 2018): the smallest weights of each layer go, as many grow anywhere else.
+
+use espalier_tensor::random;
+
+use super::moving::{Moves, best_free};
+use super::{Decision, Network, Pruner};
+use crate::Result;
+use crate::weights::name_key;
+
+/// Apart from every other use of the run's seed.
+const PURPOSE: u64 = u64::from_be_bytes(*b"grow    ");
+
+/// Sparse evolutionary training.
+#[derive(Debug)]
+pub struct Set(pub Moves);
+
+impl Pruner for Set {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        if network.step == 0 {
+            return Ok(Decision::Prune(self.0.start(network)?));
+        }
+        let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
+        // A place's number depends on the seed, the step, the parameter's name and the place alone.
+        let seed = random::key(random::key(network.plan.run.seed, PURPOSE), network.step);
+        let draw = Moves::draw(network, share, |id, count| {
+            let key = random::key(seed, name_key(network.weights.name(id)));
+            Ok(best_free(network, id, |i| random::bits(key, i as u64), count))
+        })?;
+        Ok(if draw.masks.is_empty() { Decision::Wait } else { Decision::Prune(draw) })
+    }
+}

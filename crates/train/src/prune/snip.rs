@@ -1,0 +1,56 @@
+//! SNIP (Lee, Ajanthan & Torr 2019): before the first step, keep the weights whose removal changes the loss most.
+//!
+//! The score is `|w dL/dw|`, with L the mean loss over the chosen samples: gradients are summed before the absolute
+//! value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops and batch norm
+//! measures, as in the step that follows.
+
+use espalier_plan::config::Scope;
+use espalier_tensor::{Tensor, random};
+use rayon::prelude::*;
+
+use super::gradient::{Scored, gradient};
+use super::{Decision, Draw, Network, Pruner, select};
+use crate::Result;
+use crate::data::Split;
+use crate::weights::ParameterId;
+
+/// Apart from every other use of the run's seed.
+const PURPOSE: u64 = u64::from_be_bytes(*b"snip    ");
+
+/// Pruning by sensitivity.
+#[derive(Debug)]
+pub struct Snip {
+    /// The share that goes.
+    pub sparsity: f64,
+    /// Training samples scored: the first that the run will meet, all of them at most.
+    pub samples: usize,
+}
+
+impl Pruner for Snip {
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        if network.step != 0 {
+            return Ok(Decision::Wait);
+        }
+        let gradients = self.gradients(network)?;
+        let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
+        let keys = |id: ParameterId| {
+            let (weight, gradient) = (network.weights.get(id).to_f32(), gradients[at(id)].to_f32());
+            Ok(weight.par_iter().zip(gradient).map(|(w, g)| select::key((w * g).abs())).collect())
+        };
+        Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
+    }
+}
+
+impl Snip {
+    /// dL/dw of every candidate, in their order.
+    pub fn gradients(&self, network: &Network<'_>) -> Result<Vec<Tensor>> {
+        let samples = network.order.indices(0, self.samples.min(network.parts.dataset.len(Split::Train)));
+        let scored = Scored {
+            samples: &samples,
+            micro_batch: network.plan.micro_batch,
+            random: random::key(network.plan.run.seed, PURPOSE),
+            temperature: 1.0,
+        };
+        gradient(network.pass(), network.candidates, scored)
+    }
+}

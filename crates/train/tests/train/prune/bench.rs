@@ -1,0 +1,250 @@
+//! A network outside of any run, to be shown to a method by hand, and a small perceptron worked out in f64.
+
+use espalier_plan::Plan;
+use espalier_tensor::{DType, Device, Mask};
+use espalier_train::data::{Dataset, Inputs, Order, Split};
+use espalier_train::model::Model;
+use espalier_train::prune::{Decision, Draw, Network, Parts, Pruner, Words, is_kept};
+use espalier_train::state::Masks;
+use espalier_train::weights::{ParameterId, Weights};
+
+use crate::support::{Base, prepare, tiny_cnn};
+
+/// All that a [`Network`] borrows.
+pub struct Bench {
+    pub plan: Plan,
+    pub dataset: Dataset,
+    pub device: Device,
+    pub dtype: DType,
+    pub model: Model,
+    pub weights: Weights,
+    pub masks: Masks,
+    pub order: Order,
+    pub candidates: Vec<ParameterId>,
+}
+
+impl Bench {
+    pub fn new(base: &Base) -> Bench {
+        let (plan, dataset, device) = prepare(base, 2);
+        let prune = plan.run.prune.as_ref().expect("a run file with pruning");
+        let covered = plan.model.parameters().iter().map(|p| prune.covers(p)).collect::<Vec<_>>();
+        let dtype = if plan.run.train.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
+        Bench {
+            dtype,
+            model: Model::build(&plan.model, false),
+            weights: Weights::initialise(&plan.model, &device, dtype, plan.run.seed).unwrap(),
+            masks: Masks::new(covered.len(), false),
+            order: Order::new(plan.run.seed, dataset.len(Split::Train)),
+            candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
+            plan,
+            dataset,
+            device,
+        }
+    }
+
+    /// The network before step `step` of a hundred, ten of them an epoch.
+    pub fn network(&mut self, step: u64) -> Network<'_> {
+        Network {
+            plan: &self.plan,
+            step,
+            steps: 100,
+            epoch: 10,
+            candidates: &self.candidates,
+            masks: &self.masks,
+            weights: &mut self.weights,
+            parts: Parts {
+                model: &self.model,
+                dataset: &self.dataset,
+                device: &self.device,
+                dtype: self.dtype,
+            },
+            order: &self.order,
+        }
+    }
+
+    /// Asks a method before a step, and expects it to prune.
+    pub fn draw(&mut self, pruner: &mut dyn Pruner, step: u64) -> Draw {
+        match pruner.before_step(&mut self.network(step)).unwrap() {
+            Decision::Prune(draw) => draw,
+            other => panic!("before step {step}: {other:?}"),
+        }
+    }
+
+    /// The parameter of a name.
+    pub fn id(&self, name: &str) -> ParameterId {
+        self.weights.ids().find(|id| self.weights.name(*id) == name).expect(name)
+    }
+
+    /// The values of a parameter.
+    pub fn values(&self, id: ParameterId) -> Vec<f32> {
+        self.weights.get(id).to_f32()
+    }
+
+    /// Sets a parameter, which must be f32.
+    pub fn set(&mut self, id: ParameterId, values: &[f32]) {
+        self.weights.get_mut(id).slice_mut().copy_from_slice(values);
+    }
+
+    /// Puts masks and weights in force, as the trainer does.
+    pub fn apply(&mut self, draw: Draw) {
+        for (id, words) in draw.masks {
+            let kept = values_where(&self.values(id), &words);
+            self.set(id, &kept);
+            self.masks.set(id, Mask::new(&self.device, kept.len(), &words).unwrap());
+        }
+    }
+}
+
+/// What a mask leaves of values.
+pub fn values_where(values: &[f32], words: &Words) -> Vec<f32> {
+    values.iter().enumerate().map(|(i, v)| if is_kept(words, i) { *v } else { 0.0 }).collect()
+}
+
+/// Twelve averages of an image of 16 x 16, five hidden units with SiLU, ten classes.
+pub fn perceptron(overrides: &[&str]) -> Base {
+    perceptron_with("silu", overrides)
+}
+
+/// The same with another activation.
+pub fn perceptron_with(activation: &str, overrides: &[&str]) -> Base {
+    let layers = "model.layers=[{type='avg_pool', kernel=8}, {type='flatten'}, {type='linear', output=5}, \
+                  {type='ACTIVATION'}, {type='linear', output=10}]";
+    let layers = layers.replace("ACTIVATION", activation);
+    overrides.iter().fold(tiny_cnn(&[&layers]), |base, change| base.set(change))
+}
+
+/// The same in f64, by its definition. Parameters are flat: weight, bias, weight, bias.
+pub struct Reference {
+    samples: Vec<(Vec<f64>, usize)>,
+    temperature: f64,
+    /// Which hidden units of each sample are open, where they are ReLUs.
+    gates: Option<Vec<Vec<bool>>>,
+}
+
+const SIZES: [usize; 3] = [12, 5, 10];
+
+fn layer(x: &[f64], parameters: &[f64], inputs: usize, outputs: usize) -> Vec<f64> {
+    let (weight, bias) = parameters.split_at(inputs * outputs);
+    let row = |o: usize| x.iter().zip(&weight[o * inputs..]).map(|(x, w)| x * w).sum::<f64>();
+    (0..outputs).map(|o| row(o) + bias[o]).collect()
+}
+
+impl Reference {
+    pub fn new(dataset: &Dataset, picks: &[(u64, usize)], temperature: f64) -> Reference {
+        let batch = dataset.batch(Split::Train, picks).unwrap();
+        let Inputs::Images { pixels, .. } = batch.inputs else { panic!("images") };
+        // channels, rows and columns of windows: the order in which images are flattened.
+        let mean = |image: &[f32], feature: usize| {
+            let (channel, row, column) = (feature / 4, feature / 2 % 2, feature % 2);
+            let pixel = |i: usize| {
+                let (y, x) = (8 * row + i / 8, 8 * column + i % 8);
+                f64::from(image[(16 * y + x) * 3 + channel])
+            };
+            (0..64).map(pixel).sum::<f64>() / 64.0
+        };
+        let features = |image: &[f32]| (0..SIZES[0]).map(|feature| mean(image, feature)).collect();
+        let labels = batch.targets.iter().map(|label| *label as usize);
+        let samples = pixels.chunks_exact(16 * 16 * 3).map(features).zip(labels).collect();
+        Reference { samples, temperature, gates: None }
+    }
+
+    /// With ReLUs that stay open or closed as they are at these parameters, which is how their derivatives are meant.
+    pub fn with_relu(mut self, parameters: &[f64]) -> Reference {
+        let open = |(x, _): &(Vec<f64>, usize)| -> Vec<bool> {
+            layer(x, parameters, SIZES[0], SIZES[1]).iter().map(|h| *h > 0.0).collect()
+        };
+        self.gates = Some(self.samples.iter().map(open).collect());
+        self
+    }
+
+    /// The mean loss.
+    pub fn loss(&self, parameters: &[f64]) -> f64 {
+        let one = |(n, (x, label)): (usize, &(Vec<f64>, usize))| {
+            let activated = |(unit, h): (usize, &f64)| match &self.gates {
+                Some(gates) => {
+                    if gates[n][unit] {
+                        *h
+                    } else {
+                        0.0
+                    }
+                }
+                None => h / (1.0 + (-h).exp()),
+            };
+            let hidden = layer(x, parameters, SIZES[0], SIZES[1]);
+            let hidden: Vec<f64> = hidden.iter().enumerate().map(activated).collect();
+            let logits = layer(&hidden, &parameters[(SIZES[0] + 1) * SIZES[1]..], SIZES[1], SIZES[2]);
+            let logits: Vec<f64> = logits.iter().map(|y| y / self.temperature).collect();
+            logits.iter().map(|y| y.exp()).sum::<f64>().ln() - logits[*label]
+        };
+        self.samples.iter().enumerate().map(one).sum::<f64>() / self.samples.len() as f64
+    }
+
+    /// Its derivatives with respect to some parameters, by central differences.
+    pub fn gradient(&self, parameters: &[f64], wanted: &[usize]) -> Vec<f64> {
+        let mut p = parameters.to_vec();
+        let h = 1e-4;
+        let mut one = |i: &usize| {
+            let mut at = |by: f64| {
+                p[*i] = parameters[*i] + by;
+                self.loss(&p)
+            };
+            let slope = (at(h) - at(-h)) / (2.0 * h);
+            p[*i] = parameters[*i];
+            slope
+        };
+        wanted.iter().map(&mut one).collect()
+    }
+
+    /// Second derivatives with respect to two of them, by central differences of the loss.
+    pub fn hessian(&self, parameters: &[f64], wanted: &[usize]) -> Vec<Vec<f64>> {
+        let mut p = parameters.to_vec();
+        let h = 3e-3;
+        let mut entry = |i: usize, j: usize| {
+            let mut at = |a: f64, b: f64| {
+                p[i] += a;
+                p[j] += b;
+                let loss = self.loss(&p);
+                (p[i], p[j]) = (parameters[i], parameters[j]);
+                loss
+            };
+            (at(h, h) - at(h, -h) - at(-h, h) + at(-h, -h)) / (4.0 * h * h)
+        };
+        wanted.iter().map(|i| wanted.iter().map(|j| entry(*i, *j)).collect()).collect()
+    }
+}
+
+impl Bench {
+    /// The parameters as the reference has them, and which of them are candidates.
+    pub fn flat(&self) -> (Vec<f64>, Vec<usize>) {
+        let (mut all, mut candidates) = (Vec::new(), Vec::new());
+        for id in self.weights.ids() {
+            let values = self.values(id);
+            if self.candidates.contains(&id) {
+                candidates.extend(all.len()..all.len() + values.len());
+            }
+            all.extend(values.iter().map(|v| f64::from(*v)));
+        }
+        (all, candidates)
+    }
+}
+
+/// Which candidates a draw keeps, one after the other.
+pub fn kept(bench: &Bench, draw: &Draw) -> Vec<bool> {
+    let of = |id: &ParameterId| {
+        let (_, words) = draw.masks.iter().find(|(other, _)| other == id).expect("a mask for each");
+        (0..bench.weights.get(*id).len()).map(|i| is_kept(words, i)).collect::<Vec<_>>()
+    };
+    bench.candidates.iter().flat_map(of).collect()
+}
+
+/// Exactly `count` are kept, and none of those that go has a higher score, up to rounding, than one that stays.
+pub fn assert_best(kept: &[bool], scores: &[f64], count: usize) {
+    assert_eq!(kept.iter().filter(|kept| **kept).count(), count);
+    let of = |state: bool| {
+        let kept = kept.iter();
+        kept.zip(scores).filter(move |(kept, _)| **kept == state).map(|(_, score)| *score)
+    };
+    let (worst, best) = (of(true).fold(f64::INFINITY, f64::min), of(false).fold(f64::NEG_INFINITY, f64::max));
+    let largest = scores.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+    assert!(worst >= best - 1e-4 * largest, "{worst} stays and {best} goes, of up to {largest}");
+}

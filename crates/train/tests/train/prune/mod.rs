@@ -1,0 +1,6 @@
+//! Pruning methods: each by hand on a small network, and what all of them promise.
+
+mod bench;
+mod promises;
+mod scores;
+mod tickets;

@@ -1,0 +1,224 @@
+//! What every method promises: the same masks on any number of threads, the same bits after a stop, nothing back to
+//! life but where a method grows it, and one sentence for what cannot be.
+
+use std::sync::atomic::AtomicBool;
+
+use espalier_train::checkpoint::Checkpoints;
+use espalier_train::run::{Place, run};
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, Heard, prepare, tiny_cnn, tiny_gpt};
+
+const STEPS: usize = 12;
+
+/// Every method on a network that it suits, with all of its draws within twelve steps.
+fn methods() -> Vec<(&'static str, Base)> {
+    let gpt = |settings: &[&str]| {
+        settings.iter().fold(tiny_gpt(&["model.dropout=0.1", "prune.sparsity=0.6"]), |base, s| base.set(s))
+    };
+    let cnn = |settings: &[&str]| {
+        settings.iter().fold(tiny_cnn(&["prune.sparsity=0.6"]), |base, setting| base.set(setting))
+    };
+    let early = ["prune.method=early-bird", "prune.every=1", "prune.window=4", "prune.tolerance=0.4"];
+    let moving = ["prune.every=2", "prune.fraction=0.5"];
+    let bf16 = "train.precision=bf16";
+    vec![
+        ("random", gpt(&["prune.method=random", "prune.at=4"])),
+        ("magnitude", gpt(&["prune.method=magnitude", "prune.at=4", bf16])),
+        ("gradual", cnn(&["prune.method=gradual", "prune.every=2"])),
+        ("snip", cnn(&["prune.method=snip", "prune.samples=20"])),
+        ("snip in bf16", gpt(&["prune.method=snip", "prune.samples=10", bf16])),
+        ("grasp", cnn(&["prune.method=grasp", "prune.samples=20"])),
+        ("grasp in bf16", gpt(&["prune.method=grasp", bf16])),
+        ("early-bird", gpt(&early)),
+        ("early-bird channels", cnn(&early).set("prune.form=channels").set("prune.l1=0.01")),
+        ("lottery", cnn(&["prune.method=lottery", "prune.rate=0.4"])),
+        ("lottery with rewinding", gpt(&["prune.method=lottery", "prune.rate=0.4", "prune.rewind=2", bf16])),
+        ("set", gpt(&["prune.method=set"]).set(moving[0]).set(moving[1])),
+        ("rigl", gpt(&["prune.method=rigl", "prune.embeddings=true"]).set(moving[0]).set(moving[1])),
+        ("rigl in bf16", cnn(&["prune.method=rigl", bf16]).set(moving[0]).set(moving[1])),
+        ("2:4", tiny_gpt(&["prune.method=2:4", "prune.at=3"])),
+    ]
+}
+
+fn trainer(base: &Base, threads: usize) -> Trainer {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={STEPS}")), threads);
+    Trainer::new(plan, dataset, &device).unwrap()
+}
+
+/// The hashes of weights and masks.
+fn state(trainer: &Trainer) -> (String, String) {
+    (trainer.weights().hash(), trainer.masks().hash())
+}
+
+/// Takes steps up to `steps`, on the device's own threads.
+fn go(trainer: &mut Trainer, steps: usize) {
+    let device = trainer.device().clone();
+    device.enter(|| {
+        while trainer.progress().step < steps as u64 {
+            trainer.step().unwrap();
+        }
+    });
+}
+
+#[test]
+fn masks_and_weights_do_not_depend_on_the_number_of_threads() {
+    for (name, base) in methods() {
+        let end = |threads: usize| {
+            let mut trainer = trainer(&base, threads);
+            go(&mut trainer, STEPS);
+            assert!(trainer.sparsity() > 0.1, "{name} has pruned");
+            state(&trainer)
+        };
+        let one = end(1);
+        assert_eq!(one, end(2), "{name}");
+        assert_eq!(one, end(3), "{name}");
+    }
+}
+
+#[test]
+fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
+    for (name, base) in methods() {
+        let mut whole = trainer(&base, 2);
+        let states: Vec<_> = (1..=STEPS)
+            .map(|step| {
+                go(&mut whole, step);
+                state(&whole)
+            })
+            .collect();
+        // Before, between and after the draws of every method above.
+        for cut in 1..STEPS {
+            let folder = tempfile::tempdir().unwrap();
+            let plan = prepare(&base, 1).0;
+            let precision = plan.run.train.precision.name();
+            let checkpoints = Checkpoints::new(folder.path(), 1, &plan.model.name, precision);
+            let mut first = trainer(&base, 2);
+            go(&mut first, cut);
+            first.save(&checkpoints).unwrap();
+            let mut second = trainer(&base, 2);
+            second.load(&checkpoints, |broken| panic!("{broken}")).unwrap().expect("the checkpoint");
+            go(&mut second, (cut + 4).min(STEPS));
+            assert_eq!(state(&second), states[(cut + 4).min(STEPS) - 1], "{name} stopped after {cut}");
+        }
+    }
+}
+
+#[test]
+fn nothing_that_was_pruned_comes_back_unless_it_is_grown() {
+    for (name, base) in methods() {
+        let grows = name.starts_with("set") || name.starts_with("rigl");
+        let mut trainer = trainer(&base, 2);
+        let mut before: Vec<Option<Vec<u32>>> = Vec::new();
+        let (mut draws, mut grown) = (0, false);
+        for step in 0..STEPS {
+            draws += usize::from(trainer.step().unwrap().pruned.is_some());
+            let masks: Vec<Option<Vec<u32>>> =
+                trainer.weights().ids().map(|id| trainer.masks().get(id).map(|mask| mask.words())).collect();
+            for (id, words) in trainer.weights().ids().zip(&masks) {
+                let Some(words) = words else { continue };
+                let values = trainer.weights().get(id).to_f32();
+                let dead = |i: &usize| words[i / 32] >> (i % 32) & 1 == 0;
+                let alive = (0..values.len()).filter(dead).find(|i| values[*i].to_bits() != 0);
+                assert_eq!(alive, None, "{name}, step {step}: {}", trainer.weights().name(id));
+                if let Some(Some(old)) = before.get(id.0) {
+                    let back = words.iter().zip(old).any(|(now, old)| now & !old != 0);
+                    assert!(grows || !back, "{name}, step {step}: {}", trainer.weights().name(id));
+                    grown |= back;
+                }
+            }
+            before = masks;
+        }
+        assert!(draws > 0, "{name}");
+        assert_eq!(grown, grows, "{name}");
+    }
+}
+
+/// 60 % of the weights are gone, exactly so many: globally, or in each layer where a method works by layers.
+#[test]
+fn counts_are_exact() {
+    for (name, base) in methods() {
+        let mut trainer = trainer(&base, 2);
+        go(&mut trainer, STEPS);
+        let (kept, all) = trainer.kept();
+        let share = |all: usize| (0.4 * all as f64).round() as usize;
+        match name {
+            "early-bird channels" => {
+                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each.
+                let masks: Vec<_> =
+                    trainer.masks().iter().map(|(_, mask)| (mask.len(), mask.kept())).collect();
+                assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3)]);
+            }
+            "set" | "rigl" | "rigl in bf16" => {
+                for (id, mask) in trainer.masks().iter() {
+                    assert_eq!(mask.kept(), share(mask.len()), "{name}: {}", trainer.weights().name(id));
+                }
+            }
+            "2:4" => assert_eq!(2 * kept, all, "{name}"),
+            _ => assert_eq!(kept as usize, share(all as usize), "{name}"),
+        }
+    }
+}
+
+/// Along the input of each matrix: GPT-2's lie input first.
+#[test]
+fn two_of_every_four_inputs_stay() {
+    let mut trainer = trainer(&tiny_gpt(&["prune.method=2:4", "model.tied=false"]), 1);
+    trainer.step().unwrap();
+    let mut seen = 0;
+    for (id, mask) in trainer.masks().iter() {
+        let (name, words) = (trainer.weights().name(id), mask.words());
+        let shape = trainer.weights().get(id).shape();
+        let (stride, inputs) = if name == "lm_head.weight" { (1, shape[1]) } else { (shape[1], shape[0]) };
+        let kept = |i: usize| usize::from(words[i / 32] >> (i % 32) & 1 == 1);
+        for start in (0..mask.len()).filter(|i| (i / stride % inputs).is_multiple_of(4)) {
+            let four: usize = (0..4).map(|n| kept(start + n * stride)).sum();
+            assert_eq!(four, 2, "{name} at {start}");
+            seen += 1;
+        }
+    }
+    assert_eq!(4 * seen, trainer.kept().1);
+}
+
+#[test]
+fn a_layer_of_which_nothing_is_left_is_named() {
+    let base = tiny_cnn(&["prune.method=magnitude", "prune.sparsity=0.999", "train.steps=2"]);
+    let (plan, dataset, device) = prepare(&base, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place { folder: folder.path().into(), resume: false, from: None };
+    let mut heard = Heard::default();
+    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+    // One of 872 weights stays, so two of three layers are empty.
+    assert_eq!(heard.warnings.len(), 2, "{:?}", heard.warnings);
+    for warning in &heard.warnings {
+        assert!(warning.starts_with("nothing is left of ") && warning.contains(".weight"), "{warning}");
+    }
+}
+
+#[test]
+fn a_lottery_of_too_few_epochs_is_refused() {
+    let base = tiny_cnn(&["prune.method=lottery", "train.epochs=1", "train.batch=64"]);
+    let (plan, dataset, device) = prepare(&base, 1);
+    let error = Trainer::new(plan, dataset, &device).unwrap_err().to_string();
+    assert!(error.starts_with("`train.epochs` gives 2 steps, but the lottery trains 13 times"), "{error}");
+}
+
+#[test]
+fn a_resumed_lottery_without_its_early_weights_says_so() {
+    let base = |rewind: usize| {
+        tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.2"]).set(format!("prune.rewind={rewind}"))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 1, "gpt", "f32");
+    let mut first = trainer(&base(0), 1);
+    go(&mut first, 4);
+    first.save(&checkpoints).unwrap();
+    let mut second = trainer(&base(2), 1);
+    second.load(&checkpoints, |broken| panic!("{broken}")).unwrap();
+    let error = loop {
+        match second.step() {
+            Ok(report) => assert!(report.pruned.is_none()),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.starts_with("`prune.rewind` is 2, but the checkpoint"), "{error}");
+}

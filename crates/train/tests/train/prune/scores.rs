@@ -1,0 +1,263 @@
+//! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
+
+use espalier_plan::config::Moving;
+use espalier_tensor::{Category, Tensor, random};
+use espalier_train::data::Split;
+use espalier_train::prune::gradient::{Scored, gradient};
+use espalier_train::prune::grasp::Grasp;
+use espalier_train::prune::hessian::Curvature;
+use espalier_train::prune::moving::Moves;
+use espalier_train::prune::rigl::Rigl;
+use espalier_train::prune::set::Set;
+use espalier_train::prune::snip::Snip;
+use espalier_train::prune::{count, is_kept};
+use espalier_train::trainer::Trainer;
+use espalier_train::weights::ParameterId;
+
+use super::bench::{Bench, Reference, assert_best, kept, perceptron, perceptron_with};
+use crate::support::{prepare, tiny_cnn, tiny_gpt};
+
+#[test]
+fn snip_keeps_the_largest_products_of_weight_and_gradient() {
+    // 20 samples in micro-batches of 8, 8 and 4: each sample weighs the same.
+    let mut bench = Bench::new(&perceptron(&["prune.method=snip"]));
+    let (parameters, candidates) = bench.flat();
+    assert_eq!(candidates.len(), 110);
+    let picks = bench.order.indices(0, 20);
+    let gradient = Reference::new(&bench.dataset, &picks, 1.0).gradient(&parameters, &candidates);
+    let mut snip = Snip { sparsity: 0.8, samples: 20 };
+    let computed = snip.gradients(&bench.network(0)).unwrap();
+    let computed: Vec<f32> = computed.iter().flat_map(|g| g.to_f32()).collect();
+    for (a, b) in computed.iter().zip(&gradient) {
+        assert!((f64::from(*a) - b).abs() < 1e-6, "{a} against {b}");
+    }
+    let draw = bench.draw(&mut snip, 0);
+    let scores: Vec<f64> =
+        candidates.iter().zip(&gradient).map(|(i, g)| (parameters[*i] * g).abs()).collect();
+    assert_best(&kept(&bench, &draw), &scores, 22);
+}
+
+#[test]
+fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
+    for (precision, activation) in [("f32", "silu"), ("bf16", "silu"), ("f32", "relu"), ("bf16", "relu")] {
+        for temperature in [1.0, 200.0] {
+            let base = perceptron_with(activation, &["prune.method=grasp"]);
+            let base = base.set(format!("train.precision={precision}"));
+            let mut bench = Bench::new(&base);
+            let (parameters, candidates) = bench.flat();
+            let mut grasp = Grasp { sparsity: 0.8, samples: 20, temperature: temperature as f32 };
+            let picks = grasp.chosen(&bench.network(0));
+            let labels: Vec<u32> =
+                picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i).unwrap()).collect();
+            assert!((0..10).all(|class| labels.iter().filter(|label| **label == class).count() == 2));
+
+            let mut reference = Reference::new(&bench.dataset, &picks, temperature);
+            if activation == "relu" {
+                reference = reference.with_relu(&parameters);
+            }
+            let gradient = reference.gradient(&parameters, &candidates);
+            let hessian = reference.hessian(&parameters, &candidates);
+            let product = |row: &Vec<f64>| row.iter().zip(&gradient).map(|(h, g)| h * g).sum::<f64>();
+            let expected: Vec<f64> = hessian.iter().map(product).collect();
+            let flow = grasp.hessian_gradient(&bench.network(0)).unwrap();
+            let flow: Vec<f64> = flow.iter().flat_map(|t| t.to_f32()).map(f64::from).collect();
+            let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+            let error = norm(&mut flow.iter().zip(&expected).map(|(a, b)| a - b));
+            let size = norm(&mut expected.iter().copied());
+            assert!(error < 1e-3 * size, "{activation}, {precision} at {temperature}: {error} off {size}");
+
+            let draw = bench.draw(&mut grasp, 0);
+            // The score is -w (H g), and the lowest stay.
+            let scores: Vec<f64> =
+                candidates.iter().zip(&expected).map(|(i, hg)| parameters[*i] * hg).collect();
+            assert_best(&kept(&bench, &draw), &scores, 22);
+        }
+    }
+}
+
+/// u (H v) = v (H u), for any two directions, through convolutions, batch norm, ReLU, max pool and a residual.
+#[test]
+fn the_hessian_of_a_network_with_kinks_is_symmetric() {
+    let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
+    let picks = bench.order.indices(0, 12);
+    let network = bench.network(0);
+    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0 };
+    let mut curvature = Curvature::new(&network, scored).unwrap();
+    let direction = |seed: u64| -> Vec<Tensor> {
+        let of = |id: &ParameterId| {
+            let weight = network.weights.get(*id);
+            let key = random::key(seed, id.0 as u64);
+            let values: Vec<f32> = (0..weight.len() as u64).map(|i| random::normal(key, i) as f32).collect();
+            Tensor::from_slice(&weight.device(), weight.shape(), &values, Category::Workspace).unwrap()
+        };
+        network.candidates.iter().map(of).collect()
+    };
+    let dot = |a: &[Tensor], b: &[Tensor]| -> f64 {
+        let flat = |t: &[Tensor]| t.iter().flat_map(|t| t.to_f32()).map(f64::from).collect::<Vec<_>>();
+        flat(a).iter().zip(flat(b)).map(|(a, b)| a * b).sum()
+    };
+    let size = |a: &[Tensor]| dot(a, a).sqrt();
+    for seed in 0..3 {
+        let (u, v) = (direction(2 * seed), direction(2 * seed + 1));
+        let (hu, hv) = (curvature.hessian_product(&u).unwrap(), curvature.hessian_product(&v).unwrap());
+        let (a, b) = (dot(&u, &hv), dot(&v, &hu));
+        let scale = (size(&u) * size(&hv)).max(size(&v) * size(&hu));
+        assert!((a - b).abs() < 2e-4 * scale, "{a} and {b}, of up to {scale}");
+        assert!(a.abs() > 5e-3 * scale, "{a} is too small to tell");
+    }
+}
+
+#[test]
+fn a_plain_set_is_balanced_and_text_has_plain_samples() {
+    let label = |bench: &Bench, picks: &[(u64, usize)], class| {
+        let labels = picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i));
+        labels.filter(|label| *label == Some(class)).count()
+    };
+    let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0 };
+    let mut bench = Bench::new(&perceptron(&["prune.method=grasp"]));
+    let picks = grasp(0).chosen(&bench.network(0));
+    assert!((0..10).all(|class| label(&bench, &picks, class) == 10), "ten of each class");
+    let picks = grasp(13).chosen(&bench.network(0));
+    let counts: Vec<usize> = (0..10).map(|class| label(&bench, &picks, class)).collect();
+    assert_eq!(counts, [2, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
+    let picks = grasp(100_000).chosen(&bench.network(0));
+    assert_eq!(picks.len(), bench.dataset.len(Split::Train), "all there are");
+    let mut text = Bench::new(&tiny_gpt(&["prune.method=grasp"]));
+    assert_eq!(grasp(0).chosen(&text.network(0)), text.order.indices(0, 10));
+    assert_eq!(grasp(7).chosen(&text.network(0)), text.order.indices(0, 7));
+}
+
+#[test]
+fn scoring_changes_nothing_of_the_model() {
+    for precision in ["f32", "bf16"] {
+        let base = tiny_cnn(&["prune.method=snip"]).set(format!("train.precision={precision}"));
+        let mut bench = Bench::new(&base);
+        let before = bench.weights.hash();
+        bench.draw(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
+        bench.draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0 }, 0);
+        assert_eq!(bench.weights.hash(), before, "{precision}: weights and running statistics");
+    }
+}
+
+fn moves(sparsity: f64) -> Moves {
+    Moves::new(sparsity, Moving { every: 10, fraction: 0.4, until: 0.5 })
+}
+
+#[test]
+fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
+    let mut bench = Bench::new(&perceptron(&["prune.method=rigl"]));
+    let mut rigl = Rigl(moves(0.8));
+    let start = bench.draw(&mut rigl, 0);
+    // Uniform: a fifth of 60 and of 50.
+    assert_eq!(start.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>(), [12, 10]);
+    bench.apply(start);
+    let before: Vec<Vec<u32>> = bench.masks.iter().map(|(_, mask)| mask.words()).collect();
+    let (parameters, candidates) = bench.flat();
+    // The first micro-batch of the step to come.
+    let picks = bench.order.indices(10 * 8, 8);
+    let gradient = Reference::new(&bench.dataset, &picks, 1.0).gradient(&parameters, &candidates);
+    let draw = bench.draw(&mut rigl, 10);
+    // alpha = 0.2 (1 + cos(pi 10 / 50)) = 0.3618: 4.34 of 12 and 3.62 of 10.
+    let mut offset = 0;
+    for (((id, after), before), moving) in draw.masks.iter().zip(&before).zip([4, 4]) {
+        let len = bench.weights.get(*id).len();
+        assert_eq!(count(after), count(before));
+        let of = |i: usize| (is_kept(before, i), is_kept(after, i));
+        let dropped: Vec<usize> = (0..len).filter(|i| of(*i) == (true, false)).collect();
+        let grown: Vec<usize> = (0..len).filter(|i| of(*i) == (false, true)).collect();
+        assert_eq!((dropped.len(), grown.len()), (moving, moving));
+        let size = |i: &usize| parameters[candidates[offset + i]].abs();
+        let stays =
+            (0..len).filter(|i| of(*i) == (true, true)).map(|i| size(&i)).fold(f64::INFINITY, f64::min);
+        assert!(dropped.iter().all(|i| size(i) <= stays));
+        let slope = |i: &usize| gradient[offset + i].abs();
+        let left_out = (0..len).filter(|i| of(*i) == (false, false)).map(|i| slope(&i)).fold(0.0, f64::max);
+        assert!(grown.iter().all(|i| slope(i) >= left_out - 1e-7));
+        offset += len;
+    }
+}
+
+#[test]
+fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
+    let drawn = |step: u64, seed: &str| {
+        let mut bench = Bench::new(&perceptron(&["prune.method=set", seed]));
+        let mut set = Set(moves(0.8));
+        let start = bench.draw(&mut set, 0);
+        bench.apply(start);
+        let before = bench.masks.iter().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
+        let (parameters, _) = bench.flat();
+        let draw = bench.draw(&mut set, step);
+        let (_, after) = &draw.masks[0];
+        let of = |i: usize| (is_kept(&before[0], i), is_kept(after, i));
+        let size = |i: usize| parameters[i].abs();
+        let stays = (0..60).filter(|i| of(*i) == (true, true)).map(size).fold(f64::INFINITY, f64::min);
+        assert!((0..60).filter(|i| of(*i) == (true, false)).all(|i| size(i) <= stays));
+        assert_eq!(count(after), 12);
+        (0..60).filter(|i| of(*i) == (false, true)).collect::<Vec<_>>()
+    };
+    let grown = drawn(10, "seed=1");
+    assert_eq!(grown.len(), 4);
+    assert_eq!(grown, drawn(10, "seed=1"));
+    assert_ne!(grown, drawn(10, "seed=2"));
+    assert_ne!(&grown[..2], &drawn(20, "seed=1")[..2]);
+}
+
+/// A tied table's gradient comes from the embedding and from the head: growth follows their sum.
+#[test]
+fn rigl_adds_up_the_parts_of_a_tied_gradient() {
+    let base = tiny_gpt(&["prune.method=rigl", "prune.embeddings=true"]);
+    let mut bench = Bench::new(&base);
+    let mut rigl = Rigl(moves(0.9));
+    let start = bench.draw(&mut rigl, 0);
+    bench.apply(start);
+    let id = bench.id("wte.weight");
+    let before = bench.masks.get(id).unwrap().words();
+    let picks = bench.order.indices(10 * 4, 4);
+    let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0 };
+    let sum = gradient(bench.network(10).pass(), &[id], scored).unwrap()[0].to_f32();
+    let draw = bench.draw(&mut rigl, 10);
+    let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();
+    let slope = |i: &usize| sum[*i].abs();
+    let all = 0..sum.len();
+    let grown = all.clone().filter(|i| !is_kept(&before, *i) && is_kept(after, *i));
+    let least = grown.map(|i| slope(&i)).fold(f32::INFINITY, f32::min);
+    let left_out = all.filter(|i| !is_kept(&before, *i) && !is_kept(after, *i));
+    assert!(least > 0.0 && left_out.map(|i| slope(&i)).fold(0.0, f32::max) <= least);
+}
+
+/// Where nearly all places are kept, only as many move as are free, and the count stays.
+#[test]
+fn a_nearly_dense_network_moves_what_it_can() {
+    let mut bench = Bench::new(&perceptron(&["prune.method=set"]));
+    let mut set = Set(moves(0.05));
+    let start = bench.draw(&mut set, 0);
+    bench.apply(start);
+    let before = bench.masks.iter().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
+    let draw = bench.draw(&mut set, 10);
+    for ((id, after), before) in draw.masks.iter().zip(&before) {
+        let len = bench.weights.get(*id).len();
+        assert_eq!(count(after), count(before));
+        let ever: u32 = before.iter().zip(after).map(|(before, after)| (before | after).count_ones()).sum();
+        assert_eq!(ever as usize, len, "every free place has grown");
+    }
+    // Three free places of 60, and two of 50 (47.5 are kept, which is 48).
+    assert!(draw.note.starts_with("5 "), "{}", draw.note);
+}
+
+#[test]
+fn rigl_holds_no_dense_gradient_of_the_model() {
+    let peak = |method: &str| {
+        let base = tiny_gpt(&["model.layers=8", "model.width=64", "train.steps=20", "prune.sparsity=0.9"])
+            .set(format!("prune.method={method}"))
+            .set("prune.every=2");
+        let (plan, dataset, device) = prepare(&base, 1);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let moved = (0..4).filter(|_| trainer.step().unwrap().pruned.is_some()).count();
+        assert_eq!(moved, 2);
+        let largest = trainer.masks().iter().map(|(_, mask)| 4 * mask.len()).max().unwrap();
+        (device.ledger().total_peak(), largest)
+    };
+    // SET takes no gradient but that of the step; RigL's own holds one layer's at a time.
+    let ((set, largest), (rigl, _)) = (peak("set"), peak("rigl"));
+    assert!(rigl <= set + largest, "{rigl} with, {set} without, {largest} for the largest layer");
+}

@@ -1,0 +1,306 @@
+//! Early-Bird and lottery tickets by hand.
+
+use std::fs;
+use std::sync::atomic::AtomicBool;
+
+use espalier_train::prune::{Decision, Observation, Pruner, count, places, pruner};
+use espalier_train::run::{Place, run};
+use espalier_train::trainer::Trainer;
+use espalier_train::weights::{ParameterId, Weights};
+
+use super::bench::{Bench, perceptron, values_where};
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+
+fn method(bench: &Bench, steps: u64) -> Box<dyn Pruner> {
+    pruner(&bench.plan, steps).unwrap().expect("a method")
+}
+
+fn look(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {
+    match pruner.before_step(&mut bench.network(step)).unwrap() {
+        Decision::Look(seen) => seen,
+        other => panic!("before step {step}: {other:?}"),
+    }
+}
+
+/// Weights of the perceptron's candidates whose largest stand at `from..from + 11`.
+fn peak_at(bench: &mut Bench, from: usize) {
+    let mut place = 0;
+    for id in bench.candidates.clone() {
+        let len = bench.weights.get(id).len();
+        let value = |i: usize| if (from..from + 11).contains(&(place + i)) { -5.0 } else { 0.01 };
+        bench.set(id, &(0..len).map(value).collect::<Vec<f32>>());
+        place += len;
+    }
+}
+
+#[test]
+fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
+    // 11 of 110 weights are kept: moving k of them changes 2 k of 110 places.
+    let base = perceptron(&["prune.method=early-bird", "prune.window=3", "prune.tolerance=0.05"]);
+    let mut bench = Bench::new(&base);
+    let mut early = method(&bench, 100);
+    peak_at(&mut bench, 0);
+    for step in [0, 1, 9, 11] {
+        let decision = early.before_step(&mut bench.network(step)).unwrap();
+        assert!(matches!(decision, Decision::Wait), "an epoch of ten steps: {step}");
+    }
+    let seen = look(&mut bench, &mut *early, 10);
+    assert_eq!(seen, Observation { note: "keeps 11 of 110 weights".into(), distances: vec![] });
+    peak_at(&mut bench, 3);
+    let seen = look(&mut bench, &mut *early, 20);
+    assert_eq!(seen.distances, [6.0 / 110.0]);
+    assert_eq!(seen.note, "keeps 11 of 110 weights; mask distances to those before 0.0545");
+    // Near the one before, but not the one before that.
+    peak_at(&mut bench, 4);
+    assert_eq!(look(&mut bench, &mut *early, 30).distances, [8.0 / 110.0, 2.0 / 110.0]);
+    // A checkpoint in between changes nothing.
+    let mut resumed = method(&bench, 100);
+    resumed.load(early.save());
+    peak_at(&mut bench, 5);
+    let draw = bench.draw(&mut *early, 40);
+    assert_eq!(draw.distances, [4.0 / 110.0, 2.0 / 110.0]);
+    assert!(draw.note.starts_with("ticket drawn after step 40, settled: keeps 11 of 110"), "{}", draw.note);
+    assert_eq!(places(&draw.masks[0].1), (5..16).collect::<Vec<_>>());
+    assert_eq!(bench.draw(&mut *resumed, 40).masks, draw.masks);
+    // Once.
+    let mut after = method(&bench, 100);
+    after.load(early.save());
+    for pruner in [&mut early, &mut after] {
+        assert!(matches!(pruner.before_step(&mut bench.network(50)).unwrap(), Decision::Wait));
+    }
+}
+
+#[test]
+fn what_never_settles_is_pruned_at_the_latest() {
+    for (latest, step) in [("prune.latest=0", 50), ("prune.latest=37", 37)] {
+        let base = perceptron(&["prune.method=early-bird", "prune.every=5", latest]);
+        let mut bench = Bench::new(&base);
+        let mut early = method(&bench, 100);
+        for now in 1..step {
+            peak_at(&mut bench, 2 * now as usize % 90);
+            let decision = early.before_step(&mut bench.network(now)).unwrap();
+            assert!(!matches!(decision, Decision::Prune(_)), "{now}: {decision:?}");
+        }
+        let draw = bench.draw(&mut *early, step);
+        assert!(draw.note.contains("not settled by `prune.latest`"), "{}", draw.note);
+    }
+}
+
+/// Three convolutions: two with a batch norm, the second of these with a bias.
+fn normed(overrides: &[&str]) -> Base {
+    let layers = "model.layers=[{type='conv', output=4, kernel=3, padding=1, bias=false}, {type='batch_norm'}, \
+                  {type='relu'}, {type='conv', output=6, kernel=1}, {type='batch_norm'}, {type='relu'}, \
+                  {type='conv', output=5, kernel=1}, {type='global_avg_pool'}, {type='linear', output=10}]";
+    let base = tiny_cnn(&[layers, "prune.method=early-bird", "prune.form=channels", "prune.sparsity=0.3"]);
+    overrides.iter().fold(base, |base, change| base.set(change))
+}
+
+/// The names of the parameters of `normed`, in order: conv, norm, norm, conv, bias, norm, norm, ...
+fn names(bench: &Bench) -> Vec<String> {
+    bench.weights.ids().map(|id| bench.weights.name(id).to_owned()).collect()
+}
+
+#[test]
+fn channels_go_with_all_that_makes_them() {
+    let mut bench = Bench::new(&normed(&["prune.latest=1"]));
+    let names = names(&bench);
+    let (first, second) = (ParameterId(1), ParameterId(5));
+    assert_eq!((bench.weights.get(first).len(), bench.weights.get(second).len()), (4, 6), "{names:?}");
+    bench.set(first, &[0.5, -0.01, 0.9, 0.2]);
+    bench.set(second, &[-0.6, 0.3, 0.0, 0.7, 0.1, -0.8]);
+    let mut early = method(&bench, 100);
+    let draw = bench.draw(&mut *early, 1);
+    // 7 of 10 stay: 0.01 of the first and 0.0 and 0.1 of the second go.
+    let kept = |id: usize| {
+        let (_, words) = draw.masks.iter().find(|(other, _)| other.0 == id).expect("a mask");
+        places(words)
+    };
+    for id in [1, 2] {
+        assert_eq!(kept(id), [0, 2, 3], "{}", names[id]);
+    }
+    for id in [4, 5, 6] {
+        assert_eq!(kept(id), [0, 1, 3, 5], "{}", names[id]);
+    }
+    // Rows of 3 x 3 x 3 weights, and of 4.
+    assert_eq!(kept(0), (0..27).chain(54..108).collect::<Vec<_>>());
+    assert_eq!(kept(3), (0..8).chain(12..16).chain(20..24).collect::<Vec<_>>());
+    assert_eq!(draw.masks.len(), 7, "the third convolution, without a norm, and the head stay");
+    assert!(draw.note.contains("keeps 7 of 10 channels"), "{}", draw.note);
+}
+
+#[test]
+fn scales_are_pulled_until_the_ticket_and_then_no_more() {
+    let steps = |l1: &str, count: usize| {
+        let base = normed(&["optimizer.name=sgd", "learning_rate.peak=0.5", "prune.latest=1", l1]);
+        let (plan, dataset, device) = prepare(&base, 1);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        (0..count).for_each(|_| drop(trainer.step().unwrap()));
+        trainer.weights().ids().map(|id| trainer.weights().get(id).to_f32()).collect::<Vec<_>>()
+    };
+    let (free, pulled) = (steps("prune.l1=0", 1), steps("prune.l1=0.1", 1));
+    for (id, (a, b)) in free.iter().zip(&pulled).enumerate() {
+        for (a, b) in a.iter().zip(b) {
+            // Scales start at 1: the pull is 0.5 * 0.1.
+            let expected = if [1, 5].contains(&id) { a - 0.05 } else { *a };
+            assert!((b - expected).abs() < 1e-6, "parameter {id}: {a} free, {b} pulled");
+        }
+    }
+    // After the ticket, before the second step, the gradient alone moves a scale of 0.95.
+    let base = normed(&["optimizer.name=sgd", "learning_rate.peak=0.5", "prune.latest=1", "prune.l1=0.1"]);
+    let early = method(&Bench::new(&base), 100);
+    assert_eq!(early.penalty(), Some((vec![ParameterId(1), ParameterId(5)], 0.1)));
+    let mut bench = Bench::new(&base);
+    let mut early = method(&bench, 100);
+    bench.draw(&mut *early, 1);
+    assert_eq!(early.penalty(), None);
+}
+
+#[test]
+fn distances_and_the_step_of_the_ticket_are_written_down() {
+    let base = tiny_gpt(&["prune.method=early-bird", "prune.every=1", "prune.window=3", "train.steps=12"])
+        .set("prune.tolerance=0.6");
+    let (plan, dataset, device) = prepare(&base, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place { folder: folder.path().into(), resume: false, from: None };
+    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let looks: Vec<_> = lines.iter().filter(|line| line.get("pruner").is_some()).collect();
+    assert_eq!(looks.len(), 2);
+    assert_eq!(looks[1]["pruner"]["mask_distances"].as_array().unwrap().len(), 1);
+    let ticket = lines.iter().find(|line| line.get("pruned").is_some()).expect("a ticket");
+    assert_eq!(ticket["step"], 4);
+    assert_eq!(ticket["pruned"]["mask_distances"].as_array().unwrap().len(), 2);
+    assert!(ticket["pruned"]["note"].as_str().unwrap().starts_with("ticket drawn after step 3, settled"));
+}
+
+/// Changes every parameter, as training would, and every running statistic.
+fn disturb(bench: &mut Bench) {
+    for (i, (_, tensor)) in bench.weights.named_mut().enumerate() {
+        for (j, value) in tensor.slice_mut::<f32>().iter_mut().enumerate() {
+            *value = *value * 1.5 + 0.01 * ((i * 31 + j * 17) % 23) as f32 - 0.1;
+        }
+    }
+}
+
+fn all_values(weights: &Weights) -> Vec<(String, Vec<f32>)> {
+    weights.named().map(|(name, tensor)| (name.to_owned(), tensor.to_f32())).collect()
+}
+
+#[test]
+fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
+    // One threshold for the convolutions, which lose half, and one for the head, which loses a quarter.
+    let base = tiny_cnn(&["prune.method=lottery", "prune.rate=0.5", "prune.sparsity=0.7", "train.steps=100"]);
+    let mut bench = Bench::new(&base);
+    let first = all_values(&bench.weights);
+    let mut lottery = method(&bench, 100);
+    let ids = bench.candidates.clone();
+    let sizes: Vec<usize> = ids.iter().map(|id| bench.weights.get(*id).len()).collect();
+    assert_eq!(sizes, [216, 576, 80]);
+    // 792 and 80 to 262: 396 + 60 = 456, 198 + 45 = 243 would be too few; two trainings stand before, one behind.
+    for step in 0..33 {
+        assert!(matches!(lottery.before_step(&mut bench.network(step)).unwrap(), Decision::Wait), "{step}");
+        assert_eq!(lottery.position(step, 100), (step, 33));
+    }
+    disturb(&mut bench);
+    let magnitudes = |bench: &Bench, ids: &[ParameterId]| -> Vec<f32> {
+        let mut all: Vec<f32> = ids.iter().flat_map(|id| bench.values(*id)).map(f32::abs).collect();
+        all.sort_by(|a, b| b.total_cmp(a));
+        all
+    };
+    let thresholds = [magnitudes(&bench, &ids[..2])[395], magnitudes(&bench, &ids[2..])[59]];
+    let trained: Vec<Vec<f32>> = ids.iter().map(|id| bench.values(*id)).collect();
+    let draw = bench.draw(&mut *lottery, 33);
+    assert!(draw.reset_state);
+    assert_eq!(draw.note, "round 1 of 2, weights as after step 0");
+    assert_eq!(lottery.position(33, 100), (0, 33));
+    let kept: Vec<usize> = draw.masks.iter().map(|(_, words)| count(words)).collect();
+    assert_eq!((kept[0] + kept[1], kept[2]), (396, 60));
+    for (((id, words), trained), threshold) in
+        draw.masks.iter().zip(&trained).zip([thresholds[0], thresholds[0], thresholds[1]])
+    {
+        let kept = values_where(trained, words);
+        let least = kept.iter().filter(|w| **w != 0.0).map(|w| w.abs());
+        assert!(least.fold(f32::INFINITY, f32::min) >= threshold, "{}", bench.weights.name(*id));
+    }
+    assert_eq!(all_values(&bench.weights), first, "weights, norms and running statistics");
+    bench.apply(draw);
+
+    disturb(&mut bench);
+    let draw = bench.draw(&mut *lottery, 66);
+    assert_eq!(draw.masks.iter().map(|(_, words)| count(words)).sum::<usize>(), 262);
+    // r = (456 - 262) / (396 + 30) = 0.4554: 60 (1 - 0.2277) = 46.3 of the head.
+    assert_eq!(count(&draw.masks[2].1), 46);
+    for (id, words) in &draw.masks {
+        let before = bench.masks.get(*id).unwrap().words();
+        assert!(words.iter().zip(before).all(|(now, before)| now & !before == 0), "nothing comes back");
+    }
+    // What does not divide goes to the last training.
+    assert_eq!((lottery.position(66, 100), lottery.position(99, 100)), ((0, 34), (33, 34)));
+}
+
+#[test]
+fn rewinding_goes_back_to_an_early_step() {
+    for precision in ["f32", "bf16"] {
+        let base =
+            tiny_cnn(&["prune.method=lottery", "prune.rewind=3", "prune.sparsity=0.2", "train.steps=21"])
+                .set(format!("train.precision={precision}"));
+        let (plan, dataset, device) = prepare(&base, 1);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        let mut bench = Bench::new(&base);
+        let mut lottery = method(&bench, 21);
+        let copy = |bench: &mut Bench, trainer: &Trainer| {
+            for ((_, to), (_, from)) in bench.weights.named_mut().zip(trainer.weights().named()) {
+                to.copy_from_host(&from.host_bytes());
+            }
+        };
+        for step in 0..9 {
+            copy(&mut bench, &trainer);
+            assert!(matches!(lottery.before_step(&mut bench.network(step)).unwrap(), Decision::Wait));
+            if step == 3 {
+                assert_eq!(lottery.save().len(), bench.weights.named().count(), "in every checkpoint");
+            }
+            trainer.step().unwrap();
+        }
+        // 792 and 80 to 698: 634 + 72, and a little more. Trainings of 9, 6 and 6 steps.
+        let (plan, dataset, device) = prepare(&base, 1);
+        let mut early = Trainer::new(plan, dataset, &device).unwrap();
+        (0..3).for_each(|_| drop(early.step().unwrap()));
+        let draw = bench.draw(&mut *lottery, 9);
+        assert_eq!(draw.note, "round 1 of 2, weights as after step 3");
+        assert_eq!(lottery.position(9, 21), (3, 9));
+        assert_eq!(bench.weights.hash(), early.weights().hash(), "{precision}");
+    }
+}
+
+#[test]
+fn a_lottery_that_did_not_start_from_its_seed_remembers_its_start() {
+    let mut bench = Bench::new(&tiny_cnn(&["prune.method=lottery", "prune.sparsity=0.2"]));
+    disturb(&mut bench);
+    let start = all_values(&bench.weights);
+    let mut lottery = method(&bench, 100);
+    assert!(matches!(lottery.before_step(&mut bench.network(0)).unwrap(), Decision::Wait));
+    disturb(&mut bench);
+    let mut resumed = method(&bench, 100);
+    resumed.load(lottery.save());
+    bench.draw(&mut *resumed, 33);
+    assert_eq!(all_values(&bench.weights), start);
+}
+
+#[test]
+fn every_round_starts_with_fresh_state_and_a_whole_schedule() {
+    let base =
+        tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.3", "train.steps=9", "optimizer.name=adam"])
+            .set("learning_rate.decay_steps=0");
+    let (plan, dataset, device) = prepare(&base, 1);
+    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let mut rates = Vec::new();
+    for step in 0..9 {
+        rates.push(trainer.step().unwrap().lr);
+        assert_eq!(trainer.progress().updates, step % 3 + 1);
+    }
+    // 0.8, then to 0.7: two rounds, three trainings of three steps.
+    assert_eq!((&rates[..3], &rates[..3]), (&rates[3..6], &rates[6..]));
+    assert!(rates[0] > rates[2]);
+}
