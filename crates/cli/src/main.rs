@@ -79,7 +79,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
-        Some(Error::RankFailed { .. } | Error::RankPanicked { .. }) => 3,
+        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => 3,
         Some(Error::Diverged { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,
@@ -100,7 +100,7 @@ mod tests {
             used: Ledger::default().usage(),
         };
         let failed = Error::RankFailed { rank: 3, error: Box::new(refused.into()) };
-        let panicked = Error::RankPanicked { rank: 1, message: "out of luck".into() };
+        let panicked = Error::RankEnded { rank: 1, how: "panicked", why: "out of luck".into() };
         let (failed, panicked) = (anyhow::Error::from(failed), anyhow::Error::from(panicked));
         assert_eq!((exit_code(&failed), exit_code(&panicked)), (3, 3));
         assert!(sentence(&failed).starts_with("rank 3 failed: out of memory"), "{}", sentence(&failed));

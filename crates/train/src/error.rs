@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use espalier_comm::Failure;
+
 /// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -28,13 +30,15 @@ pub enum Error {
         /// Its own message.
         error: Box<Error>,
     },
-    /// A rank panicked, and the run ended with it.
-    #[error("rank {rank} panicked: {message}")]
-    RankPanicked {
+    /// A rank panicked, or failed in another process, and the run ended with it.
+    #[error("rank {rank} {how}: {why}")]
+    RankEnded {
         /// Which.
         rank: usize,
+        /// `panicked` or `failed`.
+        how: &'static str,
         /// What it said.
-        message: String,
+        why: String,
     },
     /// Ranks that must be the same are not.
     #[error("the {what} of {} are not those of rank {first}: the run cannot go on", ranks(.others))]
@@ -77,15 +81,26 @@ pub enum Error {
     },
 }
 
+impl From<Failure<Error>> for Error {
+    fn from(failure: Failure<Error>) -> Error {
+        match failure {
+            Failure::Launch(error) => Error::Comm(error),
+            // What concerns the run, and not the rank that was the first to find it.
+            Failure::Failed { error, .. } if error.is_of_the_run() => error,
+            Failure::Failed { rank, error } => Error::RankFailed { rank, error: Box::new(error) },
+            Failure::Panicked { rank, message } => Error::RankEnded { rank, how: "panicked", why: message },
+            Failure::Peer { rank, how, why } => Error::RankEnded { rank, how, why },
+        }
+    }
+}
+
 impl Error {
     /// Whether it concerns the run as a whole, so that it does not matter which rank found it.
     pub(crate) fn is_of_the_run(&self) -> bool {
         match self {
             Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
             Error::Diverged { .. } | Error::Disagree { .. } => true,
-            Error::Tensor(_) | Error::Comm(_) | Error::RankFailed { .. } | Error::RankPanicked { .. } => {
-                false
-            }
+            Error::Tensor(_) | Error::Comm(_) | Error::RankFailed { .. } | Error::RankEnded { .. } => false,
         }
     }
 

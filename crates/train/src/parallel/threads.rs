@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use espalier_comm::{Failure, threads};
+use espalier_comm::threads;
 use espalier_plan::config;
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
@@ -32,13 +32,5 @@ pub fn on_threads<R: Send>(
         let device = Device::cpu(each)?;
         device.enter(|| work(Ranks::join(world, mesh)?, &device))
     });
-    outcome.map_err(|failure| match failure {
-        // What concerns the run, and not the rank that was the first to find it.
-        Failure::Failed { error, .. } if error.is_of_the_run() => error,
-        Failure::Failed { rank, error } => Error::RankFailed { rank, error: Box::new(error) },
-        Failure::Panicked { rank, message } => Error::RankPanicked { rank, message },
-        Failure::Launch(error) => Error::Comm(error),
-        // Only ranks that are processes end apart.
-        Failure::Peer { rank, why, .. } => Error::RankPanicked { rank, message: why },
-    })
+    outcome.map_err(Error::from)
 }

@@ -53,6 +53,16 @@ impl<'a> Gradients<'a> {
         self.sums[id.0].take()
     }
 
+    /// Puts the gradient of a parameter back in.
+    pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
+        self.sums[id.0] = Some(gradient);
+    }
+
+    /// The parameters of the model, whether or not a gradient of theirs has come.
+    pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
+        (0..self.sums.len()).map(ParameterId)
+    }
+
     /// Adds `strength * sign(w)` to the gradient of a parameter: an L1 penalty pulls its weights towards zero.
     pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
         let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
@@ -64,16 +74,6 @@ impl<'a> Gradients<'a> {
             None => add_into(sum, &pull),
         }
         Ok(())
-    }
-
-    /// Puts the gradient of a parameter back in.
-    pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
-        self.sums[id.0] = Some(gradient);
-    }
-
-    /// The parameters of the model, whether or not a gradient of theirs has come.
-    pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
-        (0..self.sums.len()).map(ParameterId)
     }
 
     /// Bytes held for a parameter.

@@ -370,7 +370,7 @@ fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
         outcome.unwrap_err()
     };
     let error = failing(&|_| panic!("out of luck"));
-    assert!(matches!(error, Error::RankPanicked { rank: 2, .. }), "{error}");
+    assert!(matches!(error, Error::RankEnded { rank: 2, .. }), "{error}");
     assert_eq!(error.to_string(), "rank 2 panicked: out of luck");
     let refused = || espalier_tensor::Error::Threads { threads: 3, why: "enough".into() };
     let error = failing(&|_| Err(refused().into()));
