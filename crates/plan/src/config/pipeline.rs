@@ -158,7 +158,7 @@ fn read_cut(section: &mut Section) -> Result<Vec<usize>, Error> {
     let Value::Array(values) = value else { return Err(wrong()) };
     let cut: Vec<usize> =
         values.iter().map(|value| whole(value, 1, LARGEST)).collect::<Result<_, _>>().map_err(|_| wrong())?;
-    if cut.windows(2).any(|pair| pair[0] > pair[1]) {
+    if cut.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(wrong());
     }
     Ok(cut)

@@ -2,12 +2,14 @@
 //!
 //! | axis | file |
 //! |---|---|
-//! | data: each rank has the whole model and a part of every batch | `data` |
+//! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
+//! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //!
 //! Ranks never send weights: they start from the same bits and take the same steps. That they do is checked where it
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
+pub mod groups;
 mod threads;
 
 use std::ops::Range;
@@ -25,14 +27,19 @@ use crate::{Error, Result};
 pub struct Ranks {
     world: Communicator,
     data: Communicator,
+    stages: Communicator,
+    relay: Communicator,
 }
 
 impl Ranks {
     /// Takes its place in a mesh; all ranks of the world must.
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
-        let slice = mesh.slice(world.rank(), &[Axis::Data]);
-        let data = world.split(Some(slice.number), slice.place)?.expect("a colour was given");
-        Ok(Ranks { world, data })
+        let along = |axis| -> Result<Communicator> {
+            let slice = mesh.slice(world.rank(), &[axis]);
+            Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
+        };
+        let (data, stages, relay) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
+        Ok(Ranks { world, data, stages, relay })
     }
 
     /// Its number in the world.
@@ -50,6 +57,21 @@ impl Ranks {
         &self.data
     }
 
+    /// All ranks.
+    pub fn world(&self) -> &Communicator {
+        &self.world
+    }
+
+    /// Those that hold the other stages of the same replica, in the order of the stages.
+    pub fn stages(&self) -> &Communicator {
+        &self.stages
+    }
+
+    /// The same ranks, for messages that are on no schedule.
+    pub fn relay(&self) -> &Communicator {
+        &self.relay
+    }
+
     /// Bytes that it has sent so far.
     pub fn sent(&self) -> Sent {
         self.world.sent()
@@ -60,9 +82,14 @@ impl Ranks {
         share(samples, self.data.size(), self.data.rank())
     }
 
-    /// Sums over all that have a part of the samples.
+    /// Sums over all ranks.
     pub fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
-        Ok(self.data.all_reduce(numbers, Reduce::Sum)?)
+        Ok(self.world.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// Sums over the stages of a replica.
+    pub fn sum_over_stages(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+        Ok(self.stages.all_reduce(numbers, Reduce::Sum)?)
     }
 
     /// The largest over all ranks.

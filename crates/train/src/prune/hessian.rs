@@ -23,6 +23,7 @@ use crate::Result;
 use crate::layers::Kinks;
 use crate::model::Model;
 use crate::pass::Pass;
+use crate::stage::Stage;
 use crate::weights::{ParameterId, Weights};
 
 /// How far the weights move, as a share of their norm.
@@ -45,7 +46,7 @@ impl<'a> Curvature<'a> {
 
     /// The gradient.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.pass(self.network.parts.model), self.network.candidates, self.scored)
+        gradient(self.pass(self.network.parts.stage), self.network.candidates, self.scored)
     }
 
     /// The Hessian times a direction.
@@ -61,10 +62,11 @@ impl<'a> Curvature<'a> {
         let kinks = Kinks::default();
         let plan = self.network.plan;
         let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
+        let stage = Stage::cut(model, plan, self.network.ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, loss) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
-                curvature.pass(&model).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
+                curvature.pass(&stage).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
             train(self, &mut Sums::of(&[]))?;
@@ -99,8 +101,8 @@ impl<'a> Curvature<'a> {
         Ok(())
     }
 
-    fn pass<'b>(&'b self, model: &'b Model) -> Pass<'b> {
-        Pass { model, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
+    fn pass<'b>(&'b self, stage: &'b Stage) -> Pass<'b> {
+        Pass { stage, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
     }
 }
 

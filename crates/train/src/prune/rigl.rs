@@ -27,8 +27,7 @@ impl Pruner for Rigl {
         }
         let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
         let mut growth = growth(network, share)?;
-        let draw = Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))?;
-        Ok(if draw.masks.is_empty() { Decision::Wait } else { Decision::Prune(draw) })
+        Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))
     }
 }
 
@@ -77,7 +76,7 @@ impl GradientSink for Growth<'_> {
             if self.moving(id) == 0 {
                 continue;
             }
-            if !self.network.parts.model.tied().contains(&id) {
+            if !self.network.parts.stage.model(0).tied().contains(&id) {
                 self.choose(id, &gradient);
             } else if let Some(sum) = self.parts.get_mut(&id) {
                 add_into(sum, &gradient);

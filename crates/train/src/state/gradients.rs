@@ -83,19 +83,20 @@ impl<'a> Gradients<'a> {
 
     /// The squared norm over all kept parameters; NaN or infinite if any element is.
     pub fn squared_norm(&self) -> Result<f64> {
-        self.squared_norm_without(&HashSet::new())
+        self.squared_norm_of(|_| true)
     }
 
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
     pub fn noise_norms(&self) -> Result<Option<(f64, f64)>> {
         let Some(measured) = &self.measured else { return Ok(None) };
-        Ok(Some((measured.squares, self.squared_norm_without(&measured.without)?)))
+        Ok(Some((measured.squares, self.squared_norm_of(|id| !measured.without.contains(&id))?)))
     }
 
-    fn squared_norm_without(&self, without: &HashSet<ParameterId>) -> Result<f64> {
+    /// The same over some parameters.
+    pub fn squared_norm_of(&self, counts: impl Fn(ParameterId) -> bool) -> Result<f64> {
         let sums = self.sums.iter().enumerate().filter_map(|(i, sum)| Some((ParameterId(i), sum.as_ref()?)));
         let kept = sums
-            .filter(|(id, _)| !without.contains(id))
+            .filter(|(id, _)| counts(*id))
             .map(|(id, sum)| self.kept(id, sum))
             .collect::<Result<Vec<_>>>()?;
         Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>()))
