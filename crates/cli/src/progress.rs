@@ -132,8 +132,8 @@ impl Observer for Progress {
     }
 }
 
-/// One paragraph before the first step.
-pub fn describe(plan: &Plan, dataset: &Dataset, device: &str) {
+/// One paragraph before the first step; `transport` joins the ranks, where they are processes.
+pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<&str>) {
     let train = &plan.run.train;
     eprintln!(
         "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {}{} in {} micro-batch{}",
@@ -145,7 +145,10 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str) {
         train.batch,
         match plan.run.parallel.data {
             1 => String::new(),
-            ranks => format!(" over {ranks} ranks, each"),
+            ranks => {
+                let joined = transport.map_or(String::new(), |transport| format!(", joined by {transport}"));
+                format!(" over {ranks} ranks{joined}, each")
+            }
         },
         train.micro_batches,
         if train.micro_batches == 1 { "" } else { "es" },

@@ -8,17 +8,20 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_comm::Launched;
 use espalier_plan::Plan;
 use espalier_plan::config::{DeviceKind, RunFile};
 use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
 use espalier_train::data::Dataset;
-use espalier_train::run::{Outcome, Place, run};
+use espalier_train::parallel::launched::Join;
+use espalier_train::run::{Outcome, Place, run, run_launched};
 use espalier_train::{Error, Summary};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::progress::{self, Progress};
-use crate::{device, profile};
+use crate::{device, profile, ranks};
 
 /// Exit code of a run that was interrupted and has saved.
 const INTERRUPTED: u8 = 130;
@@ -29,6 +32,8 @@ const INTERRUPTED: u8 = 130;
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
   espalier train runs/hello.toml --ranks 4
+  mpirun -n 4 espalier train runs/hello.toml
+  torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml --set device.kind=cuda
   espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
@@ -64,44 +69,72 @@ pub struct Prepared {
     pub plan: Plan,
     pub dataset: Dataset,
     pub device: Device,
+    /// How it becomes one of several ranks, where a launcher has started them.
+    pub join: Option<Join>,
 }
 
 /// Reads a run file and opens what it names.
-pub fn prepare(path: &Path, overrides: &[String]) -> Result<Prepared> {
+pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -> Result<Prepared> {
     let text = fs::read_to_string(path).map_err(|why| Error::File {
         path: path.to_owned(),
         why: format!("the run file cannot be read: {why}"),
     })?;
-    let mut run_file = RunFile::parse(&text, overrides).map_err(Error::Plan)?;
+    let started = launched.map(|launched| launched.size);
+    let mut run_file = RunFile::parse_for(&text, overrides, started).map_err(Error::Plan)?;
+    let join = launched.map(|launched| {
+        let cards = || Cuda::probe().usable();
+        Join::new(launched.clone(), run_file.device.kind, cards, |name| std::env::var(name).ok())
+    });
+    let join = join.transpose()?;
     let folder = std::path::absolute(path)?;
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
 
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    let threads = match plan.run.device.threads {
-        0 => std::thread::available_parallelism()?.get(),
-        n => n,
+    let cores = std::thread::available_parallelism()?.get();
+    let threads = match (plan.run.device.threads, &join) {
+        (0, None) => cores,
+        (0, Some(join)) => join.threads(cores),
+        (n, _) => n,
     };
+    if let Some(join) = join {
+        let device = device::open_for(&join, &plan.run.device, threads).map_err(Error::Tensor)?;
+        return Ok(Prepared { plan, dataset, device, join: Some(join) });
+    }
     let mut wish = plan.run.device.clone();
     // Ranks of one process share its processor: where the choice is ours, that is it.
     if plan.run.parallel.data > 1 && wish.kind == DeviceKind::Auto {
         wish.kind = DeviceKind::Cpu;
     }
     let device = device::open(&wish, threads).map_err(Error::Tensor)?;
-    Ok(Prepared { plan, dataset, device })
+    Ok(Prepared { plan, dataset, device, join: None })
 }
 
 /// Runs the command.
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
+    match Launched::from_environment().map_err(Error::Comm)? {
+        None => train_here(arguments, None),
+        Some(launched) if launched.rank == 0 => train_here(arguments, Some(&launched)),
+        Some(launched) => ranks::quietly(launched.rank, || train_here(arguments, Some(&launched))),
+    }
+}
+
+fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result<ExitCode> {
     let path = &arguments.run_file;
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.ranks.map(|ranks| format!("parallel.data={ranks}")));
-    let Prepared { plan, dataset, device } = prepare(path, &overrides)?;
-    progress::describe(&plan, &dataset, &device::describe(&device));
+    let Prepared { plan, dataset, device, join } = prepare(path, &overrides, launched)?;
+    let leads = launched.is_none_or(|launched| launched.rank == 0);
+    if leads {
+        let transport = join.as_ref().map(Join::transport);
+        progress::describe(&plan, &dataset, &device::describe(&device), transport);
+    }
     if arguments.dry_run {
         let summary = Summary::planned(&plan, device.name());
-        progress::summarise(&summary);
-        print_json(arguments, &summary);
+        if leads {
+            progress::summarise(&summary);
+            print_json(arguments, &summary);
+        }
         return Ok(ExitCode::SUCCESS);
     }
 
@@ -117,7 +150,13 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         observer.profile(&device);
     }
     let precision = plan.run.train.precision;
-    let Outcome { summary, interrupted } = run(plan, dataset, &device, &place, &stop, &mut observer)?;
+    let Outcome { summary, interrupted } = match &join {
+        None => run(plan, dataset, &device, &place, &stop, &mut observer)?,
+        Some(join) => run_launched(join, plan, dataset, &device, &place, &stop, &mut observer)?,
+    };
+    if !leads {
+        return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
+    }
     observer.finish();
     progress::summarise(&summary);
     if arguments.profile {

@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
@@ -24,7 +24,8 @@ use serde_json::json;
 
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
-use crate::parallel::{Ranks, on_threads};
+use crate::parallel::launched::Join;
+use crate::parallel::{Ranks, on_threads_within};
 use crate::prune::Observation;
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
@@ -81,14 +82,13 @@ pub fn run(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
-    let data = plan.run.parallel.data;
-    if data == 1 {
+    if plan.run.parallel.data == 1 {
         return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
     }
-    let mesh = Mesh::new(PerAxis { data, ..PerAxis::ONES }).expect("every axis has at least one rank");
+    let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     // Rank 0 takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
-    let outcomes = on_threads(&mesh, device, |ranks, device| {
+    let outcomes = on_threads_within(limit, &mesh, device, |ranks, device| {
         let (mut quiet, mut taken) = ((), None);
         if ranks.leads() {
             taken = observer.lock().expect("only taken from").take();
@@ -100,6 +100,36 @@ pub fn run(
         Run::start(plan.clone(), dataset.clone(), device, place, Some(ranks), observer)?.go(stop, observer)
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank 0"))
+}
+
+/// Trains as the rank that a launcher made this process, with the others that it started. Only rank 0 is heard.
+pub fn run_launched(
+    join: &Join,
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
+    let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
+    device.enter(|| {
+        join.run(limit, &mesh, device, |ranks| {
+            let mut quiet = ();
+            let observer: &mut dyn Observer = if ranks.leads() { observer } else { &mut quiet };
+            Run::start(plan, Arc::new(dataset), device, place, Some(ranks), observer)?.go(stop, observer)
+        })
+    })
+}
+
+fn mesh_of(plan: &Plan) -> Mesh {
+    let ranks = PerAxis { data: plan.run.parallel.data, ..PerAxis::ONES };
+    Mesh::new(ranks).expect("every axis has at least one rank")
+}
+
+/// How long a rank waits for another.
+fn limit_of(plan: &Plan) -> Duration {
+    Duration::from_secs(plan.run.parallel.timeout_s as u64)
 }
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed.

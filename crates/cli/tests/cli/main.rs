@@ -3,6 +3,9 @@
 mod bad_input;
 mod bench;
 mod doctor;
+mod launch;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod prune;
 mod ranks;
 mod schedule;

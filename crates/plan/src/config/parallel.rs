@@ -5,6 +5,9 @@ use serde::Serialize;
 use super::reader::{Choice, LARGEST, Section};
 use super::{Error, Train};
 
+/// The seconds of a week: whoever waits longer waits for nobody.
+const WEEK: usize = 7 * 24 * 3600;
+
 /// `[parallel]`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Parallel {
@@ -12,6 +15,8 @@ pub struct Parallel {
     pub data: usize,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
+    /// Seconds that a rank waits for another at most.
+    pub timeout_s: usize,
 }
 
 /// The samples that a batch norm sees at a time.
@@ -31,13 +36,26 @@ impl Choice for BatchNorm {
 }
 
 impl Parallel {
-    pub(super) fn read(section: &mut Section) -> Result<Parallel, Error> {
+    /// `started` is the number of ranks that a launcher has started, where one has: they are all there is, so that
+    /// what is left out follows from it.
+    pub(super) fn read(section: &mut Section, started: Option<usize>) -> Result<Parallel, Error> {
+        let written = section.optional_whole("data", 1, LARGEST)?;
         let parallel = Parallel {
-            data: section.whole("data", 1, 1, LARGEST)?,
+            data: written.or(started).unwrap_or(1),
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
+            timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
         };
         section.finish()?;
-        Ok(parallel)
+        match started {
+            Some(started) if started != parallel.data => {
+                let problem = format!(
+                    "is {}, but the launcher started {started} ranks: start {} of them, or leave it out",
+                    parallel.data, parallel.data
+                );
+                Err(Error::Conflict { field: section.field("data"), problem })
+            }
+            _ => Ok(parallel),
+        }
     }
 
     /// That every rank gets the same number of micro-batches of the same size.

@@ -4,10 +4,13 @@
 //! |---|---|
 //! | data: each rank has the whole model and a part of every batch | `data` |
 //!
+//! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
+//!
 //! Ranks never send weights: they start from the same bits and take the same steps. That they do is checked where it
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
+pub mod launched;
 mod threads;
 
 use std::ops::Range;
@@ -16,7 +19,7 @@ use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_plan::mesh::{Axis, Mesh};
 
-pub use threads::on_threads;
+pub use threads::{on_threads, on_threads_within};
 
 use crate::{Error, Result};
 
