@@ -8,6 +8,7 @@ mod profile;
 mod progress;
 mod prune;
 mod ranks;
+mod restart;
 mod schedule;
 mod train;
 

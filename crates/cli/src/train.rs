@@ -1,5 +1,6 @@
 //! `espalier train`: from a run file to a trained model in a run folder.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +11,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_comm::Launched;
 use espalier_plan::Plan;
-use espalier_plan::config::{DeviceKind, RunFile};
+use espalier_plan::config::{self, DeviceKind, RunFile};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::data::Dataset;
@@ -21,7 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::progress::{self, Progress};
-use crate::{device, profile, ranks};
+use crate::{device, profile, ranks, restart};
 
 /// Exit code of a run that was interrupted and has saved.
 const INTERRUPTED: u8 = 130;
@@ -32,6 +33,7 @@ const INTERRUPTED: u8 = 130;
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
   espalier train runs/hello.toml --ranks 4
+  espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
   mpirun -n 4 espalier train runs/hello.toml
   torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml --set device.kind=cuda
   espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
@@ -53,6 +55,12 @@ pub struct TrainArguments {
     /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
+    /// Start again from the last good checkpoint, up to so many times, where the run falls over.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_restarts: usize,
+    /// This process is waited for by another, for --max-restarts.
+    #[arg(long, hide = true, conflicts_with = "max_restarts")]
+    supervised: bool,
     /// Say what would run and what it would need, then stop.
     #[arg(long)]
     dry_run: bool,
@@ -112,7 +120,19 @@ pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -
 
 /// Runs the command.
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
-    match Launched::from_environment().map_err(Error::Comm)? {
+    let launched = Launched::from_environment().map_err(Error::Comm)?;
+    if arguments.max_restarts > 0 && !arguments.dry_run {
+        if launched.is_some() {
+            let problem = "restarts the ranks of one process; those of a launcher are for the launcher to start again, \
+                           with --resume";
+            return Err(conflict("--max-restarts", problem).into());
+        }
+        let Place { folder, .. } = place(arguments);
+        let (first, again) =
+            (arguments.supervised_in(&folder, false), arguments.supervised_in(&folder, true));
+        return restart::supervise(arguments.max_restarts, &folder, &first, &again);
+    }
+    match launched {
         None => train_here(arguments, None),
         Some(launched) if launched.rank == 0 => train_here(arguments, Some(&launched)),
         Some(launched) => ranks::quietly(launched.rank, || train_here(arguments, Some(&launched))),
@@ -145,6 +165,9 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         flag::register(signal, stop.clone())?;
     }
+    if arguments.supervised {
+        restart::stop_with_parent(&stop)?;
+    }
     let mut observer = Progress::new();
     if arguments.profile {
         observer.profile(&device);
@@ -174,6 +197,37 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn conflict(field: &str, problem: &str) -> Error {
+    Error::Plan(config::Error::Conflict { field: field.into(), problem: problem.into() })
+}
+
+impl TrainArguments {
+    /// The arguments of a process that is started, and started `again`, to make this run in a folder.
+    fn supervised_in(&self, folder: &Path, again: bool) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["train".into(), "--supervised".into()];
+        let mut option = |name: &str, value: &OsStr| words.extend([name.into(), value.to_owned()]);
+        option("--out", folder.as_os_str());
+        for change in &self.overrides {
+            option("--set", change.as_ref());
+        }
+        if let Some(ranks) = self.ranks {
+            option("--ranks", ranks.to_string().as_ref());
+        }
+        // What a run starts from, it does not go on from.
+        if let Some(from) = self.from.as_ref().filter(|_| !again) {
+            option("--from", from.as_os_str());
+        }
+        for (name, set) in
+            [("--resume", self.resume || again), ("--profile", self.profile), ("--json", self.json)]
+        {
+            words.extend(set.then(|| name.into()));
+        }
+        // Last, and marked as no option, whatever it is called.
+        words.extend(["--".into(), self.run_file.clone().into()]);
+        words
+    }
 }
 
 fn print_json(arguments: &TrainArguments, summary: &Summary) {

@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod doctor;
+mod faults;
 mod launch;
 #[cfg(feature = "mpi")]
 mod mpi;
