@@ -6,10 +6,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use espalier_comm::mpi;
 use serde_json::Value;
 
+use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
 use crate::{TINY, command, json, said};
 
 /// A hundred steps of a small GPT.
@@ -189,4 +191,79 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
     let output = mpi_command(2, folder.path(), &diverging).unwrap().output().unwrap();
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert_eq!(said(&output).matches("error: the run diverged").count(), 1, "{}", said(&output));
+}
+
+/// Marks the processes of one test.
+const MARK: &str = "ESPALIER_TEST_MARK";
+
+/// The processes with a mark, each with the number of its rank where it is one.
+fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
+    let of = |entry: fs::DirEntry| {
+        let process: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        let variables: Vec<&str> =
+            environment.split(|byte| *byte == 0).filter_map(|it| std::str::from_utf8(it).ok()).collect();
+        let value = |name: &str| variables.iter().find_map(|it| it.strip_prefix(name)?.strip_prefix('='));
+        let rank = value("OMPI_COMM_WORLD_RANK").or(value("PMI_RANK")).and_then(|rank| rank.parse().ok());
+        (value(MARK) == Some(mark)).then_some((process, rank))
+    };
+    fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
+}
+
+/// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said.
+fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]) -> Option<Output> {
+    let mark = format!("{}-{signal}-{}", std::process::id(), random(1_000_000));
+    let mut command = mpi_command(4, folder, &[&LONG[..], settings].concat())?;
+    command.env(MARK, &mark).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let job = command.spawn().unwrap();
+    wait_for_step(&folder.join("broken"), step);
+    let (process, _) =
+        *marked(&mark).iter().find(|(_, of)| *of == Some(rank)).expect("a process is that rank");
+    kill(signal, process);
+    let output = job.wait_with_output().unwrap();
+    // Whoever was ended by the launcher may need a moment to be gone.
+    for _ in 0..200 {
+        if marked(&mark).is_empty() {
+            return Some(output);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("still there: {:?}\n{}", marked(&mark), said(&output));
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_which_goes_on_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let out = |name: &'static str| [&LONG[..], &["--json", "--out", name]].concat();
+    let Some(mut whole) = mpi_command(4, folder.path(), &out("whole")) else { return };
+    let whole = whole.output().unwrap();
+    assert!(whole.status.success(), "{}", said(&whole));
+    let (rank, step) = (random(4) as usize, 1 + random(100));
+    let output = struck("-KILL", rank, step, folder.path(), &["--out", "broken"]).unwrap();
+    assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", said(&output));
+    assert!(said(&output).to_lowercase().contains("killed"), "the launcher says so: {}", said(&output));
+    assert_whole(&folder.path().join("broken"));
+    let resume = [&out("broken")[..], &["--resume"]].concat();
+    let resumed = mpi_command(4, folder.path(), &resume).unwrap().output().unwrap();
+    assert!(resumed.status.success(), "{}", said(&resumed));
+    assert_eq!(
+        json(&resumed.stdout)["weights_hash"],
+        json(&whole.stdout)["weights_hash"],
+        "rank {rank} was killed at step {step}"
+    );
+}
+
+/// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
+#[test]
+fn a_rank_that_hangs_is_named_when_the_time_limit_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
+    let Some(output) = struck("-STOP", 2, 5, folder.path(), &settings) else { return };
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    let text = said(&output);
+    let names_it = |line: &str| line.contains(" waited 2.") && line.contains(" s for rank 2 in ");
+    assert!(text.lines().any(|line| line.starts_with("error: rank ") && names_it(line)), "{text}");
+    assert_whole(&folder.path().join("broken"));
 }
