@@ -32,5 +32,6 @@ pub use communicator::{Communicator, Request};
 pub use data::{Data, Element, Message};
 pub use error::{Error, Result};
 pub use failure::Failure;
+pub use launch::{Launched, Launcher};
 pub use traffic::{Sent, Traffic};
 pub use transport::Transport;

@@ -3,6 +3,10 @@
 mod bad_input;
 mod bench;
 mod doctor;
+mod faults;
+mod launch;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod prune;
 mod ranks;
 mod schedule;

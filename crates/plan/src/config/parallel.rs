@@ -2,10 +2,13 @@
 
 use serde::Serialize;
 
-use crate::mesh::PerAxis;
+use crate::mesh::{Mesh, PerAxis};
 
 use super::reader::{Choice, LARGEST, Section};
 use super::{Error, Pipeline, Train};
+
+/// The seconds of a week: whoever waits longer waits for nobody.
+const WEEK: usize = 7 * 24 * 3600;
 
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -14,6 +17,8 @@ pub struct Parallel {
     pub data: usize,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
+    /// Seconds that a rank waits for another at most.
+    pub timeout_s: usize,
     /// How the model is cut into stages, where it is.
     #[serde(flatten)]
     pub pipeline: Option<Pipeline>,
@@ -36,14 +41,24 @@ impl Choice for BatchNorm {
 }
 
 impl Parallel {
-    pub(super) fn read(section: &mut Section) -> Result<Parallel, Error> {
+    /// `started` is the number of ranks that a launcher has started, where one has: they are all there is, so that
+    /// what is left out follows from it.
+    pub(super) fn read(section: &mut Section, started: Option<usize>) -> Result<Parallel, Error> {
+        let written = section.optional_whole("data", 1, LARGEST)?;
+        let pipeline = Pipeline::read(section)?;
+        let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
         let parallel = Parallel {
-            data: section.whole("data", 1, 1, LARGEST)?,
+            data: written.or(started.map(|started| started / stages)).unwrap_or(1).max(1),
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
-            pipeline: Pipeline::read(section)?,
+            timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
+            pipeline,
         };
         section.finish()?;
-        Ok(parallel)
+        let Some(started) = started else { return Ok(parallel) };
+        match Mesh::for_ranks(parallel.extents(), started) {
+            Ok(_) => Ok(parallel),
+            Err(error) => Err(Error::Ranks(error.to_string())),
+        }
     }
 
     /// Ranks that hold consecutive parts of the model.

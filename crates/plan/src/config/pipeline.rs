@@ -82,7 +82,7 @@ impl Pipeline {
             pipelines: self.pipelines,
             ..Options::new(self.stages, micro_batches)
         };
-        self.schedule.schedule(&options).map_err(|error| Error::Schedule(error.to_string()))
+        self.schedule.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
     }
 
     /// Whether a batch begins before the one before it has ended.

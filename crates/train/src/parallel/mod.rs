@@ -5,11 +5,14 @@
 //! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //!
+//! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
+//!
 //! Ranks never send weights: they start from the same bits and take the same steps. That they do is checked where it
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
 pub mod groups;
+pub mod launched;
 mod threads;
 
 use std::ops::Range;
@@ -18,7 +21,7 @@ use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_plan::mesh::{Axis, Mesh};
 
-pub use threads::on_threads;
+pub use threads::{on_threads, on_threads_within};
 
 use crate::{Error, Result};
 
@@ -90,6 +93,15 @@ impl Ranks {
     /// Sums over the stages of a replica.
     pub fn sum_over_stages(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
         Ok(self.stages.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// What the stages of a replica hold together, where each has zeros for what it does not hold.
+    pub fn of_all_stages(&self, own: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+        let words = own.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+        // Two that hold the same thing say the same.
+        let all = self.stages.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
+        let bytes: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok(bytes.as_chunks::<32>().0.to_vec())
     }
 
     /// The largest over all ranks.

@@ -10,12 +10,22 @@ use espalier_tensor::Device;
 use super::Ranks;
 use crate::{Error, Result};
 
-/// How long a rank waits for another. A rank that fails is noticed at once; this is for one that hangs, and must be longer
-/// than rank 0 takes to write a checkpoint.
+/// How long a rank waits for another where nobody says otherwise: as long as `parallel.timeout_s` is by itself.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs `work` on the ranks of a mesh, and returns what they return, in the order of ranks.
 pub fn on_threads<R: Send>(
+    mesh: &Mesh,
+    device: &Device,
+    work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    on_threads_within(LIMIT, mesh, device, work)
+}
+
+/// The same where a rank waits at most `limit` for another. One that fails is noticed at once; the limit is for one that
+/// hangs, and must be longer than rank 0 takes to write a checkpoint.
+pub fn on_threads_within<R: Send>(
+    limit: Duration,
     mesh: &Mesh,
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
@@ -28,7 +38,7 @@ pub fn on_threads<R: Send>(
         return Err(Error::Plan(config::Error::Conflict { field: "device.kind".into(), problem }));
     };
     let each = (cpu.threads() / mesh.size()).max(1);
-    let outcome = threads::run(mesh.size(), LIMIT, |world| -> Result<R> {
+    let outcome = threads::run(mesh.size(), limit, |world| -> Result<R> {
         let device = Device::cpu(each)?;
         device.enter(|| work(Ranks::join(world, mesh)?, &device))
     });
