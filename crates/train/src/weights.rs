@@ -60,12 +60,12 @@ impl Weights {
     pub fn are_initial(&self, model: &spec::Model, seed: u64) -> Result<bool> {
         for (tensor, parameter) in self.parameters.iter().zip(&model.parameters()) {
             let first = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
-            if first.host_bytes() != tensor.host_bytes() {
+            if first.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }
         for (tensor, buffer) in self.buffers.iter().zip(&model.buffers()) {
-            if started(buffer, &tensor.device())?.host_bytes() != tensor.host_bytes() {
+            if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }

@@ -59,7 +59,7 @@ impl Scale {
         if self.temperature == 1.0 {
             return Ok(losses.differentiate(logits, self.loss)?);
         }
-        scale_into(&mut logits, 1.0 / self.temperature);
+        scale_into(&mut logits, 1.0 / self.temperature)?;
         Ok(losses.differentiate(logits, self.loss / self.temperature)?)
     }
 }
@@ -246,7 +246,7 @@ impl Sums {
             WeightOrder::InOut => matmul_add(x, true, dy, false, &mut self.weight)?,
         }
         if let Some(bias) = &mut self.bias {
-            add_into(bias, &sum_rows(dy, Category::Workspace)?);
+            add_into(bias, &sum_rows(dy, Category::Workspace)?)?;
         }
         Ok(())
     }

@@ -138,12 +138,15 @@ impl GradientSink for Reducing<'_> {
 
 /// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
 pub fn average_statistics(weights: &mut Weights, ranks: &Ranks) -> Result<()> {
-    let own = weights.statistics_mut().flat_map(|statistic| statistic.to_f32()).map(f64::from).collect();
+    let mut own = Vec::new();
+    for statistic in weights.statistics_mut() {
+        own.extend(statistic.read_f32()?.into_iter().map(f64::from));
+    }
     let sums = ranks.sum(own)?;
     let mut sums = sums.iter().map(|sum| (sum / ranks.data().size() as f64) as f32);
     for statistic in weights.statistics_mut() {
         let mean: Vec<u8> = sums.by_ref().take(statistic.len()).flat_map(f32::to_le_bytes).collect();
-        statistic.copy_from_host(&mean);
+        statistic.copy_from_host(&mean)?;
     }
     Ok(())
 }
