@@ -24,13 +24,14 @@ use std::time::{Duration, Instant};
 
 use espalier_tensor::cuda::Cuda;
 use library::{Nccl, UniqueId, datatype, operation};
-use line::{Line, Mark};
+use line::Line;
 use part::Part;
 
 use crate::call::{Call, Operation, Reduce};
 use crate::communicator::Communicator;
 use crate::data::{Data, Element};
 use crate::error::{Error, Result, Seconds};
+use crate::mark::Mark;
 use crate::rendezvous::Rendezvous;
 use crate::transport::{NewGroup, Parcel, Pending, Transport, choice};
 

@@ -116,6 +116,19 @@ impl Cuda {
         })))
     }
 
+    /// The same card as if it were another one, with the same settings: streams, books, memory and kernels of its own. The
+    /// two can read each other's memory; it is for whoever does so to put their streams in order.
+    pub fn another(&self) -> Result<Cuda> {
+        let other = Cuda::open(self.card().ordinal)?;
+        other.convolutions().as_in(&self.convolutions());
+        let settings = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::settings);
+        if let Some((tf32, search)) = settings {
+            other.allow_tf32(tf32)?;
+            other.search_products(search)?;
+        }
+        Ok(other)
+    }
+
     /// What card it is.
     pub fn card(&self) -> &Card {
         &self.0.card
