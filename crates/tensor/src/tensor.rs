@@ -266,6 +266,48 @@ impl Tensor {
     }
 }
 
+/// A tensor that is on its way to its device, while that is at work on others: see [`Coming::land`].
+#[derive(Debug)]
+pub struct Coming {
+    storage: ComingStorage,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum ComingStorage {
+    /// The host has nothing to wait for.
+    Cpu(Tensor),
+    Cuda(cuda::ahead::Sent),
+}
+
+impl Coming {
+    /// Starts to copy a slice to a device. Any thread may; until it lands it is booked as workspace.
+    pub fn send<T: Element>(device: &Device, shape: &[usize], data: &[T]) -> Result<Coming> {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "a copy of another length");
+        let category = Category::Workspace;
+        let storage = match device {
+            Device::Cpu(_) => ComingStorage::Cpu(Tensor::from_slice(device, shape, data, category)?),
+            Device::Cuda(cuda) => ComingStorage::Cuda(cuda.send(bytemuck::cast_slice(data), category)?),
+        };
+        Ok(Coming { storage, dtype: T::DTYPE, shape: shape.to_vec() })
+    }
+
+    /// The tensor: what is queued from now on waits for it, the host does not.
+    pub fn land(self, category: Category) -> Result<Tensor> {
+        let mut tensor = match self.storage {
+            ComingStorage::Cpu(tensor) => tensor,
+            ComingStorage::Cuda(sent) => Tensor {
+                storage: Storage::Cuda(Arc::new(sent.land()?)),
+                dtype: self.dtype,
+                shape: self.shape,
+            },
+        };
+        tensor.book_as(category);
+        Ok(tensor)
+    }
+}
+
 /// A buffer that is about to be written to.
 fn only<B>(buffer: &mut Arc<B>) -> &mut B {
     Arc::get_mut(buffer).expect("a tensor that is written to has one owner")

@@ -1,9 +1,10 @@
 //! One micro-batch through the model and back.
 
+use espalier_tensor::ops::cross_entropy::{Summed, Total};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-use crate::data::{Dataset, HostBatch, Split};
+use crate::data::{Batch, Dataset, HostBatch, Split};
 use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Outcome, Scale, Share, Stash};
 use crate::model::Model;
 use crate::weights::Weights;
@@ -46,6 +47,11 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Of one micro-batch.
+    pub(crate) fn of(total: Total, predictions: usize) -> Totals {
+        Totals { loss_sum: total.loss_sum, correct: total.correct, predictions }
+    }
+
     /// The mean loss.
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.predictions as f64
@@ -87,7 +93,24 @@ impl Pass<'_> {
         sink: &mut dyn GradientSink,
     ) -> Result<Totals> {
         let host = self.dataset.batch(Split::Train, samples)?;
-        let (input, targets) = self.upload(&host)?;
+        let (inputs, targets) = self.upload(&host)?;
+        let batch = Batch { inputs, targets };
+        let (total, predictions) = self.train_batch(batch, samples.len(), loss, share, statistics, sink)?;
+        Ok(Totals::of(total.read()?, predictions))
+    }
+
+    /// The same for a batch of so many samples that is on the device. Returns sums that are yet to be read and the number of
+    /// predictions: nothing here waits for a card.
+    pub fn train_batch(
+        &self,
+        batch: Batch,
+        samples: usize,
+        loss: Loss,
+        share: &Share,
+        statistics: &mut Vec<BatchStatistics>,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(Summed, usize)> {
+        let Batch { inputs, targets } = batch;
         let (mut stash, random) = (Stash::new(), loss.random);
         let mut pass = Forward {
             weights: self.weights,
@@ -97,14 +120,14 @@ impl Pass<'_> {
             stash: &mut stash,
             statistics,
         };
-        let x = self.model.forward(input, &mut pass)?;
-        let predictions = host.targets.len();
-        let all = predictions / samples.len() * loss.samples;
+        let x = self.model.forward(inputs, &mut pass)?;
+        let predictions = targets.len();
+        let all = predictions / samples * loss.samples;
         let scale = Scale { loss: 1.0 / all as f32, temperature: loss.temperature };
         let mut pass = Backward { weights: self.weights, random, share, stash: &mut stash, sink };
         let Outcome { total, gradient } = self.model.loss(x, &targets, scale, &mut pass)?;
         self.model.backward(gradient, &mut pass)?;
-        Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions })
+        Ok((total, predictions))
     }
 
     /// Validation samples forward.
@@ -121,7 +144,7 @@ impl Pass<'_> {
         };
         let x = self.model.forward(input, &mut pass)?;
         let total = self.model.evaluate(&x, &targets, self.weights)?;
-        Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions: host.targets.len() })
+        Ok(Totals::of(total, host.targets.len()))
     }
 
     /// Copies a batch to the device.

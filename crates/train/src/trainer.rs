@@ -19,7 +19,7 @@ use espalier_tensor::ops::update::Step;
 use espalier_tensor::{DType, Device, Mask, random};
 
 use crate::checkpoint::{Checkpoints, Saved, Stored, Whole};
-use crate::data::{Dataset, Order, Split};
+use crate::data::{Dataset, Feed, Order, Split};
 use crate::layers::Share;
 use crate::model::Model;
 use crate::parallel::Ranks;
@@ -40,6 +40,7 @@ pub struct Trainer {
     device: Device,
     dtype: DType,
     dataset: Arc<Dataset>,
+    feed: Feed,
     order: Order,
     model: Model,
     weights: Weights,
@@ -132,6 +133,7 @@ impl Trainer {
         Ok(Trainer {
             steps,
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
+            feed: Feed::new(dataset.clone(), device, dtype),
             model: Model::build(&plan.model, plan.run.train.recompute == Recompute::Block),
             masks: Masks::new(weights.ids().count(), plan.run.compresses()),
             pruner: prune::pruner(&plan, steps)?,
@@ -205,7 +207,7 @@ impl Trainer {
         if run.train.noise_scale {
             gradients = gradients.measuring(self.model.tied().clone());
         }
-        let (mut statistics, mut totals) = (Vec::new(), Totals::default());
+        let (mut statistics, mut sums, mut totals) = (Vec::new(), Vec::new(), Totals::default());
         let mut sink = Reducing::new(gradients, self.ranks.as_ref(), self.model.tied());
         let position = self.progress.step * batch as u64 + own.start as u64;
         let samples = self.order.indices(position, own.len());
@@ -216,9 +218,18 @@ impl Trainer {
                 sink.last_micro_batch();
             }
             let share = self.share(own.start + piece * size, size);
-            totals.add(self.pass().train_share(samples, loss, &share, &mut statistics, &mut sink)?);
+            let micro_batch = self.feed.take(samples)?;
+            let next = position + (piece * size + size) as u64;
+            let next = if (piece + 1) * size < own.len() { next } else { position + batch as u64 };
+            self.feed.prepare(self.order.indices(next, size));
+            let pass = self.pass();
+            sums.push(pass.train_batch(micro_batch, size, loss, &share, &mut statistics, &mut sink)?);
         }
         let mut gradients = sink.finish()?;
+        // All of the pass is queued; only now is a card waited for.
+        for (sum, predictions) in sums {
+            totals.add(Totals::of(sum.read()?, predictions));
+        }
         let totals = self.sum(totals)?;
 
         if let Some((pulled, strength)) = self.pruner.as_ref().and_then(|pruner| pruner.penalty()) {
