@@ -147,7 +147,7 @@ impl Pass<'_> {
                     Some(x) => {
                         let Outcome { total, gradient } =
                             model.loss(x, &self.targets(&host)?, scale, &mut pass)?;
-                        totals = Totals::of(total, predictions);
+                        totals = Totals::of(total.read()?, predictions);
                         gradient
                     }
                 };
@@ -190,11 +190,7 @@ impl Pass<'_> {
     }
 
     fn targets(&self, host: &HostBatch) -> Result<Tensor> {
-        upload_targets(host, self.device)
+        let len = host.targets.len();
+        Ok(Tensor::from_slice(self.device, &[len], &host.targets, Category::Activations)?)
     }
-}
-
-/// Copies the targets of a batch to the device.
-pub(crate) fn upload_targets(host: &HostBatch, device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(device, &[host.targets.len()], &host.targets, Category::Activations)?)
 }

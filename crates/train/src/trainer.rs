@@ -19,7 +19,7 @@ use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{DType, Device, Mask};
 
 use crate::checkpoint::{Checkpoints, Saved, Stored, Whole};
-use crate::data::{Dataset, Order, Split};
+use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::pass::{Pass, Totals};
@@ -43,6 +43,7 @@ pub struct Trainer {
     device: Device,
     dtype: DType,
     dataset: Arc<Dataset>,
+    feed: Feed,
     order: Order,
     stage: Stage,
     groups: Groups,
@@ -153,6 +154,7 @@ impl Trainer {
         let mut trainer = Trainer {
             steps,
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
+            feed: Feed::new(dataset.clone(), device, dtype),
             stage,
             groups,
             executor,
@@ -246,7 +248,7 @@ impl Trainer {
             stage: &self.stage,
             groups: &self.groups,
             ranks: self.ranks.as_ref(),
-            dataset: &self.dataset,
+            feed: &self.feed,
             order: &self.order,
             device: &self.device,
             dtype: self.dtype,

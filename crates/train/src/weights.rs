@@ -110,13 +110,13 @@ impl Weights {
         for (tensor, parameter) in self.parameters.iter().zip(&model.parameters()) {
             let Some(tensor) = tensor else { continue };
             let first = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
-            if first.host_bytes() != tensor.host_bytes() {
+            if first.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }
         for (tensor, buffer) in self.buffers.iter().zip(&model.buffers()) {
             let Some(tensor) = tensor else { continue };
-            if started(buffer, &tensor.device())?.host_bytes() != tensor.host_bytes() {
+            if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }

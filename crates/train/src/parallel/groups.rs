@@ -131,13 +131,16 @@ impl Groups {
             if ids.is_empty() {
                 continue;
             }
-            let own = ids.iter().flat_map(|id| weights.buffer(*id).to_f32()).map(f64::from).collect();
+            let mut own = Vec::new();
+            for id in &ids {
+                own.extend(weights.buffer(*id).read_f32()?.into_iter().map(f64::from));
+            }
             let sums = group.all_reduce::<Vec<f64>>(own, Reduce::Sum)?;
             let mut means = sums.iter().map(|sum| (sum / group.size() as f64) as f32);
             for id in ids {
                 let statistic = weights.buffer_mut(id);
                 let mean: Vec<u8> = means.by_ref().take(statistic.len()).flat_map(f32::to_le_bytes).collect();
-                statistic.copy_from_host(&mean);
+                statistic.copy_from_host(&mean)?;
             }
         }
         Ok(())

@@ -78,7 +78,7 @@ impl EarlyBird {
 
     /// What is drawn: weights, or one scale for each channel.
     fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
-        let magnitudes = |id| Ok(network.magnitudes(id));
+        let magnitudes = |id| network.magnitudes(id);
         match &self.channels {
             None => network.keep_best(self.sparsity, Scope::Global, magnitudes),
             Some(layers) => {

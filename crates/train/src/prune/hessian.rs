@@ -52,9 +52,9 @@ impl<'a> Curvature<'a> {
     /// The Hessian times a direction.
     pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
         let ids = self.network.candidates;
-        let norm = |tensors: Vec<&Tensor>| squared_norm_all(&tensors).sqrt();
-        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect());
-        let step = STEP * weights / norm(direction.iter().collect());
+        let norm = |tensors: Vec<&Tensor>| -> Result<f64> { Ok(squared_norm_all(&tensors)?.sqrt()) };
+        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect())?;
+        let step = STEP * weights / norm(direction.iter().collect())?;
         if !step.is_normal() {
             // Nothing moves, or nowhere.
             return direction.iter().map(zeros_like).collect();
@@ -79,7 +79,9 @@ impl<'a> Curvature<'a> {
             self.move_by(direction, 0.0)?;
         }
         let mut product = sums.take(ids);
-        product.iter_mut().for_each(|sum| scale_into(sum, (0.5 / step) as f32));
+        for sum in &mut product {
+            scale_into(sum, (0.5 / step) as f32)?;
+        }
         Ok(product)
     }
 
@@ -90,8 +92,8 @@ impl<'a> Curvature<'a> {
             let mut moved = weights.widened_one(*id)?;
             if by != 0.0 {
                 let mut shift = direction.duplicate(Category::Workspace)?;
-                scale_into(&mut shift, by);
-                add_into(&mut moved, &shift);
+                scale_into(&mut shift, by)?;
+                add_into(&mut moved, &shift)?;
             }
             Ok(moved)
         };

@@ -228,8 +228,8 @@ impl Network<'_> {
     }
 
     /// The magnitudes of a parameter's weights as keys.
-    pub fn magnitudes(&self, id: ParameterId) -> Vec<u32> {
-        self.weights.get(id).to_f32().par_iter().map(|w| select::key(w.abs())).collect()
+    pub fn magnitudes(&self, id: ParameterId) -> Result<Vec<u32>> {
+        Ok(self.weights.get(id).read_f32()?.par_iter().map(|w| select::key(w.abs())).collect())
     }
 
     /// Keys in which those of weights that are gone already come last: a number of any other weight is above them.

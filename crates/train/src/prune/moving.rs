@@ -56,7 +56,7 @@ impl Moves {
             let grown = growth(id, moving)?;
             debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
             let mut words =
-                select::best(&network.bury(id, network.magnitudes(id)), kept(network, id) - moving);
+                select::best(&network.bury(id, network.magnitudes(id)?), kept(network, id) - moving);
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
             masks.push((id, words));
             moved += if network.groups.speaks_for(id) { moving } else { 0 };

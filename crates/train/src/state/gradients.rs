@@ -67,11 +67,11 @@ impl<'a> Gradients<'a> {
     pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
         let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let pulls: Vec<f32> = weight.to_f32().into_iter().map(|w| strength * sign(w)).collect();
+        let pulls: Vec<f32> = weight.read_f32()?.into_iter().map(|w| strength * sign(w)).collect();
         let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
         match self.masks.compressing(id) {
-            Some(mask) => add_into(sum, &compress(&pull, mask, Category::Workspace)?),
-            None => add_into(sum, &pull),
+            Some(mask) => add_into(sum, &compress(&pull, mask, Category::Workspace)?)?,
+            None => add_into(sum, &pull)?,
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl<'a> Gradients<'a> {
             .filter(|(id, _)| counts(*id))
             .map(|(id, sum)| self.kept(id, sum))
             .collect::<Result<Vec<_>>>()?;
-        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>()))
+        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>())?)
     }
 
     /// What counts of a gradient: its kept elements, in the order in which compressed state has them.
@@ -119,13 +119,13 @@ impl GradientSink for Gradients<'_> {
             let mask = self.masks.compressing(id);
             if let Some(measured) = self.measured.as_mut().filter(|m| !m.without.contains(&id)) {
                 measured.squares += match self.masks.get(id) {
-                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?),
-                    None => squared_norm(&gradient),
+                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?)?,
+                    None => squared_norm(&gradient)?,
                 };
             }
             match (&mut self.sums[id.0], mask) {
-                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask),
-                (Some(sum), None) => add_into(sum, &gradient),
+                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,
+                (Some(sum), None) => add_into(sum, &gradient)?,
                 (empty, Some(mask)) => *empty = Some(compress(&gradient, mask, Category::Gradients)?),
                 (empty, None) => {
                     gradient.book_as(Category::Gradients);

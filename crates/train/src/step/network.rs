@@ -5,18 +5,19 @@ use std::collections::HashMap;
 use espalier_plan::Plan;
 use espalier_plan::config::BatchNorm;
 use espalier_plan::schedule::{Message, Payload, Updates, Work};
+use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
 use super::Worker;
 use crate::Result;
 use crate::checkpoint::Progress;
-use crate::data::{Dataset, Order, Split};
+use crate::data::{Feed, Order};
 use crate::layers::{Backward, BatchStatistics, Deferred, Forward, Mode, Outcome, Share, Stash};
 use crate::parallel::Ranks;
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
-use crate::pass::{Loss, Totals, upload_targets};
+use crate::pass::{Loss, Totals};
 use crate::stage::{Side, Stage};
 use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
 use crate::weights::{ParameterId, Weights};
@@ -67,7 +68,7 @@ pub(crate) struct Scene<'a> {
     pub stage: &'a Stage,
     pub groups: &'a Groups,
     pub ranks: Option<&'a Ranks>,
-    pub dataset: &'a Dataset,
+    pub feed: &'a Feed,
     pub order: &'a Order,
     pub device: &'a Device,
     pub dtype: DType,
@@ -92,6 +93,8 @@ pub(crate) struct NetworkWorker<'a> {
     sink: Reducing<'a>,
     /// Backward passes of each chunk before its gradients are whole.
     missing: Vec<usize>,
+    /// Of the micro-batches that have ended, yet to be read: that waits for a card.
+    sums: Vec<(Summed, usize)>,
     /// By micro-batch, so that running statistics do not depend on the order of the schedule.
     statistics: Vec<(usize, BatchStatistics)>,
     pub outcome: Taken,
@@ -102,7 +105,7 @@ impl<'a> NetworkWorker<'a> {
         let outcome = Taken { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
         let sink = sink(&scene);
         let missing = missing(&scene);
-        NetworkWorker { scene, sink, missing, statistics: Vec::new(), outcome }
+        NetworkWorker { scene, sink, missing, sums: Vec::new(), statistics: Vec::new(), outcome }
     }
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
@@ -177,15 +180,17 @@ impl Worker for NetworkWorker<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let Work { micro_batch, chunk, .. } = work;
         let ((samples, share), random) = (self.samples(micro_batch), self.random(micro_batch));
-        let Scene { stage, dataset, device, dtype, ref weights, ref flights, .. } = self.scene;
+        let Scene { stage, feed, ref weights, ref flights, .. } = self.scene;
         let model = stage.model(chunk);
-        let ends = model.is_first() || model.is_last();
-        let host = ends.then(|| dataset.batch(Split::Train, &samples)).transpose()?;
-        let uploaded = host.as_ref().filter(|_| model.is_first());
-        let input = match uploaded.map(|host| host.inputs.upload(device, dtype)).transpose()? {
-            Some(samples) => samples,
-            None => input.expect("the part before made it"),
-        };
+        let (mut inputs, mut targets) = (input, None);
+        if model.is_first() || model.is_last() {
+            let batch = feed.take(&samples)?;
+            feed.prepare(self.samples(micro_batch + 1).0);
+            if model.is_first() {
+                inputs = Some(batch.inputs);
+            }
+            targets = Some(batch.targets).filter(|_| model.is_last());
+        }
         let (mut stash, mut statistics) = (Stash::new(), Vec::new());
         let mut pass = Forward {
             weights: version(weights, flights, work.version),
@@ -195,9 +200,7 @@ impl Worker for NetworkWorker<'_> {
             stash: &mut stash,
             statistics: &mut statistics,
         };
-        let x = model.forward(input, &mut pass)?;
-        let targets = host.as_ref().filter(|_| model.is_last());
-        let targets = targets.map(|host| upload_targets(host, device)).transpose()?;
+        let x = model.forward(inputs.expect("samples, or what the part before made"), &mut pass)?;
         let (read, sent) = if model.is_last() { (Some(x), None) } else { (None, Some(x)) };
         let flight = Flight { stash, share, read, targets, statistics, put_off: None };
         self.scene.flights.flights.insert((micro_batch, chunk), flight);
@@ -226,7 +229,7 @@ impl Worker for NetworkWorker<'_> {
                     let loss = Loss { random, samples, temperature: 1.0 };
                     let scale = loss.scale(targets.len(), flight.share.samples);
                     let Outcome { total, gradient } = model.loss(x, targets, scale, &mut pass)?;
-                    worker.outcome.totals.add(Totals::of(total, targets.len()));
+                    worker.sums.push((total, targets.len()));
                     gradient
                 }
                 _ => gradient.expect("the next part made it"),
@@ -277,6 +280,10 @@ impl Worker for NetworkWorker<'_> {
         let fresh = sink(&self.scene);
         let mut gradients = std::mem::replace(&mut self.sink, fresh).finish()?;
         self.missing = missing(&self.scene);
+        // All passes are queued; only now is a card waited for.
+        for (sum, predictions) in self.sums.drain(..) {
+            self.outcome.totals.add(Totals::of(sum.read()?, predictions));
+        }
         let Scene { plan, groups, ranks, masks, .. } = self.scene;
         let scene = &mut self.scene;
         for (id, strength) in

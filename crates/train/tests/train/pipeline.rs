@@ -148,7 +148,7 @@ fn by_hand(
         .collect();
     let copy = |from: &Weights| {
         let mut to = fresh();
-        from.ids().for_each(|id| to.get_mut(id).copy_from_host(&from.get(id).host_bytes()));
+        from.ids().for_each(|id| to.get_mut(id).copy_from_host(&from.get(id).host_bytes()).unwrap());
         to
     };
     let (mut history, mut losses) = (vec![fresh()], Vec::new());
@@ -162,7 +162,7 @@ fn by_hand(
             let mut used = copy(&history[0]);
             for id in used.ids() {
                 let from = &history[version(number, stage_of[&id])];
-                used.get_mut(id).copy_from_host(&from.get(id).host_bytes());
+                used.get_mut(id).copy_from_host(&from.get(id).host_bytes()).unwrap();
             }
             let masks = Masks::new(used.parameters(), false);
             let mut gradients = Gradients::new(&masks);
@@ -194,7 +194,7 @@ fn by_hand(
                     .zip(gradient)
                     .flat_map(|(w, g)| (w - lr * g).to_le_bytes())
                     .collect();
-                next.get_mut(id).copy_from_host(&stepped);
+                next.get_mut(id).copy_from_host(&stepped).unwrap();
             }
             history.push(next);
         }
