@@ -136,8 +136,6 @@ struct Run {
     trainer: Trainer,
     checkpoints: Checkpoints,
     metrics: Metrics,
-    /// Whether this rank writes files.
-    leads: bool,
     folder: PathBuf,
     tokens_per_sample: Option<usize>,
     step_seconds: Vec<f64>,
@@ -176,7 +174,7 @@ impl Run {
             }
         }
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
-            trainer.start_from(&Whole::find(from)?)?;
+            trainer.start_from(&Whole::find(from, trainer.ranks())?)?;
         }
         if let Some(ranks) = trainer.ranks() {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash());
@@ -197,7 +195,6 @@ impl Run {
             trainer,
             checkpoints,
             metrics,
-            leads,
             folder,
             tokens_per_sample,
             step_seconds: Vec::new(),
@@ -248,7 +245,7 @@ impl Run {
             }
             let interrupted = self.any(stop.load(Ordering::Relaxed))? && !last;
             let due = every > 0 && step.is_multiple_of(every as u64);
-            if self.leads && (interrupted || due || (last && self.plan.run.checkpoint.last)) {
+            if interrupted || due || (last && self.plan.run.checkpoint.last) {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);
             }
             if interrupted {

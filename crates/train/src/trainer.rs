@@ -18,7 +18,7 @@ use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{DType, Device, Mask, random};
 
-use crate::checkpoint::{Checkpoints, Saved, Stored, Whole};
+use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Room, Saved, Stored, Wanted, Whole};
 use crate::data::{Dataset, Order, Split};
 use crate::layers::Share;
 use crate::model::Model;
@@ -423,7 +423,7 @@ impl Trainer {
         }
     }
 
-    /// Saves everything that the next step depends on.
+    /// Saves everything that the next step depends on. All ranks must.
     pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
         if self.optimizer.is_none() {
             self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
@@ -431,26 +431,26 @@ impl Trainer {
         let optimizer = self.optimizer.as_ref().expect("just made");
         let tensors = |(name, tensor)| (name, Stored::Tensor(tensor));
         let mut files: Vec<(&str, Saved<'_>)> = vec![
-            ("model.safetensors", self.weights.named().map(|(name, t)| tensors((name.into(), t))).collect()),
-            ("optimizer.safetensors", optimizer.named().map(tensors).collect()),
+            (MODEL, self.weights.named().map(|(name, t)| tensors((name.into(), t))).collect()),
+            (OPTIMIZER, optimizer.named().map(tensors).collect()),
         ];
         if !self.masks.is_empty() {
             let mask = |(id, mask): (ParameterId, &Mask)| {
                 (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
             };
-            files.push(("masks.safetensors", self.masks.iter().map(mask).collect()));
+            files.push((MASKS, self.masks.iter().map(mask).collect()));
         }
         let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
         let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
         if !remembered.is_empty() {
-            files.push(("pruner.safetensors", remembered));
+            files.push((PRUNER, remembered));
         }
-        checkpoints.save(&self.progress, &files)
+        checkpoints.save(&self.progress, files, self.ranks.as_ref())
     }
 
     /// Goes back to the newest whole checkpoint, if there is one.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
-        let Some(whole) = checkpoints.latest(report)? else { return Ok(None) };
+        let Some(whole) = checkpoints.latest(self.ranks.as_ref(), report)? else { return Ok(None) };
         self.restore(&whole)?;
         Ok(Some(whole.path().to_owned()))
     }
@@ -459,11 +459,11 @@ impl Trainer {
     pub fn restore(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
         let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks)?;
-        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
-        let state = optimizer.named_mut().collect();
-        whole.fill(&mut [("model.safetensors", weights), ("optimizer.safetensors", state)])?;
+        let state = optimizer.named_mut().map(|(name, tensor)| (name, Room::Tensor(tensor))).collect();
+        let state = Wanted { file: OPTIMIZER, tensors: state, elsewhere: 0 };
+        whole.fill(&mut [wanted_weights(&mut self.weights), state])?;
         if let Some(pruner) = &mut self.pruner {
-            pruner.load(whole.words("pruner.safetensors")?);
+            pruner.load(whole.words(PRUNER)?);
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
@@ -483,8 +483,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
-        whole.fill(&mut [("model.safetensors", weights)])
+        whole.fill(&mut [wanted_weights(&mut self.weights)])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
@@ -501,7 +500,7 @@ impl Trainer {
     }
 
     fn take_masks(&mut self, whole: &Whole) -> Result<()> {
-        let mut stored = whole.words("masks.safetensors")?;
+        let mut stored = whole.words(MASKS)?;
         for id in self.weights.ids() {
             let (name, len) = (self.weights.name(id).to_owned(), self.weights.get(id).len());
             let Some(words) = stored.remove(&name) else { continue };
@@ -516,6 +515,12 @@ impl Trainer {
             None => Ok(()),
         }
     }
+}
+
+/// Weights and running statistics, to be filled from a checkpoint.
+fn wanted_weights(weights: &mut Weights) -> Wanted<'_> {
+    let tensors = weights.named_mut().map(|(name, tensor)| (name.into(), Room::Tensor(tensor))).collect();
+    Wanted { file: MODEL, tensors, elsewhere: 0 }
 }
 
 /// The parameters that pruning may touch; without pruning, those that it could.

@@ -9,6 +9,7 @@
 
 pub mod data;
 mod threads;
+mod together;
 
 use std::ops::Range;
 
@@ -17,6 +18,7 @@ use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_plan::mesh::{Axis, Mesh};
 
 pub use threads::on_threads;
+pub use together::together;
 
 use crate::{Error, Result};
 
@@ -38,6 +40,11 @@ impl Ranks {
     /// Its number in the world.
     pub fn rank(&self) -> usize {
         self.world.rank()
+    }
+
+    /// How many there are in the world.
+    pub fn size(&self) -> usize {
+        self.world.size()
     }
 
     /// Whether it is the one that writes files and talks.

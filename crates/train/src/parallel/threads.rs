@@ -11,7 +11,7 @@ use super::Ranks;
 use crate::{Error, Result};
 
 /// How long a rank waits for another. A rank that fails is noticed at once; this is for one that hangs, and must be longer
-/// than rank 0 takes to write a checkpoint.
+/// than a rank takes to write its part of a checkpoint.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs `work` on the ranks of a mesh, and returns what they return, in the order of ranks.

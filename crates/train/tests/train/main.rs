@@ -6,5 +6,6 @@ mod memory;
 mod parallel;
 mod prune;
 mod resume;
+mod shards;
 mod steps;
 mod support;
