@@ -26,7 +26,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
     ("prune", PRUNE),
-    ("parallel", &["data", "batch_norm"]),
+    ("parallel", &["data", "batch_norm", "pipeline", "schedule", "chunks", "pipelines", "cut", "drain"]),
     ("checkpoint", &["every", "keep", "last"]),
     ("device", &["kind", "threads", "tf32"]),
 ];

@@ -2,16 +2,21 @@
 
 use serde::Serialize;
 
+use crate::mesh::PerAxis;
+
 use super::reader::{Choice, LARGEST, Section};
-use super::{Error, Train};
+use super::{Error, Pipeline, Train};
 
 /// `[parallel]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Parallel {
     /// Ranks that each hold the whole model and take a part of every batch.
     pub data: usize,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
+    /// How the model is cut into stages, where it is.
+    #[serde(flatten)]
+    pub pipeline: Option<Pipeline>,
 }
 
 /// The samples that a batch norm sees at a time.
@@ -35,9 +40,20 @@ impl Parallel {
         let parallel = Parallel {
             data: section.whole("data", 1, 1, LARGEST)?,
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
+            pipeline: Pipeline::read(section)?,
         };
         section.finish()?;
         Ok(parallel)
+    }
+
+    /// Ranks that hold consecutive parts of the model.
+    pub fn stages(&self) -> usize {
+        self.pipeline.as_ref().map_or(1, |pipeline| pipeline.stages)
+    }
+
+    /// Ranks along each axis.
+    pub fn extents(&self) -> PerAxis {
+        PerAxis { data: self.data, pipeline: self.stages(), ..PerAxis::ONES }
     }
 
     /// That every rank gets the same number of micro-batches of the same size.

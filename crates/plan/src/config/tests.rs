@@ -372,3 +372,30 @@ proptest! {
         let _ = RunFile::parse(&text, &[set]);
     }
 }
+
+#[test]
+fn pipelines_that_cannot_be() {
+    let sentence = |fields: &str| {
+        let text = format!("[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\n{fields}");
+        RunFile::parse(&text, &[]).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(sentence("schedule = \"gpipe\""), @"`parallel.schedule` has no effect with `parallel.pipeline` = 1: the model is on one rank");
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"1f1d\""), @r#"`parallel.schedule` must be "gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1" or "axonn", got "1f1d"; did you mean `1f1b`?"#);
+    insta::assert_snapshot!(sentence("pipeline = 2\nchunks = 2"), @"`parallel`: chunks have no effect on 1f1b: only interleaved has them");
+    insta::assert_snapshot!(sentence("pipeline = 3\nschedule = \"chimera\""), @"`parallel`: chimera needs an even number of stages, got 3");
+    insta::assert_snapshot!(sentence("pipeline = 3\ncut = [2]"), @"`parallel.cut` cuts the model into 2 parts, but there are 3");
+    insta::assert_snapshot!(sentence("pipeline = 3\ncut = [3, 2]"), @"`parallel.cut` must be a list of block numbers, ascending, such as [3, 6], got a list of 2");
+    insta::assert_snapshot!(sentence("pipeline = 2\ndrain = 10"), @r#"`parallel.drain` has no effect with `parallel.schedule` = "1f1b", which ends every step empty"#);
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"2bw\"\n[prune]\nmethod = \"gradual\""), @r#"`prune.method` prunes while the run goes on, but with "2bw" batches are always under way: prune before the first step, or use a schedule that ends every step"#);
+    let clipped =
+        RunFile::parse("[train]\nclip = 1.0\n[parallel]\npipeline = 2\nschedule = \"pipedream\"", &[]);
+    insta::assert_snapshot!(clipped.unwrap_err(), @r#"`train.clip` is 1, but "pipedream" never has the gradient of the whole model at once: set it to 0"#);
+}
+
+#[test]
+fn a_pipeline_is_written_as_it_was_read() {
+    let text = "[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\npipeline = 2\nschedule = \"interleaved\"\nchunks = 2\ncut = [1, 2, 3]";
+    let run = RunFile::parse(text, &[]).unwrap();
+    assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
+    assert_eq!(run.parallel.stages(), 2);
+}
