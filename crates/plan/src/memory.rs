@@ -1,11 +1,14 @@
 //! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
 //!
 //! For each parameter: its weight and its gradient in the precision of the run, the optimizer's moments in f32, and in
-//! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Activations are those of one micro-batch.
+//! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
+//! share out the optimizer's state, a rank has its part of each parameter's (exact where it is known how much of
+//! each is kept). Activations are those of one micro-batch.
 
 use serde::Serialize;
 
 use crate::config::{Prune, RunFile};
+use crate::cut::message_bytes;
 use crate::spec::{Model, ShapeError};
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
@@ -39,6 +42,7 @@ impl Memory {
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
         let (mut dense, mut candidates, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64);
+        let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         for parameter in model.parameters() {
             let elements = parameter.elements();
@@ -52,6 +56,7 @@ impl Memory {
                     sent = if compressed { kept } else { elements };
                 }
             }
+            lengths.push(sent);
             let bytes = sent.saturating_mul(precision.size());
             if run.parallel.data > 1 && bytes < BUCKET {
                 packed += bytes;
@@ -59,15 +64,17 @@ impl Memory {
         }
         let parameters = dense.saturating_add(candidates);
         let stored = if compressed { dense + kept_of(prune, candidates) } else { parameters };
+        let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
+        let own = if zero { lengths.iter().map(|n| n.div_ceil(ranks)).sum() } else { stored };
         let buffers: u64 = model.buffers().iter().map(|buffer| 4 * buffer.elements()).sum();
         Ok(Memory {
             weights: parameters.saturating_mul(precision.size()).saturating_add(buffers),
             gradients: stored.saturating_mul(precision.size()),
-            optimizer: stored.saturating_mul(each),
+            optimizer: own.saturating_mul(each),
             mask,
             activations: model.activation_bytes(micro_batch, precision, run.train.recompute)?,
             workspace: None,
-            communication: packed,
+            communication: if zero { message_bytes(&lengths, precision.size(), ranks) } else { packed },
         })
     }
 
@@ -101,7 +108,8 @@ impl StateBytes {
         StateBytes {
             weights: size,
             gradients: share * size,
-            optimizer: share * run.optimizer_bytes() as f64,
+            optimizer: share * run.optimizer_bytes() as f64
+                / if run.parallel.zero { run.parallel.data as f64 } else { 1.0 },
             mask: if run.prune.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
         }
     }

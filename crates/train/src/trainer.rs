@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::Sent;
-use espalier_plan::Plan;
 use espalier_plan::config::{BatchNorm, Precision, Recompute};
 use espalier_plan::memory::StateBytes;
+use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{DType, Device, Mask, random};
@@ -24,6 +24,7 @@ use crate::layers::Share;
 use crate::model::Model;
 use crate::parallel::Ranks;
 use crate::parallel::data::{Reducing, average_statistics};
+use crate::parallel::zero::step_shared;
 use crate::pass::{Loss, Pass, Totals};
 use crate::prune::{self, Decision, Draw, Network, Observation, Parts, Pruner};
 use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
@@ -193,9 +194,7 @@ impl Trainer {
             Decision::Look(seen) => (Some(seen), None),
             Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
         };
-        if self.optimizer.is_none() {
-            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
-        }
+        self.ready_optimizer()?;
         let run = &self.plan.run;
         let batch = run.train.batch;
         let own = self.part(batch);
@@ -206,7 +205,7 @@ impl Trainer {
             gradients = gradients.measuring(self.model.tied().clone());
         }
         let (mut statistics, mut totals) = (Vec::new(), Totals::default());
-        let mut sink = Reducing::new(gradients, self.ranks.as_ref(), self.model.tied());
+        let mut sink = Reducing::new(gradients, self.ranks.as_ref(), self.model.tied()).sharing(self.cut());
         let position = self.progress.step * batch as u64 + own.start as u64;
         let samples = self.order.indices(position, own.len());
         let random = random::key(random::key(run.seed, self.progress.step), 0);
@@ -227,7 +226,7 @@ impl Trainer {
             }
         }
         let loss = totals.loss();
-        let grad_norm = gradients.squared_norm()?.sqrt();
+        let grad_norm = self.over_parts(gradients.squared_norm()?)?.sqrt();
         let (position, length) = match &self.pruner {
             Some(pruner) => pruner.position(self.progress.step, self.steps),
             None => (self.progress.step, self.steps),
@@ -241,7 +240,13 @@ impl Trainer {
             self.progress.updates += 1;
             let step = Step { lr: lr as f32, gradient_scale: scale as f32, number: self.progress.updates };
             let optimizer = self.optimizer.as_mut().expect("made before the first step");
-            optimizer.step(&mut self.weights, &self.masks, &gradients, step)?;
+            match self.ranks.as_ref().filter(|_| run.parallel.zero) {
+                None => optimizer.step(&mut self.weights, &self.masks, &gradients, step)?,
+                Some(ranks) => {
+                    let (weights, group) = (&mut self.weights, ranks.data());
+                    step_shared(optimizer, weights, &self.masks, &gradients, step, group)?;
+                }
+            }
             for measured in statistics {
                 measured.fold_into(&mut self.weights)?;
             }
@@ -249,6 +254,7 @@ impl Trainer {
                 average_statistics(&mut self.weights, ranks)?;
             }
             if let Some((small, large)) = gradients.noise_norms()? {
+                let large = self.over_parts(large)?;
                 let small = match &self.ranks {
                     Some(ranks) => ranks.sum(vec![small])?[0],
                     None => small,
@@ -371,7 +377,8 @@ impl Trainer {
             let mask = Mask::new(&self.device, weight.len(), &words)?;
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
-                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress())?;
+                let group = self.ranks.as_ref().map(Ranks::data);
+                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
             if mask.kept() == 0 {
                 emptied.push(self.weights.name(id).to_owned());
@@ -413,6 +420,28 @@ impl Trainer {
         Ok(Totals { loss_sum: all[0], correct: all[1] as usize, predictions: all[2] as usize })
     }
 
+    /// Which part of the optimizer's state is this rank's.
+    fn cut(&self) -> Cut {
+        let sharing = self.ranks.as_ref().filter(|_| self.plan.run.parallel.zero);
+        sharing.map_or(Cut::ALONE, Ranks::cut)
+    }
+
+    /// A sum over gradients, of which each rank may have its parts.
+    fn over_parts(&self, sum: f64) -> Result<f64> {
+        match self.ranks.as_ref().filter(|_| self.plan.run.parallel.zero) {
+            Some(ranks) => Ok(ranks.sum(vec![sum])?[0]),
+            None => Ok(sum),
+        }
+    }
+
+    /// Makes the optimizer's state, once it is known what is kept.
+    fn ready_optimizer(&mut self) -> Result<()> {
+        if self.optimizer.is_none() {
+            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?);
+        }
+        Ok(())
+    }
+
     fn pass(&self) -> Pass<'_> {
         Pass {
             model: &self.model,
@@ -425,14 +454,12 @@ impl Trainer {
 
     /// Saves everything that the next step depends on. All ranks must.
     pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
-        if self.optimizer.is_none() {
-            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
-        }
+        self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
         let tensors = |(name, tensor)| (name, Stored::Tensor(tensor));
         let mut files: Vec<(&str, Saved<'_>)> = vec![
             (MODEL, self.weights.named().map(|(name, t)| tensors((name.into(), t))).collect()),
-            (OPTIMIZER, optimizer.named().map(tensors).collect()),
+            (OPTIMIZER, optimizer.saved()),
         ];
         if !self.masks.is_empty() {
             let mask = |(id, mask): (ParameterId, &Mask)| {
@@ -458,9 +485,8 @@ impl Trainer {
     /// Goes back to a checkpoint.
     pub fn restore(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks)?;
-        let state = optimizer.named_mut().map(|(name, tensor)| (name, Room::Tensor(tensor))).collect();
-        let state = Wanted { file: OPTIMIZER, tensors: state, elsewhere: 0 };
+        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?;
+        let state = Wanted { file: OPTIMIZER, tensors: optimizer.rooms(), elsewhere: 0 };
         whole.fill(&mut [wanted_weights(&mut self.weights), state])?;
         if let Some(pruner) = &mut self.pruner {
             pruner.load(whole.words(PRUNER)?);

@@ -26,7 +26,21 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
     ("prune", PRUNE),
-    ("parallel", &["data", "batch_norm", "pipeline", "schedule", "chunks", "pipelines", "cut", "drain"]),
+    (
+        "parallel",
+        &[
+            "data",
+            "batch_norm",
+            "zero",
+            "average_every",
+            "pipeline",
+            "schedule",
+            "chunks",
+            "pipelines",
+            "cut",
+            "drain",
+        ],
+    ),
     ("checkpoint", &["every", "keep", "last"]),
     ("device", &["kind", "threads", "tf32"]),
 ];

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 
 use espalier_comm::{Communicator, Reduce, Request};
+use espalier_plan::Cut;
 use espalier_plan::memory::BUCKET;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
@@ -18,6 +19,7 @@ use crate::state::Gradients;
 use crate::weights::{ParameterId, Weights};
 
 use super::Ranks;
+use super::zero::Scattering;
 
 /// Gradients that become those of all ranks.
 pub struct Reducing<'a> {
@@ -26,6 +28,8 @@ pub struct Reducing<'a> {
     /// A tied parameter comes once per use: it is complete when the whole pass is.
     tied: &'a HashSet<ParameterId>,
     complete: bool,
+    /// Which part of each sum this rank needs; alone, all of it.
+    cut: Cut,
     bucket_bytes: usize,
     bucket: Vec<(ParameterId, Tensor)>,
     flying: Vec<Flying>,
@@ -36,6 +40,8 @@ enum Flying {
     One(ParameterId, Request<Tensor>),
     /// The parts of a flat tensor, with their shapes.
     Packed(Vec<(ParameterId, Vec<usize>)>, Request<Tensor>),
+    /// Of which this rank gets its parts.
+    Scattered(Scattering),
 }
 
 impl<'a> Reducing<'a> {
@@ -50,10 +56,17 @@ impl<'a> Reducing<'a> {
             group: ranks.map(Ranks::data),
             tied,
             complete: false,
+            cut: Cut::ALONE,
             bucket_bytes: BUCKET as usize,
             bucket: Vec::new(),
             flying: Vec::new(),
         }
+    }
+
+    /// Leaves each rank its part of every sum: those of kept weights, in their order.
+    pub fn sharing(mut self, cut: Cut) -> Reducing<'a> {
+        self.cut = cut;
+        self
     }
 
     /// Packs gradients of fewer bytes than this, up to this many.
@@ -75,8 +88,14 @@ impl<'a> Reducing<'a> {
             self.send(id, group)?;
         }
         self.send_bucket(group)?;
+        self.gradients.share_out(self.cut);
         for flying in std::mem::take(&mut self.flying) {
             match flying {
+                Flying::Scattered(parts) => {
+                    for (id, part) in parts.wait()? {
+                        self.gradients.put(id, part);
+                    }
+                }
                 Flying::One(id, request) => self.gradients.put(id, request.wait()?),
                 Flying::Packed(parts, request) => {
                     let (flat, mut start) = (request.wait()?, 0);
@@ -96,6 +115,11 @@ impl<'a> Reducing<'a> {
     fn send(&mut self, id: ParameterId, group: &Communicator) -> Result<()> {
         let Some(gradient) = self.gradients.take(id) else { return Ok(()) };
         if gradient.byte_len() >= self.bucket_bytes {
+            if !self.cut.is_alone() {
+                let alone = Scattering::start(vec![(id, gradient)], self.cut, group)?;
+                self.flying.push(Flying::Scattered(alone));
+                return Ok(());
+            }
             self.flying.push(Flying::One(id, group.start_all_reduce(gradient, Reduce::Sum)?));
             return Ok(());
         }
@@ -110,6 +134,10 @@ impl<'a> Reducing<'a> {
     fn send_bucket(&mut self, group: &Communicator) -> Result<()> {
         let parts = std::mem::take(&mut self.bucket);
         let Some((_, first)) = parts.first() else { return Ok(()) };
+        if !self.cut.is_alone() {
+            self.flying.push(Flying::Scattered(Scattering::start(parts, self.cut, group)?));
+            return Ok(());
+        }
         let elements = parts.iter().map(|(_, part)| part.len()).sum();
         let mut flat =
             Tensor::empty(&first.device(), &[elements, 1], first.dtype(), Category::Communication)?;

@@ -3,6 +3,7 @@
 //! | axis | file |
 //! |---|---|
 //! | data: each rank has the whole model and a part of every batch | `data` |
+//! | data, with the optimizer's state shared out | `zero` |
 //!
 //! Ranks never send weights: they start from the same bits and take the same steps. That they do is checked where it
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
@@ -10,11 +11,13 @@
 pub mod data;
 mod threads;
 mod together;
+pub mod zero;
 
 use std::ops::Range;
 
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
+use espalier_plan::Cut;
 use espalier_plan::mesh::{Axis, Mesh};
 
 pub use threads::on_threads;
@@ -55,6 +58,11 @@ impl Ranks {
     /// Those that hold the same weights and other samples.
     pub fn data(&self) -> &Communicator {
         &self.data
+    }
+
+    /// Its place among those that could share state with it.
+    pub fn cut(&self) -> Cut {
+        Cut { ranks: self.data.size(), rank: self.data.rank() }
     }
 
     /// Bytes that it has sent so far.

@@ -9,3 +9,4 @@ mod resume;
 mod shards;
 mod steps;
 mod support;
+mod zero;

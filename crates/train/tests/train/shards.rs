@@ -100,29 +100,6 @@ fn a_checkpoint_goes_through_any_numbers_of_ranks_unchanged() {
     }
 }
 
-/// Two halves on different numbers of ranks are one run: the same as on one rank but for the rounding of sums.
-#[test]
-fn a_run_goes_on_with_another_number_of_ranks() {
-    let base = tiny_gpt(&["train.batch=12", "optimizer.name=momentum", "learning_rate.peak=0.05"]);
-    let weights = |path: &Path| -> Vec<f32> {
-        let (plan, dataset, device) = prepare(&base, 1);
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
-        trainer.restore(&Whole::read(&path.join("step-000006"), None).unwrap()).unwrap();
-        trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()
-    };
-    let folders: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
-    let paths: Vec<&Path> = folders.iter().map(|folder| folder.path()).collect();
-    pass_on(&base, 4, None, 3, paths[0]);
-    for (ranks, to) in [(4, paths[1]), (2, paths[2]), (1, paths[3])] {
-        pass_on(&base, ranks, Some(paths[0]), 3, to);
-    }
-    let expected = weights(paths[1]);
-    for path in &paths[2..] {
-        let far = expected.iter().zip(weights(path)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(far < 1e-5, "{far}");
-    }
-}
-
 fn numbers(device: &Device, range: std::ops::Range<usize>) -> Tensor {
     let values: Vec<f32> = range.clone().map(|i| i as f32).collect();
     Tensor::from_slice(device, &[range.len()], &values, Category::Optimizer).unwrap()
