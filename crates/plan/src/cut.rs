@@ -81,6 +81,15 @@ pub(crate) fn message_bytes(elements: &[u64], size: u64, ranks: u64) -> u64 {
     size * gradients.max(weights)
 }
 
+/// Bytes of the largest message when parameters of so many elements are averaged with their state: of `each` bytes of
+/// weight and state those that are exact, as f32.
+pub(crate) fn average_bytes(elements: &[u64], each: u64) -> u64 {
+    // A weight in bf16 follows its master.
+    let vectors = each / 4;
+    let bytes: Vec<u64> = elements.iter().flat_map(|n| (0..vectors).map(move |_| 4 * n)).collect();
+    packets(&bytes).iter().map(|packet| packet.iter().map(|&i| bytes[i]).sum()).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use crate::config::{Prune, RunFile};
-use crate::cut::message_bytes;
+use crate::cut::{average_bytes, message_bytes};
 use crate::spec::{Model, ShapeError};
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
@@ -74,7 +74,13 @@ impl Memory {
             mask,
             activations: model.activation_bytes(micro_batch, precision, run.train.recompute)?,
             workspace: None,
-            communication: if zero { message_bytes(&lengths, precision.size(), ranks) } else { packed },
+            communication: if run.parallel.is_local() {
+                average_bytes(&lengths, precision.size() + each)
+            } else if zero {
+                message_bytes(&lengths, precision.size(), ranks)
+            } else {
+                packed
+            },
         })
     }
 

@@ -243,7 +243,9 @@ impl Run {
                     self.metrics.evaluation(step, &self.validation())?;
                 }
             }
-            let interrupted = self.any(stop.load(Ordering::Relaxed))? && !last;
+            // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
+            let stopped = self.any(stop.load(Ordering::Relaxed))? && self.trainer.is_together();
+            let interrupted = stopped && !last;
             let due = every > 0 && step.is_multiple_of(every as u64);
             if interrupted || due || (last && self.plan.run.checkpoint.last) {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);

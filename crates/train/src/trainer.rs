@@ -24,9 +24,10 @@ use crate::layers::Share;
 use crate::model::Model;
 use crate::parallel::Ranks;
 use crate::parallel::data::{Reducing, average_statistics};
+use crate::parallel::local::average;
 use crate::parallel::zero::step_shared;
 use crate::pass::{Loss, Pass, Totals};
-use crate::prune::{self, Decision, Draw, Network, Observation, Parts, Pruner};
+use crate::prune::{self, Decision, Draw, Moment, Network, Observation, Parts, Pruner};
 use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
@@ -55,8 +56,10 @@ pub struct Trainer {
     gradient_bytes: usize,
     /// The others, where there are any.
     ranks: Option<Ranks>,
-    /// What the last step sent to them.
+    /// What a step sent to them, of late.
     sent: Sent,
+    /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
+    together: (u64, Sent),
 }
 
 /// What one step did.
@@ -142,6 +145,7 @@ impl Trainer {
             gradient_bytes: 0,
             ranks,
             sent: Sent::default(),
+            together: Default::default(),
             device: device.clone(),
             dtype,
             weights,
@@ -181,7 +185,7 @@ impl Trainer {
         self.ranks.as_ref()
     }
 
-    /// Bytes that the last step sent to other ranks.
+    /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on average.
     pub fn sent(&self) -> Sent {
         self.sent
     }
@@ -205,11 +209,14 @@ impl Trainer {
             gradients = gradients.measuring(self.model.tied().clone());
         }
         let (mut statistics, mut totals) = (Vec::new(), Totals::default());
-        let mut sink = Reducing::new(gradients, self.ranks.as_ref(), self.model.tied()).sharing(self.cut());
+        let others = self.ranks.as_ref().filter(|_| !self.goes_apart());
+        let mut sink = Reducing::new(gradients, others, self.model.tied()).sharing(self.cut());
         let position = self.progress.step * batch as u64 + own.start as u64;
         let samples = self.order.indices(position, own.len());
         let random = random::key(random::key(run.seed, self.progress.step), 0);
-        let loss = Loss { random, samples: batch, temperature: 1.0 };
+        // A rank that steps by itself takes the mean over its own samples.
+        let loss =
+            Loss { random, samples: if self.goes_apart() { own.len() } else { batch }, temperature: 1.0 };
         for (piece, samples) in samples.chunks(size).enumerate() {
             if (piece + 1) * size == own.len() {
                 sink.last_micro_batch();
@@ -250,7 +257,8 @@ impl Trainer {
             for measured in statistics {
                 measured.fold_into(&mut self.weights)?;
             }
-            if let Some(ranks) = self.ranks.as_ref().filter(|_| run.parallel.batch_norm == BatchNorm::Local) {
+            let local = run.parallel.batch_norm == BatchNorm::Local && !self.goes_apart();
+            if let Some(ranks) = self.ranks.as_ref().filter(|_| local) {
                 average_statistics(&mut self.weights, ranks)?;
             }
             if let Some((small, large)) = gradients.noise_norms()? {
@@ -264,11 +272,15 @@ impl Trainer {
                 self.noise.observe(size as f64, small, batch as f64, large);
             }
         }
-        if let Some((ranks, before)) = self.ranks.as_ref().zip(before) {
+        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !self.goes_apart()) {
             self.sent = ranks.sent() - before;
         }
         self.gradient_bytes = self.candidates.iter().map(|id| gradients.bytes(*id)).sum();
         drop(gradients);
+        if self.goes_apart() && self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64)
+        {
+            self.come_together()?;
+        }
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
         self.device.synchronize()?;
@@ -289,6 +301,7 @@ impl Trainer {
 
     /// Runs the model over the validation split, or its first `eval_samples` samples; nothing where none is held out.
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        self.come_together()?;
         let train = &self.plan.run.train;
         let all = self.dataset.len(Split::Validation);
         let count = if train.eval_samples == 0 { all } else { train.eval_samples.min(all) };
@@ -340,12 +353,15 @@ impl Trainer {
     /// What the pruning method does after so many steps.
     fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
-        let batch = self.plan.run.train.batch;
+        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
+        if pruner.looks(Moment { step, steps: self.steps, epoch }) {
+            self.come_together()?;
+        }
         let mut network = Network {
             plan: &self.plan,
             step,
             steps: self.steps,
-            epoch: (self.dataset.len(Split::Train) / batch).max(1) as u64,
+            epoch,
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
@@ -356,6 +372,7 @@ impl Trainer {
                 dtype: self.dtype,
             },
             order: &self.order,
+            ranks: self.ranks.as_ref(),
         };
         let decision = pruner.before_step(&mut network);
         self.pruner = Some(pruner);
@@ -426,12 +443,38 @@ impl Trainer {
         sharing.map_or(Cut::ALONE, Ranks::cut)
     }
 
-    /// A sum over gradients, of which each rank may have its parts.
+    /// A sum over gradients, of which each rank may have its parts. Where each has a gradient of its own it is the mean,
+    /// so that a number that is not finite is seen by all.
     fn over_parts(&self, sum: f64) -> Result<f64> {
-        match self.ranks.as_ref().filter(|_| self.plan.run.parallel.zero) {
-            Some(ranks) => Ok(ranks.sum(vec![sum])?[0]),
-            None => Ok(sum),
+        match &self.ranks {
+            Some(ranks) if self.plan.run.parallel.zero => Ok(ranks.sum(vec![sum])?[0]),
+            Some(ranks) if self.goes_apart() => Ok(ranks.sum(vec![sum])?[0] / ranks.data().size() as f64),
+            _ => Ok(sum),
         }
+    }
+
+    /// Whether ranks take steps by themselves.
+    fn goes_apart(&self) -> bool {
+        self.ranks.is_some() && self.plan.run.parallel.is_local()
+    }
+
+    /// Whether all ranks hold the same weights and state.
+    pub fn is_together(&self) -> bool {
+        !self.goes_apart() || self.together.0 == self.progress.step
+    }
+
+    /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
+    /// pruning, evaluation, a checkpoint.
+    pub fn come_together(&mut self) -> Result<()> {
+        let Some(ranks) = self.ranks.clone().filter(|_| !self.is_together()) else { return Ok(()) };
+        if let Some(optimizer) = &mut self.optimizer {
+            average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
+        }
+        average_statistics(&mut self.weights, &ranks)?;
+        let (step, sent) = (self.progress.step, ranks.sent());
+        self.sent = (sent - self.together.1).per(step - self.together.0);
+        self.together = (step, sent);
+        Ok(())
     }
 
     /// Makes the optimizer's state, once it is known what is kept.
@@ -454,6 +497,7 @@ impl Trainer {
 
     /// Saves everything that the next step depends on. All ranks must.
     pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
+        self.come_together()?;
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
         let tensors = |(name, tensor)| (name, Stored::Tensor(tensor));
@@ -493,6 +537,7 @@ impl Trainer {
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
+        self.together = (self.progress.step, self.ranks.as_ref().map(Ranks::sent).unwrap_or_default());
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::mesh::PerAxis;
 
 use super::reader::{Choice, LARGEST, Section};
-use super::{Error, Pipeline, RunFile, StateForm, Train};
+use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
 
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -104,6 +104,11 @@ impl Parallel {
         }
         if self.batch_norm == BatchNorm::Synchronised {
             return conflict("parallel.batch_norm", format!("is \"synchronised\", {apart}"));
+        }
+        if run.train.precision == Precision::Bf16 && run.optimizer.master == Master::LowBits {
+            let problem =
+                format!("is \"low-bits\", {apart} and their exact weights are averaged: set it to \"f32\"");
+            return conflict("optimizer.master", problem);
         }
         if run.train.noise_scale {
             return conflict(

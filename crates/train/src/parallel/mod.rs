@@ -4,11 +4,14 @@
 //! |---|---|
 //! | data: each rank has the whole model and a part of every batch | `data` |
 //! | data, with the optimizer's state shared out | `zero` |
+//! | data, with ranks that go apart and are averaged | `local` |
 //!
-//! Ranks never send weights: they start from the same bits and take the same steps. That they do is checked where it
+//! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
+//! out their state, or go apart, do. That they do is checked where it
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
+pub mod local;
 mod threads;
 mod together;
 pub mod zero;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Prune, Scope, TicketForm};
 
-use super::{Decision, Draw, Network, Observation, Pruner, Words, count, differing, is_kept};
+use super::{Decision, Draw, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
 use crate::Result;
 use crate::weights::{ParameterId, ids_by_name};
 
@@ -76,6 +76,12 @@ impl EarlyBird {
         }
     }
 
+    /// Whether a ticket is drawn now, settled or not.
+    fn is_last(&self, at: Moment) -> bool {
+        let latest = if self.latest == 0 { (at.steps / 2).max(1) } else { self.latest };
+        at.step >= latest
+    }
+
     /// What is drawn: weights, or one scale for each channel.
     fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
         let magnitudes = |id| Ok(network.magnitudes(id));
@@ -114,12 +120,15 @@ fn rows(kept: &[u32], len: usize, each: usize) -> Words {
 }
 
 impl Pruner for EarlyBird {
+    fn looks(&self, at: Moment) -> bool {
+        let every = if self.every == 0 { at.epoch } else { self.every };
+        let due = at.step > 0 && (at.step.is_multiple_of(every) || self.is_last(at));
+        self.ticket.is_none() && due
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        let every = if self.every == 0 { network.epoch } else { self.every };
-        let latest = if self.latest == 0 { (network.steps / 2).max(1) } else { self.latest };
-        let last = network.step >= latest;
-        let due = network.step > 0 && (network.step.is_multiple_of(every) || last);
-        if self.ticket.is_some() || !due {
+        let last = self.is_last(network.moment());
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let drawn = self.draw(network)?;

@@ -62,9 +62,10 @@ impl<'a> Curvature<'a> {
         let plan = self.network.plan;
         let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
         let mut sums = Sums::of(ids);
-        for (samples, loss) in self.scored.pieces() {
+        for (samples, share) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
-                curvature.pass(&model).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
+                let (pass, loss) = (curvature.pass(&model), curvature.scored.loss());
+                pass.train_share(samples, loss, &share, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
             train(self, &mut Sums::of(&[]))?;
@@ -76,7 +77,7 @@ impl<'a> Curvature<'a> {
             }
             self.move_by(direction, 0.0)?;
         }
-        let mut product = sums.take(ids);
+        let mut product = sums.take(ids, &self.copy, self.scored.ranks)?;
         product.iter_mut().for_each(|sum| scale_into(sum, (0.5 / step) as f32));
         Ok(product)
     }

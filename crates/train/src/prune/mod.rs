@@ -29,6 +29,7 @@ use rayon::prelude::*;
 
 use crate::Result;
 use crate::data::Order;
+use crate::parallel::Ranks;
 use crate::pass::Pass;
 use crate::state::Masks;
 use crate::weights::{ParameterId, Weights};
@@ -36,6 +37,9 @@ pub use select::Words;
 
 /// A pruning method in the course of a run.
 pub trait Pruner: Debug + Send {
+    /// Whether it looks at the network at a moment. Ranks that go apart for some steps come together for it.
+    fn looks(&self, at: Moment) -> bool;
+
     /// What it does before the next step, `network.step` steps having been taken. Asked once before each step.
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision>;
 
@@ -57,6 +61,17 @@ pub trait Pruner: Debug + Send {
 
     /// Goes on from what was saved.
     fn load(&mut self, _saved: BTreeMap<String, Vec<u32>>) {}
+}
+
+/// A time in a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// Steps taken.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Steps of one pass over the training data.
+    pub epoch: u64,
 }
 
 /// What a method does before a step.
@@ -120,6 +135,8 @@ pub struct Network<'a> {
     pub parts: Parts<'a>,
     /// The order in which training samples are met.
     pub order: &'a Order,
+    /// Those that score other samples with the same weights, where there are any.
+    pub ranks: Option<&'a Ranks>,
 }
 
 /// What a [`Pass`] needs beside the weights.
@@ -136,6 +153,11 @@ pub struct Parts<'a> {
 }
 
 impl Network<'_> {
+    /// Now.
+    pub fn moment(&self) -> Moment {
+        Moment { step: self.step, steps: self.steps, epoch: self.epoch }
+    }
+
     /// For passes over samples with the weights as they are now.
     pub fn pass(&self) -> Pass<'_> {
         let Parts { model, dataset, device, dtype } = self.parts;

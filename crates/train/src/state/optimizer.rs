@@ -152,6 +152,18 @@ impl Optimizer {
         Ok(())
     }
 
+    /// The tensors of a parameter's state: the master, where there is one, and the moments.
+    pub(crate) fn state(&self, id: ParameterId) -> Vec<&Tensor> {
+        let slot = &self.slots[id.0];
+        slot.master.iter().chain(&slot.moments).collect()
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn state_mut(&mut self, id: ParameterId) -> Vec<&mut Tensor> {
+        let slot = &mut self.slots[id.0];
+        slot.master.iter_mut().chain(&mut slot.moments).collect()
+    }
+
     /// Bytes held for a parameter.
     pub fn bytes(&self, id: ParameterId) -> usize {
         let slot = &self.slots[id.0];

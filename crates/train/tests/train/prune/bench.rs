@@ -59,6 +59,7 @@ impl Bench {
                 dtype: self.dtype,
             },
             order: &self.order,
+            ranks: None,
         }
     }
 
