@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod doctor;
+mod killed;
 mod prune;
 mod ranks;
 mod schedule;

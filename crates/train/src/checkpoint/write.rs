@@ -27,6 +27,9 @@ use crate::{Error, Result};
 /// Folders that are being written start with this.
 const WRITING: &str = ".writing-";
 
+/// What several ranks need.
+const SHARED: &str = "the run folder must be one that all ranks share";
+
 /// What one file of a checkpoint holds, by name.
 pub type Saved<'a> = Vec<(String, Stored<'a>)>;
 
@@ -117,7 +120,7 @@ impl Checkpoints {
             let seen = fs::metadata(temporary.join(file)).map(|found| found.len());
             if !seen.is_ok_and(|bytes| bytes == record.bytes) {
                 return Err(io::Error::other(format!(
-                    "{file} was written and rank 0 does not see it: the run folder must be one that all ranks share"
+                    "rank 0 does not see {file}, which was written: {SHARED}"
                 )));
             }
             files.insert(file.clone(), record.clone());
@@ -165,6 +168,9 @@ fn write_own(
     ranks: Option<&Ranks>,
 ) -> io::Result<Vec<Written>> {
     let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+    if !folder.exists() {
+        return Err(io::Error::other(format!("it does not see the folder that rank 0 made: {SHARED}")));
+    }
     let some = files.into_iter().filter(|(_, saved)| size == 1 || !saved.is_empty());
     some.map(|(file, saved)| {
         let name = file_name(file, rank, size);
