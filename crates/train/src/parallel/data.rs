@@ -138,7 +138,12 @@ impl GradientSink for Reducing<'_> {
 
 /// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
 pub fn average_statistics(weights: &mut Weights, ranks: &Ranks) -> Result<()> {
-    let own = weights.statistics_mut().flat_map(|statistic| statistic.to_f32()).map(f64::from).collect();
+    let own: Vec<f64> =
+        weights.statistics_mut().flat_map(|statistic| statistic.to_f32()).map(f64::from).collect();
+    // A message has a cost even with nothing in it.
+    if own.is_empty() {
+        return Ok(());
+    }
     let sums = ranks.sum(own)?;
     let mut sums = sums.iter().map(|sum| (sum / ranks.data().size() as f64) as f32);
     for statistic in weights.statistics_mut() {
