@@ -83,10 +83,7 @@ pub struct Prepared {
 
 /// Reads a run file and opens what it names.
 pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -> Result<Prepared> {
-    let text = fs::read_to_string(path).map_err(|why| Error::File {
-        path: path.to_owned(),
-        why: format!("the run file cannot be read: {why}"),
-    })?;
+    let text = read(path)?;
     let started = launched.map(|launched| launched.size);
     let mut run_file = RunFile::parse_for(&text, overrides, started).map_err(Error::Plan)?;
     let join = launched.map(|launched| {
@@ -111,7 +108,7 @@ pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -
     }
     let mut wish = plan.run.device.clone();
     // Ranks of one process share its processor: where the choice is ours, that is it.
-    if plan.run.parallel.data > 1 && wish.kind == DeviceKind::Auto {
+    if (plan.run.parallel.data > 1 || plan.run.parallel.stages() > 1) && wish.kind == DeviceKind::Auto {
         wish.kind = DeviceKind::Cpu;
     }
     let device = device::open(&wish, threads).map_err(Error::Tensor)?;
@@ -142,7 +139,9 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
 fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result<ExitCode> {
     let path = &arguments.run_file;
     let mut overrides = arguments.overrides.clone();
-    overrides.extend(arguments.ranks.map(|ranks| format!("parallel.data={ranks}")));
+    if let Some(ranks) = arguments.ranks {
+        overrides.push(format!("parallel.data={}", replicas(path, &overrides, ranks)?));
+    }
     let Prepared { plan, dataset, device, join } = prepare(path, &overrides, launched)?;
     let leads = launched.is_none_or(|launched| launched.rank == 0);
     if leads {
@@ -197,6 +196,23 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What so many ranks leave beside the stages of a run file.
+fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
+    let alone = [overrides, &["parallel.data=1".into()]].concat();
+    let stages = RunFile::parse(&read(path)?, &alone).map_err(Error::Plan)?.parallel.stages();
+    if ranks > 0 && !ranks.is_multiple_of(stages) {
+        let problem =
+            format!("is {ranks}, but `parallel.pipeline` = {stages}: it must be a multiple of that");
+        return Err(conflict("--ranks", &problem).into());
+    }
+    Ok(ranks / stages)
+}
+
+fn read(path: &Path) -> Result<String> {
+    let why = |why| Error::File { path: path.to_owned(), why: format!("the run file cannot be read: {why}") };
+    Ok(fs::read_to_string(path).map_err(why)?)
 }
 
 fn conflict(field: &str, problem: &str) -> Error {

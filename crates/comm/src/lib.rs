@@ -18,6 +18,7 @@ pub mod data;
 pub mod error;
 pub mod failure;
 pub mod launch;
+mod mark;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;

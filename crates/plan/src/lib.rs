@@ -2,7 +2,7 @@
 //!
 //! [`RunFile::parse`](config::RunFile::parse) reads what a person wrote; [`Plan::new`] joins it with what the data
 //! says and resolves it: the model as data ([`spec`]), and the bytes it should take ([`memory`]). A [`Mesh`] says which
-//! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, and [`rounds`] how a
+//! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, [`stages`] which blocks of the model each has, and [`rounds`] how a
 //! lottery ticket's trainings divide the steps.
 
 pub mod config;
@@ -12,6 +12,7 @@ pub mod plan;
 pub mod rounds;
 pub mod schedule;
 pub mod spec;
+pub mod stages;
 
 pub use config::RunFile;
 pub use memory::Memory;

@@ -6,9 +6,11 @@ use serde::Serialize;
 use crate::config::{BatchNorm, Error, Family, LearningRate, Length, Method, RunFile, TicketForm};
 use crate::memory::Memory;
 use crate::rounds::Rounds;
+use crate::schedule::{Name, Options, Schedule};
 use crate::spec::custom::custom;
 use crate::spec::presets::{self, Gpt, ImageSize};
 use crate::spec::{Input, Model};
+use crate::stages::{self, Parts};
 
 /// What only the data knows. What does not apply is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -40,6 +42,8 @@ pub struct Plan {
     pub step_flops: f64,
     /// Predicted bytes.
     pub memory: Memory,
+    /// The blocks of each part of the pipeline.
+    pub parts: Parts,
 }
 
 impl Plan {
@@ -52,6 +56,8 @@ impl Plan {
             let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
             return Err(Error::NoEffect { field: "parallel.batch_norm".into(), why });
         }
+        let parts = stages::parts(&model, &run)?;
+        check_ties(&run, &model, &parts)?;
         let train = &run.train;
         let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
         Ok(Plan {
@@ -60,10 +66,23 @@ impl Plan {
             memory: Memory::predict(&model, &run, micro_batch)?,
             learning_rate: run.learning_rate.for_batch(train.batch),
             micro_batch,
+            parts,
             model,
             facts,
             run,
         })
+    }
+
+    /// What the ranks of a pipeline do for so many batches in a row; without one, what the only rank does.
+    pub fn schedule(&self, batches: usize) -> Result<Schedule, Error> {
+        let micro_batches = self.run.train.micro_batches;
+        match &self.run.parallel.pipeline {
+            Some(pipeline) => pipeline.schedule(micro_batches, batches),
+            None => {
+                let options = Options { batches, ..Options::new(1, micro_batches) };
+                Name::OneFOneB.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
+            }
+        }
     }
 
     /// Steps of the whole run when there are so many training samples.
@@ -114,6 +133,23 @@ fn build(run: &RunFile, facts: DataFacts) -> Result<Model, Error> {
             custom(Input::Image { height, width, channels }, classes(written)?, layers)?
         }
     })
+}
+
+/// A weight on two stages of an asynchronous pipeline would have two values.
+fn check_ties(run: &RunFile, model: &Model, parts: &Parts) -> Result<(), Error> {
+    let Some(pipeline) = run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) else {
+        return Ok(());
+    };
+    let mut seen = vec![0; model.parameters().len()];
+    let used = parts.iter().flat_map(|part| model.parameters_of(part.clone()));
+    used.for_each(|place| seen[place] += 1);
+    let Some(twice) = seen.iter().position(|parts| *parts > 1) else { return Ok(()) };
+    let problem = format!(
+        "ties {} to two stages, which \"{}\" updates at different times: set `model.tied` to false",
+        model.parameters()[twice].name,
+        pipeline.schedule
+    );
+    Err(Error::Conflict { field: "model".into(), problem })
 }
 
 /// What a pruning method needs of the model and of the length of the run.

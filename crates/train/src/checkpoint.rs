@@ -115,7 +115,11 @@ impl Checkpoints {
         };
         if let Err(why) = write() {
             let _ = fs::remove_dir_all(&temporary);
-            return Err(Error::file(target, format!("the checkpoint cannot be written: {why}")));
+            // That a card cannot be read any more is not the disk's fault.
+            return Err(match why.downcast::<espalier_tensor::Error>() {
+                Ok(device) => Error::Tensor(device),
+                Err(why) => Error::file(target, format!("the checkpoint cannot be written: {why}")),
+            });
         }
         let all = self.list()?;
         for old in all.iter().rev().skip(self.keep.max(1)) {
@@ -192,12 +196,12 @@ fn write_tensors(path: &Path, saved: &Saved<'_>) -> io::Result<FileRecord> {
     let bytes: Vec<Cow<'_, [u8]>> = saved
         .iter()
         .map(|(_, stored)| match stored {
-            Stored::Tensor(tensor) => tensor.host_bytes(),
+            Stored::Tensor(tensor) => tensor.read_bytes().map_err(io::Error::other),
             Stored::Words(words) => {
-                words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into()
+                Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into())
             }
         })
-        .collect();
+        .collect::<io::Result<_>>()?;
     let views = saved.iter().zip(&bytes).map(|((name, stored), bytes)| {
         let (dtype, shape) = match stored {
             Stored::Tensor(tensor) => (dtype_of(tensor), tensor.shape().to_vec()),
@@ -330,7 +334,7 @@ impl Whole {
         for (file, tensors) in files {
             let stored = self.tensors(file)?;
             for (name, tensor) in tensors {
-                tensor.copy_from_host(stored.tensor(name).expect("looked for above").data());
+                tensor.copy_from_host(stored.tensor(name).expect("looked for above").data())?;
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
-use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
@@ -29,6 +29,7 @@ use crate::parallel::{Ranks, on_threads_within};
 use crate::prune::Observation;
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
+use crate::weights::hash_of;
 use crate::{Error, Result};
 
 /// Hears what happens; every method may be left out.
@@ -82,7 +83,7 @@ pub fn run(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
-    if plan.run.parallel.data == 1 {
+    if mesh_of(&plan).size() == 1 {
         return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
     }
     let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
@@ -123,8 +124,7 @@ pub fn run_launched(
 }
 
 fn mesh_of(plan: &Plan) -> Mesh {
-    let ranks = PerAxis { data: plan.run.parallel.data, ..PerAxis::ONES };
-    Mesh::new(ranks).expect("every axis has at least one rank")
+    Mesh::new(plan.run.parallel.extents()).expect("every axis has at least one rank")
 }
 
 /// How long a rank waits for another.
@@ -269,6 +269,10 @@ impl Run {
             if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
                 self.metrics.step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64())?;
             }
+            // An asynchronous pipeline that is not empty goes on: it will be, before anything is due.
+            if !self.trainer.is_at_rest() {
+                continue;
+            }
             if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
                 self.validation = self.trainer.evaluate()?;
                 if let Some(evaluation) = self.validation {
@@ -329,13 +333,14 @@ impl Run {
     /// What the run came to; bytes are the largest over ranks.
     fn summary(&self) -> Result<Summary> {
         let ledger = self.trainer.device().ledger();
-        let hash = self.trainer.weights().hash();
+        let mut hash = self.trainer.weights().hash();
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
         if let Some(ranks) = self.trainer.ranks() {
             ranks.agree("weights at the end", &hash)?;
             bytes = ranks.largest(bytes)?;
+            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests())?);
         }
         let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use espalier_tensor::cuda::Cuda;
 use library::{Nccl, UniqueId, datatype, operation};
-use line::{Line, Mark};
+use line::Line;
 use part::Part;
 
 use crate::call::{Call, Operation, Reduce};
@@ -34,6 +34,7 @@ use crate::communicator::Communicator;
 use crate::data::{Data, Element};
 use crate::error::{Error, Result, Seconds};
 use crate::failure::{Failure, panic_message};
+use crate::mark::Mark;
 use crate::rendezvous::{Place, Rendezvous};
 use crate::transport::{NewGroup, Parcel, Pending, Transport, choice};
 

@@ -26,7 +26,10 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("optimizer", OPTIMIZER),
     ("learning_rate", LEARNING_RATE),
     ("prune", PRUNE),
-    ("parallel", &["data", "batch_norm", "timeout_s"]),
+    (
+        "parallel",
+        &["data", "batch_norm", "pipeline", "schedule", "chunks", "pipelines", "cut", "drain", "timeout_s"],
+    ),
     ("checkpoint", &["every", "keep", "last"]),
     ("device", &["kind", "threads", "tf32"]),
 ];

@@ -13,6 +13,7 @@ mod model;
 mod optimizer;
 mod overrides;
 mod parallel;
+mod pipeline;
 mod prune;
 mod reader;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub use learning_rate::{LearningRate, Schedule};
 pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};
 pub use parallel::{BatchNorm, Parallel};
+pub use pipeline::Pipeline;
 pub use prune::{Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
@@ -137,6 +139,9 @@ impl RunFile {
         }
         let train = &self.train;
         self.parallel.check(train)?;
+        if let Some(pipeline) = &self.parallel.pipeline {
+            pipeline.check(self)?;
+        }
         if train.noise_scale && train.micro_batches * self.parallel.data < 2 {
             let why =
                 "with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2".into();

@@ -2,14 +2,16 @@
 
 use serde::Serialize;
 
+use crate::mesh::{Mesh, PerAxis};
+
 use super::reader::{Choice, LARGEST, Section};
-use super::{Error, Train};
+use super::{Error, Pipeline, Train};
 
 /// The seconds of a week: whoever waits longer waits for nobody.
 const WEEK: usize = 7 * 24 * 3600;
 
 /// `[parallel]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Parallel {
     /// Ranks that each hold the whole model and take a part of every batch.
     pub data: usize,
@@ -17,6 +19,9 @@ pub struct Parallel {
     pub batch_norm: BatchNorm,
     /// Seconds that a rank waits for another at most.
     pub timeout_s: usize,
+    /// How the model is cut into stages, where it is.
+    #[serde(flatten)]
+    pub pipeline: Option<Pipeline>,
 }
 
 /// The samples that a batch norm sees at a time.
@@ -40,22 +45,30 @@ impl Parallel {
     /// what is left out follows from it.
     pub(super) fn read(section: &mut Section, started: Option<usize>) -> Result<Parallel, Error> {
         let written = section.optional_whole("data", 1, LARGEST)?;
+        let pipeline = Pipeline::read(section)?;
+        let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
         let parallel = Parallel {
-            data: written.or(started).unwrap_or(1),
+            data: written.or(started.map(|started| started / stages)).unwrap_or(1).max(1),
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
+            pipeline,
         };
         section.finish()?;
-        match started {
-            Some(started) if started != parallel.data => {
-                let problem = format!(
-                    "is {}, but the launcher started {started} ranks: start {} of them, or leave it out",
-                    parallel.data, parallel.data
-                );
-                Err(Error::Conflict { field: section.field("data"), problem })
-            }
-            _ => Ok(parallel),
+        let Some(started) = started else { return Ok(parallel) };
+        match Mesh::for_ranks(parallel.extents(), started) {
+            Ok(_) => Ok(parallel),
+            Err(error) => Err(Error::Ranks(error.to_string())),
         }
+    }
+
+    /// Ranks that hold consecutive parts of the model.
+    pub fn stages(&self) -> usize {
+        self.pipeline.as_ref().map_or(1, |pipeline| pipeline.stages)
+    }
+
+    /// Ranks along each axis.
+    pub fn extents(&self) -> PerAxis {
+        PerAxis { data: self.data, pipeline: self.stages(), ..PerAxis::ONES }
     }
 
     /// That every rank gets the same number of micro-batches of the same size.

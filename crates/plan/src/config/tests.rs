@@ -182,7 +182,7 @@ fn a_launcher_decides_how_many_ranks_there_are() {
     assert_eq!(among("", Some(4)), Ok(4));
     assert_eq!(among("[parallel]\ndata = 4", Some(4)), Ok(4));
     assert_eq!(among("[parallel]\ndata = 4", None), Ok(4));
-    insta::assert_snapshot!(among("[parallel]\ndata = 2", Some(4)).unwrap_err(), @"`parallel.data` is 2, but the launcher started 4 ranks: start 2 of them, or leave it out");
+    insta::assert_snapshot!(among("[parallel]\ndata = 2", Some(4)).unwrap_err(), @"`parallel`: the mesh of data 2 takes 2 ranks, but 4 were started; start 2, or set `data` to 4");
     insta::assert_snapshot!(among("[train]\nbatch = 8", Some(3)).unwrap_err(), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
 }
 
@@ -385,4 +385,31 @@ proptest! {
     fn nonsense_is_an_error_and_no_more(text in "[a-z\\[\\]=. \"0-9\n{},-]{0,60}", set in "[a-z.=0-9\"\\[\\]]{0,20}") {
         let _ = RunFile::parse(&text, &[set]);
     }
+}
+
+#[test]
+fn pipelines_that_cannot_be() {
+    let sentence = |fields: &str| {
+        let text = format!("[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\n{fields}");
+        RunFile::parse(&text, &[]).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(sentence("schedule = \"gpipe\""), @"`parallel.schedule` has no effect with `parallel.pipeline` = 1: the model is on one rank");
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"1f1d\""), @r#"`parallel.schedule` must be "gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1" or "axonn", got "1f1d"; did you mean `1f1b`?"#);
+    insta::assert_snapshot!(sentence("pipeline = 2\nchunks = 2"), @"`parallel`: chunks have no effect on 1f1b: only interleaved has them");
+    insta::assert_snapshot!(sentence("pipeline = 3\nschedule = \"chimera\""), @"`parallel`: chimera needs an even number of stages, got 3");
+    insta::assert_snapshot!(sentence("pipeline = 3\ncut = [2]"), @"`parallel.cut` cuts the model into 2 parts, but there are 3");
+    insta::assert_snapshot!(sentence("pipeline = 3\ncut = [3, 2]"), @"`parallel.cut` must be a list of block numbers, ascending, such as [3, 6], got a list of 2");
+    insta::assert_snapshot!(sentence("pipeline = 2\ndrain = 10"), @r#"`parallel.drain` has no effect with `parallel.schedule` = "1f1b", which ends every step empty"#);
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"2bw\"\n[prune]\nmethod = \"gradual\""), @r#"`prune.method` prunes while the run goes on, but with "2bw" batches are always under way: prune before the first step, or use a schedule that ends every step"#);
+    let clipped =
+        RunFile::parse("[train]\nclip = 1.0\n[parallel]\npipeline = 2\nschedule = \"pipedream\"", &[]);
+    insta::assert_snapshot!(clipped.unwrap_err(), @r#"`train.clip` is 1, but "pipedream" never has the gradient of the whole model at once: set it to 0"#);
+}
+
+#[test]
+fn a_pipeline_is_written_as_it_was_read() {
+    let text = "[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\npipeline = 2\nschedule = \"interleaved\"\nchunks = 2\ncut = [1, 2, 3]";
+    let run = RunFile::parse(text, &[]).unwrap();
+    assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
+    assert_eq!(run.parallel.stages(), 2);
 }

@@ -2,7 +2,8 @@
 //!
 //! | axis | file |
 //! |---|---|
-//! | data: each rank has the whole model and a part of every batch | `data` |
+//! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
+//! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
@@ -10,6 +11,7 @@
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
+pub mod groups;
 pub mod launched;
 mod threads;
 
@@ -28,14 +30,19 @@ use crate::{Error, Result};
 pub struct Ranks {
     world: Communicator,
     data: Communicator,
+    stages: Communicator,
+    relay: Communicator,
 }
 
 impl Ranks {
     /// Takes its place in a mesh; all ranks of the world must.
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
-        let slice = mesh.slice(world.rank(), &[Axis::Data]);
-        let data = world.split(Some(slice.number), slice.place)?.expect("a colour was given");
-        Ok(Ranks { world, data })
+        let along = |axis| -> Result<Communicator> {
+            let slice = mesh.slice(world.rank(), &[axis]);
+            Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
+        };
+        let (data, stages, relay) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
+        Ok(Ranks { world, data, stages, relay })
     }
 
     /// Its number in the world.
@@ -53,6 +60,21 @@ impl Ranks {
         &self.data
     }
 
+    /// All ranks.
+    pub fn world(&self) -> &Communicator {
+        &self.world
+    }
+
+    /// Those that hold the other stages of the same replica, in the order of the stages.
+    pub fn stages(&self) -> &Communicator {
+        &self.stages
+    }
+
+    /// The same ranks, for messages that are on no schedule.
+    pub fn relay(&self) -> &Communicator {
+        &self.relay
+    }
+
     /// Bytes that it has sent so far.
     pub fn sent(&self) -> Sent {
         self.world.sent()
@@ -63,9 +85,23 @@ impl Ranks {
         share(samples, self.data.size(), self.data.rank())
     }
 
-    /// Sums over all that have a part of the samples.
+    /// Sums over all ranks.
     pub fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
-        Ok(self.data.all_reduce(numbers, Reduce::Sum)?)
+        Ok(self.world.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// Sums over the stages of a replica.
+    pub fn sum_over_stages(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+        Ok(self.stages.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// What the stages of a replica hold together, where each has zeros for what it does not hold.
+    pub fn of_all_stages(&self, own: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+        let words = own.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+        // Two that hold the same thing say the same.
+        let all = self.stages.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
+        let bytes: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok(bytes.as_chunks::<32>().0.to_vec())
     }
 
     /// The largest over all ranks.

@@ -8,7 +8,7 @@
 //! the convolution's weights and bias that make it, and its scale and shift. Networks without batch norm have masks of
 //! weights by their magnitude, with the same window and distance.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Prune, Scope, TicketForm};
@@ -78,12 +78,12 @@ impl EarlyBird {
 
     /// What is drawn: weights, or one scale for each channel.
     fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
-        let magnitudes = |id| Ok(network.magnitudes(id));
+        let magnitudes = |id| network.magnitudes(id);
         match &self.channels {
             None => network.keep_best(self.sparsity, Scope::Global, magnitudes),
             Some(layers) => {
-                let scales: Vec<ParameterId> = layers.iter().map(|layer| layer.scale).collect();
-                let all: usize = scales.iter().map(|id| network.len(*id)).sum();
+                let scales: Vec<ParameterId> = here(layers, network).map(|layer| layer.scale).collect();
+                let all = network.sum_over(&scales, |id| network.len(id))?;
                 network.keep(&scales, Network::kept_of(all, self.sparsity), magnitudes)
             }
         }
@@ -100,8 +100,13 @@ impl EarlyBird {
             masks.push((layer.conv, conv));
             masks
         };
-        layers.iter().zip(drawn).flat_map(of_layer).collect()
+        here(layers, network).zip(drawn).flat_map(of_layer).collect()
     }
+}
+
+/// The layers of this stage.
+fn here<'a>(layers: &'a [Channels], network: &'a Network<'_>) -> impl Iterator<Item = &'a Channels> {
+    layers.iter().filter(|layer| network.weights.holds(layer.scale))
 }
 
 /// The mask of `len` weights in rows of `each` that keeps the rows which `kept` keeps.
@@ -123,14 +128,26 @@ impl Pruner for EarlyBird {
             return Ok(Decision::Wait);
         }
         let drawn = self.draw(network)?;
-        let places: usize = drawn.iter().map(|(id, _)| network.len(*id)).sum();
+        let ids: Vec<ParameterId> = drawn.iter().map(|(id, _)| *id).collect();
+        let places = network.sum_over(&ids, |id| network.len(id))?;
         let newest: Words = drawn.iter().flat_map(|(_, words)| words).copied().collect();
-        let distance = |older: &Words| differing(older, &newest) as f64 / places as f64;
-        let distances: Vec<f64> = self.drawn.iter().map(distance).collect();
+        let kept: HashMap<ParameterId, usize> = drawn.iter().map(|(id, words)| (*id, count(words))).collect();
+        let kept = network.sum_over(&ids, |id| kept[&id])?;
+        let distance = |older: &Words| -> Result<f64> {
+            let mut start = 0;
+            let mut differences = HashMap::new();
+            for (id, words) in &drawn {
+                let end = start + words.len();
+                differences.insert(*id, differing(&older[start..end], words));
+                start = end;
+            }
+            Ok(network.sum_over(&ids, |id| differences[&id])? as f64 / places as f64)
+        };
+        let distances: Vec<f64> = self.drawn.iter().map(distance).collect::<Result<_>>()?;
         let settled =
             distances.len() + 1 >= self.window && distances.iter().all(|distance| *distance < self.tolerance);
         let what = if self.channels.is_some() { "channels" } else { "weights" };
-        let mut note = format!("keeps {} of {places} {what}", count(&newest));
+        let mut note = format!("keeps {kept} of {places} {what}");
         if !distances.is_empty() {
             let list: Vec<String> = distances.iter().map(|distance| format!("{distance:.4}")).collect();
             note += &format!("; mask distances to those before {}", list.join(" "));

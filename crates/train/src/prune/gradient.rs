@@ -77,10 +77,10 @@ impl GradientSink for Sums {
         for (id, mut gradient) in parameters.iter().zip(gradients()?) {
             let Some(sum) = self.sums.get_mut(id) else { continue };
             if self.factor != 1.0 {
-                scale_into(&mut gradient, self.factor);
+                scale_into(&mut gradient, self.factor)?;
             }
             match sum {
-                Some(sum) => add_into(sum, &gradient),
+                Some(sum) => add_into(sum, &gradient)?,
                 empty if gradient.dtype() == DType::F32 => *empty = Some(gradient),
                 empty => *empty = Some(cast(&gradient, DType::F32, Category::Workspace)?),
             }

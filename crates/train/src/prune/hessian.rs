@@ -23,6 +23,7 @@ use crate::Result;
 use crate::layers::Kinks;
 use crate::model::Model;
 use crate::pass::Pass;
+use crate::stage::Stage;
 use crate::weights::{ParameterId, Weights};
 
 /// How far the weights move, as a share of their norm.
@@ -45,15 +46,15 @@ impl<'a> Curvature<'a> {
 
     /// The gradient.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.pass(self.network.parts.model), self.network.candidates, self.scored)
+        gradient(self.pass(self.network.parts.stage), self.network.candidates, self.scored)
     }
 
     /// The Hessian times a direction.
     pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
         let ids = self.network.candidates;
-        let norm = |tensors: Vec<&Tensor>| squared_norm_all(&tensors).sqrt();
-        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect());
-        let step = STEP * weights / norm(direction.iter().collect());
+        let norm = |tensors: Vec<&Tensor>| -> Result<f64> { Ok(squared_norm_all(&tensors)?.sqrt()) };
+        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect())?;
+        let step = STEP * weights / norm(direction.iter().collect())?;
         if !step.is_normal() {
             // Nothing moves, or nowhere.
             return direction.iter().map(zeros_like).collect();
@@ -61,10 +62,11 @@ impl<'a> Curvature<'a> {
         let kinks = Kinks::default();
         let plan = self.network.plan;
         let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
+        let stage = Stage::cut(model, plan, self.network.ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, loss) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
-                curvature.pass(&model).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
+                curvature.pass(&stage).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
             train(self, &mut Sums::of(&[]))?;
@@ -77,7 +79,9 @@ impl<'a> Curvature<'a> {
             self.move_by(direction, 0.0)?;
         }
         let mut product = sums.take(ids);
-        product.iter_mut().for_each(|sum| scale_into(sum, (0.5 / step) as f32));
+        for sum in &mut product {
+            scale_into(sum, (0.5 / step) as f32)?;
+        }
         Ok(product)
     }
 
@@ -88,8 +92,8 @@ impl<'a> Curvature<'a> {
             let mut moved = weights.widened_one(*id)?;
             if by != 0.0 {
                 let mut shift = direction.duplicate(Category::Workspace)?;
-                scale_into(&mut shift, by);
-                add_into(&mut moved, &shift);
+                scale_into(&mut shift, by)?;
+                add_into(&mut moved, &shift)?;
             }
             Ok(moved)
         };
@@ -99,8 +103,8 @@ impl<'a> Curvature<'a> {
         Ok(())
     }
 
-    fn pass<'b>(&'b self, model: &'b Model) -> Pass<'b> {
-        Pass { model, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
+    fn pass<'b>(&'b self, stage: &'b Stage) -> Pass<'b> {
+        Pass { stage, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
     }
 }
 

@@ -21,7 +21,7 @@ impl Pruner for Magnitude {
         if network.step != self.at {
             return Ok(Decision::Wait);
         }
-        let masks = network.keep_best(self.sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
+        let masks = network.keep_best(self.sparsity, self.scope, |id| network.magnitudes(id))?;
         Ok(Draw::of(masks))
     }
 }

@@ -27,8 +27,7 @@ impl Pruner for Rigl {
         }
         let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
         let mut growth = growth(network, share)?;
-        let draw = Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))?;
-        Ok(if draw.masks.is_empty() { Decision::Wait } else { Decision::Prune(draw) })
+        Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))
     }
 }
 
@@ -42,7 +41,7 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
     let loss = Loss { random, samples: samples.len(), temperature: 1.0 };
     network.pass().train(&samples, loss, &mut Vec::new(), &mut sink)?;
     for (id, sum) in std::mem::take(&mut sink.parts) {
-        sink.choose(id, &sum);
+        sink.choose(id, &sum)?;
     }
     Ok(sink.chosen)
 }
@@ -61,10 +60,11 @@ impl Growth<'_> {
         if self.network.candidates.contains(&id) { moving(self.network, id, self.share) } else { 0 }
     }
 
-    fn choose(&mut self, id: ParameterId, gradient: &Tensor) {
-        let gradient = gradient.to_f32();
+    fn choose(&mut self, id: ParameterId, gradient: &Tensor) -> Result<()> {
+        let gradient = gradient.read_f32()?;
         let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id));
         self.chosen.insert(id, words);
+        Ok(())
     }
 }
 
@@ -77,10 +77,10 @@ impl GradientSink for Growth<'_> {
             if self.moving(id) == 0 {
                 continue;
             }
-            if !self.network.parts.model.tied().contains(&id) {
-                self.choose(id, &gradient);
+            if !self.network.parts.stage.model(0).tied().contains(&id) {
+                self.choose(id, &gradient)?;
             } else if let Some(sum) = self.parts.get_mut(&id) {
-                add_into(sum, &gradient);
+                add_into(sum, &gradient)?;
             } else {
                 self.parts.insert(id, gradient);
             }

@@ -67,11 +67,11 @@ impl<'a> Gradients<'a> {
     pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
         let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let pulls: Vec<f32> = weight.to_f32().into_iter().map(|w| strength * sign(w)).collect();
+        let pulls: Vec<f32> = weight.read_f32()?.into_iter().map(|w| strength * sign(w)).collect();
         let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
         match self.masks.compressing(id) {
-            Some(mask) => add_into(sum, &compress(&pull, mask, Category::Workspace)?),
-            None => add_into(sum, &pull),
+            Some(mask) => add_into(sum, &compress(&pull, mask, Category::Workspace)?)?,
+            None => add_into(sum, &pull)?,
         }
         Ok(())
     }
@@ -83,22 +83,23 @@ impl<'a> Gradients<'a> {
 
     /// The squared norm over all kept parameters; NaN or infinite if any element is.
     pub fn squared_norm(&self) -> Result<f64> {
-        self.squared_norm_without(&HashSet::new())
+        self.squared_norm_of(|_| true)
     }
 
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
     pub fn noise_norms(&self) -> Result<Option<(f64, f64)>> {
         let Some(measured) = &self.measured else { return Ok(None) };
-        Ok(Some((measured.squares, self.squared_norm_without(&measured.without)?)))
+        Ok(Some((measured.squares, self.squared_norm_of(|id| !measured.without.contains(&id))?)))
     }
 
-    fn squared_norm_without(&self, without: &HashSet<ParameterId>) -> Result<f64> {
+    /// The same over some parameters.
+    pub fn squared_norm_of(&self, counts: impl Fn(ParameterId) -> bool) -> Result<f64> {
         let sums = self.sums.iter().enumerate().filter_map(|(i, sum)| Some((ParameterId(i), sum.as_ref()?)));
         let kept = sums
-            .filter(|(id, _)| !without.contains(id))
+            .filter(|(id, _)| counts(*id))
             .map(|(id, sum)| self.kept(id, sum))
             .collect::<Result<Vec<_>>>()?;
-        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>()))
+        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>())?)
     }
 
     /// What counts of a gradient: its kept elements, in the order in which compressed state has them.
@@ -118,13 +119,13 @@ impl GradientSink for Gradients<'_> {
             let mask = self.masks.compressing(id);
             if let Some(measured) = self.measured.as_mut().filter(|m| !m.without.contains(&id)) {
                 measured.squares += match self.masks.get(id) {
-                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?),
-                    None => squared_norm(&gradient),
+                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?)?,
+                    None => squared_norm(&gradient)?,
                 };
             }
             match (&mut self.sums[id.0], mask) {
-                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask),
-                (Some(sum), None) => add_into(sum, &gradient),
+                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,
+                (Some(sum), None) => add_into(sum, &gradient)?,
                 (empty, Some(mask)) => *empty = Some(compress(&gradient, mask, Category::Gradients)?),
                 (empty, None) => {
                     gradient.book_as(Category::Gradients);

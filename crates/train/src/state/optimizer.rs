@@ -22,7 +22,8 @@ const LARS_EPS: f32 = 1e-9;
 pub struct Optimizer {
     rule: Rule,
     weight_decay: f32,
-    slots: Vec<Slot>,
+    /// None where a parameter is another stage's.
+    slots: Vec<Option<Slot>>,
 }
 
 /// The state of one parameter.
@@ -42,15 +43,18 @@ impl Optimizer {
     pub fn new(plan: &Plan, weights: &Weights, masks: &Masks) -> Result<Optimizer> {
         let config = &plan.run.optimizer;
         let rule = rule_of(config.rule);
-        let slots = weights
-            .ids()
-            .zip(plan.model.parameters())
+        let parameters = plan.model.parameters().into_iter().enumerate();
+        let slots = parameters
+            .map(|(place, parameter)| (ParameterId(place), parameter))
             .map(|(id, parameter)| {
+                if !weights.holds(id) {
+                    return Ok(None);
+                }
                 let (weight, mask) = (weights.get(id), masks.compressing(id));
                 let shape = mask.map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
                 let zeros = |dtype| Tensor::zeros(&weight.device(), &shape, dtype, Category::Optimizer);
                 let moments = (0..rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
-                Ok(Slot {
+                Ok(Some(Slot {
                     master: match (weight.dtype(), config.master, mask) {
                         (DType::F32, ..) => None,
                         // A fresh weight is a bf16 number: no bit was lost.
@@ -65,7 +69,7 @@ impl Optimizer {
                     decays: parameter.decays || !config.exclude_from_decay,
                     adapts: parameter.decays,
                     name: parameter.name,
-                })
+                }))
             })
             .collect::<Result<_>>()?;
         Ok(Optimizer { rule, weight_decay: config.weight_decay as f32, slots })
@@ -80,6 +84,7 @@ impl Optimizer {
         step: Step,
     ) -> Result<()> {
         let targets = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
+            let (weight, slot) = weight.zip(slot.as_mut())?;
             Some(Target {
                 weight,
                 master: slot.master.as_mut(),
@@ -102,7 +107,7 @@ impl Optimizer {
         new: &Mask,
         compressed: bool,
     ) -> Result<()> {
-        let slot = &mut self.slots[id.0];
+        let slot = self.slots[id.0].as_mut().expect("a parameter of this stage");
         for state in slot.master.iter_mut().chain(&mut slot.moments) {
             if !compressed {
                 apply(state, new)?;
@@ -119,13 +124,13 @@ impl Optimizer {
 
     /// Bytes held for a parameter.
     pub fn bytes(&self, id: ParameterId) -> usize {
-        let slot = &self.slots[id.0];
+        let Some(slot) = &self.slots[id.0] else { return 0 };
         slot.master.iter().chain(&slot.moments).map(Tensor::byte_len).sum()
     }
 
     /// The tensors of the state with the names that a checkpoint gives them: `master/NAME`, `moment0/NAME`.
     pub fn named(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        self.slots.iter().flat_map(|slot| {
+        self.slots.iter().flatten().flat_map(|slot| {
             let master = slot.master.iter().map(|tensor| (format!("master/{}", slot.name), tensor));
             let moment = |(i, tensor)| (format!("moment{i}/{}", slot.name), tensor);
             master.chain(slot.moments.iter().enumerate().map(moment))
@@ -134,7 +139,7 @@ impl Optimizer {
 
     /// The same, to be changed.
     pub fn named_mut(&mut self) -> impl Iterator<Item = (String, &mut Tensor)> {
-        self.slots.iter_mut().flat_map(|slot| {
+        self.slots.iter_mut().flatten().flat_map(|slot| {
             let name = &slot.name;
             let master = slot.master.iter_mut().map(move |tensor| (format!("master/{name}"), tensor));
             let moment = move |(i, tensor)| (format!("moment{i}/{name}"), tensor);

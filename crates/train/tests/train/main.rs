@@ -4,6 +4,7 @@ mod compressed;
 mod gradients;
 mod memory;
 mod parallel;
+mod pipeline;
 mod prune;
 mod resume;
 mod steps;

@@ -1,0 +1,165 @@
+//! The fields of `[parallel]` that say how a model is cut into stages and in which order they work.
+
+use serde::{Serialize, Serializer};
+use toml::Value;
+
+use super::reader::{Choice, LARGEST, Section, whole};
+use super::{Error, RunFile};
+use crate::schedule::{Name, Options, Schedule, Updates};
+
+/// Steps after which an asynchronous pipeline runs empty, unless the run file says otherwise.
+const DRAIN: usize = 100;
+
+/// A model cut into stages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pipeline {
+    /// Ranks that hold consecutive parts of the model.
+    #[serde(rename = "pipeline")]
+    pub stages: usize,
+    /// The order of their work.
+    #[serde(serialize_with = "word")]
+    pub schedule: Name,
+    /// Parts on a rank, for interleaving.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<usize>,
+    /// Copies of the model, for Chimera.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipelines: Option<usize>,
+    /// The first block of every part but the first; empty: parts of about equal cost.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<usize>,
+    /// Steps between which an asynchronous pipeline runs empty, besides those after which it is evaluated or saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<usize>,
+}
+
+fn word<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(name.as_str())
+}
+
+impl Choice for Name {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("gpipe", Name::Gpipe),
+        ("1f1b", Name::OneFOneB),
+        ("interleaved", Name::Interleaved),
+        ("pipedream", Name::PipeDream),
+        ("2bw", Name::TwoBw),
+        ("chimera", Name::Chimera),
+        ("zb-h1", Name::ZbH1),
+        ("axonn", Name::Axonn),
+    ];
+}
+
+impl Pipeline {
+    /// Reads its fields; none where there is one stage, and then they must not be written.
+    pub(super) fn read(section: &mut Section) -> Result<Option<Pipeline>, Error> {
+        let stages = section.whole("pipeline", 1, 1, LARGEST)?;
+        let pipeline = Pipeline {
+            stages,
+            schedule: section.choice("schedule", Name::OneFOneB)?,
+            chunks: section.optional_whole("chunks", 1, LARGEST)?,
+            pipelines: section.optional_whole("pipelines", 1, LARGEST)?,
+            cut: read_cut(section)?,
+            drain: section.optional_whole("drain", 1, LARGEST)?,
+        };
+        if stages > 1 {
+            return Ok(Some(pipeline));
+        }
+        match ["schedule", "chunks", "pipelines", "cut", "drain"].into_iter().find(|key| section.has(key)) {
+            None => Ok(None),
+            Some(key) => {
+                let why = "with `parallel.pipeline` = 1: the model is on one rank".into();
+                Err(Error::NoEffect { field: section.field(key), why })
+            }
+        }
+    }
+
+    /// The lists of all stages for so many batches in a row.
+    pub fn schedule(&self, micro_batches: usize, batches: usize) -> Result<Schedule, Error> {
+        let options = Options {
+            batches,
+            chunks: self.chunks,
+            pipelines: self.pipelines,
+            ..Options::new(self.stages, micro_batches)
+        };
+        self.schedule.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
+    }
+
+    /// Whether a batch begins before the one before it has ended.
+    pub fn is_asynchronous(&self) -> bool {
+        self.updates() != Updates::Flush
+    }
+
+    /// When weights change.
+    pub fn updates(&self) -> Updates {
+        match self.schedule {
+            Name::PipeDream => Updates::EveryMicroBatch,
+            Name::TwoBw => Updates::DoubleBuffered,
+            _ => Updates::Flush,
+        }
+    }
+
+    /// Steps between which an asynchronous pipeline runs empty.
+    pub fn drains_every(&self) -> usize {
+        self.drain.unwrap_or(DRAIN)
+    }
+
+    /// What a schedule cannot do together with the rest of a run.
+    pub(super) fn check(&self, run: &RunFile) -> Result<(), Error> {
+        let schedule = self.schedule(run.train.micro_batches, 1)?;
+        let parts = schedule.placement.parts();
+        if !self.cut.is_empty() && self.cut.len() + 1 != parts {
+            let problem = format!("cuts the model into {} parts, but there are {parts}", self.cut.len() + 1);
+            return Err(Error::Conflict { field: "parallel.cut".into(), problem });
+        }
+        if run.train.noise_scale {
+            let why = format!("with `parallel.pipeline` = {}: it is measured on whole models", self.stages);
+            return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
+        }
+        if !self.is_asynchronous() {
+            return match self.drain {
+                None => Ok(()),
+                Some(_) => {
+                    let why = format!(
+                        "with `parallel.schedule` = \"{}\", which ends every step empty",
+                        self.schedule
+                    );
+                    Err(Error::NoEffect { field: "parallel.drain".into(), why })
+                }
+            };
+        }
+        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        if run.train.clip > 0.0 {
+            let problem = format!(
+                "is {}, but \"{}\" never has the gradient of the whole model at once: set it to 0",
+                run.train.clip, self.schedule
+            );
+            return conflict("train.clip", problem);
+        }
+        match &run.prune {
+            Some(prune) if !prune.at_start() => conflict(
+                "prune.method",
+                format!(
+                    "prunes while the run goes on, but with \"{}\" batches are always under way: prune before the \
+                     first step, or use a schedule that ends every step",
+                    self.schedule
+                ),
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ascending block numbers.
+fn read_cut(section: &mut Section) -> Result<Vec<usize>, Error> {
+    let expected = "a list of block numbers, ascending, such as [3, 6]";
+    let Some(value) = section.get("cut") else { return Ok(Vec::new()) };
+    let wrong = || section.wrong("cut", expected, value);
+    let Value::Array(values) = value else { return Err(wrong()) };
+    let cut: Vec<usize> =
+        values.iter().map(|value| whole(value, 1, LARGEST)).collect::<Result<_, _>>().map_err(|_| wrong())?;
+    if cut.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(wrong());
+    }
+    Ok(cut)
+}
