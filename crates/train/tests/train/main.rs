@@ -2,10 +2,13 @@
 
 mod compressed;
 mod gradients;
+mod local;
 mod memory;
 mod parallel;
 mod pipeline;
 mod prune;
 mod resume;
+mod shards;
 mod steps;
 mod support;
+mod zero;
