@@ -18,9 +18,11 @@ const REPEAT: usize = 100;
 fn main() {
     let mib = std::env::args().filter_map(|a| a.parse().ok()).next().unwrap_or(64);
     println!("threads: all_reduce (sum) of {mib} MiB and of {SMALL} elements a rank");
-    println!("the shortest of {ROUNDS} interleaved rounds, each of which takes as long as its slowest rank");
     println!(
-        "{:<6} {:>5} {:>9} {:>9} {:>9} {:>11} {:>14} {:>11}",
+        "medians of {ROUNDS} interleaved rounds, each of which takes as long as its slowest rank; in brackets the shortest"
+    );
+    println!(
+        "{:<6} {:>5} {:>18} {:>18} {:>9} {:>11} {:>18} {:>11}",
         "type", "ranks", "ms", "bound ms", "of bound", "GB/s moved", "start+wait ms", "us for 256"
     );
     for dtype in [DType::F32, DType::Bf16] {
@@ -54,18 +56,29 @@ fn row(dtype: DType, ranks: usize, bytes: usize) {
     };
     let times = threads::run(ranks, Duration::from_secs(60), work).unwrap_or_else(|e| panic!("{e}"));
     let slowest = |round: usize, i: usize| times.iter().map(|rank| rank[round][i]).fold(0.0, f64::max);
-    let [call, started, bound, small] =
-        std::array::from_fn(|i| (0..ROUNDS).map(|round| slowest(round, i)).fold(f64::INFINITY, f64::min));
+    let of = |i: usize| (0..ROUNDS).map(|round| slowest(round, i)).collect::<Vec<_>>();
+    let [call, started, bound, small] = std::array::from_fn(of);
+    // Of the same round: what else the machine did then was done to both.
+    let ratio = median(&call.iter().zip(&bound).map(|(call, bound)| bound / call).collect::<Vec<_>>());
+    let both = |times: &[f64]| {
+        let shortest = times.iter().copied().fold(f64::INFINITY, f64::min);
+        format!("{:.2} ({:.2})", median(times) * 1e3, shortest * 1e3)
+    };
     println!(
-        "{:<6} {ranks:>5} {:>9.2} {:>9.2} {:>9.2} {:>11.1} {:>14.2} {:>11.1}",
+        "{:<6} {ranks:>5} {:>18} {:>18} {ratio:>9.2} {:>11.1} {:>18} {:>11.1}",
         format!("{dtype:?}").to_lowercase(),
-        call * 1e3,
-        bound * 1e3,
-        bound / call,
-        (2 * ranks * bytes) as f64 / call / 1e9,
-        started * 1e3,
-        small * 1e6,
+        both(&call),
+        both(&bound),
+        (2 * ranks * bytes) as f64 / median(&call) / 1e9,
+        both(&started),
+        median(&small) * 1e6,
     );
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }
 
 /// Seconds from when all ranks are ready until all are done.

@@ -1,7 +1,7 @@
 //! An all-reduce through MPI beside a bare call of `MPI_Allreduce` on the same data.
 //!
-//! The program starts itself under `mpirun`, in turn as a rank of ours and as one that only calls MPI; the shortest time of
-//! all counts. Ours reduces by itself, in the order of ranks, from another thread, with a limit to every wait.
+//! The program starts itself under `mpirun`, in turn as a rank of ours and as one that only calls MPI. A launch gives the median
+//! of its rounds; the ratio is the median over pairs of launches. Ours reduces by itself, in the order of ranks, from another thread, with a limit to every wait.
 //!
 //! `cargo bench -p espalier-comm --features mpi --bench mpi -- [MiB]`; `ESPALIER_MPIRUN` names the launcher.
 
@@ -12,7 +12,7 @@ use espalier_comm::{Communicator, Error, Reduce, mpi};
 use espalier_tensor::{Category, Device, Tensor};
 
 const ROUNDS: usize = 8;
-const LAUNCHES: usize = 3;
+const LAUNCHES: usize = 5;
 /// Says which kind of rank to be, in the processes that `mpirun` starts.
 const RANK: &str = "ESPALIER_BENCH_RANK";
 
@@ -27,25 +27,26 @@ fn main() {
         Err(_) => {}
     }
     println!("{}", mpi::library().lines().next().unwrap_or_default());
-    println!("all_reduce (sum) of f32, the shortest of {LAUNCHES} x {ROUNDS} rounds");
+    println!("all_reduce (sum) of f32, medians of {LAUNCHES} x {ROUNDS} rounds");
     println!("{:>5} {:>12} {:>10} {:>10} {:>10}", "ranks", "bytes", "bare ms", "ours ms", "of bare");
     for ranks in [2, 4] {
-        let (mut theirs, mut ours) = (vec![f64::INFINITY; 3], vec![f64::INFINITY; 3]);
-        for _ in 0..LAUNCHES {
-            for (kind, best) in [("bare", &mut theirs), ("ours", &mut ours)] {
-                let times = launch(ranks, kind);
-                best.iter_mut().zip(times).for_each(|(best, time)| *best = best.min(time));
-            }
-        }
-        for ((bytes, bare), ours) in sizes.iter().zip(theirs).zip(ours) {
+        let pairs: Vec<_> = (0..LAUNCHES).map(|_| (launch(ranks, "bare"), launch(ranks, "ours"))).collect();
+        for (i, bytes) in sizes.iter().enumerate() {
+            let median_of =
+                |of: &dyn Fn(&(Vec<f64>, Vec<f64>)) -> f64| median(pairs.iter().map(of).collect());
             println!(
                 "{ranks:>5} {bytes:>12} {:>10.3} {:>10.3} {:>10.2}",
-                bare * 1e3,
-                ours * 1e3,
-                ours / bare
+                median_of(&|(bare, _)| bare[i] * 1e3),
+                median_of(&|(_, ours)| ours[i] * 1e3),
+                median_of(&|(bare, ours)| ours[i] / bare[i]),
             );
         }
     }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Runs ranks of one kind; returns the times that rank 0 printed.
@@ -65,8 +66,8 @@ fn launch(ranks: usize, kind: &str) -> Vec<f64> {
     text.split_whitespace().map(|time| time.parse().expect("a time")).collect()
 }
 
-/// The shortest time that `call` takes all ranks.
-fn shortest(bytes: usize, barrier: impl Fn(), mut call: impl FnMut()) -> f64 {
+/// The usual time that `call` takes all ranks.
+fn usual(bytes: usize, barrier: impl Fn(), mut call: impl FnMut()) -> f64 {
     let repeat = if bytes <= 1 << 20 { 50 } else { 1 };
     let round = || {
         barrier();
@@ -76,7 +77,7 @@ fn shortest(bytes: usize, barrier: impl Fn(), mut call: impl FnMut()) -> f64 {
         start.elapsed().as_secs_f64() / f64::from(repeat)
     };
     // The first round faults the pages in.
-    std::iter::repeat_with(round).take(ROUNDS + 1).skip(1).fold(f64::INFINITY, f64::min)
+    median(std::iter::repeat_with(round).take(ROUNDS + 1).skip(1).collect())
 }
 
 fn ours(sizes: &[usize]) {
@@ -88,7 +89,7 @@ fn ours(sizes: &[usize]) {
                 Tensor::from_slice(&device, &[zeros.len()], &zeros, Category::Gradients).expect("memory");
             let mut data = Some(data);
             let barrier = || comm.barrier().expect("all are here");
-            let time = shortest(bytes, barrier, || {
+            let time = usual(bytes, barrier, || {
                 data = Some(
                     comm.all_reduce(data.take().expect("given back"), Reduce::Sum).expect("all are here"),
                 );
@@ -108,7 +109,7 @@ fn bare(sizes: &[usize]) {
     for &bytes in sizes {
         let mut data = vec![0f32; bytes / 4];
         let barrier = || world.barrier().expect("all are here");
-        let time = shortest(bytes, barrier, || {
+        let time = usual(bytes, barrier, || {
             world.allreduce_inplace(&mut data, ferrompi::ReduceOp::Sum).expect("all are here");
         });
         if world.rank() == 0 {

@@ -147,9 +147,11 @@ impl World {
             0 => self.finish(&meeting),
             1 => {
                 drop(board);
-                work.help();
-                let _board = self.board();
-                self.finish(&meeting);
+                // A rank that began to wait just now may have taken the piece: then it says when that is done.
+                if work.help() {
+                    let _board = self.board();
+                    self.finish(&meeting);
+                }
             }
             _ => {
                 self.ring(members);

@@ -1,6 +1,7 @@
 //! The transport of threads: the suite, and what happens where a rank fails, is late or calls something else.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
@@ -273,4 +274,26 @@ proptest! {
             Ok(())
         }).unwrap();
     }
+}
+
+/// A rank that begins to wait at the very moment at which the last one comes may take the only piece; the last one does not
+/// go on before that is done.
+#[test]
+fn nobody_goes_on_before_the_last_piece_is_done() {
+    const LEN: usize = 8_000;
+    let come = AtomicU64::new(0);
+    let rounds = |comm: Communicator| -> Result<(), Error> {
+        for round in 0..20_000u64 {
+            let own: Vec<u64> = vec![round + comm.rank() as u64; LEN];
+            // Both come at once, as far as a thread can see to that; but none waits for one that has failed.
+            come.fetch_add(1, Ordering::Relaxed);
+            let together = || come.load(Ordering::Relaxed) >= 2 * (round + 1);
+            (0..10_000).take_while(|_| !together()).for_each(|_| std::hint::spin_loop());
+            let sum = comm.all_reduce(own, Reduce::Sum)?;
+            let wrong = sum.iter().position(|&it| it != 2 * round + 1);
+            assert_eq!(wrong, None, "rank {} in round {round}", comm.rank());
+        }
+        Ok(())
+    };
+    threads::run(2, LONG, rounds).unwrap();
 }
