@@ -3,11 +3,27 @@
 use espalier_plan::config::{self, DeviceKind};
 use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
+use espalier_train::parallel::launched::Join;
 
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
 pub fn open(wish: &config::Device, threads: usize) -> Result<Device> {
-    let device = choose(wish.kind, threads)?;
+    settle(choose(wish.kind, threads)?, wish)
+}
+
+/// Opens what a rank computes on that a launcher has started: its own card, or its part of the processor.
+pub fn open_for(join: &Join, wish: &config::Device, threads: usize) -> Result<Device> {
+    let device = match join.device_kind() {
+        DeviceKind::Cuda => {
+            Cuda::probe().require()?;
+            Device::cuda(join.card())?
+        }
+        DeviceKind::Cpu | DeviceKind::Auto => Device::cpu(threads)?,
+    };
+    settle(device, wish)
+}
+
+fn settle(device: Device, wish: &config::Device) -> Result<Device> {
     if let Device::Cuda(card) = &device {
         card.allow_tf32_in_convolutions(wish.tf32);
     }

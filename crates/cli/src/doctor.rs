@@ -5,9 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_comm::nccl;
 use espalier_tensor::cpu::Isa;
 use espalier_tensor::cuda::{Card, Cuda, Probe};
 use espalier_tensor::memory::Size;
+use espalier_train::parallel::launched::MPI;
 use serde_json::{Value, json};
 
 #[derive(Args)]
@@ -38,12 +40,13 @@ struct Findings {
     cuda_why: Option<String>,
     /// cuDNN's version, or why it is not used and what to do.
     cudnn: Result<String, String>,
-    mpi: bool,
+    /// NCCL's version, or what to do to have it.
+    nccl: Result<String, String>,
+    /// Whether there is a launcher of MPI.
+    mpirun: bool,
     /// Free bytes where we stand.
     disk: Option<u64>,
 }
-
-const NCCL: &str = "not looked for: this version trains on one card";
 
 impl Findings {
     fn look() -> Result<Findings> {
@@ -59,7 +62,8 @@ impl Findings {
             cuda,
             cuda_why,
             cudnn: Cuda::cudnn().map(|(major, minor, patch)| format!("{major}.{minor}.{patch}")),
-            mpi: on_path("mpirun") || on_path("mpiexec"),
+            nccl: nccl::version().map_err(|why| why.to_string()),
+            mpirun: on_path("mpirun") || on_path("mpiexec"),
             disk: rustix::fs::statvfs(".").ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
         })
     }
@@ -94,8 +98,11 @@ impl Findings {
                 "amx_bf16": self.isa >= Isa::Amx,
             },
             "cuda": cuda,
-            "nccl": { "found": false, "why": NCCL },
-            "mpi": { "built": false, "found": self.mpi },
+            "nccl": match &self.nccl {
+                Ok(version) => json!({ "found": true, "version": version }),
+                Err(why) => json!({ "found": false, "why": why }),
+            },
+            "mpi": { "built": MPI, "found": self.mpirun },
             "disk": { "free": self.disk },
         })
     }
@@ -131,9 +138,22 @@ impl Findings {
             lines
                 .push(("cudnn", format!("not needed, but convolutions on a card are slower without: {why}")));
         }
-        lines.push(("nccl", NCCL.into()));
-        let launcher = if self.mpi { "mpirun is there" } else { "no mpirun here either" };
-        lines.push(("mpi", format!("not built in; {launcher}")));
+        lines.push((
+            "nccl",
+            match &self.nccl {
+                Ok(version) => format!("{version}: joins ranks with a card each"),
+                Err(why) => format!("only needed for several cards: {why}"),
+            },
+        ));
+        let mpi = match (MPI, self.mpirun) {
+            (true, true) => "built in, and mpirun is there",
+            (true, false) => "built in, but there is no mpirun here",
+            (false, true) => {
+                "mpirun is there, but this program was built without MPI: cargo build --release --features mpi"
+            }
+            (false, false) => "not built in, and no mpirun here either",
+        };
+        lines.push(("mpi", mpi.into()));
         let free = self.disk.map_or("unknown".into(), |free| Size(free as usize).to_string());
         lines.push(("disk", format!("{free} free here")));
         lines.into_iter().map(|(name, text)| format!("{name:<13}{text}\n")).collect()

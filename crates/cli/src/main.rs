@@ -7,6 +7,8 @@ mod doctor;
 mod profile;
 mod progress;
 mod prune;
+mod ranks;
+mod restart;
 mod schedule;
 mod train;
 
@@ -78,6 +80,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
+        // What the launcher says is input too.
+        Some(Error::Comm(espalier_comm::Error::Variables { .. })) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
         Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => 3,
         Some(Error::Diverged { .. }) => 4,

@@ -132,8 +132,8 @@ impl Observer for Progress {
     }
 }
 
-/// One paragraph before the first step.
-pub fn describe(plan: &Plan, dataset: &Dataset, device: &str) {
+/// One paragraph before the first step; `transport` joins the ranks, where they are processes.
+pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<&str>) {
     let train = &plan.run.train;
     eprintln!(
         "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {}{} in {} micro-batch{}",
@@ -143,13 +143,23 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str) {
         dataset.len(Split::Train),
         dataset.len(Split::Validation),
         train.batch,
-        match plan.run.parallel.data {
-            1 => String::new(),
-            ranks => format!(" over {ranks} ranks, each"),
-        },
+        ranks(plan, transport),
         train.micro_batches,
         if train.micro_batches == 1 { "" } else { "es" },
     );
+}
+
+/// Over which ranks a batch goes.
+fn ranks(plan: &Plan, transport: Option<&str>) -> String {
+    let joined = transport.map_or(String::new(), |transport| format!(", joined by {transport}"));
+    match (plan.run.parallel.data, &plan.run.parallel.pipeline) {
+        (1, None) => String::new(),
+        (ranks, None) => format!(" over {ranks} ranks{joined}, each"),
+        (replicas, Some(pipeline)) => {
+            let of = if replicas == 1 { String::new() } else { format!("{replicas} replicas of ") };
+            format!(" over {of}{} stages ({}){joined}, each", pipeline.stages, pipeline.schedule)
+        }
+    }
 }
 
 /// The closing tables.

@@ -42,7 +42,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     let mut overrides = vec![format!("prune.method=\"{}\"", arguments.method)];
     overrides.extend(arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}")));
     overrides.extend(arguments.overrides.iter().cloned());
-    let Prepared { plan, dataset, device } = prepare(&whole.run_file(), &overrides)?;
+    let Prepared { plan, dataset, device, .. } = prepare(&whole.run_file(), &overrides, None)?;
     let method = plan.run.prune.as_ref().expect("the method was given");
     if !method.prunes_once() {
         let problem = format!(

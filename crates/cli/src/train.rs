@@ -1,5 +1,6 @@
 //! `espalier train`: from a run file to a trained model in a run folder.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,17 +9,20 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_comm::Launched;
 use espalier_plan::Plan;
-use espalier_plan::config::{DeviceKind, RunFile};
+use espalier_plan::config::{self, DeviceKind, RunFile};
 use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
 use espalier_train::data::Dataset;
-use espalier_train::run::{Outcome, Place, run};
+use espalier_train::parallel::launched::Join;
+use espalier_train::run::{Outcome, Place, run, run_launched};
 use espalier_train::{Error, Summary};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::progress::{self, Progress};
-use crate::{device, profile};
+use crate::{device, profile, ranks, restart};
 
 /// Exit code of a run that was interrupted and has saved.
 const INTERRUPTED: u8 = 130;
@@ -29,6 +33,9 @@ const INTERRUPTED: u8 = 130;
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
   espalier train runs/hello.toml --ranks 4
+  espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
+  mpirun -n 4 espalier train runs/hello.toml
+  torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml --set device.kind=cuda
   espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
@@ -48,6 +55,12 @@ pub struct TrainArguments {
     /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
+    /// Start again from the last good checkpoint, up to so many times, where the run falls over.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_restarts: usize,
+    /// This process is waited for by another, for --max-restarts.
+    #[arg(long, hide = true, conflicts_with = "max_restarts")]
+    supervised: bool,
     /// Say what would run and what it would need, then stop.
     #[arg(long)]
     dry_run: bool,
@@ -64,44 +77,83 @@ pub struct Prepared {
     pub plan: Plan,
     pub dataset: Dataset,
     pub device: Device,
+    /// How it becomes one of several ranks, where a launcher has started them.
+    pub join: Option<Join>,
 }
 
 /// Reads a run file and opens what it names.
-pub fn prepare(path: &Path, overrides: &[String]) -> Result<Prepared> {
-    let text = fs::read_to_string(path).map_err(|why| Error::File {
-        path: path.to_owned(),
-        why: format!("the run file cannot be read: {why}"),
-    })?;
-    let mut run_file = RunFile::parse(&text, overrides).map_err(Error::Plan)?;
+pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -> Result<Prepared> {
+    let text = read(path)?;
+    let started = launched.map(|launched| launched.size);
+    let mut run_file = RunFile::parse_for(&text, overrides, started).map_err(Error::Plan)?;
+    let join = launched.map(|launched| {
+        let cards = || Cuda::probe().usable();
+        Join::new(launched.clone(), run_file.device.kind, cards, |name| std::env::var(name).ok())
+    });
+    let join = join.transpose()?;
     let folder = std::path::absolute(path)?;
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
 
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    let threads = match plan.run.device.threads {
-        0 => std::thread::available_parallelism()?.get(),
-        n => n,
+    let cores = std::thread::available_parallelism()?.get();
+    let threads = match (plan.run.device.threads, &join) {
+        (0, None) => cores,
+        (0, Some(join)) => join.threads(cores),
+        (n, _) => n,
     };
+    if let Some(join) = join {
+        let device = device::open_for(&join, &plan.run.device, threads).map_err(Error::Tensor)?;
+        return Ok(Prepared { plan, dataset, device, join: Some(join) });
+    }
     let mut wish = plan.run.device.clone();
     // Ranks of one process share its processor: where the choice is ours, that is it.
-    if plan.run.parallel.data > 1 && wish.kind == DeviceKind::Auto {
+    if (plan.run.parallel.data > 1 || plan.run.parallel.stages() > 1) && wish.kind == DeviceKind::Auto {
         wish.kind = DeviceKind::Cpu;
     }
     let device = device::open(&wish, threads).map_err(Error::Tensor)?;
-    Ok(Prepared { plan, dataset, device })
+    Ok(Prepared { plan, dataset, device, join: None })
 }
 
 /// Runs the command.
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
+    let launched = Launched::from_environment().map_err(Error::Comm)?;
+    if arguments.max_restarts > 0 && !arguments.dry_run {
+        if launched.is_some() {
+            let problem = "restarts the ranks of one process; those of a launcher are for the launcher to start again, \
+                           with --resume";
+            return Err(conflict("--max-restarts", problem).into());
+        }
+        let Place { folder, .. } = place(arguments);
+        let (first, again) =
+            (arguments.supervised_in(&folder, false), arguments.supervised_in(&folder, true));
+        return restart::supervise(arguments.max_restarts, &folder, &first, &again);
+    }
+    match launched {
+        None => train_here(arguments, None),
+        Some(launched) if launched.rank == 0 => train_here(arguments, Some(&launched)),
+        Some(launched) => ranks::quietly(launched.rank, || train_here(arguments, Some(&launched))),
+    }
+}
+
+fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result<ExitCode> {
     let path = &arguments.run_file;
     let mut overrides = arguments.overrides.clone();
-    overrides.extend(arguments.ranks.map(|ranks| format!("parallel.data={ranks}")));
-    let Prepared { plan, dataset, device } = prepare(path, &overrides)?;
-    progress::describe(&plan, &dataset, &device::describe(&device));
+    if let Some(ranks) = arguments.ranks {
+        overrides.push(format!("parallel.data={}", replicas(path, &overrides, ranks)?));
+    }
+    let Prepared { plan, dataset, device, join } = prepare(path, &overrides, launched)?;
+    let leads = launched.is_none_or(|launched| launched.rank == 0);
+    if leads {
+        let transport = join.as_ref().map(Join::transport);
+        progress::describe(&plan, &dataset, &device::describe(&device), transport);
+    }
     if arguments.dry_run {
         let summary = Summary::planned(&plan, device.name());
-        progress::summarise(&summary);
-        print_json(arguments, &summary);
+        if leads {
+            progress::summarise(&summary);
+            print_json(arguments, &summary);
+        }
         return Ok(ExitCode::SUCCESS);
     }
 
@@ -112,12 +164,21 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
         flag::register(signal, stop.clone())?;
     }
+    if arguments.supervised {
+        restart::stop_with_parent(&stop)?;
+    }
     let mut observer = Progress::new();
     if arguments.profile {
         observer.profile(&device);
     }
     let precision = plan.run.train.precision;
-    let Outcome { summary, interrupted } = run(plan, dataset, &device, &place, &stop, &mut observer)?;
+    let Outcome { summary, interrupted } = match &join {
+        None => run(plan, dataset, &device, &place, &stop, &mut observer)?,
+        Some(join) => run_launched(join, plan, dataset, &device, &place, &stop, &mut observer)?,
+    };
+    if !leads {
+        return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
+    }
     observer.finish();
     progress::summarise(&summary);
     if arguments.profile {
@@ -135,6 +196,54 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What so many ranks leave beside the stages of a run file.
+fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
+    let alone = [overrides, &["parallel.data=1".into()]].concat();
+    let stages = RunFile::parse(&read(path)?, &alone).map_err(Error::Plan)?.parallel.stages();
+    if ranks > 0 && !ranks.is_multiple_of(stages) {
+        let problem =
+            format!("is {ranks}, but `parallel.pipeline` = {stages}: it must be a multiple of that");
+        return Err(conflict("--ranks", &problem).into());
+    }
+    Ok(ranks / stages)
+}
+
+fn read(path: &Path) -> Result<String> {
+    let why = |why| Error::File { path: path.to_owned(), why: format!("the run file cannot be read: {why}") };
+    Ok(fs::read_to_string(path).map_err(why)?)
+}
+
+fn conflict(field: &str, problem: &str) -> Error {
+    Error::Plan(config::Error::Conflict { field: field.into(), problem: problem.into() })
+}
+
+impl TrainArguments {
+    /// The arguments of a process that is started, and started `again`, to make this run in a folder.
+    fn supervised_in(&self, folder: &Path, again: bool) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["train".into(), "--supervised".into()];
+        let mut option = |name: &str, value: &OsStr| words.extend([name.into(), value.to_owned()]);
+        option("--out", folder.as_os_str());
+        for change in &self.overrides {
+            option("--set", change.as_ref());
+        }
+        if let Some(ranks) = self.ranks {
+            option("--ranks", ranks.to_string().as_ref());
+        }
+        // What a run starts from, it does not go on from.
+        if let Some(from) = self.from.as_ref().filter(|_| !again) {
+            option("--from", from.as_os_str());
+        }
+        for (name, set) in
+            [("--resume", self.resume || again), ("--profile", self.profile), ("--json", self.json)]
+        {
+            words.extend(set.then(|| name.into()));
+        }
+        // Last, and marked as no option, whatever it is called.
+        words.extend(["--".into(), self.run_file.clone().into()]);
+        words
+    }
 }
 
 fn print_json(arguments: &TrainArguments, summary: &Summary) {

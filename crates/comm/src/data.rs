@@ -112,6 +112,19 @@ impl Data {
     }
 }
 
+impl Data {
+    /// Panics where it is a tensor that somebody else holds too, and so must not be written to.
+    pub(crate) fn claim(&mut self) {
+        match self {
+            Data::Tensor(tensor) => match tensor.device() {
+                Device::Cpu(_) => drop(tensor.bytes_mut().len()),
+                Device::Cuda(_) => drop(tensor.cuda_buffer_mut().len()),
+            },
+            Data::U64(_) | Data::F64(_) => {}
+        }
+    }
+}
+
 /// A type that messages can be made of: what goes in comes out.
 pub trait Message: Sized {
     /// Hands it over.

@@ -94,6 +94,12 @@ pub enum Error {
         /// What is missing, and what to do about it.
         what: String,
     },
+    /// What a launcher says in its variables cannot be used, or not by this program.
+    #[error("{what}")]
+    Variables {
+        /// Which variable, and what to do about it.
+        what: String,
+    },
     /// The ranks of a run could not find each other.
     #[error("{what}")]
     Launch {

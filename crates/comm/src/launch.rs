@@ -1,5 +1,8 @@
 //! What a launcher says of its ranks, in the variables that it sets for each process.
 //!
+//! [`Launched`] is read before anything is connected: whether there is a launcher at all, which rank this process is to be,
+//! and of how many. [`Place`](crate::rendezvous::Place) is what the rendezvous needs beyond that.
+//!
 //! A known trap: a program that was linked with one MPI and started by another's launcher, or without a launcher's plugin,
 //! does not fail. Every copy believes to be rank 0 of 1, and all do the same work. So what a transport found is held
 //! against what the launcher meant.
@@ -9,6 +12,100 @@ use crate::error::{Error, Result};
 /// Variables that hold the number of ranks, the one that knows best first: `mpirun` inside a Slurm job may well start
 /// fewer ranks than the job has tasks.
 const SIZES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
+
+/// Who started this process as one of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Launcher {
+    /// `mpirun` or `mpiexec`: MPI connects the ranks.
+    Mpi,
+    /// Slurm's `srun`: MPI does, where Slurm has the plugin for it; or the job script says where rank 0 is.
+    Slurm,
+    /// `torchrun --no-python` or a shell that sets the same variables: they say where rank 0 is.
+    Torchrun,
+}
+
+/// A launcher's variables: which of them holds what.
+struct Names {
+    launcher: Launcher,
+    size: &'static str,
+    rank: &'static str,
+    /// How many ranks the machine has, where that is said.
+    local_size: Option<&'static str>,
+}
+
+/// The one that knows best first, as for [`SIZES`]; torchrun inside a Slurm job was started by Slurm, not the other way round.
+const LAUNCHERS: [Names; 4] = [
+    Names {
+        launcher: Launcher::Mpi,
+        size: "OMPI_COMM_WORLD_SIZE",
+        rank: "OMPI_COMM_WORLD_RANK",
+        local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    },
+    Names {
+        launcher: Launcher::Mpi,
+        size: "PMI_SIZE",
+        rank: "PMI_RANK",
+        local_size: Some("MPI_LOCALNRANKS"),
+    },
+    Names {
+        launcher: Launcher::Torchrun,
+        size: "WORLD_SIZE",
+        rank: "RANK",
+        local_size: Some("LOCAL_WORLD_SIZE"),
+    },
+    // Not SLURM_NTASKS: a job script has it too, of which there is one.
+    Names { launcher: Launcher::Slurm, size: "SLURM_STEP_NUM_TASKS", rank: "SLURM_PROCID", local_size: None },
+];
+
+/// One of several processes that a launcher has started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launched {
+    /// Who did.
+    pub launcher: Launcher,
+    /// Its number.
+    pub rank: usize,
+    /// How many there are; at least two.
+    pub size: usize,
+    /// How many of them share this machine, where the launcher says so.
+    pub local_size: Option<usize>,
+    /// The variable that holds `size`, for messages.
+    pub variable: &'static str,
+}
+
+impl Launched {
+    /// From the variables of this process; `None` where it is alone.
+    pub fn from_environment() -> Result<Option<Launched>> {
+        Launched::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// From variables that `variable` looks up.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+        let Some(names) = LAUNCHERS.iter().find(|names| variable(names.size).is_some()) else {
+            return Ok(None);
+        };
+        let number = |name: &str| {
+            let Some(value) = variable(name) else {
+                let what = format!("{} is set but {name} is not, which says which rank this is", names.size);
+                return Err(Error::Variables { what });
+            };
+            let wrong = || format!("{name} must be a whole number, got `{value}`");
+            value.trim().parse().map_err(|_| Error::Variables { what: wrong() })
+        };
+        let size: usize = number(names.size)?;
+        if size < 2 {
+            return Ok(None);
+        }
+        let rank = number(names.rank)?;
+        if rank >= size {
+            let what =
+                format!("{} is {rank}, but {} is {size}: ranks are numbered from 0", names.rank, names.size);
+            return Err(Error::Variables { what });
+        }
+        let local_size = names.local_size.and_then(|name| number(name).ok());
+        let (launcher, variable) = (names.launcher, names.size);
+        Ok(Some(Launched { launcher, rank, size, local_size, variable }))
+    }
+}
 
 /// Checks that `found` ranks are as many as the launcher started. `variable` looks a variable up.
 pub fn check_size(found: usize, variable: impl Fn(&str) -> Option<String>) -> Result<()> {
@@ -26,7 +123,7 @@ pub fn check_size(found: usize, variable: impl Fn(&str) -> Option<String>) -> Re
     } else {
         format!("the launcher started {trimmed} ranks ({name}={trimmed}), but MPI connected {found}")
     };
-    Err(Error::Launch { what })
+    Err(Error::Variables { what })
 }
 
 #[cfg(test)]
@@ -36,6 +133,51 @@ mod tests {
     fn check(found: usize, variables: &[(&str, &str)]) -> Result<(), String> {
         let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
         check_size(found, variable).map_err(|e| e.to_string())
+    }
+
+    fn launched(variables: &[(&str, &str)]) -> Result<Option<Launched>, String> {
+        let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
+        Launched::from_variables(variable).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn every_launcher_is_known_by_its_variables() {
+        let cases = [
+            (Launcher::Mpi, ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"]),
+            (Launcher::Mpi, ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"]),
+            (Launcher::Torchrun, ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"]),
+        ];
+        for (launcher, [size, rank, local]) in cases {
+            let found = launched(&[(size, "8"), (rank, "3"), (local, "4")]).unwrap().unwrap();
+            let expected = Launched { launcher, rank: 3, size: 8, local_size: Some(4), variable: size };
+            assert_eq!(found, expected);
+        }
+        let slurm =
+            [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "1"), ("WORLD_SIZE", "16"), ("RANK", "9")];
+        assert_eq!(launched(&slurm[..2]).unwrap().unwrap().launcher, Launcher::Slurm);
+        assert_eq!(launched(&slurm).unwrap().unwrap().rank, 9, "torchrun on every node of a job");
+    }
+
+    #[test]
+    fn one_process_is_alone_whoever_started_it() {
+        assert_eq!(launched(&[]), Ok(None));
+        assert_eq!(launched(&[("WORLD_SIZE", "1"), ("RANK", "0")]), Ok(None));
+        assert_eq!(launched(&[("OMPI_COMM_WORLD_SIZE", "1")]), Ok(None));
+        assert_eq!(launched(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), Ok(None), "a job script");
+    }
+
+    #[test]
+    fn variables_that_make_no_rank_are_named() {
+        let say = |variables: &[(&str, &str)]| launched(variables).unwrap_err();
+        assert_eq!(
+            say(&[("WORLD_SIZE", "4")]),
+            "WORLD_SIZE is set but RANK is not, which says which rank this is"
+        );
+        assert_eq!(say(&[("WORLD_SIZE", "x")]), "WORLD_SIZE must be a whole number, got `x`");
+        assert_eq!(
+            say(&[("PMI_SIZE", "4"), ("PMI_RANK", "4")]),
+            "PMI_RANK is 4, but PMI_SIZE is 4: ranks are numbered from 0"
+        );
     }
 
     #[test]

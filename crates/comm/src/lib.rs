@@ -18,6 +18,7 @@ pub mod data;
 pub mod error;
 pub mod failure;
 pub mod launch;
+mod mark;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
@@ -32,5 +33,6 @@ pub use communicator::{Communicator, Request};
 pub use data::{Data, Element, Message};
 pub use error::{Error, Result};
 pub use failure::Failure;
+pub use launch::{Launched, Launcher};
 pub use traffic::{Sent, Traffic};
 pub use transport::Transport;

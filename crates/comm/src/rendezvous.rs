@@ -43,25 +43,28 @@ impl Place {
 
     /// From variables that `variable` looks up.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Place> {
-        // Slurm has names of its own for what it knows; where rank 0 is, it leaves to the job script.
+        // Slurm and MPI have names of their own for what they know; where rank 0 is, they leave to the job script.
         let number = |names: &[&str], example: &str| -> Result<usize> {
             let Some((name, value)) = names.iter().find_map(|name| Some((name, variable(name)?))) else {
-                return launch(format!(
+                return refuse(format!(
                     "{} is not set: start the ranks with torchrun --no-python or srun, or set it, for example {example}",
-                    names.join(" (or ") + &")".repeat(names.len() - 1)
+                    names[0]
                 ));
             };
-            let wrong = || Error::Launch { what: format!("{name} must be a whole number, got `{value}`") };
+            let wrong = || Error::Variables { what: format!("{name} must be a whole number, got `{value}`") };
             value.trim().parse().map_err(|_| wrong())
         };
-        let rank = number(&["RANK", "SLURM_PROCID"], "RANK=0")?;
-        let size = number(&["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"], "WORLD_SIZE=2")?;
-        let local_rank = number(&["LOCAL_RANK", "SLURM_LOCALID"], "LOCAL_RANK=0")?;
+        let rank = number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"], "RANK=0")?;
+        let sizes =
+            ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
+        let size = number(&sizes, "WORLD_SIZE=2")?;
+        let locals = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
+        let local_rank = number(&locals, "LOCAL_RANK=0")?;
         if rank >= size {
-            return launch(format!("RANK is {rank}, but WORLD_SIZE is {size}: ranks are numbered from 0"));
+            return refuse(format!("RANK is {rank}, but WORLD_SIZE is {size}: ranks are numbered from 0"));
         }
         let Some(host) = variable("MASTER_ADDR").filter(|host| !host.trim().is_empty()) else {
-            return launch(
+            return refuse(
                 "MASTER_ADDR is not set: it is the machine of rank 0, for example the first that `scontrol show \
                  hostnames` prints"
                     .to_owned(),
@@ -69,7 +72,7 @@ impl Place {
         };
         let port = number(&["MASTER_PORT"], "MASTER_PORT=29500")?;
         let Some(port) = u16::try_from(port).ok().filter(|&port| port > 0) else {
-            return launch(format!("MASTER_PORT must be from 1 to 65535, got {port}"));
+            return refuse(format!("MASTER_PORT must be from 1 to 65535, got {port}"));
         };
         // torchrun keeps a server of its own on that port.
         let agent =
@@ -320,6 +323,10 @@ fn timed_out(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
 }
 
+fn refuse<T>(what: String) -> Result<T> {
+    Err(Error::Variables { what })
+}
+
 fn launch<T>(what: String) -> Result<T> {
     Err(Error::Launch { what })
 }
@@ -374,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn torchrun_and_slurm_say_the_same() {
+    fn all_launchers_say_the_same() {
         let expected = Place { rank: 3, size: 4, local_rank: 1, host: "node7".into(), ports: vec![29500] };
         assert_eq!(place(&TORCHRUN).unwrap(), expected);
         let slurm = [
@@ -385,6 +392,14 @@ mod tests {
             ("MASTER_PORT", "29500"),
         ];
         assert_eq!(place(&slurm).unwrap(), expected);
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "node7"),
+            ("MASTER_PORT", "29500"),
+        ];
+        assert_eq!(place(&mpirun).unwrap(), expected);
         let agent = torchrun_with("TORCHELASTIC_USE_AGENT_STORE", Some("True")).unwrap();
         assert_eq!(agent.ports, (29501..29509).collect::<Vec<_>>());
     }
@@ -394,8 +409,7 @@ mod tests {
         let say = |name, value| torchrun_with(name, value).unwrap_err();
         assert_eq!(
             say("RANK", None),
-            "RANK (or SLURM_PROCID) is not set: start the ranks with torchrun --no-python or srun, or set it, for \
-             example RANK=0"
+            "RANK is not set: start the ranks with torchrun --no-python or srun, or set it, for example RANK=0"
         );
         assert_eq!(say("RANK", Some("three")), "RANK must be a whole number, got `three`");
         assert_eq!(say("RANK", Some("4")), "RANK is 4, but WORLD_SIZE is 4: ranks are numbered from 0");

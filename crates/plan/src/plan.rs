@@ -80,7 +80,7 @@ impl Plan {
             Some(pipeline) => pipeline.schedule(micro_batches, batches),
             None => {
                 let options = Options { batches, ..Options::new(1, micro_batches) };
-                Name::OneFOneB.schedule(&options).map_err(|error| Error::Schedule(error.to_string()))
+                Name::OneFOneB.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
             }
         }
     }

@@ -20,8 +20,8 @@ pub fn parts(model: &Model, run: &RunFile) -> Result<Parts, Error> {
     if pipeline.cut.is_empty() {
         return Ok(balanced(&costs(model, run)?, schedule.placement.parts()));
     }
-    if let Some(beyond) = pipeline.cut.iter().find(|block| **block > blocks) {
-        let problem = format!("names block {beyond}, but the model {} has {blocks}", model.name);
+    if let Some(beyond) = pipeline.cut.iter().find(|block| **block >= blocks) {
+        let problem = format!("names block {beyond}, but the last of {}'s is {}", model.name, blocks - 1);
         return Err(Error::Conflict { field: "parallel.cut".into(), problem });
     }
     let ends = pipeline.cut.iter().copied().chain([blocks]);
@@ -62,7 +62,8 @@ fn costs(model: &Model, run: &RunFile) -> Result<Vec<Cost>, Error> {
     Ok(model.block_flops(1)?.into_iter().zip(bytes).map(|(flops, bytes)| Cost { flops, bytes }).collect())
 }
 
-/// The cut into consecutive parts whose largest cost is least. No part is empty unless there are more parts than blocks.
+/// The cut into consecutive parts whose largest cost is least. No part is empty unless there are more parts than blocks,
+/// and never the first and the last, which take the samples and make the loss.
 fn balanced(costs: &[Cost], parts: usize) -> Parts {
     let blocks = costs.len();
     let sums: Vec<Cost> = [Cost::NONE]
@@ -80,8 +81,8 @@ fn balanced(costs: &[Cost], parts: usize) -> Parts {
     let mut best: Vec<Option<Cost>> = vec![None; blocks + 1];
     best[0] = Some(Cost::NONE);
     let mut begins: Vec<Vec<usize>> = Vec::new();
-    let least = usize::from(parts <= blocks);
-    for _ in 0..parts {
+    for part in 0..parts {
+        let least = usize::from(parts <= blocks || part == 0 || part + 1 == parts);
         let mut next = vec![None; blocks + 1];
         let mut begin = vec![0; blocks + 1];
         for end in 0..=blocks {
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(balanced(&even, 2).len(), 2);
         let heavy = [(4.0, 9.0), (0.0, 9.0), (4.0, 1.0)].map(|(flops, bytes)| Cost { flops, bytes });
         assert_eq!(balanced(&heavy, 2), [0..1, 1..3]);
-        assert_eq!(cut(&[1.0, 1.0], 3).iter().filter(|part| part.is_empty()).count(), 1);
+        assert_eq!(cut(&[1.0, 1.0], 4), [0..1, 1..1, 1..1, 1..2]);
     }
 
     proptest! {

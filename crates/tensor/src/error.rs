@@ -58,9 +58,3 @@ pub enum Error {
         log: String,
     },
 }
-
-/// The value of an operation that returns no error: that a card failed ends the run.
-#[track_caller]
-pub(crate) fn must<R>(result: Result<R>) -> R {
-    result.unwrap_or_else(|e| panic!("{e}"))
-}

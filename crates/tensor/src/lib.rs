@@ -23,4 +23,4 @@ pub use error::{Error, Result};
 pub use half::bf16;
 pub use mask::Mask;
 pub use memory::{Category, Ledger};
-pub use tensor::Tensor;
+pub use tensor::{Coming, Tensor};

@@ -57,7 +57,7 @@ impl Tensor {
         category: Category,
     ) -> Result<Tensor> {
         let mut t = Tensor::empty(device, shape, T::DTYPE, category)?;
-        t.copy_from_host(bytemuck::cast_slice(data));
+        t.copy_from_host(bytemuck::cast_slice(data))?;
         Ok(t)
     }
 
@@ -136,7 +136,7 @@ impl Tensor {
     /// A copy on another device.
     pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
         let mut copy = Tensor::empty(device, &self.shape, self.dtype, category)?;
-        copy.copy_from_host(&self.host_bytes());
+        copy.copy_from_host(&self.read_bytes()?)?;
         Ok(copy)
     }
 
@@ -193,32 +193,34 @@ impl Tensor {
         }
     }
 
-    /// Its bytes on the host: borrowed where the device is the host, a copy otherwise.
-    ///
-    /// # Panics
-    /// Where the card failed in work queued before, as it then has no bytes to give.
-    pub fn host_bytes(&self) -> Cow<'_, [u8]> {
+    /// Its bytes on the host: borrowed where the device is the host, a copy otherwise. What a card failed at before
+    /// shows here.
+    pub fn read_bytes(&self) -> Result<Cow<'_, [u8]>> {
         match &self.storage {
-            Storage::Cpu(buffer) => Cow::Borrowed(buffer.bytes()),
+            Storage::Cpu(buffer) => Ok(Cow::Borrowed(buffer.bytes())),
             Storage::Cuda(buffer) => {
                 let mut bytes = vec![0; buffer.len()];
-                buffer.download(&mut bytes).unwrap_or_else(|e| panic!("{e}"));
-                Cow::Owned(bytes)
+                buffer.download(&mut bytes)?;
+                Ok(Cow::Owned(bytes))
             }
         }
     }
 
-    /// Overwrites it with bytes of the host.
+    /// As [`Tensor::read_bytes`], for tests and tools to which a broken card is the end.
     ///
     /// # Panics
-    /// Where the card failed in work queued before.
-    pub fn copy_from_host(&mut self, bytes: &[u8]) {
+    /// Where the card failed in work queued before, as it then has no bytes to give.
+    pub fn host_bytes(&self) -> Cow<'_, [u8]> {
+        self.read_bytes().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Overwrites it with bytes of the host.
+    pub fn copy_from_host(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.storage {
             Storage::Cpu(_) => self.bytes_mut().copy_from_slice(bytes),
-            Storage::Cuda(_) => {
-                self.cuda_buffer_mut().upload(bytes).unwrap_or_else(|e| panic!("{e}"));
-            }
+            Storage::Cuda(_) => self.cuda_buffer_mut().upload(bytes)?,
         }
+        Ok(())
     }
 
     /// Books its memory under another category: what an operation made as workspace may be kept. This must be its only
@@ -239,13 +241,21 @@ impl Tensor {
     }
 
     /// A floating-point tensor's elements, widened, on the host.
-    pub fn to_f32(&self) -> Vec<f32> {
-        let bytes = self.host_bytes();
+    pub fn read_f32(&self) -> Result<Vec<f32>> {
+        let bytes = self.read_bytes()?;
         // A copy need not be aligned for its elements.
-        with_float!(self.dtype, T => bytes
+        with_float!(self.dtype, T => Ok(bytes
             .par_chunks_exact(size_of::<T>())
             .map(|x| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x)))
-            .collect())
+            .collect()))
+    }
+
+    /// As [`Tensor::read_f32`], for tests and tools to which a broken card is the end.
+    ///
+    /// # Panics
+    /// Where the card failed in work queued before.
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.read_f32().unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A tensor of the given floating type from f32 values, rounded where need be.
@@ -260,6 +270,48 @@ impl Tensor {
             let rounded: Vec<T> = data.par_iter().map(|x| <T as Float>::from_f32(*x)).collect();
             Tensor::from_slice(device, shape, &rounded, category)
         })
+    }
+}
+
+/// A tensor that is on its way to its device, while that is at work on others: see [`Coming::land`].
+#[derive(Debug)]
+pub struct Coming {
+    storage: ComingStorage,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum ComingStorage {
+    /// The host has nothing to wait for.
+    Cpu(Tensor),
+    Cuda(cuda::ahead::Sent),
+}
+
+impl Coming {
+    /// Starts to copy a slice to a device. Any thread may; until it lands it is booked as workspace.
+    pub fn send<T: Element>(device: &Device, shape: &[usize], data: &[T]) -> Result<Coming> {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "a copy of another length");
+        let category = Category::Workspace;
+        let storage = match device {
+            Device::Cpu(_) => ComingStorage::Cpu(Tensor::from_slice(device, shape, data, category)?),
+            Device::Cuda(cuda) => ComingStorage::Cuda(cuda.send(bytemuck::cast_slice(data), category)?),
+        };
+        Ok(Coming { storage, dtype: T::DTYPE, shape: shape.to_vec() })
+    }
+
+    /// The tensor: what is queued from now on waits for it, the host does not.
+    pub fn land(self, category: Category) -> Result<Tensor> {
+        let mut tensor = match self.storage {
+            ComingStorage::Cpu(tensor) => tensor,
+            ComingStorage::Cuda(sent) => Tensor {
+                storage: Storage::Cuda(Arc::new(sent.land()?)),
+                dtype: self.dtype,
+                shape: self.shape,
+            },
+        };
+        tensor.book_as(category);
+        Ok(tensor)
     }
 }
 

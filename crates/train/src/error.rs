@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use espalier_comm::Error::PeerFailed;
 use espalier_comm::Failure;
 
 /// The crate's result type.
@@ -87,6 +88,10 @@ impl From<Failure<Error>> for Error {
             Failure::Launch(error) => Error::Comm(error),
             // What concerns the run, and not the rank that was the first to find it.
             Failure::Failed { error, .. } if error.is_of_the_run() => error,
+            // What stopped this one is what another said.
+            Failure::Failed { error: Error::Comm(PeerFailed { failed, how, why, .. }), .. } => {
+                Error::RankEnded { rank: failed, how, why }
+            }
             Failure::Failed { rank, error } => Error::RankFailed { rank, error: Box::new(error) },
             Failure::Panicked { rank, message } => Error::RankEnded { rank, how: "panicked", why: message },
             Failure::Peer { rank, how, why } => Error::RankEnded { rank, how, why },

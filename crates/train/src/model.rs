@@ -2,6 +2,7 @@
 //! them become chains, and each block is wrapped for recomputation where that is asked for.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use espalier_plan::spec::shape::Shape;
 use espalier_plan::spec::{self, WeightOrder};
@@ -15,11 +16,14 @@ use crate::Result;
 use crate::layers::*;
 use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
 
-/// A model that runs.
+/// A model that runs, or a part of one.
 #[derive(Debug)]
 pub struct Model {
     blocks: Vec<Box<dyn Layer>>,
-    head: Head,
+    /// What ends the model, where this part does.
+    head: Option<Head>,
+    /// Whether samples enter here, whose gradient nobody wants.
+    is_first: bool,
     tied: HashSet<ParameterId>,
 }
 
@@ -56,10 +60,33 @@ impl Model {
             })
             .collect();
         let head = Head(spec.head().and_then(|layer| builder.linear(layer)));
-        Model { blocks, head, tied: builder.tied }
+        Model { blocks, head: Some(head), is_first: true, tied: builder.tied }
     }
 
-    /// What the head reads of a batch.
+    /// Cuts it into parts of consecutive blocks.
+    pub fn cut(self, parts: &[Range<usize>]) -> Vec<Model> {
+        let Model { blocks, mut head, tied, .. } = self;
+        let mut blocks = blocks.into_iter();
+        let part = |(i, part): (usize, &Range<usize>)| Model {
+            blocks: blocks.by_ref().take(part.len()).collect(),
+            head: if i + 1 == parts.len() { head.take() } else { None },
+            is_first: i == 0,
+            tied: tied.clone(),
+        };
+        parts.iter().enumerate().map(part).collect()
+    }
+
+    /// Whether samples enter here.
+    pub fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// Whether the loss is made here.
+    pub fn is_last(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// What the head, or the next part, reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))
     }
@@ -73,23 +100,27 @@ impl Model {
         scale: Scale,
         pass: &mut Backward<'_>,
     ) -> Result<Outcome> {
-        self.head.loss(x, targets, scale, pass)
+        self.end().loss(x, targets, scale, pass)
     }
 
     /// The loss alone.
     pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
-        self.head.evaluate(x, targets, weights)
+        self.end().evaluate(x, targets, weights)
     }
 
-    /// Sends the gradient of what the head read back through all blocks.
-    pub fn backward(&self, gradient: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+    /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the part before.
+    pub fn backward(&self, gradient: Tensor, pass: &mut Backward<'_>) -> Result<Option<Tensor>> {
         let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
-            gradient = block.backward(dy, pass, i > 0)?;
+            gradient = block.backward(dy, pass, i > 0 || !self.is_first)?;
         }
         debug_assert!(pass.stash.is_empty(), "a layer left something on the stash");
-        Ok(())
+        Ok(gradient)
+    }
+
+    fn end(&self) -> &Head {
+        self.head.as_ref().expect("the last part of a model")
     }
 
     /// Parameters that more than one layer uses.

@@ -1,18 +1,22 @@
-//! One micro-batch through the model and back.
+//! One micro-batch through the model and back, whoever holds the parts of it.
 
+use espalier_comm::Communicator;
+use espalier_tensor::ops::cross_entropy::Total;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
 use crate::data::{Dataset, HostBatch, Split};
 use crate::layers::{Backward, BatchStatistics, Forward, GradientSink, Mode, Outcome, Scale, Share, Stash};
-use crate::model::Model;
+use crate::stage::Stage;
 use crate::weights::Weights;
 
 /// What a pass reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
-    /// The layers.
-    pub model: &'a Model,
+    /// The layers: all, or those of this rank.
+    pub stage: &'a Stage,
+    /// The ranks that hold the others.
+    pub relay: Option<&'a Communicator>,
     /// Their weights.
     pub weights: &'a Weights,
     /// Where samples come from.
@@ -34,6 +38,14 @@ pub struct Loss {
     pub temperature: f32,
 }
 
+impl Loss {
+    /// What it is for `samples` samples with so many predictions.
+    pub(crate) fn scale(&self, predictions: usize, samples: usize) -> Scale {
+        let all = predictions / samples * self.samples;
+        Scale { loss: 1.0 / all as f32, temperature: self.temperature }
+    }
+}
+
 /// What came of one or more passes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
@@ -46,6 +58,21 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Of one micro-batch.
+    pub(crate) fn of(total: Total, predictions: usize) -> Totals {
+        Totals { loss_sum: total.loss_sum, correct: total.correct, predictions }
+    }
+
+    /// As plain numbers, to be added up over ranks.
+    pub(crate) fn to_numbers(self) -> Vec<f64> {
+        vec![self.loss_sum, self.correct as f64, self.predictions as f64]
+    }
+
+    /// From such numbers.
+    pub(crate) fn from_numbers(numbers: &[f64]) -> Totals {
+        Totals { loss_sum: numbers[0], correct: numbers[1] as usize, predictions: numbers[2] as usize }
+    }
+
     /// The mean loss.
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.predictions as f64
@@ -87,47 +114,83 @@ impl Pass<'_> {
         sink: &mut dyn GradientSink,
     ) -> Result<Totals> {
         let host = self.dataset.batch(Split::Train, samples)?;
-        let (input, targets) = self.upload(&host)?;
-        let (mut stash, random) = (Stash::new(), loss.random);
-        let mut pass = Forward {
-            weights: self.weights,
-            mode: Mode::Train,
-            random,
-            share,
-            stash: &mut stash,
-            statistics,
-        };
-        let x = self.model.forward(input, &mut pass)?;
         let predictions = host.targets.len();
-        let all = predictions / samples.len() * loss.samples;
-        let scale = Scale { loss: 1.0 / all as f32, temperature: loss.temperature };
-        let mut pass = Backward { weights: self.weights, random, share, stash: &mut stash, sink };
-        let Outcome { total, gradient } = self.model.loss(x, &targets, scale, &mut pass)?;
-        self.model.backward(gradient, &mut pass)?;
-        Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions })
+        let scale = loss.scale(predictions, samples.len());
+        let mut totals = Totals::default();
+        // Every copy of the model sees the samples: each holder of a part has its gradients.
+        for copy in 0..self.stage.placement().copies() {
+            let mut waiting: Vec<(usize, Stash, Option<Tensor>)> = Vec::new();
+            let room = |chunk, side| self.stage.room(chunk, side, samples.len(), self.device, self.dtype);
+            self.stage.through(copy, self.relay, room, |chunk, input| {
+                let (model, mut stash) = (self.stage.model(chunk), Stash::new());
+                let x = self.input(input, &host)?;
+                let mut pass = Forward {
+                    weights: self.weights,
+                    mode: Mode::Train,
+                    random: loss.random,
+                    share,
+                    stash: &mut stash,
+                    statistics,
+                };
+                let x = model.forward(x, &mut pass)?;
+                let (read, sent) = if model.is_last() { (Some(x), None) } else { (None, Some(x)) };
+                waiting.push((chunk, stash, read));
+                Ok(sent)
+            })?;
+            self.stage.back_through(copy, self.relay, room, |chunk, gradient| {
+                let (forwarded, mut stash, read) = waiting.pop().expect("a forward pass came before");
+                debug_assert_eq!(forwarded, chunk);
+                let (model, random) = (self.stage.model(chunk), loss.random);
+                let mut pass = Backward { weights: self.weights, random, share, stash: &mut stash, sink };
+                let gradient = match read {
+                    None => gradient.expect("the next part made it"),
+                    Some(x) => {
+                        let Outcome { total, gradient } =
+                            model.loss(x, &self.targets(&host)?, scale, &mut pass)?;
+                        totals = Totals::of(total.read()?, predictions);
+                        gradient
+                    }
+                };
+                model.backward(gradient, &mut pass)
+            })?;
+        }
+        Ok(totals)
     }
 
-    /// Validation samples forward.
+    /// Validation samples forward; what came of it is known where the model ends.
     pub fn evaluate(&self, samples: &[(u64, usize)]) -> Result<Totals> {
         let host = self.dataset.batch(Split::Validation, samples)?;
-        let (input, targets) = self.upload(&host)?;
-        let mut pass = Forward {
-            weights: self.weights,
-            mode: Mode::Evaluate,
-            random: 0,
-            share: &Share::default(),
-            stash: &mut Stash::forgetful(),
-            statistics: &mut Vec::new(),
-        };
-        let x = self.model.forward(input, &mut pass)?;
-        let total = self.model.evaluate(&x, &targets, self.weights)?;
-        Ok(Totals { loss_sum: total.loss_sum, correct: total.correct, predictions: host.targets.len() })
+        let mut totals = Totals::default();
+        let room = |chunk, side| self.stage.room(chunk, side, samples.len(), self.device, self.dtype);
+        self.stage.through(0, self.relay, room, |chunk, input| {
+            let model = self.stage.model(chunk);
+            let x = self.input(input, &host)?;
+            let mut pass = Forward {
+                weights: self.weights,
+                mode: Mode::Evaluate,
+                random: 0,
+                share: &Share::default(),
+                stash: &mut Stash::forgetful(),
+                statistics: &mut Vec::new(),
+            };
+            let x = model.forward(x, &mut pass)?;
+            if !model.is_last() {
+                return Ok(Some(x));
+            }
+            let total = model.evaluate(&x, &self.targets(&host)?, self.weights)?;
+            totals = Totals::of(total, host.targets.len());
+            Ok(None)
+        })?;
+        Ok(totals)
     }
 
-    /// Copies a batch to the device.
-    fn upload(&self, host: &HostBatch) -> Result<(Tensor, Tensor)> {
-        let targets =
-            Tensor::from_slice(self.device, &[host.targets.len()], &host.targets, Category::Activations)?;
-        Ok((host.inputs.upload(self.device, self.dtype)?, targets))
+    /// What a part reads: what the part before made, or samples.
+    fn input(&self, made: Option<Tensor>, host: &HostBatch) -> Result<Tensor> {
+        made.map_or_else(|| Ok(host.inputs.upload(self.device, self.dtype)?), Ok)
+    }
+
+    fn targets(&self, host: &HostBatch) -> Result<Tensor> {
+        let len = host.targets.len();
+        Ok(Tensor::from_slice(self.device, &[len], &host.targets, Category::Activations)?)
     }
 }

@@ -12,22 +12,24 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
-use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
-use crate::parallel::{Ranks, on_threads};
+use crate::parallel::launched::Join;
+use crate::parallel::{Ranks, on_threads_within};
 use crate::prune::Observation;
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
+use crate::weights::hash_of;
 use crate::{Error, Result};
 
 /// Hears what happens; every method may be left out.
@@ -81,14 +83,13 @@ pub fn run(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
-    let data = plan.run.parallel.data;
-    if data == 1 {
+    if mesh_of(&plan).size() == 1 {
         return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
     }
-    let mesh = Mesh::new(PerAxis { data, ..PerAxis::ONES }).expect("every axis has at least one rank");
+    let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     // Rank 0 takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
-    let outcomes = on_threads(&mesh, device, |ranks, device| {
+    let outcomes = on_threads_within(limit, &mesh, device, |ranks, device| {
         let (mut quiet, mut taken) = ((), None);
         if ranks.leads() {
             taken = observer.lock().expect("only taken from").take();
@@ -100,6 +101,35 @@ pub fn run(
         Run::start(plan.clone(), dataset.clone(), device, place, Some(ranks), observer)?.go(stop, observer)
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank 0"))
+}
+
+/// Trains as the rank that a launcher made this process, with the others that it started. Only rank 0 is heard.
+pub fn run_launched(
+    join: &Join,
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
+    let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
+    device.enter(|| {
+        join.run(limit, &mesh, device, |ranks| {
+            let mut quiet = ();
+            let observer: &mut dyn Observer = if ranks.leads() { observer } else { &mut quiet };
+            Run::start(plan, Arc::new(dataset), device, place, Some(ranks), observer)?.go(stop, observer)
+        })
+    })
+}
+
+fn mesh_of(plan: &Plan) -> Mesh {
+    Mesh::new(plan.run.parallel.extents()).expect("every axis has at least one rank")
+}
+
+/// How long a rank waits for another.
+fn limit_of(plan: &Plan) -> Duration {
+    Duration::from_secs(plan.run.parallel.timeout_s as u64)
 }
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed.
@@ -236,6 +266,10 @@ impl Run {
             if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
                 self.metrics.step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64())?;
             }
+            // An asynchronous pipeline that is not empty goes on: it will be, before anything is due.
+            if !self.trainer.is_at_rest() {
+                continue;
+            }
             if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
                 self.validation = self.trainer.evaluate()?;
                 if let Some(evaluation) = self.validation {
@@ -298,13 +332,14 @@ impl Run {
     /// What the run came to; bytes are the largest over ranks.
     fn summary(&self) -> Result<Summary> {
         let ledger = self.trainer.device().ledger();
-        let hash = self.trainer.weights().hash();
+        let mut hash = self.trainer.weights().hash();
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
         if let Some(ranks) = self.trainer.ranks() {
             ranks.agree("weights at the end", &hash)?;
             bytes = ranks.largest(bytes)?;
+            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests())?);
         }
         let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);

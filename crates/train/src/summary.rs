@@ -161,10 +161,15 @@ impl Summary {
             precision: plan.run.train.precision.name().into(),
             layout: Layout {
                 data: plan.run.parallel.data,
-                pipeline: 1,
+                pipeline: plan.run.parallel.stages(),
                 tensor: 1,
                 spatial: 1,
-                schedule: None,
+                schedule: plan
+                    .run
+                    .parallel
+                    .pipeline
+                    .as_ref()
+                    .map(|pipeline| pipeline.schedule.as_str().into()),
                 micro_batches: plan.run.train.micro_batches,
             },
             parameters: plan.parameters,

@@ -1,38 +1,40 @@
 //! One rank that trains: it joins a plan, a data set and a device, and takes steps.
 //!
-//! A step reads its part of the batch at a position that depends on the step's number alone, sends it through the model in
-//! micro-batches, and takes the optimizer's step if every number is finite. Otherwise nothing changes but the count.
-//! Before a step the pruning method is asked whether it is time; where it prunes before the first one, dense state never
-//! exists.
+//! A step runs the rank's list of actions ([`crate::step`]): its part of the batch, at a position that depends on the step's
+//! number alone, goes through the model in micro-batches, and the optimizer's step is taken if every number is finite.
+//! Otherwise nothing changes but the count. Before a step the pruning method is asked whether it is time; where it prunes
+//! before the first one, dense state never exists.
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use espalier_comm::Sent;
-use espalier_plan::config::{BatchNorm, Precision, Recompute};
+use espalier_comm::{Reduce, Sent};
+use espalier_plan::Plan;
+use espalier_plan::config::{BatchNorm, Precision};
 use espalier_plan::memory::StateBytes;
-use espalier_plan::{Cut, Plan};
+use espalier_plan::schedule::Updates;
 use espalier_tensor::ops::compress::apply;
-use espalier_tensor::ops::update::Step;
-use espalier_tensor::{DType, Device, Mask, random};
+use espalier_tensor::{DType, Device, Mask};
 
-use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Room, Saved, Stored, Wanted, Whole};
-use crate::data::{Dataset, Order, Split};
-use crate::layers::Share;
-use crate::model::Model;
+use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Whole};
+use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
-use crate::parallel::data::{Reducing, average_statistics};
+use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
-use crate::parallel::zero::step_shared;
-use crate::pass::{Loss, Pass, Totals};
+use crate::pass::{Pass, Totals};
 use crate::prune::{self, Decision, Draw, Moment, Network, Observation, Parts, Pruner};
-use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
+use crate::stage::Stage;
+use crate::state::{Masks, NoiseScale, Optimizer};
+use crate::step::{Executor, Flights, NetworkWorker, Scene, Taken, Trace};
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
 
 pub use crate::checkpoint::Progress;
+
+/// The tag under which the totals of an asynchronous step travel: above those of parts.
+const TOTALS: u32 = 1 << 20;
 
 /// A model in training.
 #[derive(Debug)]
@@ -42,10 +44,19 @@ pub struct Trainer {
     device: Device,
     dtype: DType,
     dataset: Arc<Dataset>,
+    feed: Feed,
     order: Order,
-    model: Model,
+    stage: Stage,
+    groups: Groups,
+    executor: Executor,
+    flights: Flights,
+    /// Steps that had been taken when the executor's list began.
+    list_began: u64,
     weights: Weights,
+    /// What may be pruned of what this rank holds.
     candidates: Vec<ParameterId>,
+    /// Candidates of the whole model that are kept, and all of them.
+    kept: (u64, u64),
     masks: Masks,
     pruner: Option<Box<dyn Pruner>>,
     /// None until the first step, by when it is known what is kept.
@@ -60,6 +71,8 @@ pub struct Trainer {
     sent: Sent,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
     together: (u64, Sent),
+    /// Groups of ranks that share nothing, for steps that each takes by itself.
+    nobody: Groups,
 }
 
 /// What one step did.
@@ -130,14 +143,29 @@ impl Trainer {
     ) -> Result<Trainer> {
         let dataset = dataset.into();
         let dtype = dtype_of(plan.run.train.precision);
-        let weights = Weights::initialise(&plan.model, device, dtype, plan.run.seed)?;
-        let candidates = candidates(&plan);
+        let held = Stage::held(&plan, ranks.as_ref())?;
+        let weights = Weights::initialise_held(&plan.model, &held, device, dtype, plan.run.seed)?;
+        let candidates: Vec<ParameterId> =
+            candidates(&plan).into_iter().filter(|id| weights.holds(*id)).collect();
         let steps = plan.total_steps(dataset.len(Split::Train)) as u64;
-        Ok(Trainer {
+        let stage = Stage::new(&plan, ranks.as_ref())?;
+        let groups = Groups::form(&plan, stage.placement(), ranks.as_ref())?;
+        let others = ranks.as_ref().map(|ranks| ranks.stages().clone());
+        let mut executor = Executor::new(plan.schedule(1)?, others);
+        if ranks.is_some() && plan.run.parallel.batch_norm == BatchNorm::Synchronised {
+            // Replicas that took what arrived would meet in their batch norms in different orders.
+            executor = executor.in_order();
+        }
+        let mut trainer = Trainer {
             steps,
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
-            model: Model::build(&plan.model, plan.run.train.recompute == Recompute::Block),
-            masks: Masks::new(weights.ids().count(), plan.run.compresses()),
+            feed: Feed::new(dataset.clone(), device, dtype),
+            stage,
+            groups,
+            executor,
+            flights: Flights::default(),
+            list_began: 0,
+            masks: Masks::new(weights.parameters(), plan.run.compresses()),
             pruner: prune::pruner(&plan, steps)?,
             optimizer: None,
             noise: NoiseScale::default(),
@@ -146,13 +174,17 @@ impl Trainer {
             ranks,
             sent: Sent::default(),
             together: Default::default(),
+            nobody: Groups::default(),
             device: device.clone(),
             dtype,
             weights,
             candidates,
+            kept: (0, 0),
             dataset,
             plan,
-        })
+        };
+        trainer.count_kept()?;
+        Ok(trainer)
     }
 
     /// Steps of the whole run.
@@ -199,86 +231,52 @@ impl Trainer {
             Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
         };
         self.ready_optimizer()?;
-        let run = &self.plan.run;
-        let batch = run.train.batch;
-        let own = self.part(batch);
-        let size = own.len() / run.train.micro_batches;
-        let before = self.ranks.as_ref().map(Ranks::sent);
-        let mut gradients = Gradients::new(&self.masks);
-        if run.train.noise_scale {
-            gradients = gradients.measuring(self.model.tied().clone());
-        }
-        let (mut statistics, mut totals) = (Vec::new(), Totals::default());
-        let others = self.ranks.as_ref().filter(|_| !self.goes_apart());
-        let mut sink = Reducing::new(gradients, others, self.model.tied()).sharing(self.cut());
-        let position = self.progress.step * batch as u64 + own.start as u64;
-        let samples = self.order.indices(position, own.len());
-        let random = random::key(random::key(run.seed, self.progress.step), 0);
-        // A rank that steps by itself takes the mean over its own samples.
-        let loss =
-            Loss { random, samples: if self.goes_apart() { own.len() } else { batch }, temperature: 1.0 };
-        for (piece, samples) in samples.chunks(size).enumerate() {
-            if (piece + 1) * size == own.len() {
-                sink.last_micro_batch();
-            }
-            let share = self.share(own.start + piece * size, size);
-            totals.add(self.pass().train_share(samples, loss, &share, &mut statistics, &mut sink)?);
-        }
-        let mut gradients = sink.finish()?;
-        let totals = self.sum(totals)?;
-
-        if let Some((pulled, strength)) = self.pruner.as_ref().and_then(|pruner| pruner.penalty()) {
-            for id in pulled {
-                gradients.pull(id, self.weights.get(id), strength)?;
-            }
-        }
-        let loss = totals.loss();
-        let grad_norm = self.over_parts(gradients.squared_norm()?)?.sqrt();
+        self.begin_list()?;
         let (position, length) = match &self.pruner {
             Some(pruner) => pruner.position(self.progress.step, self.steps),
             None => (self.progress.step, self.steps),
         };
         let lr = self.plan.learning_rate.at(position as usize, length as usize);
-        let taken = loss.is_finite() && grad_norm.is_finite();
-        self.progress.step += 1;
-        if taken {
-            let clip = run.train.clip;
-            let scale = if clip > 0.0 { (clip / grad_norm).min(1.0) } else { 1.0 };
-            self.progress.updates += 1;
-            let step = Step { lr: lr as f32, gradient_scale: scale as f32, number: self.progress.updates };
-            let optimizer = self.optimizer.as_mut().expect("made before the first step");
-            match self.ranks.as_ref().filter(|_| run.parallel.zero) {
-                None => optimizer.step(&mut self.weights, &self.masks, &gradients, step)?,
-                Some(ranks) => {
-                    let (weights, group) = (&mut self.weights, ranks.data());
-                    step_shared(optimizer, weights, &self.masks, &gradients, step, group)?;
-                }
-            }
-            for measured in statistics {
-                measured.fold_into(&mut self.weights)?;
-            }
-            let local = run.parallel.batch_norm == BatchNorm::Local && !self.goes_apart();
-            if let Some(ranks) = self.ranks.as_ref().filter(|_| local) {
-                average_statistics(&mut self.weights, ranks)?;
-            }
-            if let Some((small, large)) = gradients.noise_norms()? {
-                let large = self.over_parts(large)?;
-                let small = match &self.ranks {
-                    Some(ranks) => ranks.sum(vec![small])?[0],
-                    None => small,
-                };
-                // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
-                let small = small * (batch / size) as f64;
-                self.noise.observe(size as f64, small, batch as f64, large);
-            }
+        let before = self.ranks.as_ref().map(Ranks::sent);
+        let updates = self.updates();
+        let count = match updates {
+            Updates::EveryMicroBatch => self.plan.run.train.micro_batches,
+            _ => 1,
+        };
+        let mut penalty = self.pruner.as_ref().and_then(|pruner| pruner.penalty());
+        if let Some((ids, _)) = &mut penalty {
+            ids.retain(|id| self.weights.holds(*id));
         }
+        self.progress.step += 1;
+        let mut worker = NetworkWorker::new(Scene {
+            plan: &self.plan,
+            stage: &self.stage,
+            groups: if self.goes_apart() { &self.nobody } else { &self.groups },
+            ranks: self.ranks.as_ref(),
+            feed: &self.feed,
+            order: &self.order,
+            device: &self.device,
+            dtype: self.dtype,
+            masks: &self.masks,
+            candidates: &self.candidates,
+            weights: &mut self.weights,
+            optimizer: self.optimizer.as_mut().expect("made before the first step"),
+            noise: &mut self.noise,
+            progress: &mut self.progress,
+            flights: &mut self.flights,
+            first_step: self.list_began,
+            updates,
+            lr,
+            penalty,
+        });
+        self.executor.run(count, &mut worker)?;
+        let Taken { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
+        self.gradient_bytes = gradient_bytes;
+        let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
         if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !self.goes_apart()) {
             self.sent = ranks.sent() - before;
         }
-        self.gradient_bytes = self.candidates.iter().map(|id| gradients.bytes(*id)).sum();
-        drop(gradients);
-        if self.goes_apart() && self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64)
-        {
+        if self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64) {
             self.come_together()?;
         }
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
@@ -286,7 +284,7 @@ impl Trainer {
         self.device.synchronize()?;
         Ok(StepReport {
             step: self.progress.step,
-            loss,
+            loss: totals.loss(),
             accuracy: totals.accuracy(),
             lr,
             grad_norm,
@@ -320,16 +318,91 @@ impl Trainer {
         Ok(Some(evaluation))
     }
 
-    /// Candidates kept, and all of them.
+    /// Whether nothing is under way: only then can a run be evaluated, saved or stopped.
+    pub fn is_at_rest(&self) -> bool {
+        self.executor.is_at_rest()
+    }
+
+    /// Notes what this rank does when, from `origin` on.
+    pub fn trace_since(&mut self, origin: Instant) {
+        self.executor.trace = Some(Trace::since(origin));
+    }
+
+    /// What this rank did when, where it was noted.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.executor.trace.as_ref()
+    }
+
+    /// Candidates of the model that are kept, and all of them.
     pub fn kept(&self) -> (u64, u64) {
-        let all = self.candidates.iter().map(|id| self.weights.get(*id).len() as u64).sum();
-        let gone: usize = self
-            .candidates
-            .iter()
-            .filter_map(|id| self.masks.get(*id))
-            .map(|mask| mask.len() - mask.kept())
-            .sum();
-        (all - gone as u64, all)
+        self.kept
+    }
+
+    /// Counts them, each on one stage.
+    fn count_kept(&mut self) -> Result<()> {
+        let counted = self.candidates.iter().filter(|id| self.groups.speaks_for(**id));
+        let (mut kept, mut all) = (0, 0);
+        for id in counted {
+            let len = self.weights.get(*id).len();
+            all += len as u64;
+            kept += self.masks.get(*id).map_or(len, Mask::kept) as u64;
+        }
+        self.kept = match &self.ranks {
+            None => (kept, all),
+            Some(ranks) => {
+                let sums = ranks.sum_over_stages(vec![kept, all])?;
+                (sums[0], sums[1])
+            }
+        };
+        Ok(())
+    }
+
+    /// When weights change.
+    fn updates(&self) -> Updates {
+        self.plan.run.parallel.pipeline.as_ref().map_or(Updates::Flush, |pipeline| pipeline.updates())
+    }
+
+    /// Puts the executor at the beginning of a list, unless it is in the course of one.
+    fn begin_list(&mut self) -> Result<()> {
+        if !self.executor.is_at_rest() {
+            return Ok(());
+        }
+        let step = self.progress.step;
+        match self.plan.run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) {
+            None => self.executor.rewind(),
+            Some(pipeline) => {
+                let batches = self.next_rest(step, pipeline.drains_every() as u64) - step;
+                self.executor.load(self.plan.schedule(batches as usize)?);
+            }
+        }
+        self.flights.restart();
+        self.list_began = step;
+        Ok(())
+    }
+
+    /// The next step after which an asynchronous pipeline runs empty: a function of the run file alone, so that a run that
+    /// is resumed does what it would have done.
+    fn next_rest(&self, step: u64, drain: u64) -> u64 {
+        let run = &self.plan.run;
+        let every = [drain, run.train.eval_every as u64, run.checkpoint.every as u64];
+        let next = every.into_iter().filter(|every| *every > 0).map(|every| (step / every + 1) * every);
+        next.chain([self.steps]).min().expect("the end of the run is one")
+    }
+
+    /// Brings what came of a step from where the model ends to rank 0, without anybody waiting for a rank behind it.
+    fn pass_on(&self, own: Totals) -> Result<Totals> {
+        let Some(ranks) = &self.ranks else { return Ok(own) };
+        let (stages, last) = (ranks.relay(), ranks.relay().size() - 1);
+        let mut totals = own;
+        if stages.rank() == last {
+            totals = Totals::from_numbers(&ranks.data().all_reduce(own.to_numbers(), Reduce::Sum)?);
+            if last > 0 {
+                drop(stages.start_send(totals.to_numbers(), 0, TOTALS)?);
+            }
+        } else if stages.rank() == 0 {
+            totals = Totals::from_numbers(&stages.receive(vec![0.0; 3], last, TOTALS)?);
+        }
+        Ok(totals)
     }
 
     /// The share of candidates that is gone.
@@ -340,7 +413,8 @@ impl Trainer {
 
     /// Bytes held for each candidate weight, as they are now.
     pub fn state_bytes(&self) -> StateBytes {
-        let each = |bytes: usize| bytes as f64 / self.kept().1 as f64;
+        let own: usize = self.candidates.iter().map(|id| self.weights.get(*id).len()).sum();
+        let each = |bytes: usize| bytes as f64 / own as f64;
         let sum = |of: &dyn Fn(ParameterId) -> usize| each(self.candidates.iter().map(|id| of(*id)).sum());
         StateBytes {
             weights: sum(&|id| self.weights.get(id).byte_len()),
@@ -365,14 +439,15 @@ impl Trainer {
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
+            groups: &self.groups,
+            ranks: self.ranks.as_ref(),
             parts: Parts {
-                model: &self.model,
+                stage: &self.stage,
                 dataset: &self.dataset,
                 device: &self.device,
                 dtype: self.dtype,
             },
             order: &self.order,
-            ranks: self.ranks.as_ref(),
         };
         let decision = pruner.before_step(&mut network);
         self.pruner = Some(pruner);
@@ -394,7 +469,7 @@ impl Trainer {
             let mask = Mask::new(&self.device, weight.len(), &words)?;
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
-                let group = self.ranks.as_ref().map(Ranks::data);
+                let group = self.groups.of(id);
                 optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
             if mask.kept() == 0 {
@@ -406,6 +481,7 @@ impl Trainer {
         if let Some(ranks) = &self.ranks {
             ranks.agree("pruning masks", &self.masks.hash())?;
         }
+        self.count_kept()?;
         forms.sort_unstable();
         forms.dedup();
         Ok(Pruned {
@@ -423,34 +499,24 @@ impl Trainer {
         self.ranks.as_ref().map_or(0..samples, |ranks| ranks.part(samples))
     }
 
-    /// A micro-batch among the samples of the step.
-    fn share(&self, first: usize, samples: usize) -> Share {
-        let synchronised = self.plan.run.parallel.batch_norm == BatchNorm::Synchronised;
-        let ranks = self.ranks.as_ref().filter(|_| synchronised);
-        Share { first, samples, norm_group: ranks.map(|ranks| ranks.data().clone()) }
-    }
-
     /// What came of the passes of all ranks.
     fn sum(&self, own: Totals) -> Result<Totals> {
         let Some(ranks) = &self.ranks else { return Ok(own) };
-        let all = ranks.sum(vec![own.loss_sum, own.correct as f64, own.predictions as f64])?;
-        Ok(Totals { loss_sum: all[0], correct: all[1] as usize, predictions: all[2] as usize })
+        Ok(Totals::from_numbers(&ranks.sum(own.to_numbers())?))
     }
 
-    /// Which part of the optimizer's state is this rank's.
-    fn cut(&self) -> Cut {
-        let sharing = self.ranks.as_ref().filter(|_| self.plan.run.parallel.zero);
-        sharing.map_or(Cut::ALONE, Ranks::cut)
+    /// Those who share out the optimizer's state, where they do.
+    fn sharing(&self) -> Option<&Groups> {
+        Some(&self.groups).filter(|_| self.plan.run.parallel.zero)
     }
 
-    /// A sum over gradients, of which each rank may have its parts. Where each has a gradient of its own it is the mean,
-    /// so that a number that is not finite is seen by all.
-    fn over_parts(&self, sum: f64) -> Result<f64> {
-        match &self.ranks {
-            Some(ranks) if self.plan.run.parallel.zero => Ok(ranks.sum(vec![sum])?[0]),
-            Some(ranks) if self.goes_apart() => Ok(ranks.sum(vec![sum])?[0] / ranks.data().size() as f64),
-            _ => Ok(sum),
+    /// Makes the optimizer's state, once it is known what is kept.
+    fn ready_optimizer(&mut self) -> Result<()> {
+        if self.optimizer.is_none() {
+            let fresh = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
+            self.optimizer = Some(fresh);
         }
+        Ok(())
     }
 
     /// Whether ranks take steps by themselves.
@@ -470,24 +536,17 @@ impl Trainer {
         if let Some(optimizer) = &mut self.optimizer {
             average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
         }
-        average_statistics(&mut self.weights, &ranks)?;
+        self.groups.average_statistics(&mut self.weights)?;
         let (step, sent) = (self.progress.step, ranks.sent());
         self.sent = (sent - self.together.1).per(step - self.together.0);
         self.together = (step, sent);
         Ok(())
     }
 
-    /// Makes the optimizer's state, once it is known what is kept.
-    fn ready_optimizer(&mut self) -> Result<()> {
-        if self.optimizer.is_none() {
-            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?);
-        }
-        Ok(())
-    }
-
     fn pass(&self) -> Pass<'_> {
         Pass {
-            model: &self.model,
+            stage: &self.stage,
+            relay: self.ranks.as_ref().map(Ranks::relay),
             weights: &self.weights,
             dataset: &self.dataset,
             device: &self.device,
@@ -500,38 +559,34 @@ impl Trainer {
         self.come_together()?;
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
-        let tensors = |(name, tensor)| (name, Stored::Tensor(tensor));
-        let mut files: Vec<(&str, Saved<'_>)> = vec![
-            (MODEL, self.weights.named().map(|(name, t)| tensors((name.into(), t))).collect()),
-            (OPTIMIZER, optimizer.saved()),
-        ];
-        if !self.masks.is_empty() {
-            let mask = |(id, mask): (ParameterId, &Mask)| {
-                (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
-            };
-            files.push((MASKS, self.masks.iter().map(mask).collect()));
-        }
+        let tensors = |(name, tensor): (&str, _)| (name.to_owned(), Stored::Tensor(tensor));
+        let mut files: Vec<(&str, Saved<'_>)> =
+            vec![(MODEL, self.weights.named().map(tensors).collect()), (OPTIMIZER, optimizer.saved())];
+        // Also where nothing of this stage is pruned: another's may be.
+        let mask = |(id, mask): (ParameterId, &Mask)| {
+            (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
+        };
+        let masks: Saved<'_> = self.masks.iter().map(mask).collect();
         let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
         let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
-        if !remembered.is_empty() {
-            files.push((PRUNER, remembered));
-        }
+        files.extend(
+            [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
+        );
         checkpoints.save(&self.progress, files, self.ranks.as_ref())
     }
 
-    /// Goes back to the newest whole checkpoint, if there is one.
+    /// Goes back to the newest whole checkpoint, if there is one. All ranks must.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
         let Some(whole) = checkpoints.latest(self.ranks.as_ref(), report)? else { return Ok(None) };
         self.restore(&whole)?;
         Ok(Some(whole.path().to_owned()))
     }
 
-    /// Goes back to a checkpoint.
+    /// Goes back to a checkpoint. All ranks must.
     pub fn restore(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?;
-        let state = Wanted { file: OPTIMIZER, tensors: optimizer.rooms(), elsewhere: 0 };
-        whole.fill(&mut [wanted_weights(&mut self.weights), state])?;
+        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
+        whole.fill(&mut [self.weights.wanted(), optimizer.wanted()])?;
         if let Some(pruner) = &mut self.pruner {
             pruner.load(whole.words(PRUNER)?);
         }
@@ -554,7 +609,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        whole.fill(&mut [wanted_weights(&mut self.weights)])
+        whole.fill(&mut [self.weights.wanted()])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
@@ -572,26 +627,21 @@ impl Trainer {
 
     fn take_masks(&mut self, whole: &Whole) -> Result<()> {
         let mut stored = whole.words(MASKS)?;
-        for id in self.weights.ids() {
-            let (name, len) = (self.weights.name(id).to_owned(), self.weights.get(id).len());
-            let Some(words) = stored.remove(&name) else { continue };
+        for id in (0..self.weights.parameters()).map(ParameterId) {
+            let name = self.weights.name(id).to_owned();
+            let Some(words) = stored.remove(&name).filter(|_| self.weights.holds(id)) else { continue };
+            let len = self.weights.get(id).len();
             let ragged = !len.is_multiple_of(32) && words.last().is_some_and(|last| last >> (len % 32) != 0);
             if words.len() != len.div_ceil(32) || ragged {
                 return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
             }
             self.masks.set(id, Mask::new(&self.device, len, &words)?);
         }
-        match stored.into_keys().next() {
-            Some(name) => Err(whole.refuse(format!("it has a mask for {name}, which this model has not"))),
-            None => Ok(()),
+        if let Some(name) = stored.into_keys().next() {
+            return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
         }
+        self.count_kept()
     }
-}
-
-/// Weights and running statistics, to be filled from a checkpoint.
-fn wanted_weights(weights: &mut Weights) -> Wanted<'_> {
-    let tensors = weights.named_mut().map(|(name, tensor)| (name.into(), Room::Tensor(tensor))).collect();
-    Wanted { file: MODEL, tensors, elsewhere: 0 }
 }
 
 /// The parameters that pruning may touch; without pruning, those that it could.

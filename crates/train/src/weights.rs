@@ -3,6 +3,7 @@
 //! Initial values depend on the seed and the parameter's name alone, never on the layout.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::ops::cast::cast;
@@ -10,6 +11,7 @@ use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
 use crate::Result;
+use crate::checkpoint::{MODEL, Room, Wanted};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,11 +21,41 @@ pub struct ParameterId(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferId(pub usize);
 
-/// All weights of a model.
+/// Which parameters and statistics of a model a rank holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Places in [`spec::Model::parameters`], ascending.
+    pub parameters: Vec<usize>,
+    /// Places in [`spec::Model::buffers`], ascending.
+    pub buffers: Vec<usize>,
+}
+
+impl Held {
+    /// The whole model.
+    pub fn all(model: &spec::Model) -> Held {
+        Held::of(model, [0..model.blocks.len()])
+    }
+
+    /// What some ranges of blocks use.
+    pub fn of(model: &spec::Model, parts: impl IntoIterator<Item = Range<usize>>) -> Held {
+        let mut held = Held { parameters: Vec::new(), buffers: Vec::new() };
+        for part in parts {
+            held.parameters.extend(model.parameters_of(part.clone()));
+            held.buffers.extend(model.buffers_of(part));
+        }
+        for places in [&mut held.parameters, &mut held.buffers] {
+            places.sort_unstable();
+            places.dedup();
+        }
+        held
+    }
+}
+
+/// The weights of a model that a rank holds: all of them, or those of its stages.
 #[derive(Debug)]
 pub struct Weights {
-    parameters: Vec<Tensor>,
-    buffers: Vec<Tensor>,
+    parameters: Vec<Option<Tensor>>,
+    buffers: Vec<Option<Tensor>>,
     names: Vec<String>,
     buffer_names: Vec<String>,
 }
@@ -31,26 +63,44 @@ pub struct Weights {
 impl Weights {
     /// Fresh weights for a model.
     pub fn initialise(model: &spec::Model, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
+        Weights::initialise_held(model, &Held::all(model), device, dtype, seed)
+    }
+
+    /// Fresh weights for what is held of a model.
+    pub fn initialise_held(
+        model: &spec::Model,
+        held: &Held,
+        device: &Device,
+        dtype: DType,
+        seed: u64,
+    ) -> Result<Weights> {
         let (parameters, buffers) = (model.parameters(), model.buffers());
-        Ok(Weights {
-            parameters: parameters
-                .iter()
-                .map(|p| fresh(p, device, dtype, seed, Category::Weights))
-                .collect::<Result<_>>()?,
-            buffers: buffers.iter().map(|b| started(b, device)).collect::<Result<_>>()?,
-            names: parameters.into_iter().map(|p| p.name).collect(),
-            buffer_names: buffers.into_iter().map(|b| b.name).collect(),
-        })
+        let mut weights = Weights {
+            parameters: vec![None; parameters.len()],
+            buffers: vec![None; buffers.len()],
+            names: parameters.iter().map(|p| p.name.clone()).collect(),
+            buffer_names: buffers.iter().map(|b| b.name.clone()).collect(),
+        };
+        for &place in &held.parameters {
+            weights.parameters[place] =
+                Some(fresh(&parameters[place], device, dtype, seed, Category::Weights)?);
+        }
+        for &place in &held.buffers {
+            weights.buffers[place] = Some(started(&buffers[place], device)?);
+        }
+        Ok(weights)
     }
 
     /// Gives all parameters and statistics the values that [`Weights::initialise`] gave them, one at a time.
     pub fn initialise_again(&mut self, model: &spec::Model, seed: u64) -> Result<()> {
         for (tensor, parameter) in self.parameters.iter_mut().zip(&model.parameters()) {
+            let Some(tensor) = tensor else { continue };
             // The new one is booked as workspace until it stands in the place of the old.
             *tensor = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
             tensor.book_as(Category::Weights);
         }
         for (tensor, buffer) in self.buffers.iter_mut().zip(&model.buffers()) {
+            let Some(tensor) = tensor else { continue };
             *tensor = started(buffer, &tensor.device())?;
         }
         Ok(())
@@ -59,13 +109,15 @@ impl Weights {
     /// Whether they are what [`Weights::initialise`] gives.
     pub fn are_initial(&self, model: &spec::Model, seed: u64) -> Result<bool> {
         for (tensor, parameter) in self.parameters.iter().zip(&model.parameters()) {
+            let Some(tensor) = tensor else { continue };
             let first = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
-            if first.host_bytes() != tensor.host_bytes() {
+            if first.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }
         for (tensor, buffer) in self.buffers.iter().zip(&model.buffers()) {
-            if started(buffer, &tensor.device())?.host_bytes() != tensor.host_bytes() {
+            let Some(tensor) = tensor else { continue };
+            if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }
@@ -74,8 +126,20 @@ impl Weights {
 
     /// A copy whose parameters are f32; statistics are shared.
     pub fn widened(&self) -> Result<Weights> {
+        self.copied(|weights, id| weights.widened_one(id))
+    }
+
+    /// A copy of the parameters as they are now; statistics are shared.
+    pub fn version(&self) -> Result<Weights> {
+        self.copied(|weights, id| Ok(weights.get(id).duplicate(Category::Weights)?))
+    }
+
+    fn copied(&self, copy: impl Fn(&Weights, ParameterId) -> Result<Tensor>) -> Result<Weights> {
+        let one = |place: usize| self.parameters[place].is_some().then(|| copy(self, ParameterId(place)));
         Ok(Weights {
-            parameters: self.ids().map(|id| self.widened_one(id)).collect::<Result<_>>()?,
+            parameters: (0..self.parameters.len())
+                .map(|place| one(place).transpose())
+                .collect::<Result<_>>()?,
             buffers: self.buffers.clone(),
             names: self.names.clone(),
             buffer_names: self.buffer_names.clone(),
@@ -87,39 +151,51 @@ impl Weights {
         Ok(cast(self.get(id), DType::F32, Category::Workspace)?)
     }
 
-    /// A parameter.
+    /// A parameter that is held.
     pub fn get(&self, id: ParameterId) -> &Tensor {
-        &self.parameters[id.0]
+        self.parameters[id.0].as_ref().unwrap_or_else(|| panic!("{} is on another stage", self.name(id)))
     }
 
-    /// All parameters, to be changed.
-    pub fn all_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Tensor)> {
-        self.parameters.iter_mut().enumerate().map(|(i, tensor)| (ParameterId(i), tensor))
+    /// Every place of the model's parameters, to be changed where it is held.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = (ParameterId, Option<&mut Tensor>)> {
+        self.parameters.iter_mut().enumerate().map(|(i, tensor)| (ParameterId(i), tensor.as_mut()))
     }
 
-    /// A parameter, to be changed.
+    /// A parameter that is held, to be changed.
     pub fn get_mut(&mut self, id: ParameterId) -> &mut Tensor {
-        &mut self.parameters[id.0]
+        self.parameters[id.0].as_mut().expect("a parameter of this stage")
+    }
+
+    /// Parameters of the whole model, held or not.
+    pub fn parameters(&self) -> usize {
+        self.parameters.len()
+    }
+
+    /// Whether a parameter is held.
+    pub fn holds(&self, id: ParameterId) -> bool {
+        self.parameters[id.0].is_some()
     }
 
     /// A running statistic.
     pub fn buffer(&self, id: BufferId) -> &Tensor {
-        &self.buffers[id.0]
+        self.buffers[id.0].as_ref().expect("a statistic of this stage")
+    }
+
+    /// A running statistic, to be changed.
+    pub fn buffer_mut(&mut self, id: BufferId) -> &mut Tensor {
+        self.buffers[id.0].as_mut().expect("a statistic of this stage")
     }
 
     /// Two running statistics, to be changed.
     pub fn buffers_mut(&mut self, a: BufferId, b: BufferId) -> [&mut Tensor; 2] {
-        self.buffers.get_disjoint_mut([a.0, b.0]).expect("two different statistics of this model")
+        let two = self.buffers.get_disjoint_mut([a.0, b.0]).expect("two different statistics of this model");
+        two.map(|statistic| statistic.as_mut().expect("a statistic of this stage"))
     }
 
-    /// All running statistics, to be changed.
-    pub fn statistics_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        self.buffers.iter_mut()
-    }
-
-    /// The ids of all parameters.
+    /// The ids of all parameters that are held.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
-        (0..self.parameters.len()).map(ParameterId)
+        let held: Vec<bool> = self.parameters.iter().map(Option::is_some).collect();
+        held.into_iter().enumerate().filter(|(_, held)| *held).map(|(place, _)| ParameterId(place))
     }
 
     /// A parameter's name.
@@ -130,25 +206,43 @@ impl Weights {
     /// Parameters and running statistics with their names, as a checkpoint holds them.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
-        names.zip(self.parameters.iter().chain(&self.buffers))
+        let tensors = self.parameters.iter().chain(&self.buffers);
+        names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)))
     }
 
     /// The same, to be changed.
     pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
         let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
-        names.zip(self.parameters.iter_mut().chain(&mut self.buffers))
+        let tensors = self.parameters.iter_mut().chain(&mut self.buffers);
+        names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_mut()?)))
     }
 
-    /// blake3 of the bytes of all parameters and statistics in the order of their names.
-    pub fn hash(&self) -> String {
-        let mut all: Vec<_> = self.named().collect();
-        all.sort_unstable_by_key(|(name, _)| *name);
-        let mut hasher = blake3::Hasher::new();
-        for (_, tensor) in all {
-            hasher.update_rayon(&tensor.host_bytes());
-        }
-        hasher.finalize().to_hex().to_string()
+    /// Room for what is held, to be filled from a checkpoint.
+    pub fn wanted(&mut self) -> Wanted<'_> {
+        let all = self.parameters.len() + self.buffers.len();
+        let tensors: Vec<_> =
+            self.named_mut().map(|(name, tensor)| (name.to_owned(), Room::Tensor(tensor))).collect();
+        Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors }
     }
+
+    /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others.
+    pub fn digests(&self) -> Vec<[u8; 32]> {
+        let digest = |tensor: &Option<Tensor>| match tensor {
+            Some(tensor) => *blake3::Hasher::new().update_rayon(&tensor.host_bytes()).finalize().as_bytes(),
+            None => [0; 32],
+        };
+        self.parameters.iter().chain(&self.buffers).map(digest).collect()
+    }
+
+    /// What stands for all that is held: blake3 of the digests.
+    pub fn hash(&self) -> String {
+        hash_of(&self.digests())
+    }
+}
+
+/// blake3 of the digests of all parameters and statistics.
+pub fn hash_of(digests: &[[u8; 32]]) -> String {
+    blake3::hash(digests.as_flattened()).to_hex().to_string()
 }
 
 /// A parameter as it starts.

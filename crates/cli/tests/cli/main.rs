@@ -3,7 +3,11 @@
 mod bad_input;
 mod bench;
 mod doctor;
+mod faults;
 mod killed;
+mod launch;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod prune;
 mod ranks;
 mod schedule;

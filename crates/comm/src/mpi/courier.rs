@@ -28,7 +28,7 @@ const LOOKS: u32 = 64;
 /// others may need the core, even those who are waited for.
 const EAGER: Duration = Duration::from_micros(200);
 /// How long a failed world is given to learn of it before the process ends.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_millis(300);
 
 /// Messages among couriers, by tag.
 const ASK: i32 = 1;

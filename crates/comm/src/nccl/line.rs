@@ -9,10 +9,11 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags};
+use cudarc::driver::sys::{self, CUstream, CUstream_flags};
 use espalier_tensor::cuda::Cuda;
 
 use super::library::{Comm, Nccl, UniqueId};
+use crate::mark::{Mark, check};
 
 /// A communicator and its stream.
 pub(super) struct Line {
@@ -118,53 +119,5 @@ impl Drop for Line {
             let _ = close(self.comm);
             let _ = sys::cuStreamDestroy_v2(self.stream);
         }
-    }
-}
-
-/// A mark in a stream.
-pub(super) struct Mark(CUevent);
-
-// SAFETY: the driver locks its events; any thread may use one.
-unsafe impl Send for Mark {}
-
-impl Mark {
-    /// Behind all work that the stream has now.
-    fn new(stream: CUstream) -> Result<Mark, String> {
-        let mut event = null_mut();
-        let kind = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: a card is current; the driver writes the handle.
-        check(unsafe { sys::cuEventCreate(&mut event, kind) })?;
-        let mark = Mark(event);
-        // SAFETY: both handles live.
-        check(unsafe { sys::cuEventRecord(mark.0, stream) })?;
-        Ok(mark)
-    }
-
-    /// Lets later work of a stream wait until the mark has passed.
-    fn hold_back(&self, stream: CUstream) -> Result<(), String> {
-        // SAFETY: both handles live; the driver remembers the mark after it is destroyed.
-        check(unsafe { sys::cuStreamWaitEvent(stream, self.0, 0) })
-    }
-
-    fn has_passed(&self) -> Result<bool, String> {
-        // SAFETY: the handle lives.
-        match unsafe { sys::cuEventQuery(self.0) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => check(other).map(|()| true),
-        }
-    }
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once; the driver puts it off until the mark has passed.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
-    }
-}
-
-fn check(result: CUresult) -> Result<(), String> {
-    match result {
-        CUresult::CUDA_SUCCESS => Ok(()),
-        other => Err(format!("CUDA: {other:?}")),
     }
 }

@@ -17,6 +17,8 @@ mod library;
 mod line;
 mod part;
 
+use std::fmt::{Debug, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -24,14 +26,16 @@ use std::time::{Duration, Instant};
 
 use espalier_tensor::cuda::Cuda;
 use library::{Nccl, UniqueId, datatype, operation};
-use line::{Line, Mark};
+use line::Line;
 use part::Part;
 
 use crate::call::{Call, Operation, Reduce};
 use crate::communicator::Communicator;
 use crate::data::{Data, Element};
 use crate::error::{Error, Result, Seconds};
-use crate::rendezvous::Rendezvous;
+use crate::failure::{Failure, panic_message};
+use crate::mark::Mark;
+use crate::rendezvous::{Place, Rendezvous};
 use crate::transport::{NewGroup, Parcel, Pending, Transport, choice};
 
 /// How long a wait keeps its core before it lets others have it between two looks.
@@ -41,6 +45,26 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// The version of NCCL that was found, or why none was.
 pub fn version() -> Result<String> {
     Ok(Nccl::get()?.version())
+}
+
+/// Runs `work` as the rank that a launcher made this process, and returns what it returns.
+///
+/// Others learn of a rank that fails by waiting for it, at most `limit`, unless their launcher ends them first.
+pub fn run<R, E>(
+    cuda: &Cuda,
+    place: &Place,
+    limit: Duration,
+    work: impl FnOnce(Communicator) -> Result<R, E>,
+) -> Result<R, Failure<E>>
+where
+    E: Debug + Display,
+{
+    let mut rendezvous = Rendezvous::meet(place, limit).map_err(Failure::Launch)?;
+    let comm = connect(cuda, &mut rendezvous, limit).map_err(Failure::Launch)?;
+    match catch_unwind(AssertUnwindSafe(|| work(comm))) {
+        Ok(outcome) => outcome.map_err(|error| Failure::Failed { rank: place.rank, error }),
+        Err(panic) => Err(Failure::Panicked { rank: place.rank, message: panic_message(panic.as_ref()) }),
+    }
 }
 
 /// Connects the ranks of a rendezvous, each by its card. A call waits at most `limit`, and so does this.

@@ -53,7 +53,7 @@ impl Part {
                     bytes.resize(4 * words, 0);
                     let mut stage = Tensor::empty(&device, &[words], DType::U32, Category::Communication)?;
                     if read {
-                        stage.copy_from_host(&bytes);
+                        stage.copy_from_host(&bytes)?;
                     }
                     Ok(Some(stage))
                 }
@@ -90,7 +90,8 @@ impl Part {
             }
             data => {
                 let bytes = data.bytes_mut();
-                bytes.copy_from_slice(&stage.host_bytes()[..bytes.len()]);
+                let read = stage.read_bytes().map_err(|e| e.to_string())?;
+                bytes.copy_from_slice(&read[..bytes.len()]);
             }
         }
         Ok(self.data)

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::card::{Courier, Ready};
 use super::work::{Place, Work};
 use crate::call::{Call, Operation};
 use crate::data::Data;
 use crate::error::{Error, Result};
+use crate::mark::Mark;
 use crate::transport::Parcel;
 
 /// Collective calls by group and turn, messages by group, sender, receiver and tag.
@@ -30,6 +32,8 @@ pub(super) struct World {
     bells: Vec<Condvar>,
     /// Rung when there is work for helpers, or nothing will come any more.
     helpers: Condvar,
+    /// Who carries what is on a card, from the first such call on.
+    courier: Mutex<Option<Arc<Courier>>>,
 }
 
 #[derive(Debug, Default)]
@@ -57,8 +61,11 @@ pub(super) struct Meeting {
     /// The world's ranks that take part, by seat.
     members: Arc<[usize]>,
     seats: Mutex<Seats>,
-    /// Set when all have come.
+    /// Set when all have come, with data of the host.
     work: OnceLock<Work>,
+    /// Set when all have come, with data of a card: when it passes, all is carried; or why it cannot be.
+    carried: OnceLock<Result<Mark, String>>,
+    /// Done, or, on a card, queued.
     done: AtomicBool,
     /// Two calls that do not belong together, by the ranks that made them.
     mismatch: OnceLock<[(usize, Call); 2]>,
@@ -67,15 +74,23 @@ pub(super) struct Meeting {
 /// Who has come, with what. The data stays here until its rank takes it back, so that no address dangles.
 #[derive(Debug)]
 struct Seats {
-    parcels: Vec<Option<Parcel>>,
+    guests: Vec<Option<Guest>>,
     empty: usize,
+}
+
+/// A rank that has come.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) parcel: Parcel,
+    /// Where its data is on a card.
+    pub(super) ready: Option<Ready>,
 }
 
 impl World {
     pub(super) fn new(ranks: usize) -> World {
         let board = Board { ended: vec![false; ranks], ..Board::default() };
         let bells = (0..ranks).map(|_| Condvar::new()).collect();
-        World { board: Mutex::new(board), bells, helpers: Condvar::new() }
+        World { board: Mutex::new(board), bells, helpers: Condvar::new(), courier: Mutex::new(None) }
     }
 
     fn board(&self) -> MutexGuard<'_, Board> {
@@ -88,17 +103,17 @@ impl World {
         key: Key,
         members: &Arc<[usize]>,
         seat: usize,
-        parcel: Parcel,
+        guest: Guest,
         attended: bool,
     ) -> Result<Arc<Meeting>> {
-        let (rank, call) = (members[seat], parcel.call);
+        let (rank, call, on_card) = (members[seat], guest.parcel.call, guest.ready.is_some());
         let mut board = self.board();
         if let Some(failed) = &board.failed {
             return Err(failed.stops(rank, call));
         }
         let queue = board.meetings.entry(key).or_default();
         // Only the first meeting without this rank is its: messages of one tag are matched in order.
-        let at = queue.iter().position(|meeting| meeting.seats().parcels[seat].is_none());
+        let at = queue.iter().position(|meeting| meeting.seats().guests[seat].is_none());
         let meeting = match at {
             Some(at) => queue[at].clone(),
             None => {
@@ -111,7 +126,7 @@ impl World {
             self.ring(members);
             return Err(error);
         }
-        let complete = meeting.seats().sit(seat, parcel);
+        let complete = meeting.seats().sit(seat, guest);
         if !complete {
             return Ok(meeting);
         }
@@ -119,6 +134,13 @@ impl World {
         queue.retain(|other| !Arc::ptr_eq(other, &meeting));
         if queue.is_empty() {
             board.meetings.remove(&key);
+        }
+        if on_card || meeting.seats().on_card() {
+            drop(board);
+            let _ = meeting.carried.set(self.carry(&meeting));
+            let _board = self.board();
+            self.finish(&meeting);
+            return Ok(meeting);
         }
         let work = meeting.open();
         match work.pieces() {
@@ -183,8 +205,33 @@ impl World {
             board = bell.wait_timeout(board, rest).expect("no panic while the board is locked").0;
         }
         drop(board);
-        let parcel = meeting.seats().parcels[seat].take().expect("data is taken back once");
+        let Guest { parcel, ready } = meeting.seats().guests[seat].take().expect("data is taken back once");
+        let carried = match (meeting.carried.get(), ready) {
+            (Some(Err(why)), _) => Err(why.clone()),
+            (Some(Ok(mark)), Some(ready)) => ready.hold_back(mark),
+            _ => Ok(()),
+        };
+        carried.map_err(|why| Error::Carrier { rank, call, why })?;
         Ok(parcel.write.or(parcel.read))
+    }
+
+    /// Queues what all have come for on the card that holds their data.
+    fn carry(&self, meeting: &Meeting) -> Result<Mark, String> {
+        let seats = meeting.seats();
+        let mut ranks = Vec::new();
+        for (rank, guest) in meeting.members.iter().zip(seats.guests.iter().flatten()) {
+            let Some(ready) = &guest.ready else {
+                return Err(format!("the data of rank {rank} is on the host, that of others on a card"));
+            };
+            ranks.push((&guest.parcel, ready));
+        }
+        let mut courier = self.courier.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let carrier = match &*courier {
+            Some(courier) => courier.clone(),
+            None => courier.insert(Arc::new(Courier::beside(ranks[0].1)?)).clone(),
+        };
+        drop(courier);
+        carrier.carry(&seats.call(0), &ranks)
     }
 
     /// Whether a call is done; an error where it never will be.
@@ -272,11 +319,12 @@ impl Failed {
 
 impl Meeting {
     fn new(members: Arc<[usize]>) -> Meeting {
-        let seats = Seats { parcels: members.iter().map(|_| None).collect(), empty: members.len() };
+        let seats = Seats { guests: members.iter().map(|_| None).collect(), empty: members.len() };
         Meeting {
             members,
             seats: Mutex::new(seats),
             work: OnceLock::new(),
+            carried: OnceLock::new(),
             done: AtomicBool::new(false),
             mismatch: OnceLock::new(),
         }
@@ -293,7 +341,7 @@ impl Meeting {
     /// The ranks that have not come.
     fn missing(&self) -> Vec<usize> {
         let seats = self.seats();
-        self.members.iter().zip(&seats.parcels).filter(|(_, p)| p.is_none()).map(|(&rank, _)| rank).collect()
+        self.members.iter().zip(&seats.guests).filter(|(_, g)| g.is_none()).map(|(&rank, _)| rank).collect()
     }
 
     /// Checks that a call fits those already made; if not, none of them can ever be done.
@@ -302,8 +350,11 @@ impl Meeting {
             return Err(mismatch(calls, rank));
         }
         let seats = self.seats();
-        let Some((other, theirs)) =
-            self.members.iter().zip(&seats.parcels).find_map(|(&rank, p)| Some((rank, p.as_ref()?.call)))
+        let Some((other, theirs)) = self
+            .members
+            .iter()
+            .zip(&seats.guests)
+            .find_map(|(&rank, g)| Some((rank, g.as_ref()?.parcel.call)))
         else {
             return Ok(());
         };
@@ -324,22 +375,38 @@ impl Meeting {
     fn open(&self) -> &Work {
         let mut seats = self.seats();
         let call = seats.call(0);
-        let parcels = seats.parcels.iter_mut().map(|parcel| parcel.as_mut().expect("all have come"));
+        let parcels = seats.guests.iter_mut().map(|guest| &mut guest.as_mut().expect("all have come").parcel);
         let places = parcels.map(|parcel| Place::of(parcel.read.as_ref(), parcel.write.as_mut())).collect();
         self.work.get_or_init(|| Work::new(&call, places))
     }
 }
 
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        // Data that no rank took back may still be in use on the card: its memory is handed on behind that use.
+        let Some(Ok(mark)) = self.carried.get() else { return };
+        let seats = self.seats.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for ready in seats.guests.iter().flatten().filter_map(|guest| guest.ready.as_ref()) {
+            let _ = ready.hold_back(mark);
+        }
+    }
+}
+
 impl Seats {
     /// Takes a seat; returns whether it was the last.
-    fn sit(&mut self, seat: usize, parcel: Parcel) -> bool {
-        self.parcels[seat] = Some(parcel);
+    fn sit(&mut self, seat: usize, guest: Guest) -> bool {
+        self.guests[seat] = Some(guest);
         self.empty -= 1;
         self.empty == 0
     }
 
     fn call(&self, seat: usize) -> Call {
-        self.parcels[seat].as_ref().expect("a rank that came").call
+        self.guests[seat].as_ref().expect("a rank that came").parcel.call
+    }
+
+    /// Whether anybody's data is on a card.
+    fn on_card(&self) -> bool {
+        self.guests.iter().flatten().any(|guest| guest.ready.is_some())
     }
 }
 

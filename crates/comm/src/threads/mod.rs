@@ -7,8 +7,12 @@
 //! A call that was only started goes on while its ranks compute: the last rank to come does it on the spot where it is
 //! small, and helpers do it where it is large, one thread for each rank but no more than there are cores. A rank that waits
 //! helps too, so that blocking calls need no other thread. Every sum is taken in the order of ranks, whoever takes it.
+//!
+//! Tensors may be on a card, the same one for all ranks: then a courier queues what the call says on a stream of its own
+//! ([`card`]), and the host moves nothing.
 
 mod board;
+mod card;
 mod work;
 
 use std::fmt::{Debug, Display};
@@ -18,7 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use board::{Key, Meeting, World};
+use board::{Guest, Key, Meeting, World};
+use card::Ready;
 
 use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
@@ -124,15 +129,13 @@ impl End {
     }
 
     fn come(&self, mut parcel: Parcel, attended: bool) -> Result<Waiting> {
-        let data = [&parcel.read, &parcel.write];
-        if data.into_iter().flatten().any(|data| !data.on_host()) {
-            let what =
-                "ranks that are threads of one process exchange tensors of the host; this one is on a card";
-            return Err(Error::Unsupported { what: what.into() });
-        }
         // A tensor that somebody else holds too cannot be written to: that panics here, where no lock is held.
-        parcel.write.as_mut().map(Data::bytes_mut);
+        parcel.write.as_mut().map(Data::claim);
         let (group, rank) = (self.group, self.rank);
+        let ready = Ready::of(&parcel).map_err(|why| {
+            let (rank, call) = (self.members[rank], parcel.call);
+            Error::Carrier { rank, call, why }
+        })?;
         let pair = |a: usize, b: usize| -> Arc<[usize]> { [self.members[a], self.members[b]].into() };
         let (key, members, seat) = match parcel.call.operation {
             Operation::Send { to, tag } => (Key::Letter { group, from: rank, to, tag }, pair(rank, to), 0),
@@ -144,7 +147,7 @@ impl End {
                 (Key::Turn { group, turn }, self.members.clone(), rank)
             }
         };
-        let meeting = self.world.come(key, &members, seat, parcel, attended)?;
+        let meeting = self.world.come(key, &members, seat, Guest { parcel, ready }, attended)?;
         Ok(Waiting { world: self.world.clone(), meeting, seat })
     }
 }

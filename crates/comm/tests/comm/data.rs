@@ -1,6 +1,7 @@
 //! Messages to test with: small whole numbers, which every element type holds exactly and adds without rounding.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::sync::OnceLock;
 
 use espalier_comm::{Data, Element};
@@ -9,15 +10,20 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 /// All types of elements.
 pub const ELEMENTS: [Element; 5] = [Element::F32, Element::Bf16, Element::U32, Element::U64, Element::F64];
 
-static DEVICE: OnceLock<Device> = OnceLock::new();
+static HOST: OnceLock<Device> = OnceLock::new();
 
-fn device() -> &'static Device {
-    DEVICE.get_or_init(|| Device::cpu(1).unwrap())
+thread_local! {
+    static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
-/// Puts all tensors of this process on a device, instead of the host.
+fn device() -> Device {
+    let host = || HOST.get_or_init(|| Device::cpu(1).unwrap()).clone();
+    DEVICE.with_borrow(|device| device.clone().unwrap_or_else(host))
+}
+
+/// Puts all tensors of this thread on a device, instead of the host.
 pub fn use_device(device: Device) {
-    DEVICE.set(device).expect("said before the first tensor");
+    DEVICE.set(Some(device));
 }
 
 /// The bytes of a message, wherever it is.
@@ -33,14 +39,14 @@ pub fn message(element: Element, n: usize, value: impl Fn(usize) -> u32) -> Data
     let category = Category::Communication;
     let floats = |dtype| {
         let values: Vec<f32> = (0..n).map(|i| value(i) as f32).collect();
-        Data::Tensor(Tensor::from_f32(device(), &[n], dtype, &values, category).unwrap())
+        Data::Tensor(Tensor::from_f32(&device(), &[n], dtype, &values, category).unwrap())
     };
     match element {
         Element::F32 => floats(DType::F32),
         Element::Bf16 => floats(DType::Bf16),
         Element::U32 => {
             let values: Vec<u32> = (0..n).map(value).collect();
-            Data::Tensor(Tensor::from_slice(device(), &[n], &values, category).unwrap())
+            Data::Tensor(Tensor::from_slice(&device(), &[n], &values, category).unwrap())
         }
         Element::U64 => Data::U64((0..n).map(|i| value(i).into()).collect()),
         Element::F64 => Data::F64((0..n).map(|i| value(i).into()).collect()),
@@ -54,7 +60,7 @@ pub fn room(element: Element, n: usize) -> Data {
 
 /// A tensor of f32.
 pub fn floats(values: &[f32]) -> Tensor {
-    Tensor::from_slice(device(), &[values.len()], values, Category::Communication).unwrap()
+    Tensor::from_slice(&device(), &[values.len()], values, Category::Communication).unwrap()
 }
 
 /// Asserts that a message holds `value(i)` everywhere.

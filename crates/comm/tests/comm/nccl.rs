@@ -1,6 +1,7 @@
 //! The transport of NCCL: the suite on as many cards as the machine has, in a process each.
 //!
-//! Where there are fewer than two, or no NCCL, standard error says that nothing was tested.
+//! Where there is one, what one rank can do alone is tested; where there is none, or no NCCL, standard error says that
+//! nothing was.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -26,7 +27,14 @@ fn worker() {
     let mut rendezvous = Rendezvous::meet(&place, LONG).unwrap();
     let comm = nccl::connect(&cuda, &mut rendezvous, LONG).unwrap();
     for (name, case) in CASES.iter().filter(|(name, _)| *name != TAGS) {
-        case(&comm).unwrap_or_else(|error| panic!("{name}: {error}"));
+        match case(&comm) {
+            Ok(()) => eprintln!("passed: {name}"),
+            // On one card alone the next rank is the rank itself.
+            Err(error) if comm.size() == 1 && error.to_string().ends_with("from a rank to itself") => {
+                eprintln!("SKIPPED, {name}: {error}");
+            }
+            Err(error) => panic!("{name}: {error}"),
+        }
     }
 }
 
@@ -34,8 +42,8 @@ fn worker() {
 fn the_suite() {
     let cards = Cuda::probe().cards.len();
     let missing = match nccl::version() {
-        Ok(_) if cards >= 2 => None,
-        Ok(version) => Some(format!("NCCL {version} needs two cards, and there are {cards}")),
+        Ok(_) if cards >= 1 => None,
+        Ok(version) => Some(format!("NCCL {version} needs a card, and there is none")),
         Err(error) => Some(error.to_string()),
     };
     if let Some(missing) = missing {

@@ -57,9 +57,9 @@ pub enum Error {
         /// `with optimizer.name = "adam"`
         why: String,
     },
-    /// A pipeline that no schedule fits.
+    /// A pipeline that no schedule fits, or other ranks than were started.
     #[error("`parallel`: {0}")]
-    Schedule(String),
+    Ranks(String),
     /// Two settings, or a setting and the data, that contradict each other.
     #[error("`{field}` {problem}")]
     Conflict {

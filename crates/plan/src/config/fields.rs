@@ -39,6 +39,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "pipelines",
             "cut",
             "drain",
+            "timeout_s",
         ],
     ),
     ("checkpoint", &["every", "keep", "last"]),

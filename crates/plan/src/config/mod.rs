@@ -72,6 +72,11 @@ pub struct RunFile {
 impl RunFile {
     /// Reads a run file's text after putting in overrides of the form `a.b=c`.
     pub fn parse(text: &str, overrides: &[String]) -> Result<RunFile, Error> {
+        RunFile::parse_for(text, overrides, None)
+    }
+
+    /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
+    pub fn parse_for(text: &str, overrides: &[String], started: Option<usize>) -> Result<RunFile, Error> {
         let mut table = text.parse::<Table>().map_err(|error| syntax(text, &error))?;
         for text in overrides {
             overrides::apply(&mut table, text)?;
@@ -97,7 +102,7 @@ impl RunFile {
         let optimizer = Optimizer::read(&mut optimizer)?;
         let learning_rate = LearningRate::read(&mut learning_rate, optimizer.usual_rate())?;
         let prune = Prune::read(&mut prune)?;
-        let parallel = Parallel::read(&mut parallel)?;
+        let parallel = Parallel::read(&mut parallel, started)?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
         let device = Device::read(&mut device)?;
         let run = RunFile {

@@ -2,10 +2,13 @@
 
 use serde::Serialize;
 
-use crate::mesh::PerAxis;
+use crate::mesh::{Mesh, PerAxis};
 
 use super::reader::{Choice, LARGEST, Section};
 use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
+
+/// The seconds of a week: whoever waits longer waits for nobody.
+const WEEK: usize = 7 * 24 * 3600;
 
 /// `[parallel]`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -18,6 +21,8 @@ pub struct Parallel {
     pub zero: bool,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,
+    /// Seconds that a rank waits for another at most.
+    pub timeout_s: usize,
     /// How the model is cut into stages, where it is.
     #[serde(flatten)]
     pub pipeline: Option<Pipeline>,
@@ -40,16 +45,26 @@ impl Choice for BatchNorm {
 }
 
 impl Parallel {
-    pub(super) fn read(section: &mut Section) -> Result<Parallel, Error> {
+    /// `started` is the number of ranks that a launcher has started, where one has: they are all there is, so that
+    /// what is left out follows from it.
+    pub(super) fn read(section: &mut Section, started: Option<usize>) -> Result<Parallel, Error> {
+        let written = section.optional_whole("data", 1, LARGEST)?;
+        let pipeline = Pipeline::read(section)?;
+        let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
         let parallel = Parallel {
-            data: section.whole("data", 1, 1, LARGEST)?,
+            data: written.or(started.map(|started| started / stages)).unwrap_or(1).max(1),
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             zero: section.boolean("zero", false)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
-            pipeline: Pipeline::read(section)?,
+            timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
+            pipeline,
         };
         section.finish()?;
-        Ok(parallel)
+        let Some(started) = started else { return Ok(parallel) };
+        match Mesh::for_ranks(parallel.extents(), started) {
+            Ok(_) => Ok(parallel),
+            Err(error) => Err(Error::Ranks(error.to_string())),
+        }
     }
 
     /// Ranks that hold consecutive parts of the model.
@@ -99,6 +114,13 @@ impl Parallel {
         let apart =
             format!("but with `parallel.average_every` = {} each rank steps by itself", self.average_every);
         let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        if let Some(pipeline) = &self.pipeline {
+            let problem = format!(
+                "is {}, {apart}: of a pipeline it would be {} ranks",
+                pipeline.stages, pipeline.stages
+            );
+            return conflict("parallel.pipeline", problem);
+        }
         if self.zero {
             return conflict("parallel.zero", format!("is true, {apart} and needs all of its state"));
         }

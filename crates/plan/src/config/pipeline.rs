@@ -82,7 +82,7 @@ impl Pipeline {
             pipelines: self.pipelines,
             ..Options::new(self.stages, micro_batches)
         };
-        self.schedule.schedule(&options).map_err(|error| Error::Schedule(error.to_string()))
+        self.schedule.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
     }
 
     /// Whether a batch begins before the one before it has ended.
@@ -158,7 +158,7 @@ fn read_cut(section: &mut Section) -> Result<Vec<usize>, Error> {
     let Value::Array(values) = value else { return Err(wrong()) };
     let cut: Vec<usize> =
         values.iter().map(|value| whole(value, 1, LARGEST)).collect::<Result<_, _>>().map_err(|_| wrong())?;
-    if cut.windows(2).any(|pair| pair[0] > pair[1]) {
+    if cut.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(wrong());
     }
     Ok(cut)

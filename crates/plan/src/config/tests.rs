@@ -69,6 +69,7 @@ fn an_empty_file_is_a_run() {
     batch_norm = "local"
     zero = false
     average_every = 1
+    timeout_s = 600
 
     [checkpoint]
     every = 0
@@ -171,7 +172,20 @@ fn ranks_are_read_and_checked() {
     insta::assert_snapshot!(sentence("[train]\nbatch = 8\n[parallel]\ndata = 3"), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
     insta::assert_snapshot!(sentence("[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\ndata = 4"), @"`parallel.data` is 4, but `train.batch` = 8 cannot be cut into 16 equal parts (4 ranks with `train.micro_batches` = 4)");
     insta::assert_snapshot!(sentence("[parallel]\nbatch_norm = \"synchronized\""), @r#"`parallel.batch_norm` must be "local" or "synchronised", got "synchronized"; did you mean `synchronised`?"#);
+    insta::assert_snapshot!(sentence("[parallel]\ntimeout_s = 0"), @"`parallel.timeout_s` must be a whole number from 1 to 604800, got 0");
     insta::assert_snapshot!(sentence("ranks = 4"), @"`ranks` is not a field; did you mean `parallel.data`?");
+}
+
+#[test]
+fn a_launcher_decides_how_many_ranks_there_are() {
+    let among = |text: &str, started| {
+        RunFile::parse_for(text, &[], started).map(|run| run.parallel.data).map_err(|e| e.to_string())
+    };
+    assert_eq!(among("", Some(4)), Ok(4));
+    assert_eq!(among("[parallel]\ndata = 4", Some(4)), Ok(4));
+    assert_eq!(among("[parallel]\ndata = 4", None), Ok(4));
+    insta::assert_snapshot!(among("[parallel]\ndata = 2", Some(4)).unwrap_err(), @"`parallel`: the mesh of data 2 takes 2 ranks, but 4 were started; start 2, or set `data` to 4");
+    insta::assert_snapshot!(among("[train]\nbatch = 8", Some(3)).unwrap_err(), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
 }
 
 #[test]

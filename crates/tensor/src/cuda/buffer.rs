@@ -12,6 +12,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
 use super::Cuda;
 use super::status::Status;
+use super::stream::Event;
 use crate::error::{Error, Result};
 use crate::memory::Category;
 
@@ -26,13 +27,37 @@ pub struct Buffer {
     block: Block,
     len: usize,
     category: Category,
+    /// Whether it was filled over the copy stream, and its block goes back to others of that kind.
+    sent: bool,
     cuda: Cuda,
 }
 
 impl Buffer {
     pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Buffer> {
         let block = Block::new(cuda, len, category)?;
-        Ok(Buffer { block, len, category, cuda: cuda.clone() })
+        Ok(Buffer { block, len, category, sent: false, cuda: cuda.clone() })
+    }
+
+    /// One that is filled over the copy stream; books it.
+    pub(super) fn sent(cuda: &Cuda, block: Block, len: usize, category: Category) -> Buffer {
+        cuda.ledger().allocate(category, len);
+        Buffer { block, len, category, sent: true, cuda: cuda.clone() }
+    }
+
+    /// Marks the last use of its block and puts it back to those that are filled over the copy stream; gives it back where
+    /// the card is broken.
+    fn retire(&self, block: Block) -> Result<(), Block> {
+        let mark = || -> Result<Event> {
+            self.cuda.bind()?;
+            let last_use = Event::new()?;
+            last_use.record(self.cuda.compute())?;
+            Ok(last_use)
+        };
+        match mark() {
+            Ok(last_use) => self.cuda.sent_blocks().give(block, last_use),
+            Err(_) => return Err(block),
+        }
+        Ok(())
     }
 
     /// The card it belongs to.
@@ -123,7 +148,10 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         self.cuda.ledger().free(self.category, self.len);
         let block = std::mem::replace(&mut self.block, Block { address: 0, capacity: 0 });
-        self.cuda.free_blocks().give(block);
+        let left = if self.sent && block.capacity > 0 { self.retire(block) } else { Err(block) };
+        if let Err(block) = left {
+            self.cuda.free_blocks().give(block);
+        }
     }
 }
 
@@ -137,25 +165,34 @@ pub(super) struct Block {
 impl Block {
     /// A block of at least `len` bytes, booked. Unlike a [`Buffer`] it does not keep its card open.
     pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
-        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().usage() };
-        let capacity = rounded(len).ok_or_else(refused)?;
-        let free = cuda.free_blocks();
-        let block = match free.take(len) {
+        let block = match cuda.free_blocks().take(len) {
             Some(block) => block,
-            None => {
-                cuda.bind()?;
-                match free.ask(capacity)? {
-                    Some(block) => block,
-                    None => {
-                        // The driver waits for the card before it takes a block back.
-                        free.clear();
-                        free.ask(capacity)?.ok_or_else(refused)?
-                    }
-                }
-            }
+            None => Block::fresh(cuda, len, category)?,
         };
         cuda.ledger().allocate(category, len);
         Ok(block)
+    }
+
+    /// A block of the driver's, which nobody has used, not booked yet.
+    pub(super) fn fresh(cuda: &Cuda, len: usize, category: Category) -> Result<Block> {
+        if len == 0 {
+            return Ok(Block { address: 0, capacity: 0 });
+        }
+        let refused = || Error::OutOfMemory { asked: len, category, used: cuda.ledger().usage() };
+        let capacity = rounded(len).ok_or_else(refused)?;
+        cuda.bind()?;
+        let free = cuda.free_blocks();
+        if let Some(block) = free.ask(capacity)? {
+            return Ok(block);
+        }
+        // The driver waits for the card before it takes a block back.
+        cuda.sent_blocks().drain().into_iter().for_each(|block| free.give(block));
+        free.clear();
+        free.ask(capacity)?.ok_or_else(refused)
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     pub(super) fn address(&self) -> CUdeviceptr {
@@ -217,7 +254,7 @@ impl FreeBlocks {
         Ok(Some(Block { address, capacity }))
     }
 
-    fn give(&self, block: Block) {
+    pub(super) fn give(&self, block: Block) {
         if block.capacity > 0 {
             let mut blocks = self.blocks.lock().expect("no panic while locked");
             blocks.entry(block.capacity).or_default().push(block);

@@ -5,10 +5,11 @@
 //! result. Nothing here uses atomics or lets timing choose the arithmetic: the same run gives the same bits.
 //!
 //! - [`library`], [`probe`]: what the machine has;
-//! - [`stream`], `staging`, [`buffer`]: order, copies, memory;
+//! - [`stream`], `staging`, [`buffer`], [`ahead`]: order, copies, memory, and what is copied ahead of its use;
 //! - [`compile`], [`kernel`], `lanes`: from source to launch;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
+pub mod ahead;
 pub mod blas;
 pub mod buffer;
 pub mod compile;
@@ -30,6 +31,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
 use crate::ops;
+use ahead::SentBlocks;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
 pub use compile::{Build, Source};
@@ -75,7 +77,10 @@ struct Shared {
     convolutions: Mutex<Convolutions>,
     loaded: kernel::Loaded,
     staging: Mutex<Option<Staging>>,
+    /// Of the copy stream.
+    sending: Mutex<Option<Staging>>,
     profile: Profile,
+    sent: SentBlocks,
     free: FreeBlocks,
     copy: Stream,
     compute: Stream,
@@ -106,7 +111,9 @@ impl Cuda {
             convolutions: Mutex::default(),
             loaded: kernel::Loaded::default(),
             staging: Mutex::new(None),
+            sending: Mutex::new(None),
             profile: Profile::default(),
+            sent: SentBlocks::default(),
             free: FreeBlocks::default(),
             copy: Stream::new()?,
             compute: Stream::new()?,
@@ -114,6 +121,19 @@ impl Cuda {
             card: Card::read(ordinal)?,
             context,
         })))
+    }
+
+    /// The same card as if it were another one, with the same settings: streams, books, memory and kernels of its own. The
+    /// two can read each other's memory; it is for whoever does so to put their streams in order.
+    pub fn another(&self) -> Result<Cuda> {
+        let other = Cuda::open(self.card().ordinal)?;
+        other.convolutions().as_in(&self.convolutions());
+        let settings = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::settings);
+        if let Some((tf32, search)) = settings {
+            other.allow_tf32(tf32)?;
+            other.search_products(search)?;
+        }
+        Ok(other)
     }
 
     /// What card it is.
@@ -139,6 +159,7 @@ impl Cuda {
     /// Gives the memory of freed buffers back to the driver.
     pub fn release_unused(&self) -> Result<()> {
         self.synchronize()?;
+        self.0.sent.drain().into_iter().for_each(|block| self.0.free.give(block));
         self.0.free.clear();
         Ok(())
     }
@@ -220,13 +241,20 @@ impl Cuda {
         &self.0.free
     }
 
+    fn sent_blocks(&self) -> &SentBlocks {
+        &self.0.sent
+    }
+
+    /// Copies in the order of the compute stream.
     fn with_staging<R>(&self, work: impl FnOnce(&mut Staging, &Stream) -> Result<R>) -> Result<R> {
         self.bind()?;
-        let mut staging = self.0.staging.lock().expect("no panic while locked");
-        if staging.is_none() {
-            *staging = Some(Staging::new()?);
-        }
-        work(staging.as_mut().expect("just made"), self.compute())
+        Staging::with(&self.0.staging, |staging| work(staging, self.compute()))
+    }
+
+    /// Copies in the order of the copy stream, through slots of its own: whoever waits for the one does not hold up the other.
+    fn with_sending<R>(&self, work: impl FnOnce(&mut Staging, &Stream) -> Result<R>) -> Result<R> {
+        self.bind()?;
+        Staging::with(&self.0.sending, |staging| work(staging, self.copy()))
     }
 
     fn with_blas<R>(&self, work: impl FnOnce(&mut Blas) -> Result<R>) -> Result<R> {

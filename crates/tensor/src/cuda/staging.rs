@@ -5,6 +5,7 @@
 //! the copy into one slot run beside the transfer of another.
 
 use std::ptr::NonNull;
+use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 
@@ -36,6 +37,18 @@ impl Staging {
     pub(super) fn new() -> Result<Staging> {
         let slots = (0..SLOTS).map(|_| Slot::new()).collect::<Result<_>>()?;
         Ok(Staging { slots, next: 0 })
+    }
+
+    /// Works with the slots behind a lock; the first to do so makes them, in the current context.
+    pub(super) fn with<R>(
+        slots: &Mutex<Option<Staging>>,
+        work: impl FnOnce(&mut Staging) -> Result<R>,
+    ) -> Result<R> {
+        let mut staging = slots.lock().expect("no panic while locked");
+        if staging.is_none() {
+            *staging = Some(Staging::new()?);
+        }
+        work(staging.as_mut().expect("just made"))
     }
 
     /// Puts the bytes on the stream's way to `to`. They have been read when this returns; they arrive in the

@@ -778,7 +778,7 @@ constexpr int STAGE_BYTES = 2 * TILE * PITCH + TILE * 8;  // queries, dy, their 
 constexpr int RING = 3;                                   // stages
 constexpr int NOTE_BYTES = OWN * CHUNK * 4;
 constexpr int SHARED = 2 * ROWS * PITCH + RING * STAGE_BYTES + PAIRS * CHUNKS * NOTE_BYTES;
-static_assert(PAIRS * CHUNKS < 15, "each note has a barrier, and the block");
+static_assert(PAIRS * CHUNKS < 16, "each note has a barrier, and the block");
 static_assert(TILE * 8 % 256 == 0, "stages stay aligned");
 static_assert(TILE <= THREADS, "a thread fetches one row number");
 }  // namespace backward_key
@@ -815,11 +815,10 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
         copies_close();
         filling = next(filling);
     };
-    // A tile is in place and the one after it on its way. The tile before may still be in use. Warps meet here
-    // from different places of the program, as often each, so the barrier counts threads.
+    // A tile is in place and the one after it on its way. The tile before may still be in use.
     auto advance = [&](int tile) {
         copies_wait<0>();
-        asm volatile("bar.sync 15, %0;" ::"n"(THREADS) : "memory");
+        __syncthreads();
         fetch(tile + 1);
     };
     int tile = block / TILE;
@@ -900,33 +899,32 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
         round_weights<STACK, CHUNK>(weights, x);
     };
 
-    // Queries before the warp's first key do not see any of its keys.
-    u32 stage = stages;
-    advance(tile);
-    while (tile < tiles && tile * TILE + TILE <= row) {
-        stage = next(stage);
-        if (++tile < tiles) advance(tile);
-    }
-    if (tile < tiles) {
-        open_scores(stage, 0);
+    // Queries before the warp's first key do not see any of its keys. A warp that waits for its first tile comes to
+    // the barrier at the same place as those at work: the loop has one, and every warp goes through it as often.
+    const int first = row / TILE;
+    u32 stage = stages, before = stages;
+#pragma unroll 1
+    for (;; ++tile, before = stage, stage = next(stage)) {
+        if (tile < tiles) advance(tile);
+        if (tile > first) {
+            // The scores of the next chunk beside this chunk's product: neither waits for the other. After the
+            // last tile they are computed from whatever is there and not used.
+            open_scores(stage, 0);
+            beside<STACK, CHUNK>(x, own, stage + seen, out, weights, before + (CHUNKS - 1) * CHUNK * PITCH + gathered);
+        } else if (tile == first && tile < tiles) {
+            open_scores(stage, 0);
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(x, own, stage + seen, k);
-    }
-    for (; tile < tiles; ++tile) {
-        const u32 after = next(stage);
+            for (int k = 0; k < STEPS; ++k) score_step<STACK, CHUNK>(x, own, stage + seen, k);
+        }
+        if (tile >= tiles) break;
+        if (tile < first) continue;
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
             weigh(chunk);
-            const bool last = chunk == CHUNKS - 1;
-            if (last && tile + 1 < tiles) advance(tile + 1);
-            // The scores of the next chunk beside this chunk's product: neither waits for the other. After the
-            // last tile they are computed from whatever is there and not used.
-            const u32 ahead = last ? after : stage;
-            const int coming = last ? 0 : chunk + 1;
-            open_scores(ahead, coming);
-            beside<STACK, CHUNK>(x, own, ahead + coming * CHUNK * PITCH + seen, out, weights, stage + chunk * CHUNK * PITCH + gathered);
+            if (chunk == CHUNKS - 1) break;
+            open_scores(stage, chunk + 1);
+            beside<STACK, CHUNK>(x, own, stage + (chunk + 1) * CHUNK * PITCH + seen, out, weights, stage + chunk * CHUNK * PITCH + gathered);
         }
-        stage = after;
     }
     float factor[STACK][2];
 #pragma unroll

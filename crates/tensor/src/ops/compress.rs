@@ -5,7 +5,7 @@ pub(crate) mod cuda;
 use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
-use crate::error::{Result, must};
+use crate::error::Result;
 use crate::mask::{Mask, cut};
 use crate::memory::Category;
 use crate::ops::pieces;
@@ -24,7 +24,7 @@ pub fn compress(dense: &Tensor, mask: &Mask, category: Category) -> Result<Tenso
 }
 
 /// Adds the kept elements of a dense tensor to a compressed one of its type: gradients of several micro-batches.
-pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) {
+pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) -> Result<()> {
     assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "compress_add");
     assert_eq!(dense.dtype(), kept.dtype(), "compress_add");
     match dense.device() {
@@ -37,8 +37,9 @@ pub fn compress_add(kept: &mut Tensor, dense: &Tensor, mask: &Mask) {
                 mask.each(span, |k, p| kept[k] = T::from_f32(Float::to_f32(kept[k]) + Float::to_f32(dense[p])));
             });
         }),
-        Device::Cuda(cuda) => must(cuda::compress(&cuda, dense, mask, kept, true)),
+        Device::Cuda(cuda) => cuda::compress(&cuda, dense, mask, kept, true)?,
     }
+    Ok(())
 }
 
 /// A dense tensor with the kept elements in their places and zeros in all others.
@@ -141,7 +142,7 @@ mod tests {
                     apply(&mut applied, &mask).unwrap();
                     prop_assert_eq!(applied.to_f32(), masked.clone());
                     // The sum of compressed tensors is the compressed sum, to the bit.
-                    compress_add(&mut small, &b, &mask);
+                    compress_add(&mut small, &b, &mask).unwrap();
                     let sum = crate::ops::elementwise::add(&a, &b).unwrap();
                     prop_assert_eq!(small.to_f32(), compress(&sum, &mask, Category::Gradients).unwrap().to_f32());
                 }

@@ -44,6 +44,25 @@ pub struct Total {
     pub correct: usize,
 }
 
+/// The sums over a batch's rows, wherever they are.
+#[derive(Debug)]
+pub enum Summed {
+    /// On the host.
+    Host(Total),
+    /// On a card, which may still be at work on them.
+    Card(Tensor),
+}
+
+impl Summed {
+    /// The sums on the host. On a card this waits for all work that is queued by now: so it is best done last.
+    pub fn read(&self) -> Result<Total> {
+        match self {
+            Summed::Host(total) => Ok(*total),
+            Summed::Card(sums) => cuda::read(sums),
+        }
+    }
+}
+
 impl Losses {
     /// For rows with these targets.
     pub fn new(targets: &Tensor) -> Result<Losses> {
@@ -102,13 +121,18 @@ impl Losses {
     /// The sums over all rows, which must all have come. On a card this waits for all queued work, as they go to
     /// the host.
     pub fn total(self) -> Result<Total> {
+        self.sum()?.read()
+    }
+
+    /// The same, to be read later: nothing is waited for yet.
+    pub fn sum(self) -> Result<Summed> {
         assert_eq!(self.done, self.targets.len(), "cross_entropy: rows without logits");
         match self.found {
-            Found::Host(found) => Ok(found.iter().fold(Total::default(), |sum, part| Total {
+            Found::Host(found) => Ok(Summed::Host(found.iter().fold(Total::default(), |sum, part| Total {
                 loss_sum: sum.loss_sum + part.loss_sum,
                 correct: sum.correct + part.correct,
-            })),
-            Found::Card(found) => found.total(),
+            }))),
+            Found::Card(found) => found.sum().map(Summed::Card),
         }
     }
 

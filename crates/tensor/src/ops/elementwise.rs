@@ -4,7 +4,7 @@ pub(crate) mod cuda;
 
 use crate::device::Device;
 use crate::dtype::Float;
-use crate::error::{Result, must};
+use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::pieces::PIECE;
 use crate::tensor::Tensor;
@@ -25,25 +25,27 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// a += b; the two may be of different float types.
-pub fn add_into(a: &mut Tensor, b: &Tensor) {
+pub fn add_into(a: &mut Tensor, b: &Tensor) -> Result<()> {
     assert_eq!(a.shape(), b.shape(), "add_into");
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
             let b = b.slice::<U>();
             cpu.for_pieces(a.slice_mut::<T>(), PIECE, |at, a| sum_into(cpu.isa(), &b[at], a));
         })),
-        Device::Cuda(cuda) => must(cuda::add_into(&cuda, a, b)),
+        Device::Cuda(cuda) => cuda::add_into(&cuda, a, b)?,
     }
+    Ok(())
 }
 
 /// a *= s.
-pub fn scale_into(a: &mut Tensor, s: f32) {
+pub fn scale_into(a: &mut Tensor, s: f32) -> Result<()> {
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => {
             cpu.for_pieces(a.slice_mut::<T>(), PIECE, |_, a| multiply(cpu.isa(), s, a));
         }),
-        Device::Cuda(cuda) => must(cuda::scale_into(&cuda, a, s)),
+        Device::Cuda(cuda) => cuda::scale_into(&cuda, a, s)?,
     }
+    Ok(())
 }
 
 simd! {
@@ -85,9 +87,9 @@ mod tests {
                 let fresh = || tensor(device, dtype, &[n], &a);
                 let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
                 let (mut same, mut mixed, mut scaled) = (fresh(), fresh(), fresh());
-                add_into(&mut same, &tensor(device, dtype, &[n], &b));
-                add_into(&mut mixed, &tensor(device, other, &[n], &b));
-                scale_into(&mut scaled, s);
+                add_into(&mut same, &tensor(device, dtype, &[n], &b)).unwrap();
+                add_into(&mut mixed, &tensor(device, other, &[n], &b)).unwrap();
+                scale_into(&mut scaled, s).unwrap();
                 vec![add(&fresh(), &tensor(device, dtype, &[n], &b)).unwrap(), same, mixed, scaled]
             });
         }

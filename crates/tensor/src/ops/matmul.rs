@@ -50,7 +50,7 @@ pub fn matmul_plus(
     match a.device() {
         Device::Cpu(_) => {
             let mut c = matmul(a, ta, b, tb, bias, category)?.reshape(plus.shape());
-            elementwise::add_into(&mut c, plus);
+            elementwise::add_into(&mut c, plus)?;
             Ok(c)
         }
         Device::Cuda(_) => {

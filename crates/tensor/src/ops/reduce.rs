@@ -8,7 +8,7 @@ pub(crate) mod cuda;
 use crate::cpu::{Cpu, lanes};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
-use crate::error::{Result, must};
+use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::pieces::{self, PIECE};
 use crate::ops::update;
@@ -35,34 +35,34 @@ pub fn sum_rows(x: &Tensor, category: Category) -> Result<Tensor> {
 }
 
 /// The sum of the squares. On a card this waits for all queued work, as the number goes to the host.
-pub fn squared_norm(x: &Tensor) -> f64 {
+pub fn squared_norm(x: &Tensor) -> Result<f64> {
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();
-            cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum()
+            Ok(cpu.map_pieces(x.len(), PIECE, |at| square(cpu.isa(), &x[at])).iter().sum())
         }),
-        Device::Cuda(cuda) => must(cuda::squared_norm(&cuda, x)),
+        Device::Cuda(cuda) => cuda::squared_norm(&cuda, x),
     }
 }
 
 /// The sum of the squares of all tensors, of either float type and on one device. A card takes them all in one
 /// launch and is waited for once.
-pub fn squared_norm_all(tensors: &[&Tensor]) -> f64 {
+pub fn squared_norm_all(tensors: &[&Tensor]) -> Result<f64> {
     match tensors.first().map(|x| x.device()) {
-        Some(Device::Cuda(cuda)) => must(update::cuda::squared_norms(&cuda, tensors)).iter().sum(),
+        Some(Device::Cuda(cuda)) => Ok(update::cuda::squared_norms(&cuda, tensors)?.iter().sum()),
         _ => tensors.iter().map(|x| squared_norm(x)).sum(),
     }
 }
 
 /// The sum of the products of elements that stand in the same place; as [`squared_norm`], it waits for a card.
-pub fn dot(a: &Tensor, b: &Tensor) -> f64 {
+pub fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
     assert_eq!(a.shape(), b.shape(), "dot");
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
             let (a, b) = (a.slice::<T>(), b.slice::<U>());
-            cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum()
+            Ok(cpu.map_pieces(a.len(), PIECE, |at| product(cpu.isa(), &a[at.clone()], &b[at])).iter().sum())
         })),
-        Device::Cuda(cuda) => must(cuda::dot(&cuda, a, b)),
+        Device::Cuda(cuda) => cuda::dot(&cuda, a, b),
     }
 }
 
@@ -160,12 +160,12 @@ mod tests {
                 for dtype in [DType::F32, DType::Bf16] {
                     let [one, two, three] = threads.each_ref().map(|device| {
                         let x = tensor(device, dtype, &[rows, c], &a);
-                        (squared_norm(&x), dot(&x, &tensor(device, dtype, &[rows, c], &b)))
+                        (squared_norm(&x).unwrap(), dot(&x, &tensor(device, dtype, &[rows, c], &b)).unwrap())
                     });
                     let all = threads.each_ref().map(|device| {
                         let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
                         let (x, y) = (tensor(device, dtype, &[rows, c], &a), tensor(device, other, &[c, rows], &b));
-                        squared_norm_all(&[&x, &y, &tensor(device, dtype, &[0], &[]), &x])
+                        squared_norm_all(&[&x, &y, &tensor(device, dtype, &[0], &[]), &x]).unwrap()
                     });
                     let expected = 2.0 * square + crate::testing::dot(&b64, &b64);
                     prop_assert!(all[0] == all[1] && all[0] == all[2]);
@@ -183,9 +183,9 @@ mod tests {
     fn squares_beyond_the_range_of_f32_do_not_overflow() {
         for [device, ..] in devices() {
             let x = tensor(device, DType::F32, &[3], &[1e30, 0.0, 0.0]);
-            assert!((squared_norm(&x) / 1e60 - 1.0).abs() < 1e-6);
-            assert!((squared_norm_all(&[&x, &x]) / 2e60 - 1.0).abs() < 1e-6);
+            assert!((squared_norm(&x).unwrap() / 1e60 - 1.0).abs() < 1e-6);
+            assert!((squared_norm_all(&[&x, &x]).unwrap() / 2e60 - 1.0).abs() < 1e-6);
         }
-        assert_eq!(squared_norm_all(&[]), 0.0);
+        assert_eq!(squared_norm_all(&[]).unwrap(), 0.0);
     }
 }

@@ -37,7 +37,7 @@ impl Csr {
             panic!("a matrix was expected, got {:?}", dense.shape())
         };
         let device = dense.device();
-        let bytes = dense.host_bytes();
+        let bytes = dense.read_bytes()?;
         with_float!(dense.dtype(), T => {
             let mut offsets = vec![0u32];
             let mut places = Vec::new();

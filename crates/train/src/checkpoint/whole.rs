@@ -227,7 +227,7 @@ impl Whole {
             for (name, room) in tensors {
                 let bytes = self.bytes(&self.files[*file][name], room.place().1)?;
                 let (Room::Tensor(tensor) | Room::Piece(tensor, _)) = room;
-                tensor.copy_from_host(&bytes);
+                tensor.copy_from_host(&bytes)?;
             }
         }
         Ok(())

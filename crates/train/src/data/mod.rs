@@ -2,7 +2,8 @@
 //!
 //! A dataset is opened once, has a training and a validation split, and gives any sample by its number; `order` says
 //! which sample is met when. Nothing here keeps a position, so stopping, resuming and sharing a batch between ranks
-//! need no state but the run's sample count. Batches are made on the host; the step moves them to a device.
+//! need no state but the run's sample count. Batches are made on the host; `feed` moves them to a device, ahead of their time
+//! where that is a card.
 //!
 //! | where the data come from | file |
 //! |---|---|
@@ -17,6 +18,7 @@ mod arithmetic;
 mod bpe;
 mod cifar;
 mod error;
+mod feed;
 mod idx;
 mod images;
 mod mapped;
@@ -32,6 +34,7 @@ mod tokens;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use error::Error;
+pub use feed::{Batch, Feed, Samples};
 pub use images::{Images, Standard};
 pub use mapped::Width;
 pub use order::Order;

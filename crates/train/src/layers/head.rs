@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::cross_entropy::{Losses, Total};
+use espalier_tensor::ops::cross_entropy::{Losses, Summed, Total};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::matmul::{matmul, matmul_add};
 use espalier_tensor::ops::reduce::sum_rows;
@@ -39,8 +39,8 @@ pub(crate) struct Head(pub Option<Linear>);
 /// What a batch was worth, and the gradient that goes on.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its loss and its hits.
-    pub total: Total,
+    /// Its loss and its hits. To read them waits for a card, so whoever has more to queue does that first.
+    pub total: Summed,
     /// The gradient of what the head read.
     pub gradient: Tensor,
 }
@@ -59,14 +59,13 @@ impl Scale {
         if self.temperature == 1.0 {
             return Ok(losses.differentiate(logits, self.loss)?);
         }
-        scale_into(&mut logits, 1.0 / self.temperature);
+        scale_into(&mut logits, 1.0 / self.temperature)?;
         Ok(losses.differentiate(logits, self.loss / self.temperature)?)
     }
 }
 
 impl Head {
-    /// The loss of a batch, and the gradients of `scale` times it: those of the head's own parameters go to the sink. On a
-    /// card this waits for all queued work, once.
+    /// The loss of a batch, and the gradients of `scale` times it: those of the head's own parameters go to the sink.
     pub fn loss(
         &self,
         x: Tensor,
@@ -78,7 +77,7 @@ impl Head {
             None => {
                 let mut losses = Losses::new(targets)?;
                 let gradient = scale.differentiate(&mut losses, x)?;
-                Ok(Outcome { total: losses.total()?, gradient })
+                Ok(Outcome { total: losses.sum()?, gradient })
             }
             Some(linear) => {
                 let operands = Operands::new(linear, pass.weights)?;
@@ -133,7 +132,7 @@ impl Operands {
         let (device, dtype) = (weight.device(), weight.dtype());
         let mut table = Tensor::zeros(&device, &[outputs, weight.width()], dtype, Category::Workspace)?;
         rows::put(&mut table, 0, weight)?;
-        let mut values = bias.map_or(vec![0.0; classes], Tensor::to_f32);
+        let mut values = bias.map_or_else(|| Ok(vec![0.0; classes]), Tensor::read_f32)?;
         values.resize(outputs, f32::NEG_INFINITY);
         let bias = Tensor::from_f32(&device, &[outputs], dtype, &values, Category::Workspace)?;
         Ok(Operands { weight: table, bias: Some(bias), order: WeightOrder::OutIn, classes })
@@ -170,7 +169,7 @@ fn in_one_piece(
     let dlogits = scale.differentiate(&mut losses, logits)?;
     let gradient = linear.input_gradient(&dlogits, x.shape(), pass.weights)?;
     linear.send_gradients(x, dlogits, pass.sink)?;
-    Ok(Outcome { total: losses.total()?, gradient })
+    Ok(Outcome { total: losses.sum()?, gradient })
 }
 
 fn in_chunks(
@@ -194,7 +193,7 @@ fn in_chunks(
         sums.add(linear, &part, &dlogits)?;
     }
     sums.send(linear, pass.sink)?;
-    Ok(Outcome { total: losses.total()?, gradient: elsewhere.unwrap_or(x) })
+    Ok(Outcome { total: losses.sum()?, gradient: elsewhere.unwrap_or(x) })
 }
 
 fn measure(operands: &Operands, x: &Tensor, targets: &Tensor, chunk: usize) -> Result<Total> {
@@ -246,7 +245,7 @@ impl Sums {
             WeightOrder::InOut => matmul_add(x, true, dy, false, &mut self.weight)?,
         }
         if let Some(bias) = &mut self.bias {
-            add_into(bias, &sum_rows(dy, Category::Workspace)?);
+            add_into(bias, &sum_rows(dy, Category::Workspace)?)?;
         }
         Ok(())
     }
@@ -350,7 +349,7 @@ mod tests {
         assert!(held.is_none_or(|held| held.to_f32() == before), "somebody's x was overwritten");
         let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
         assert_eq!(weight.dtype(), weights.get(ParameterId(0)).dtype());
-        (total, [gradient.to_f32(), weight.to_f32(), bias.to_f32()])
+        (total.read().unwrap(), [gradient.to_f32(), weight.to_f32(), bias.to_f32()])
     }
 
     #[test]
@@ -398,7 +397,7 @@ mod tests {
                     (weight.shape(), bias.shape()),
                     ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice())
                 );
-                (outcome.total, [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
+                (outcome.total.read().unwrap(), [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
             };
             let (plain, added) = (run(&operands(&linear, &weights)), run(&padded));
             assert_eq!(plain.0.correct, added.0.correct);

@@ -196,6 +196,12 @@ pub struct Deferred {
     waiting: Vec<(Vec<ParameterId>, WeightGradients)>,
 }
 
+impl Debug for Deferred {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.waiting.iter().map(|(parameters, _)| parameters)).finish()
+    }
+}
+
 impl GradientSink for Deferred {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
         self.waiting.push((parameters.to_vec(), gradients));

@@ -70,10 +70,10 @@ impl Layer for Residual {
 /// `long + short`, into whichever of the two nobody else holds.
 pub(super) fn sum(mut long: Tensor, mut short: Tensor) -> Result<Tensor> {
     if long.is_unique() {
-        add_into(&mut long, &short);
+        add_into(&mut long, &short)?;
         Ok(long)
     } else if short.is_unique() {
-        add_into(&mut short, &long);
+        add_into(&mut short, &long)?;
         Ok(short)
     } else {
         Ok(add(&long, &short)?)

@@ -1,14 +1,13 @@
 //! Data parallelism: the gradients of all ranks are added up while the backward pass goes on.
 //!
-//! A parameter's gradient is complete when the step's last micro-batch has made it. From then on its sum over ranks is on
-//! its way, in the order in which the backward pass makes them, which is the same on every rank: a large one by itself,
-//! small ones packed together, since a message has a cost however short it is. They are waited for at the end of the pass,
-//! before the norm. What is compressed travels compressed.
+//! A parameter's gradient is complete when the step's last micro-batch has made it. From then on its sum over the ranks
+//! that share it is on its way, in the order in which the backward pass makes them, which is the same on all of them: a
+//! large one by itself, small ones packed together, since a message has a cost however short it is. They are waited for at
+//! the end of the pass, before the norm. What is compressed travels compressed.
 
 use std::collections::HashSet;
 
-use espalier_comm::{Communicator, Reduce, Request};
-use espalier_plan::Cut;
+use espalier_comm::{Reduce, Request};
 use espalier_plan::memory::BUCKET;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
@@ -16,22 +15,23 @@ use espalier_tensor::{Category, Tensor};
 use crate::Result;
 use crate::layers::{GradientSink, WeightGradients};
 use crate::state::Gradients;
-use crate::weights::{ParameterId, Weights};
+use crate::weights::ParameterId;
 
-use super::Ranks;
+use super::groups::Groups;
 use super::zero::Scattering;
 
 /// Gradients that become those of all ranks.
 pub struct Reducing<'a> {
     gradients: Gradients<'a>,
-    group: Option<&'a Communicator>,
+    groups: &'a Groups,
     /// A tied parameter comes once per use: it is complete when the whole pass is.
     tied: &'a HashSet<ParameterId>,
     complete: bool,
-    /// Which part of each sum this rank needs; alone, all of it.
-    cut: Cut,
+    /// Whether each rank needs its part of a sum alone.
+    shares: bool,
     bucket_bytes: usize,
-    bucket: Vec<(ParameterId, Tensor)>,
+    /// One for each group.
+    buckets: Vec<Vec<(ParameterId, Tensor)>>,
     flying: Vec<Flying>,
 }
 
@@ -45,27 +45,26 @@ enum Flying {
 }
 
 impl<'a> Reducing<'a> {
-    /// Sums over the ranks that have other samples; with none, gradients stay as they are.
-    pub fn new(
-        gradients: Gradients<'a>,
-        ranks: Option<&'a Ranks>,
-        tied: &'a HashSet<ParameterId>,
-    ) -> Reducing<'a> {
+    /// Sums over the ranks that share a parameter; where none do, gradients stay as they are.
+    pub fn new(gradients: Gradients<'a>, groups: &'a Groups, tied: &'a HashSet<ParameterId>) -> Reducing<'a> {
         Reducing {
             gradients,
-            group: ranks.map(Ranks::data),
+            groups,
             tied,
             complete: false,
-            cut: Cut::ALONE,
+            shares: false,
             bucket_bytes: BUCKET as usize,
-            bucket: Vec::new(),
+            buckets: (0..groups.len()).map(|_| Vec::new()).collect(),
             flying: Vec::new(),
         }
     }
 
-    /// Leaves each rank its part of every sum: those of kept weights, in their order.
-    pub fn sharing(mut self, cut: Cut) -> Reducing<'a> {
-        self.cut = cut;
+    /// Says whether each rank gets its part of every sum alone: that of kept weights, in their order.
+    pub fn sharing(mut self, shares: bool) -> Reducing<'a> {
+        self.shares = shares;
+        if shares {
+            self.gradients.share_out(self.groups);
+        }
         self
     }
 
@@ -75,20 +74,44 @@ impl<'a> Reducing<'a> {
         self
     }
 
-    /// Says that the next micro-batch is the last of the step.
-    pub fn last_micro_batch(&mut self) {
-        self.complete = true;
+    /// Says whether what comes next is the last of the step.
+    pub fn last_micro_batch(&mut self, is_last: bool) {
+        self.complete = is_last;
+    }
+
+    /// Sends these now, in their order, and zeros for those that nothing came for. Copies of a part see other micro-batches,
+    /// perhaps none, and must send alike.
+    pub fn send_all(
+        &mut self,
+        parameters: &[ParameterId],
+        zeros: impl Fn(ParameterId) -> Result<Tensor>,
+    ) -> Result<()> {
+        for id in parameters {
+            if self.gradients.get(*id).is_none() {
+                self.gradients.put(*id, zeros(*id)?);
+            }
+            if !self.tied.contains(id) {
+                self.send(*id)?;
+            }
+        }
+        self.send_buckets()
+    }
+
+    /// Sends what waits for its bucket to fill.
+    pub fn send_buckets(&mut self) -> Result<()> {
+        (0..self.buckets.len()).try_for_each(|number| self.send_bucket(number))
     }
 
     /// Waits for all sums.
     pub fn finish(mut self) -> Result<Gradients<'a>> {
-        let Some(group) = self.group else { return Ok(self.gradients) };
-        // What is still here came more than once, or waits for its bucket to fill.
-        for id in self.gradients.ids() {
-            self.send(id, group)?;
+        if self.groups.is_empty() {
+            return Ok(self.gradients);
         }
-        self.send_bucket(group)?;
-        self.gradients.share_out(self.cut);
+        // What is still here came more than once.
+        for id in self.gradients.ids() {
+            self.send(id)?;
+        }
+        self.send_buckets()?;
         for flying in std::mem::take(&mut self.flying) {
             match flying {
                 Flying::Scattered(parts) => {
@@ -112,30 +135,32 @@ impl<'a> Reducing<'a> {
     }
 
     /// Starts the sum of a gradient, or puts it into the bucket.
-    fn send(&mut self, id: ParameterId, group: &Communicator) -> Result<()> {
+    fn send(&mut self, id: ParameterId) -> Result<()> {
+        let Some(number) = self.groups.number(id) else { return Ok(()) };
         let Some(gradient) = self.gradients.take(id) else { return Ok(()) };
         if gradient.byte_len() >= self.bucket_bytes {
-            if !self.cut.is_alone() {
-                let alone = Scattering::start(vec![(id, gradient)], self.cut, group)?;
+            if self.shares {
+                let alone = Scattering::start(vec![(id, gradient)], self.groups.group(number))?;
                 self.flying.push(Flying::Scattered(alone));
                 return Ok(());
             }
-            self.flying.push(Flying::One(id, group.start_all_reduce(gradient, Reduce::Sum)?));
+            let sum = self.groups.group(number).start_all_reduce(gradient, Reduce::Sum)?;
+            self.flying.push(Flying::One(id, sum));
             return Ok(());
         }
-        let waiting: usize = self.bucket.iter().map(|(_, gradient)| gradient.byte_len()).sum();
+        let waiting: usize = self.buckets[number].iter().map(|(_, gradient)| gradient.byte_len()).sum();
         if waiting + gradient.byte_len() > self.bucket_bytes {
-            self.send_bucket(group)?;
+            self.send_bucket(number)?;
         }
-        self.bucket.push((id, gradient));
+        self.buckets[number].push((id, gradient));
         Ok(())
     }
 
-    fn send_bucket(&mut self, group: &Communicator) -> Result<()> {
-        let parts = std::mem::take(&mut self.bucket);
+    fn send_bucket(&mut self, number: usize) -> Result<()> {
+        let parts = std::mem::take(&mut self.buckets[number]);
         let Some((_, first)) = parts.first() else { return Ok(()) };
-        if !self.cut.is_alone() {
-            self.flying.push(Flying::Scattered(Scattering::start(parts, self.cut, group)?));
+        if self.shares {
+            self.flying.push(Flying::Scattered(Scattering::start(parts, self.groups.group(number))?));
             return Ok(());
         }
         let elements = parts.iter().map(|(_, part)| part.len()).sum();
@@ -148,7 +173,8 @@ impl<'a> Reducing<'a> {
             shapes.push((id, shape));
             start += len;
         }
-        self.flying.push(Flying::Packed(shapes, group.start_all_reduce(flat, Reduce::Sum)?));
+        let sum = self.groups.group(number).start_all_reduce(flat, Reduce::Sum)?;
+        self.flying.push(Flying::Packed(shapes, sum));
         Ok(())
     }
 }
@@ -156,22 +182,9 @@ impl<'a> Reducing<'a> {
 impl GradientSink for Reducing<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
         self.gradients.accept(parameters, gradients)?;
-        let Some(group) = self.group.filter(|_| self.complete) else { return Ok(()) };
-        for id in parameters.iter().filter(|id| !self.tied.contains(id)) {
-            self.send(*id, group)?;
+        if !self.complete {
+            return Ok(());
         }
-        Ok(())
+        parameters.iter().filter(|id| !self.tied.contains(id)).try_for_each(|id| self.send(*id))
     }
-}
-
-/// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
-pub fn average_statistics(weights: &mut Weights, ranks: &Ranks) -> Result<()> {
-    let own = weights.statistics_mut().flat_map(|statistic| statistic.to_f32()).map(f64::from).collect();
-    let sums = ranks.sum(own)?;
-    let mut sums = sums.iter().map(|sum| (sum / ranks.data().size() as f64) as f32);
-    for statistic in weights.statistics_mut() {
-        let mean: Vec<u8> = sums.by_ref().take(statistic.len()).flat_map(f32::to_le_bytes).collect();
-        statistic.copy_from_host(&mean);
-    }
-    Ok(())
 }

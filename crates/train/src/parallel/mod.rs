@@ -2,15 +2,19 @@
 //!
 //! | axis | file |
 //! |---|---|
-//! | data: each rank has the whole model and a part of every batch | `data` |
+//! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
 //! | data, with the optimizer's state shared out | `zero` |
 //! | data, with ranks that go apart and are averaged | `local` |
+//! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
+//!
+//! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
 //! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
-//! out their state, or go apart, do. That they do is checked where it
-//! could go wrong ([`Ranks::agree`]), and an error names who differs.
+//! out their state, or go apart, do. That they are the same is checked where it could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
+pub mod groups;
+pub mod launched;
 pub mod local;
 mod threads;
 mod together;
@@ -20,10 +24,10 @@ use std::ops::Range;
 
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
-use espalier_plan::Cut;
 use espalier_plan::mesh::{Axis, Mesh};
 
-pub use threads::on_threads;
+pub use threads::{on_threads, on_threads_within};
+pub(crate) use together::exchange;
 pub use together::together;
 
 use crate::{Error, Result};
@@ -33,14 +37,19 @@ use crate::{Error, Result};
 pub struct Ranks {
     world: Communicator,
     data: Communicator,
+    stages: Communicator,
+    relay: Communicator,
 }
 
 impl Ranks {
     /// Takes its place in a mesh; all ranks of the world must.
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
-        let slice = mesh.slice(world.rank(), &[Axis::Data]);
-        let data = world.split(Some(slice.number), slice.place)?.expect("a colour was given");
-        Ok(Ranks { world, data })
+        let along = |axis| -> Result<Communicator> {
+            let slice = mesh.slice(world.rank(), &[axis]);
+            Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
+        };
+        let (data, stages, relay) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
+        Ok(Ranks { world, data, stages, relay })
     }
 
     /// Its number in the world.
@@ -53,7 +62,7 @@ impl Ranks {
         self.world.size()
     }
 
-    /// Whether it is the one that writes files and talks.
+    /// Whether it is the one that talks.
     pub fn leads(&self) -> bool {
         self.rank() == 0
     }
@@ -63,9 +72,19 @@ impl Ranks {
         &self.data
     }
 
-    /// Its place among those that could share state with it.
-    pub fn cut(&self) -> Cut {
-        Cut { ranks: self.data.size(), rank: self.data.rank() }
+    /// All ranks.
+    pub fn world(&self) -> &Communicator {
+        &self.world
+    }
+
+    /// Those that hold the other stages of the same replica, in the order of the stages.
+    pub fn stages(&self) -> &Communicator {
+        &self.stages
+    }
+
+    /// The same ranks, for messages that are on no schedule.
+    pub fn relay(&self) -> &Communicator {
+        &self.relay
     }
 
     /// Bytes that it has sent so far.
@@ -78,9 +97,23 @@ impl Ranks {
         share(samples, self.data.size(), self.data.rank())
     }
 
-    /// Sums over all that have a part of the samples.
+    /// Sums over all ranks.
     pub fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>> {
-        Ok(self.data.all_reduce(numbers, Reduce::Sum)?)
+        Ok(self.world.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// Sums over the stages of a replica.
+    pub fn sum_over_stages(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+        Ok(self.stages.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// What the stages of a replica hold together, where each has zeros for what it does not hold.
+    pub fn of_all_stages(&self, own: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+        let words = own.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+        // Two that hold the same thing say the same.
+        let all = self.stages.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
+        let bytes: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok(bytes.as_chunks::<32>().0.to_vec())
     }
 
     /// The largest over all ranks.

@@ -1,17 +1,16 @@
-//! Ranks as threads of this process, each with its own device and a fair part of its processor's threads.
+//! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the one card
+//! with streams, books and memory of its own.
 
 use std::time::Duration;
 
 use espalier_comm::threads;
-use espalier_plan::config;
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
 
 use super::Ranks;
 use crate::{Error, Result};
 
-/// How long a rank waits for another. A rank that fails is noticed at once; this is for one that hangs, and must be longer
-/// than a rank takes to write its part of a checkpoint.
+/// How long a rank waits for another where nobody says otherwise: as long as `parallel.timeout_s` is by itself.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs `work` on the ranks of a mesh, and returns what they return, in the order of ranks.
@@ -20,16 +19,25 @@ pub fn on_threads<R: Send>(
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let Device::Cpu(cpu) = device else {
-        let problem = format!(
-            "is a card, but the {} ranks of one process share its processor: set it to \"cpu\"",
-            mesh.size()
-        );
-        return Err(Error::Plan(config::Error::Conflict { field: "device.kind".into(), problem }));
+    on_threads_within(LIMIT, mesh, device, work)
+}
+
+/// The same where a rank waits at most `limit` for another. One that fails is noticed at once; the limit is for one that
+/// hangs, and must be longer than rank 0 takes to write a checkpoint.
+pub fn on_threads_within<R: Send>(
+    limit: Duration,
+    mesh: &Mesh,
+    device: &Device,
+    work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let own = |rank: usize| match device {
+        Device::Cpu(cpu) => Device::cpu((cpu.threads() / mesh.size()).max(1)),
+        // The card as it was opened, with what was asked of it, is rank 0's.
+        Device::Cuda(_) if rank == 0 => Ok(device.clone()),
+        Device::Cuda(cuda) => cuda.another().map(Device::Cuda),
     };
-    let each = (cpu.threads() / mesh.size()).max(1);
-    let outcome = threads::run(mesh.size(), LIMIT, |world| -> Result<R> {
-        let device = Device::cpu(each)?;
+    let outcome = threads::run(mesh.size(), limit, |world| -> Result<R> {
+        let device = own(world.rank())?;
         device.enter(|| work(Ranks::join(world, mesh)?, &device))
     });
     outcome.map_err(Error::from)

@@ -8,7 +8,7 @@
 //! the convolution's weights and bias that make it, and its scale and shift. Networks without batch norm have masks of
 //! weights by their magnitude, with the same window and distance.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Prune, Scope, TicketForm};
@@ -32,8 +32,8 @@ pub struct EarlyBird {
     latest: u64,
     /// None: weights are drawn.
     channels: Option<Vec<Channels>>,
-    /// The last masks, oldest first, the bits of all parameters one after the other.
-    drawn: VecDeque<Words>,
+    /// The last masks, oldest first, by the names of their parameters.
+    drawn: VecDeque<BTreeMap<String, Words>>,
     /// The steps taken before the ticket was drawn.
     ticket: Option<u64>,
 }
@@ -84,12 +84,12 @@ impl EarlyBird {
 
     /// What is drawn: weights, or one scale for each channel.
     fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
-        let magnitudes = |id| Ok(network.magnitudes(id));
+        let magnitudes = |id| network.magnitudes(id);
         match &self.channels {
             None => network.keep_best(self.sparsity, Scope::Global, magnitudes),
             Some(layers) => {
-                let scales: Vec<ParameterId> = layers.iter().map(|layer| layer.scale).collect();
-                let all: usize = scales.iter().map(|id| network.len(*id)).sum();
+                let scales: Vec<ParameterId> = here(layers, network).map(|layer| layer.scale).collect();
+                let all = network.sum_over(&scales, |id| network.len(id))?;
                 network.keep(&scales, Network::kept_of(all, self.sparsity), magnitudes)
             }
         }
@@ -106,8 +106,13 @@ impl EarlyBird {
             masks.push((layer.conv, conv));
             masks
         };
-        layers.iter().zip(drawn).flat_map(of_layer).collect()
+        here(layers, network).zip(drawn).flat_map(of_layer).collect()
     }
+}
+
+/// The layers of this stage.
+fn here<'a>(layers: &'a [Channels], network: &'a Network<'_>) -> impl Iterator<Item = &'a Channels> {
+    layers.iter().filter(|layer| network.weights.holds(layer.scale))
 }
 
 /// The mask of `len` weights in rows of `each` that keeps the rows which `kept` keeps.
@@ -132,14 +137,22 @@ impl Pruner for EarlyBird {
             return Ok(Decision::Wait);
         }
         let drawn = self.draw(network)?;
-        let places: usize = drawn.iter().map(|(id, _)| network.len(*id)).sum();
-        let newest: Words = drawn.iter().flat_map(|(_, words)| words).copied().collect();
-        let distance = |older: &Words| differing(older, &newest) as f64 / places as f64;
-        let distances: Vec<f64> = self.drawn.iter().map(distance).collect();
+        let ids: Vec<ParameterId> = drawn.iter().map(|(id, _)| *id).collect();
+        let places = network.sum_over(&ids, |id| network.len(id))?;
+        let name = |id: ParameterId| network.weights.name(id).to_owned();
+        let newest: BTreeMap<String, Words> =
+            drawn.iter().map(|(id, words)| (name(*id), words.clone())).collect();
+        let kept: HashMap<ParameterId, usize> = drawn.iter().map(|(id, words)| (*id, count(words))).collect();
+        let kept = network.sum_over(&ids, |id| kept[&id])?;
+        let distance = |older: &BTreeMap<String, Words>| -> Result<f64> {
+            let differs = |id| differing(&older[&name(id)], &newest[&name(id)]);
+            Ok(network.sum_over(&ids, differs)? as f64 / places as f64)
+        };
+        let distances: Vec<f64> = self.drawn.iter().map(distance).collect::<Result<_>>()?;
         let settled =
             distances.len() + 1 >= self.window && distances.iter().all(|distance| *distance < self.tolerance);
         let what = if self.channels.is_some() { "channels" } else { "weights" };
-        let mut note = format!("keeps {} of {places} {what}", count(&newest));
+        let mut note = format!("keeps {kept} of {places} {what}");
         if !distances.is_empty() {
             let list: Vec<String> = distances.iter().map(|distance| format!("{distance:.4}")).collect();
             note += &format!("; mask distances to those before {}", list.join(" "));
@@ -164,7 +177,9 @@ impl Pruner for EarlyBird {
     }
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        let masks = self.drawn.iter().enumerate().map(|(i, mask)| (format!("{MASK}{i:03}"), mask.clone()));
+        let masks = self.drawn.iter().enumerate().flat_map(|(i, masks)| {
+            masks.iter().map(move |(name, mask)| (format!("{MASK}{i:03}/{name}"), mask.clone()))
+        });
         let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
         masks.chain(ticket).collect()
     }
@@ -172,8 +187,13 @@ impl Pruner for EarlyBird {
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
         self.ticket = saved.remove(TICKET).map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
         // The names sort by age.
-        let drawn = saved.into_iter().filter(|(name, _)| name.starts_with(MASK));
-        self.drawn = drawn.map(|(_, mask)| mask).collect();
+        let mut drawn: BTreeMap<String, BTreeMap<String, Words>> = BTreeMap::new();
+        for (name, mask) in saved {
+            if let Some((age, name)) = name.strip_prefix(MASK).and_then(|rest| rest.split_once('/')) {
+                drawn.entry(age.into()).or_default().insert(name.into(), mask);
+            }
+        }
+        self.drawn = drawn.into_values().collect();
     }
 }
 

@@ -45,7 +45,7 @@ impl Pruner for Gradual {
         let Some(sparsity) = self.due(network.step, network.steps).filter(|sparsity| *sparsity > 0.0) else {
             return Ok(Decision::Wait);
         };
-        let masks = network.keep_best(sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
+        let masks = network.keep_best(sparsity, self.scope, |id| network.magnitudes(id))?;
         Ok(Draw::of(masks))
     }
 }

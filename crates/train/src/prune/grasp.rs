@@ -46,8 +46,8 @@ impl Pruner for Grasp {
         let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
         // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`.
         let keys = |id: ParameterId| {
-            let weight = network.weights.get(id).to_f32();
-            Ok(weight.par_iter().zip(flow[at(id)].to_f32()).map(|(w, hg)| select::key(w * hg)).collect())
+            let weight = network.weights.get(id).read_f32()?;
+            Ok(weight.par_iter().zip(flow[at(id)].read_f32()?).map(|(w, hg)| select::key(w * hg)).collect())
         };
         Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
     }
@@ -62,7 +62,7 @@ impl Grasp {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: self.temperature,
-            ranks: network.ranks,
+            sharing: network.sharing(),
         };
         let mut curvature = Curvature::new(network, scored)?;
         let direction = curvature.gradient()?;

@@ -12,6 +12,7 @@
 //! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
 //! is what moves: the weights themselves are never touched.
 
+use espalier_comm::Reduce;
 use espalier_plan::config::Recompute;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::reduce::squared_norm_all;
@@ -23,6 +24,7 @@ use crate::Result;
 use crate::layers::Kinks;
 use crate::model::Model;
 use crate::pass::Pass;
+use crate::stage::Stage;
 use crate::weights::{ParameterId, Weights};
 
 /// How far the weights move, as a share of their norm.
@@ -45,15 +47,14 @@ impl<'a> Curvature<'a> {
 
     /// The gradient.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.pass(self.network.parts.model), self.network.candidates, self.scored)
+        gradient(self.pass(self.network.parts.stage), self.network.candidates, self.scored)
     }
 
     /// The Hessian times a direction.
     pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
         let ids = self.network.candidates;
-        let norm = |tensors: Vec<&Tensor>| squared_norm_all(&tensors).sqrt();
-        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect());
-        let step = STEP * weights / norm(direction.iter().collect());
+        let weights = self.norm(ids.iter().map(|id| self.copy.get(*id)))?;
+        let step = STEP * weights / self.norm(direction.iter())?;
         if !step.is_normal() {
             // Nothing moves, or nowhere.
             return direction.iter().map(zeros_like).collect();
@@ -61,10 +62,11 @@ impl<'a> Curvature<'a> {
         let kinks = Kinks::default();
         let plan = self.network.plan;
         let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
+        let stage = Stage::cut(model, plan, self.network.ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
-                let (pass, loss) = (curvature.pass(&model), curvature.scored.loss());
+                let (pass, loss) = (curvature.pass(&stage), curvature.scored.loss());
                 pass.train_share(samples, loss, &share, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
@@ -77,9 +79,23 @@ impl<'a> Curvature<'a> {
             }
             self.move_by(direction, 0.0)?;
         }
-        let mut product = sums.take(ids, &self.copy, self.scored.ranks)?;
-        product.iter_mut().for_each(|sum| scale_into(sum, (0.5 / step) as f32));
+        let mut product = sums.take(ids, &self.copy, self.scored.sharing)?;
+        for sum in &mut product {
+            scale_into(sum, (0.5 / step) as f32)?;
+        }
         Ok(product)
+    }
+
+    /// The norm of the candidates' tensors, those of all stages.
+    fn norm<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<f64> {
+        let Network { candidates, groups, ranks, .. } = self.network;
+        let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.speaks_for(**id));
+        let own = squared_norm_all(&counted.map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+        let squares = match ranks {
+            Some(ranks) => ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0],
+            None => own,
+        };
+        Ok(squares.sqrt())
     }
 
     /// Puts the copy that far from the weights.
@@ -89,8 +105,8 @@ impl<'a> Curvature<'a> {
             let mut moved = weights.widened_one(*id)?;
             if by != 0.0 {
                 let mut shift = direction.duplicate(Category::Workspace)?;
-                scale_into(&mut shift, by);
-                add_into(&mut moved, &shift);
+                scale_into(&mut shift, by)?;
+                add_into(&mut moved, &shift)?;
             }
             Ok(moved)
         };
@@ -100,8 +116,8 @@ impl<'a> Curvature<'a> {
         Ok(())
     }
 
-    fn pass<'b>(&'b self, model: &'b Model) -> Pass<'b> {
-        Pass { model, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
+    fn pass<'b>(&'b self, stage: &'b Stage) -> Pass<'b> {
+        Pass { stage, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
     }
 }
 

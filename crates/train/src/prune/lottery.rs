@@ -40,7 +40,7 @@ impl Lottery {
     }
 
     /// Keeps the weights as they are now.
-    fn remember(&mut self, network: &Network<'_>) {
+    fn remember(&mut self, network: &Network<'_>) -> Result<()> {
         let words = |bytes: &[u8]| {
             let word = |bytes: &[u8]| {
                 let mut word = [0; 4];
@@ -50,7 +50,10 @@ impl Lottery {
             bytes.chunks(4).map(word).collect()
         };
         let named = network.weights.named();
-        self.early = named.map(|(name, tensor)| (name.to_owned(), words(&tensor.host_bytes()))).collect();
+        self.early = named
+            .map(|(name, tensor)| Ok((name.to_owned(), words(&*tensor.read_bytes()?))))
+            .collect::<Result<_>>()?;
+        Ok(())
     }
 
     /// Puts the weights back.
@@ -60,7 +63,7 @@ impl Lottery {
         }
         for (name, tensor) in network.weights.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
-            tensor.copy_from_host(&bytes[..tensor.byte_len()]);
+            tensor.copy_from_host(&bytes[..tensor.byte_len()])?;
         }
         Ok(())
     }
@@ -77,7 +80,7 @@ impl Pruner for Lottery {
         // A run may start from weights that seed and name do not give.
         let fresh = || network.weights.are_initial(&network.plan.model, seed);
         if step == rewind && !self.rounds.kept.is_empty() && (step > 0 || !fresh()?) {
-            self.remember(network);
+            self.remember(network)?;
         }
         let Some(round) = self.trainings.begins(step) else { return Ok(Decision::Wait) };
         if rewind > 0 && self.early.is_empty() {
@@ -88,8 +91,8 @@ impl Pruner for Lottery {
         let kept = self.rounds.kept[round as usize - 1];
         let is_output = |id: &ParameterId| self.output.as_deref() == Some(network.weights.name(*id));
         let (output, others): (Vec<_>, Vec<_>) = network.candidates.iter().partition(|id| is_output(id));
-        let mut masks = network.keep(&others, kept.others, |id| Ok(network.magnitudes(id)))?;
-        masks.extend(network.keep(&output, kept.output, |id| Ok(network.magnitudes(id)))?);
+        let mut masks = network.keep(&others, kept.others, |id| network.magnitudes(id))?;
+        masks.extend(network.keep(&output, kept.output, |id| network.magnitudes(id))?);
         self.rewind(network)?;
         let note = format!("round {round} of {}, weights as after step {rewind}", self.rounds.kept.len());
         Ok(Decision::Prune(Draw { masks, reset_state: true, note, ..Draw::default() }))

@@ -25,7 +25,7 @@ impl Pruner for Magnitude {
         if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
-        let masks = network.keep_best(self.sparsity, self.scope, |id| Ok(network.magnitudes(id)))?;
+        let masks = network.keep_best(self.sparsity, self.scope, |id| network.magnitudes(id))?;
         Ok(Draw::of(masks))
     }
 }

@@ -30,9 +30,11 @@ use rayon::prelude::*;
 use crate::Result;
 use crate::data::Order;
 use crate::parallel::Ranks;
+use crate::parallel::groups::Groups;
 use crate::pass::Pass;
 use crate::state::Masks;
 use crate::weights::{ParameterId, Weights};
+pub use gradient::Sharing;
 pub use select::Words;
 
 /// A pruning method in the course of a run.
@@ -131,19 +133,21 @@ pub struct Network<'a> {
     pub masks: &'a Masks,
     /// The weights.
     pub weights: &'a mut Weights,
+    /// Who shares which parameter, and the other ranks.
+    pub groups: &'a Groups,
+    /// The others, where there are any.
+    pub ranks: Option<&'a Ranks>,
     /// The model, its data and its device, to take gradients.
     pub parts: Parts<'a>,
     /// The order in which training samples are met.
     pub order: &'a Order,
-    /// Those that score other samples with the same weights, where there are any.
-    pub ranks: Option<&'a Ranks>,
 }
 
 /// What a [`Pass`] needs beside the weights.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts<'a> {
     /// The layers.
-    pub model: &'a crate::model::Model,
+    pub stage: &'a crate::stage::Stage,
     /// Where samples come from.
     pub dataset: &'a crate::data::Dataset,
     /// Where it runs.
@@ -158,10 +162,17 @@ impl Network<'_> {
         Moment { step: self.step, steps: self.steps, epoch: self.epoch }
     }
 
+    /// Those that score with this rank, where there are any.
+    pub fn sharing(&self) -> Option<Sharing<'_>> {
+        let ranks = self.ranks?;
+        Some(Sharing { ranks, groups: self.groups, stage: self.parts.stage })
+    }
+
     /// For passes over samples with the weights as they are now.
     pub fn pass(&self) -> Pass<'_> {
-        let Parts { model, dataset, device, dtype } = self.parts;
-        Pass { model, weights: self.weights, dataset, device, dtype }
+        let Parts { stage, dataset, device, dtype } = self.parts;
+        let relay = self.ranks.map(Ranks::relay);
+        Pass { stage, relay, weights: self.weights, dataset, device, dtype }
     }
 
     /// Elements of a candidate.
@@ -169,9 +180,22 @@ impl Network<'_> {
         self.weights.get(id).len()
     }
 
+    /// A sum over all stages, each parameter counted on one of them.
+    pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
+        self.sum(ids.iter().filter(|id| self.groups.speaks_for(**id)).map(|id| count(*id)).sum())
+    }
+
+    /// A sum over all stages.
+    pub fn sum(&self, own: usize) -> Result<usize> {
+        match self.ranks {
+            Some(ranks) => Ok(ranks.sum_over_stages(vec![own as u64])?[0] as usize),
+            None => Ok(own),
+        }
+    }
+
     /// Elements of all candidates.
-    pub fn total(&self) -> usize {
-        self.candidates.iter().map(|id| self.len(*id)).sum()
+    pub fn total(&self) -> Result<usize> {
+        self.sum_over(self.candidates, |id| self.len(id))
     }
 
     /// How many weights stay of so many.
@@ -188,35 +212,50 @@ impl Network<'_> {
     ) -> Result<Vec<(ParameterId, Words)>> {
         let ids = self.candidates;
         match scope {
-            Scope::Global => self.keep(ids, Self::kept_of(self.total(), sparsity), keys),
+            Scope::Global => self.keep(ids, Self::kept_of(self.total()?, sparsity), keys),
             Scope::Layer => {
-                let layer = |id| self.keep(&[id], Self::kept_of(self.len(id), sparsity), &mut keys);
-                Ok(ids.iter().copied().map(layer).collect::<Result<Vec<_>>>()?.concat())
+                let mut layer = |id| -> Result<(ParameterId, Words)> {
+                    let count = Self::kept_of(self.len(id), sparsity).min(self.alive(id));
+                    Ok((id, select::best(&self.bury(id, keys(id)?), count)))
+                };
+                ids.iter().map(|id| layer(*id)).collect()
             }
         }
     }
 
-    /// The masks that keep the `count` best of some parameters. What is gone already stays gone: where fewer are left
-    /// than `count`, these stay.
+    /// The masks that keep the `count` best of some parameters, over all stages. What is gone already stays gone: where
+    /// fewer are left than `count`, these stay.
     pub fn keep(
         &self,
         ids: &[ParameterId],
         count: usize,
         mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
     ) -> Result<Vec<(ParameterId, Words)>> {
-        let alive = ids.iter().map(|id| self.masks.get(*id).map_or(self.len(*id), |mask| mask.kept()));
-        let count = count.min(alive.sum());
-        let mut keys = |id| Ok(self.bury(id, keys(id)?));
-        let words = match ids {
-            [id] => vec![select::best(&keys(*id)?, count)],
-            _ => select::best_of_all(ids.len(), count, |i| keys(ids[i]))?,
+        let count = count.min(self.sum_over(ids, |id| self.alive(id))?);
+        let mut keys = |i: usize| Ok(self.bury(ids[i], keys(ids[i])?));
+        let words = match self.ranks.filter(|ranks| ranks.stages().size() > 1) {
+            None => select::best_of_all(ids.len(), count, &mut keys)?,
+            Some(ranks) => {
+                let stages = select::Stages {
+                    places: ids.iter().map(|id| id.0).collect(),
+                    speaks: ids.iter().map(|id| self.groups.speaks_for(*id)).collect(),
+                    all: self.weights.parameters(),
+                    sum: &|counts| ranks.sum_over_stages(counts),
+                };
+                select::best_of_stages(&stages, count, &mut keys)?
+            }
         };
         Ok(ids.iter().copied().zip(words).collect())
     }
 
+    /// Weights of a parameter that are not gone.
+    fn alive(&self, id: ParameterId) -> usize {
+        self.masks.get(id).map_or(self.len(id), |mask| mask.kept())
+    }
+
     /// The magnitudes of a parameter's weights as keys.
-    pub fn magnitudes(&self, id: ParameterId) -> Vec<u32> {
-        self.weights.get(id).to_f32().par_iter().map(|w| select::key(w.abs())).collect()
+    pub fn magnitudes(&self, id: ParameterId) -> Result<Vec<u32>> {
+        Ok(self.weights.get(id).read_f32()?.par_iter().map(|w| select::key(w.abs())).collect())
     }
 
     /// Keys in which those of weights that are gone already come last: a number of any other weight is above them.

@@ -8,7 +8,7 @@
 use espalier_plan::config::{self, Scope};
 use rayon::prelude::*;
 
-use super::{Draw, Network, Words, count, random, select};
+use super::{Decision, Draw, Network, Words, count, random, select};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -45,7 +45,7 @@ impl Moves {
         network: &Network<'_>,
         share: f64,
         mut growth: impl FnMut(ParameterId, usize) -> Result<Words>,
-    ) -> Result<Draw> {
+    ) -> Result<Decision> {
         let mut moved = 0;
         let mut masks = Vec::new();
         for id in network.candidates.iter().copied() {
@@ -56,12 +56,18 @@ impl Moves {
             let grown = growth(id, moving)?;
             debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
             let mut words =
-                select::best(&network.bury(id, network.magnitudes(id)), kept(network, id) - moving);
+                select::best(&network.bury(id, network.magnitudes(id)?), kept(network, id) - moving);
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
             masks.push((id, words));
-            moved += moving;
+            moved += if network.groups.speaks_for(id) { moving } else { 0 };
         }
-        Ok(Draw { masks, note: format!("{moved} weights moved"), ..Draw::default() })
+        let moved = network.sum(moved)?;
+        match moved {
+            0 => Ok(Decision::Wait),
+            _ => {
+                Ok(Decision::Prune(Draw { masks, note: format!("{moved} weights moved"), ..Draw::default() }))
+            }
+        }
     }
 }
 

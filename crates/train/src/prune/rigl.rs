@@ -6,11 +6,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use espalier_plan::Cut;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Tensor, random};
 
-use super::gradient::over_ranks;
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words, select};
 use crate::Result;
@@ -34,17 +32,19 @@ impl Pruner for Rigl {
         }
         let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
         let mut growth = growth(network, share)?;
-        let draw = Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))?;
-        Ok(if draw.masks.is_empty() { Decision::Wait } else { Decision::Prune(draw) })
+        Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))
     }
 }
 
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
     let run = &network.plan.run;
-    let (each, ranks) = (network.plan.micro_batch, network.ranks.map(Ranks::cut).unwrap_or(Cut::ALONE));
-    // What one rank would have as its first micro-batch.
-    let (all, first) = (each * ranks.ranks, each * ranks.rank);
+    let each = network.plan.micro_batch;
+    // What one rank would have as its first micro-batch, shared out.
+    let (all, first) = match network.ranks.map(Ranks::data) {
+        Some(data) => (each * data.size(), each * data.rank()),
+        None => (each, 0),
+    };
     let samples = network.order.indices(network.step * run.train.batch as u64 + first as u64, each);
     let place = Share { first, samples: each, norm_group: None };
     let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
@@ -73,7 +73,11 @@ impl Growth<'_> {
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
-        let gradient = over_ranks(gradient, self.network.ranks)?.to_f32();
+        let gradient = match self.network.sharing() {
+            Some(sharing) => sharing.sum(id, gradient)?,
+            None => gradient,
+        };
+        let gradient = gradient.read_f32()?;
         let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id));
         self.chosen.insert(id, words);
         Ok(())
@@ -89,10 +93,10 @@ impl GradientSink for Growth<'_> {
             if self.moving(id) == 0 {
                 continue;
             }
-            if !self.network.parts.model.tied().contains(&id) {
+            if !self.network.parts.stage.model(0).tied().contains(&id) {
                 self.choose(id, gradient)?;
             } else if let Some(sum) = self.parts.get_mut(&id) {
-                add_into(sum, &gradient);
+                add_into(sum, &gradient)?;
             } else {
                 self.parts.insert(id, gradient);
             }

@@ -18,26 +18,61 @@ pub fn key(score: f32) -> u32 {
     if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }
 
+/// Tensors of which each stage of a pipeline has some.
+pub struct Stages<'a> {
+    /// The place of each tensor here among the tensors of all stages, ascending.
+    pub places: Vec<usize>,
+    /// Whether it is counted here: one that several stages hold is counted on one of them.
+    pub speaks: Vec<bool>,
+    /// Tensors of all stages.
+    pub all: usize,
+    /// Sums over the stages, each of which must ask for the same ones in the same order.
+    pub sum: &'a dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>>,
+}
+
 /// Keeps the `keep` places with the largest keys over all tensors; `keys(i)` gives those of tensor `i`.
 pub fn best_of_all(
     tensors: usize,
     keep: usize,
+    keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
+) -> crate::Result<Vec<Words>> {
+    let places = (0..tensors).collect();
+    let alone = Stages { places, speaks: vec![true; tensors], all: tensors, sum: &Ok };
+    best_of_stages(&alone, keep, keys)
+}
+
+/// The same over the tensors of all stages; `keys(i)` gives those of tensor `i` of this one. Ties go to the earlier
+/// tensor, wherever it is.
+pub fn best_of_stages(
+    stages: &Stages<'_>,
+    keep: usize,
     mut keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
 ) -> crate::Result<Vec<Words>> {
+    let tensors = stages.places.len();
+    let counted = || (0..tensors).filter(|i| stages.speaks[*i]);
     let mut high = Histogram::default();
-    for i in 0..tensors {
+    for i in counted() {
         high.add(&keys(i)?, |key| Some((key >> 16) as usize));
     }
-    let (digit, above) = high.holder_of(keep);
+    let (digit, above) = high.over(stages)?.holder_of(keep);
     let mut low = Histogram::default();
-    for i in 0..tensors {
+    for i in counted() {
         low.add(&keys(i)?, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
     }
-    let (rest, above_low) = low.holder_of(keep - above);
+    let (rest, above_low) = low.over(stages)?.holder_of(keep - above);
     let threshold = digit << 16 | rest;
     // As many of those at the threshold as are still missing, the first ones.
-    let mut ties = keep - above - above_low;
-    (0..tensors).map(|i| Ok(at_least(&keys(i)?, threshold, &mut ties))).collect()
+    let missing = keep - above - above_low;
+    let mut at_threshold = vec![0; stages.all];
+    for i in counted() {
+        at_threshold[stages.places[i]] = keys(i)?.par_iter().filter(|key| **key == threshold).count() as u64;
+    }
+    let at_threshold = (stages.sum)(at_threshold)?;
+    let word = |i: usize| {
+        let before: u64 = at_threshold[..stages.places[i]].iter().sum();
+        Ok(at_least(&keys(i)?, threshold, &mut missing.saturating_sub(before as usize)))
+    };
+    (0..tensors).map(word).collect()
 }
 
 /// Keeps the `keep` places with the largest keys of one tensor.
@@ -73,6 +108,11 @@ impl Histogram {
         for part in parts {
             self.0.iter_mut().zip(part).for_each(|(sum, n)| *sum += n);
         }
+    }
+
+    /// Of the keys of all stages.
+    fn over(self, stages: &Stages<'_>) -> crate::Result<Histogram> {
+        Ok(Histogram((stages.sum)(self.0)?))
     }
 
     /// The digit of the `keep`-th largest key, and how many keys have a larger one. Above every digit where none is
@@ -152,6 +192,31 @@ mod tests {
             let places: Vec<(usize, usize)> =
                 chosen.iter().enumerate().flat_map(|(t, words)| ones(words).map(move |i| (t, i))).collect();
             prop_assert_eq!(places, all);
+            // Two stages, the first tensor on both: each asks for the sums of its own histograms and the other's.
+            if keys.len() > 1 {
+                let cut = keys.len() / 2;
+                let (here, there) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+                let stage = |own: Vec<usize>, speaks: Vec<bool>, give: std::sync::mpsc::Sender<Vec<u64>>, take: std::sync::mpsc::Receiver<Vec<u64>>| {
+                    let sum = move |counts: Vec<u64>| {
+                        give.send(counts.clone()).unwrap();
+                        Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
+                    };
+                    let stages = Stages { places: own.clone(), speaks, all: keys.len(), sum: &sum };
+                    best_of_stages(&stages, keep, |i| Ok(keys[own[i]].clone())).unwrap()
+                };
+                let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
+                let first: Vec<usize> = (0..cut).collect();
+                let mut speaks = vec![true; second.len()];
+                speaks[0] = cut == 0;
+                let second = if cut == 0 { second[1..].to_vec() } else { second };
+                let (a, b) = std::thread::scope(|scope| {
+                    let other = scope.spawn(|| stage(second.clone(), speaks, there.0, here.1));
+                    (stage(first.clone(), vec![true; cut], here.0, there.1), other.join().unwrap())
+                });
+                for (place, words) in first.iter().zip(a).chain(second.iter().zip(b)) {
+                    prop_assert_eq!(&words, &chosen[*place]);
+                }
+            }
             for keys in &keys {
                 let keep = (share * keys.len() as f64) as usize;
                 prop_assert_eq!(best(keys, keep), best_of_all(1, keep, |_| Ok(keys.clone())).unwrap().remove(0));

@@ -26,10 +26,9 @@ impl Pruner for Set {
         let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
         // A place's number depends on the seed, the step, the parameter's name and the place alone.
         let seed = random::key(random::key(network.plan.run.seed, PURPOSE), network.step);
-        let draw = Moves::draw(network, share, |id, count| {
+        Moves::draw(network, share, |id, count| {
             let key = random::key(seed, name_key(network.weights.name(id)));
             Ok(best_free(network, id, |i| random::bits(key, i as u64), count))
-        })?;
-        Ok(if draw.masks.is_empty() { Decision::Wait } else { Decision::Prune(draw) })
+        })
     }
 }

@@ -38,7 +38,7 @@ impl Pruner for Snip {
         let gradients = self.gradients(network)?;
         let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
         let keys = |id: ParameterId| {
-            let (weight, gradient) = (network.weights.get(id).to_f32(), gradients[at(id)].to_f32());
+            let (weight, gradient) = (network.weights.get(id).read_f32()?, gradients[at(id)].read_f32()?);
             Ok(weight.par_iter().zip(gradient).map(|(w, g)| select::key((w * g).abs())).collect())
         };
         Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
@@ -54,7 +54,7 @@ impl Snip {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: 1.0,
-            ranks: network.ranks,
+            sharing: network.sharing(),
         };
         gradient(network.pass(), network.candidates, scored)
     }

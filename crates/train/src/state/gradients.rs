@@ -15,6 +15,7 @@ use espalier_tensor::{Category, Tensor};
 use super::Masks;
 use crate::Result;
 use crate::layers::{GradientSink, WeightGradients};
+use crate::parallel::groups::Groups;
 use crate::weights::ParameterId;
 
 /// Sums of gradients, one per parameter.
@@ -22,8 +23,8 @@ use crate::weights::ParameterId;
 pub struct Gradients<'a> {
     sums: Vec<Option<Tensor>>,
     masks: &'a Masks,
-    /// Which part of each sum is here.
-    cut: Cut,
+    /// Who has the other parts of each sum, where only parts are here.
+    shared: Option<&'a Groups>,
     /// What each took when it was whole.
     bytes: Vec<usize>,
     measured: Option<Measured>,
@@ -41,7 +42,7 @@ impl<'a> Gradients<'a> {
     /// Room for a model's parameters, under its masks.
     pub fn new(masks: &'a Masks) -> Gradients<'a> {
         let sums: Vec<_> = (0..masks.parameters()).map(|_| None).collect();
-        Gradients { bytes: vec![0; sums.len()], sums, masks, cut: Cut::ALONE, measured: None }
+        Gradients { bytes: vec![0; sums.len()], sums, masks, shared: None, measured: None }
     }
 
     /// Also sums the squared norms of the gradients as they come, except those of tied parameters.
@@ -50,9 +51,9 @@ impl<'a> Gradients<'a> {
         self
     }
 
-    /// Says that what is put here from now on are this rank's parts.
-    pub fn share_out(&mut self, cut: Cut) {
-        self.cut = cut;
+    /// Says that in the end each rank will have its part of every sum.
+    pub fn share_out(&mut self, groups: &'a Groups) {
+        self.shared = Some(groups);
     }
 
     /// The gradient of a parameter, if any has come: compressed where the masks say so.
@@ -79,15 +80,16 @@ impl<'a> Gradients<'a> {
     pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
         let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let pulls: Vec<f32> = weight.to_f32().into_iter().map(|w| strength * sign(w)).collect();
+        let pulls: Vec<f32> = weight.read_f32()?.into_iter().map(|w| strength * sign(w)).collect();
         let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
         let pull = match self.masks.compressing(id) {
             Some(mask) => compress(&pull, mask, Category::Workspace)?,
             None => pull,
         };
-        match self.cut.is_alone() {
-            true => add_into(sum, &pull),
-            false => add_into(sum, &flat::take(&pull, self.cut.own(pull.len()), Category::Workspace)?),
+        let cut = self.shared.map_or(Cut::ALONE, |groups| groups.cut(id));
+        match cut.is_alone() {
+            true => add_into(sum, &pull)?,
+            false => add_into(sum, &flat::take(&pull, cut.own(pull.len()), Category::Workspace)?)?,
         }
         Ok(())
     }
@@ -99,22 +101,23 @@ impl<'a> Gradients<'a> {
 
     /// The squared norm over all kept parameters, or this rank's parts of them; NaN or infinite if any element is.
     pub fn squared_norm(&self) -> Result<f64> {
-        self.squared_norm_without(&HashSet::new())
+        self.squared_norm_of(|_| true)
     }
 
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
     pub fn noise_norms(&self) -> Result<Option<(f64, f64)>> {
         let Some(measured) = &self.measured else { return Ok(None) };
-        Ok(Some((measured.squares, self.squared_norm_without(&measured.without)?)))
+        Ok(Some((measured.squares, self.squared_norm_of(|id| !measured.without.contains(&id))?)))
     }
 
-    fn squared_norm_without(&self, without: &HashSet<ParameterId>) -> Result<f64> {
+    /// The same over some parameters.
+    pub fn squared_norm_of(&self, counts: impl Fn(ParameterId) -> bool) -> Result<f64> {
         let sums = self.sums.iter().enumerate().filter_map(|(i, sum)| Some((ParameterId(i), sum.as_ref()?)));
         let kept = sums
-            .filter(|(id, _)| !without.contains(id))
+            .filter(|(id, _)| counts(*id))
             .map(|(id, sum)| self.kept(id, sum))
             .collect::<Result<Vec<_>>>()?;
-        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>()))
+        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>())?)
     }
 
     /// What counts of a gradient: its kept elements, in the order in which compressed state has them.
@@ -134,13 +137,13 @@ impl GradientSink for Gradients<'_> {
             let mask = self.masks.compressing(id);
             if let Some(measured) = self.measured.as_mut().filter(|m| !m.without.contains(&id)) {
                 measured.squares += match self.masks.get(id) {
-                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?),
-                    None => squared_norm(&gradient),
+                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?)?,
+                    None => squared_norm(&gradient)?,
                 };
             }
             match (&mut self.sums[id.0], mask) {
-                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask),
-                (Some(sum), None) => add_into(sum, &gradient),
+                (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,
+                (Some(sum), None) => add_into(sum, &gradient)?,
                 (empty, Some(mask)) => *empty = Some(compress(&gradient, mask, Category::Gradients)?),
                 (empty, None) => {
                     gradient.book_as(Category::Gradients);

@@ -5,7 +5,7 @@
 //! Ranks may share them out: then each has its [`Cut`] of these vectors.
 
 use espalier_comm::Communicator;
-use espalier_plan::config::{self, Master};
+use espalier_plan::config::{self, Master, Precision};
 use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{apply, compress, expand};
@@ -15,7 +15,8 @@ use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::{Gradients, Masks};
 use crate::Result;
-use crate::checkpoint::{Piece, Room, Saved, Stored};
+use crate::checkpoint::{OPTIMIZER, Piece, Room, Saved, Stored, Wanted};
+use crate::parallel::groups::Groups;
 use crate::parallel::zero::{join, own_weights};
 use crate::weights::{ParameterId, Weights};
 
@@ -26,8 +27,10 @@ const LARS_EPS: f32 = 1e-9;
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
-    cut: Cut,
-    slots: Vec<Slot>,
+    /// Whether weights are roundings of masters.
+    has_master: bool,
+    /// None where a parameter is another stage's.
+    slots: Vec<Option<Slot>>,
 }
 
 /// The state of one parameter.
@@ -36,30 +39,39 @@ pub(crate) struct Slot {
     name: String,
     /// Of the state, were it all here.
     shape: Vec<usize>,
+    /// Which part of it is.
+    cut: Cut,
     master: Option<Tensor>,
     moments: Vec<Tensor>,
     /// Zero for biases and norm parameters where they are left out of weight decay,
     weight_decay: f32,
-    /// and are always left out of trust ratios.
+    /// and these are always left out of trust ratios.
     adapts: bool,
 }
 
 impl Optimizer {
-    /// Fresh state for a model's weights: a rank's part of it.
-    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks, cut: Cut) -> Result<Optimizer> {
+    /// Fresh state for a model's weights. Those who share a parameter share its state out, where they are given.
+    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks, shared: Option<&Groups>) -> Result<Optimizer> {
         let config = &plan.run.optimizer;
         let (rule, decay) = (rule_of(config.rule), config.weight_decay as f32);
-        let slots = weights
-            .ids()
-            .zip(plan.model.parameters())
+        let has_master = plan.run.train.precision != Precision::F32;
+        let parameters = plan.model.parameters().into_iter().enumerate();
+        let slots = parameters
+            .map(|(place, parameter)| (ParameterId(place), parameter))
             .map(|(id, parameter)| {
+                if !weights.holds(id) {
+                    return Ok(None);
+                }
                 let (weight, mask) = (weights.get(id), masks.compressing(id));
+                let cut = shared.map_or(Cut::ALONE, |groups| groups.cut(id));
                 let shape = mask.map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
-                let own =
-                    if cut.is_alone() { shape.clone() } else { vec![cut.own(shape.iter().product()).len()] };
+                let own = match cut.is_alone() {
+                    true => shape.clone(),
+                    false => vec![cut.own(shape.iter().product()).len()],
+                };
                 let zeros = |dtype| Tensor::zeros(&weight.device(), &own, dtype, Category::Optimizer);
                 let moments = (0..rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
-                Ok(Slot {
+                Ok(Some(Slot {
                     master: match (weight.dtype(), config.master, mask) {
                         (DType::F32, ..) => None,
                         // A fresh weight is a bf16 number: no bit was lost.
@@ -77,10 +89,11 @@ impl Optimizer {
                     adapts: parameter.decays,
                     name: parameter.name,
                     shape,
-                })
+                    cut,
+                }))
             })
             .collect::<Result<_>>()?;
-        Ok(Optimizer { rule, cut, slots })
+        Ok(Optimizer { rule, has_master, slots })
     }
 
     /// What a step does.
@@ -88,13 +101,10 @@ impl Optimizer {
         self.rule
     }
 
-    /// Which part of the state is here.
-    pub(crate) fn cut(&self) -> Cut {
-        self.cut
-    }
-
+    /// The state of what is held.
     pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Slot)> {
-        self.slots.iter_mut().enumerate().map(|(i, slot)| (ParameterId(i), slot))
+        let slots = self.slots.iter_mut().enumerate();
+        slots.filter_map(|(i, slot)| Some((ParameterId(i), slot.as_mut()?)))
     }
 
     /// Takes a step: one pass over all parameters, which on a card is one launch.
@@ -105,16 +115,16 @@ impl Optimizer {
         gradients: &Gradients<'_>,
         step: Step,
     ) -> Result<()> {
-        let targets = weights
-            .all_mut()
-            .zip(&mut self.slots)
-            .filter_map(|((id, weight), slot)| Some(slot.target(weight, gradients.get(id)?, masks.get(id))));
+        let targets = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
+            let (weight, slot) = weight.zip(slot.as_mut())?;
+            Some(slot.target(weight, gradients.get(id)?, masks.get(id)))
+        });
         Ok(update::step(self.rule, step, targets.collect(), Norms::Measured)?)
     }
 
     /// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
     /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state. Those that
-    /// share the state out are the `group`.
+    /// share the parameter are the `group`.
     pub fn remask(
         &mut self,
         id: ParameterId,
@@ -123,8 +133,8 @@ impl Optimizer {
         compressed: bool,
         group: Option<&Communicator>,
     ) -> Result<()> {
-        let (cut, slot) = (self.cut, &mut self.slots[id.0]);
-        let before: usize = slot.shape.iter().product();
+        let slot = self.slots[id.0].as_mut().expect("a parameter of this stage");
+        let (cut, before) = (slot.cut, slot.shape.iter().product());
         if compressed {
             slot.shape = vec![new.kept()];
         }
@@ -134,7 +144,7 @@ impl Optimizer {
                 continue;
             }
             let whole = match group.filter(|_| !cut.is_alone()) {
-                Some(group) => join(state, before, cut, group)?,
+                Some(group) => join(state, before, group)?,
                 None => state.clone(),
             };
             let dense = match old {
@@ -154,30 +164,32 @@ impl Optimizer {
 
     /// The tensors of a parameter's state: the master, where there is one, and the moments.
     pub(crate) fn state(&self, id: ParameterId) -> Vec<&Tensor> {
-        let slot = &self.slots[id.0];
-        slot.master.iter().chain(&slot.moments).collect()
+        let slot = self.slots[id.0].iter();
+        slot.flat_map(|slot| slot.master.iter().chain(&slot.moments)).collect()
     }
 
     /// The same, to be changed.
     pub(crate) fn state_mut(&mut self, id: ParameterId) -> Vec<&mut Tensor> {
-        let slot = &mut self.slots[id.0];
-        slot.master.iter_mut().chain(&mut slot.moments).collect()
+        let slot = self.slots[id.0].iter_mut();
+        slot.flat_map(|slot| slot.master.iter_mut().chain(&mut slot.moments)).collect()
     }
 
     /// Bytes held for a parameter.
     pub fn bytes(&self, id: ParameterId) -> usize {
-        let slot = &self.slots[id.0];
-        slot.master.iter().chain(&slot.moments).map(Tensor::byte_len).sum()
+        self.state(id).into_iter().map(Tensor::byte_len).sum()
     }
 
     /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or this rank's pieces.
     pub fn saved(&self) -> Saved<'_> {
-        self.slots.iter().flat_map(|slot| slot.saved(self.cut)).collect()
+        self.slots.iter().flatten().flat_map(Slot::saved).collect()
     }
 
     /// Room for the same, to be filled from a checkpoint.
-    pub fn rooms(&mut self) -> Vec<(String, Room<'_>)> {
-        self.slots.iter_mut().flat_map(|slot| slot.rooms(self.cut)).collect()
+    pub fn wanted(&mut self) -> Wanted<'_> {
+        let missing = self.slots.iter().filter(|slot| slot.is_none()).count();
+        let elsewhere = missing * (self.rule.states() + usize::from(self.has_master));
+        let tensors = self.slots.iter_mut().flatten().flat_map(Slot::rooms).collect();
+        Wanted { file: OPTIMIZER, tensors, elsewhere }
     }
 }
 
@@ -200,17 +212,17 @@ impl Slot {
         }
     }
 
-    fn saved(&self, cut: Cut) -> Saved<'_> {
-        let stored = |(i, tensor)| match self.piece(cut) {
+    fn saved(&self) -> Saved<'_> {
+        let stored = |(i, tensor)| match self.piece() {
             None => (self.label(i), Stored::Tensor(tensor)),
             Some(piece) => (self.label(i), Stored::Piece(tensor, piece)),
         };
         self.master.iter().chain(&self.moments).enumerate().map(stored).collect()
     }
 
-    fn rooms(&mut self, cut: Cut) -> Vec<(String, Room<'_>)> {
+    fn rooms(&mut self) -> Vec<(String, Room<'_>)> {
         let count = self.master.iter().len() + self.moments.len();
-        let (labels, piece): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.piece(cut));
+        let (labels, piece): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.piece());
         let room = |tensor| match piece.clone() {
             None => Room::Tensor(tensor),
             Some(piece) => Room::Piece(tensor, piece),
@@ -227,9 +239,10 @@ impl Slot {
     }
 
     /// Where what is here belongs, if it is not all.
-    fn piece(&self, cut: Cut) -> Option<Piece> {
+    fn piece(&self) -> Option<Piece> {
         let elements = self.shape.iter().product();
-        (!cut.is_alone()).then(|| Piece { start: cut.own(elements).start, shape: self.shape.clone() })
+        (!self.cut.is_alone())
+            .then(|| Piece { start: self.cut.own(elements).start, shape: self.shape.clone() })
     }
 }
 

@@ -5,6 +5,7 @@ mod gradients;
 mod local;
 mod memory;
 mod parallel;
+mod pipeline;
 mod prune;
 mod resume;
 mod shards;

@@ -9,6 +9,7 @@ use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::{Category, Mask, Tensor};
 use espalier_train::layers::GradientSink;
 use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::{Observer, Outcome, Place, run};
 use espalier_train::state::{Gradients, Masks};
@@ -186,7 +187,8 @@ fn buckets_of_any_size_give_the_same_sums() {
             (0..80).step_by(3).for_each(|i| words[i / 32] |= 1 << (i % 32));
             masks.set(ParameterId(2), Mask::new(device, 80, &words)?);
             let tied = [ParameterId(0)].into();
-            let mut sink = Reducing::new(Gradients::new(&masks), Some(&ranks), &tied).with_buckets_of(bytes);
+            let groups = Groups::of_replicas(&ranks, sizes.len());
+            let mut sink = Reducing::new(Gradients::new(&masks), &groups, &tied).with_buckets_of(bytes);
             let gradient = |id: usize, scale: f32| {
                 let (shape, device) = (sizes[id], device.clone());
                 let values: Vec<f32> = (0..shape.iter().product()).map(|i| scale * (i + id) as f32).collect();
@@ -195,9 +197,7 @@ fn buckets_of_any_size_give_the_same_sums() {
             };
             let own = (ranks.rank() + 1) as f32;
             for last in [false, true] {
-                if last {
-                    sink.last_micro_batch();
-                }
+                sink.last_micro_batch(last);
                 // The tied one comes twice.
                 for id in [0, 4, 2, 1, 0, 3] {
                     sink.accept(&[ParameterId(id)], Box::new(gradient(id, own)))?;

@@ -285,6 +285,11 @@ impl Blas {
         })
     }
 
+    /// Whether products may use TF32, and how algorithms are picked.
+    pub(super) fn settings(&self) -> (bool, Search) {
+        (self.tf32, self.search)
+    }
+
     /// Whether it ran; `false` where cuBLASLt cannot do it.
     fn run(&mut self, cuda: &Cuda, product: &mut Product<'_>, c: &mut Tensor) -> Result<bool> {
         let key = self.key(product, c);

@@ -34,6 +34,11 @@ impl Default for Convolutions {
 }
 
 impl Convolutions {
+    /// Takes over the settings of another card's.
+    pub(super) fn as_in(&mut self, other: &Convolutions) {
+        (self.tf32, self.wanted) = (other.tf32, other.wanted);
+    }
+
     /// cuDNN for this card, where it is wanted and works.
     fn dnn(&mut self, cuda: &Cuda) -> Option<&mut Dnn> {
         if !self.wanted {
@@ -124,7 +129,7 @@ impl Cuda {
         Ok(offers)
     }
 
-    fn convolutions(&self) -> std::sync::MutexGuard<'_, Convolutions> {
+    pub(super) fn convolutions(&self) -> std::sync::MutexGuard<'_, Convolutions> {
         self.0.convolutions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -74,8 +74,8 @@ impl Rows {
         args.pointer(at(targets, 4)).pointer(at(&self.losses, 8)).pointer(at(&self.correct, 4))
     }
 
-    /// Adds up, and reads the two sums back in one copy.
-    pub(super) fn total(self) -> Result<Total> {
+    /// Adds up: two doubles on the card.
+    pub(super) fn sum(self) -> Result<Tensor> {
         let Rows { losses, correct } = self;
         let (cuda, device) = (losses.cuda_buffer().cuda(), losses.device());
         let sums = lanes::doubles(&device, 2)?;
@@ -87,9 +87,14 @@ impl Rows {
         unsafe {
             cuda.kernel(&SOURCE, Build::of(DType::F32), "cross_entropy_total")?.launch(1, 1024, 0, args)?;
         }
-        let [loss, correct] = sums.cuda_buffer().words()?;
-        Ok(Total { loss_sum: f64::from_bits(loss), correct: correct as usize })
+        Ok(sums)
     }
+}
+
+/// Reads the two sums back in one copy.
+pub(super) fn read(sums: &Tensor) -> Result<Total> {
+    let [loss, correct] = sums.cuda_buffer().words()?;
+    Ok(Total { loss_sum: f64::from_bits(loss), correct: correct as usize })
 }
 
 /// Logits of a row that stay in shared memory between its two readings: so many that two blocks share a

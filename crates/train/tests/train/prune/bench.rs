@@ -4,7 +4,9 @@ use espalier_plan::Plan;
 use espalier_tensor::{DType, Device, Mask};
 use espalier_train::data::{Dataset, Inputs, Order, Split};
 use espalier_train::model::Model;
+use espalier_train::parallel::groups::Groups;
 use espalier_train::prune::{Decision, Draw, Network, Parts, Pruner, Words, is_kept};
+use espalier_train::stage::Stage;
 use espalier_train::state::Masks;
 use espalier_train::weights::{ParameterId, Weights};
 
@@ -16,7 +18,8 @@ pub struct Bench {
     pub dataset: Dataset,
     pub device: Device,
     pub dtype: DType,
-    pub model: Model,
+    pub stage: Stage,
+    pub groups: Groups,
     pub weights: Weights,
     pub masks: Masks,
     pub order: Order,
@@ -31,7 +34,8 @@ impl Bench {
         let dtype = if plan.run.train.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
         Bench {
             dtype,
-            model: Model::build(&plan.model, false),
+            stage: Stage::whole(Model::build(&plan.model, false), &plan),
+            groups: Groups::default(),
             weights: Weights::initialise(&plan.model, &device, dtype, plan.run.seed).unwrap(),
             masks: Masks::new(covered.len(), false),
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
@@ -52,14 +56,15 @@ impl Bench {
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
+            groups: &self.groups,
+            ranks: None,
             parts: Parts {
-                model: &self.model,
+                stage: &self.stage,
                 dataset: &self.dataset,
                 device: &self.device,
                 dtype: self.dtype,
             },
             order: &self.order,
-            ranks: None,
         }
     }
 

@@ -254,7 +254,7 @@ fn rewinding_goes_back_to_an_early_step() {
         let mut lottery = method(&bench, 21);
         let copy = |bench: &mut Bench, trainer: &Trainer| {
             for ((_, to), (_, from)) in bench.weights.named_mut().zip(trainer.weights().named()) {
-                to.copy_from_host(&from.host_bytes());
+                to.copy_from_host(&from.host_bytes()).unwrap();
             }
         };
         for step in 0..9 {

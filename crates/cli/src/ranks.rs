@@ -1,0 +1,36 @@
+//! The ranks of a launcher but the first: they say nothing unless they are the cause of what went wrong.
+//!
+//! What is wrong with a run file is wrong on every rank, and a rank that fails stops all others. A person should read each
+//! sentence once.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use espalier_train::Error;
+
+use crate::exit_code;
+
+/// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job with the first
+/// process that ends badly, and this one with it.
+const AFTER_YOU: Duration = Duration::from_secs(3);
+
+/// Runs the work of a rank that is not the first.
+pub fn quietly(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<ExitCode> {
+    let error = match work() {
+        Ok(code) => return Ok(code),
+        Err(error) => error,
+    };
+    match error.downcast_ref::<Error>() {
+        // Another rank says why; or all do, and rank 0 speaks for them.
+        Some(Error::RankEnded { rank: other, .. }) if *other != rank => Ok(ExitCode::from(exit_code(&error))),
+        Some(Error::Diverged { .. } | Error::Disagree { .. }) => Ok(ExitCode::from(exit_code(&error))),
+        // They name the rank.
+        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => Err(error),
+        _ => {
+            thread::sleep(AFTER_YOU);
+            Err(error.context(format!("rank {rank}")))
+        }
+    }
+}

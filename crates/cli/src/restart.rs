@@ -1,0 +1,124 @@
+//! `--max-restarts N`: a run that falls over goes on from its last good checkpoint.
+//!
+//! The run is a process of its own and this one waits for it. So it does not matter how it fell over: a rank that panicked, a
+//! card that no longer answers, a kernel that was out of memory and killed it. What a person did wrong (exit code 2), a run
+//! that diverged (4) and one that was interrupted (130) are left as they are: they would come to the same end again.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+/// Exit codes after which nothing is gained by trying again.
+const FINAL: [i32; 4] = [0, 2, 4, 130];
+
+/// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over; `folder` is the run's.
+pub fn supervise(restarts: usize, folder: &Path, first: &[OsString], again: &[OsString]) -> Result<ExitCode> {
+    let signals = Passing::start()?;
+    let mut arguments = first;
+    for restart in 1.. {
+        let status = signals.wait(start(arguments)?)?;
+        if status.code().is_some_and(|code| FINAL.contains(&code)) {
+            return Ok(exit_code(status));
+        }
+        // Where the run had not begun, what stopped it will stop it again.
+        if restart > restarts || signals.asked_to_stop() || !folder.join("run.toml").exists() {
+            if restarts > 0 && restart > restarts {
+                eprintln!("the run {}; no restart is left of {restarts}", ended(status));
+            }
+            return Ok(exit_code(status));
+        }
+        eprintln!(
+            "the run {}; restart {restart} of {restarts}, from its last good checkpoint",
+            ended(status)
+        );
+        arguments = again;
+    }
+    unreachable!("restarts are counted without end")
+}
+
+/// Starts this program again, in a group of its own: the terminal's signals come here and are passed on, once.
+fn start(arguments: &[OsString]) -> Result<Child> {
+    let own = std::env::current_exe().context("where this program is")?;
+    Command::new(own).args(arguments).process_group(0).spawn().context("the run cannot be started")
+}
+
+/// `was killed by signal 9`, `failed with exit code 3`
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("failed with exit code {code}"),
+        (_, Some(signal)) => format!("was killed by signal {signal}"),
+        _ => "ended".into(),
+    }
+}
+
+/// Its own exit code; for a signal the one that a shell would report.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// Signals that end a run, passed on to whichever process is the run at the time.
+struct Passing {
+    /// Its number; 0 between two runs.
+    run: Arc<AtomicI32>,
+    /// The first signal that came.
+    came: Arc<AtomicI32>,
+}
+
+impl Passing {
+    fn start() -> Result<Passing> {
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let passing = Passing { run: Arc::default(), came: Arc::default() };
+        let (run, came) = (passing.run.clone(), passing.came.clone());
+        thread::Builder::new().name("espalier-signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                came.store(signal, Ordering::SeqCst);
+                if let Some(run) = Pid::from_raw(run.load(Ordering::SeqCst)) {
+                    pass_on(run, signal);
+                }
+            }
+        })?;
+        Ok(passing)
+    }
+
+    fn wait(&self, mut child: Child) -> Result<ExitStatus> {
+        self.run.store(child.id() as i32, Ordering::SeqCst);
+        // One that came before there was anybody to pass it on to.
+        let came = self.came.load(Ordering::SeqCst);
+        if let Some(run) = Pid::from_raw(child.id() as i32).filter(|_| came != 0) {
+            pass_on(run, came);
+        }
+        let status = child.wait().context("the run cannot be waited for");
+        self.run.store(0, Ordering::SeqCst);
+        status
+    }
+
+    fn asked_to_stop(&self) -> bool {
+        self.came.load(Ordering::SeqCst) != 0
+    }
+}
+
+fn pass_on(run: Pid, signal: i32) {
+    let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
+    // It may have ended by itself.
+    let _ = kill_process(run, signal);
+}
+
+/// Sets `stop` where the process that waits for this one ends. Its own signal: the kernel may send it more than once, and a
+/// second SIGTERM would not let the run save.
+pub fn stop_with_parent(stop: &Arc<AtomicBool>) -> Result<()> {
+    flag::register(SIGHUP, stop.clone())?;
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(Signal::HUP))?;
+    Ok(())
+}

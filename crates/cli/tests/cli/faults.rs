@@ -1,0 +1,193 @@
+//! Runs that are killed: what is left is whole, and going on from it gives the bits of never having been killed.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use espalier_train::checkpoint::Whole;
+
+use crate::{TINY, command, json, said, train_in};
+
+/// Settings of a run that is long enough to be killed, and saves often enough to be killed while it does.
+pub const LONG: [&str; 10] = [
+    "--set",
+    "train.steps=120",
+    "--set",
+    "model.width=64",
+    "--set",
+    "train.log_every=1",
+    "--set",
+    "checkpoint.every=2",
+    "--set",
+    "model.dropout=0.1",
+];
+
+/// A number below `n` that differs from run to run; whoever uses it says what it was where a test fails.
+pub fn random(n: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    (u64::from(now.subsec_nanos()) / 1000 + u64::from(std::process::id())) % n
+}
+
+pub fn kill(signal: &str, process: u32) {
+    let killed = Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+    assert!(killed.success(), "kill {signal} {process}");
+}
+
+/// Waits until the run in a folder has logged a step.
+pub fn wait_for_step(folder: &Path, step: u64) {
+    let begin = Instant::now();
+    let reached = || {
+        let metrics = fs::read_to_string(folder.join("metrics.jsonl")).unwrap_or_default();
+        let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64();
+        metrics.lines().filter_map(step_of).any(|logged| logged >= step)
+    };
+    while !reached() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "step {step} is never reached");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// All checkpoints that are there under their names can be used.
+pub fn assert_whole(run: &Path) {
+    let Ok(checkpoints) = fs::read_dir(run.join("checkpoints")) else { return };
+    for entry in checkpoints.map(|entry| entry.unwrap().path()) {
+        if entry.file_name().unwrap().to_str().unwrap().starts_with("step-") {
+            Whole::read(&entry, None).unwrap();
+        }
+    }
+}
+
+fn start(folder: &Path, arguments: &[&str]) -> Child {
+    let mut command = command(folder, arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn whole(folder: &Path, more: &[&str]) -> serde_json::Value {
+    let output = train_in(folder, TINY, &[&LONG[..], &["--json", "--out", "whole"], more].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    json(&output.stdout)["weights_hash"].clone()
+}
+
+#[test]
+fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
+    for ranks in ["1", "2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks = ["--ranks", ranks];
+        let expected = whole(folder.path(), &ranks);
+        let arguments = [&LONG[..], &["--json", "--out", "broken"], &ranks].concat();
+        let run = folder.path().join("broken");
+        let (first, second) = (1 + random(50), 60 + random(50));
+        for (step, resume) in [(first, &[][..]), (second, &["--resume"])] {
+            let mut child = start(folder.path(), &[&arguments[..], resume].concat());
+            wait_for_step(&run, step);
+            kill("-KILL", child.id());
+            assert_eq!(child.wait().unwrap().code(), None, "killed at {first} and {second}");
+            assert_whole(&run);
+        }
+        let output = command(folder.path(), &[&arguments[..], &["--resume"]].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("resumed after step"), "{}", said(&output));
+        assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {first} and {second}");
+    }
+}
+
+/// The process that a process has started, and not the one that it started before.
+fn child_of(process: u32, before: Option<u32>) -> u32 {
+    let begin = Instant::now();
+    loop {
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+        let child = children.split_whitespace().filter_map(|child| child.parse().ok()).next();
+        if let Some(child) = child.filter(|child| Some(*child) != before) {
+            return child;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "no process was started: {children:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Kills the run of a process that restarts it, at as many steps as are given.
+fn killed_at(steps: &[u64], folder: &Path, arguments: &[&str]) -> Output {
+    let child = start(folder, arguments);
+    let mut run = None;
+    for step in steps {
+        run = Some(child_of(child.id(), run));
+        wait_for_step(&folder.join("broken"), *step);
+        kill("-KILL", run.unwrap());
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
+    for ranks in ["1", "2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks = ["--ranks", ranks];
+        let expected = whole(folder.path(), &ranks);
+        let arguments = [&LONG[..], &["--json", "--out", "broken", "--max-restarts", "2"], &ranks].concat();
+        let steps = [3 + random(50), 60 + random(50)];
+        let output = killed_at(&steps, folder.path(), &arguments);
+        let text = said(&output);
+        assert!(output.status.success(), "killed at {steps:?}: {text}");
+        assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {steps:?}");
+        for restart in 1..=2 {
+            let sentence = format!(
+                "the run was killed by signal 9; restart {restart} of 2, from its last good checkpoint"
+            );
+            assert_eq!(text.matches(&sentence).count(), 1, "killed at {steps:?}: {text}");
+        }
+        assert_eq!(text.matches("resumed after step").count(), 2, "killed at {steps:?}: {text}");
+    }
+}
+
+#[test]
+fn restarts_come_to_an_end_and_are_not_for_mistakes() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let arguments = [&LONG[..], &["--out", "broken", "--max-restarts", "1"]].concat();
+    let output = killed_at(&[3, 20], folder.path(), &arguments);
+    assert_eq!(output.status.code(), Some(128 + 9), "{}", said(&output));
+    assert!(said(&output).ends_with("killed by signal 9; no restart is left of 1\n"), "{}", said(&output));
+
+    let output = train_in(folder.path(), "nonsense", &["--max-restarts", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    let diverging = ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd"];
+    let output = train_in(
+        folder.path(),
+        TINY,
+        &[&diverging[..], &["--set", "train.steps=30", "--max-restarts", "3"]].concat(),
+    );
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(!said(&output).contains("restart"), "{}", said(&output));
+    let mut launched = command(folder.path(), &["--max-restarts", "3"]);
+    let output = launched.env("WORLD_SIZE", "2").env("RANK", "0").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).starts_with("error: `--max-restarts` restarts the ranks of one process"));
+}
+
+#[test]
+fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let arguments =
+        [&LONG[..], &["--out", "broken", "--max-restarts", "1"], &["--set", "train.steps=100000"]];
+    let child = start(folder.path(), &arguments.concat());
+    wait_for_step(&folder.path().join("broken"), 2);
+    kill("-INT", child.id());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    assert!(said(&output).contains("interrupted and saved"), "{}", said(&output));
+
+    // Where the one that waits is killed, the run does not go on alone.
+    let mut child = start(folder.path(), &[&arguments.concat()[..], &["--resume"]].concat());
+    let run = child_of(child.id(), None);
+    wait_for_step(&folder.path().join("broken"), 10);
+    kill("-KILL", child.id());
+    child.wait().unwrap();
+    let mut text = String::new();
+    // The end of this stream is the end of the last process that could write to it.
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(text.contains("interrupted and saved"), "process {run} went on: {text}");
+}

@@ -1,0 +1,73 @@
+//! `espalier train` under a launcher's variables: never several copies of rank 0, and one sentence where ranks cannot be
+//! joined. What happens where they can is in `mpi`.
+
+use crate::{TINY, command, said};
+
+/// Runs with a launcher's variables and returns the exit code and what was said.
+fn launched(variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let output = command(folder.path(), arguments).envs(variables.iter().copied()).output().unwrap();
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert!(left.len() == 1 || output.status.success(), "nothing is left behind: {left:?}");
+    (output.status.code(), said(&output))
+}
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn a_program_without_mpi_does_not_train_beside_its_copies() {
+    let launchers = [
+        ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"],
+        ["PMI_SIZE", "PMI_RANK"],
+        ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"],
+    ];
+    for [size, rank] in launchers {
+        for (number, who) in [("0", ""), ("1", "rank 1: ")] {
+            let (code, text) = launched(&[(size, "4"), (rank, number)], &[]);
+            assert_eq!(code, Some(2), "{text}");
+            let expected = format!(
+                "error: {who}the launcher started 4 processes ({size}=4), but this program was built without MPI: build it \
+                 with `cargo build --release --features mpi`, or start one process with --ranks 4\n"
+            );
+            assert_eq!(text, expected);
+        }
+    }
+}
+
+#[test]
+fn torchrun_joins_cards_alone() {
+    let (code, text) = launched(&[("WORLD_SIZE", "2"), ("RANK", "0")], &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("WORLD_SIZE=2") && text.contains("mpirun") && text.contains("--ranks 2"), "{text}");
+    let cuda = ["--set", "device.kind=cuda"];
+    let (code, text) = launched(&[("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")], &cuda);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.starts_with("error: MASTER_ADDR is not set"), "{text}");
+}
+
+#[test]
+fn variables_that_contradict_the_run_file_or_themselves_are_named() {
+    let mpirun = [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_RANK", "0")];
+    let (code, text) = launched(&mpirun, &["--ranks", "2"]);
+    assert_eq!(code, Some(2));
+    assert_eq!(
+        text,
+        "error: `parallel.data` is 2, but the launcher started 4 ranks: start 2 of them, or leave it out\n"
+    );
+    let (code, text) = launched(&[("WORLD_SIZE", "4")], &[]);
+    assert_eq!(code, Some(2));
+    assert_eq!(text, "error: WORLD_SIZE is set but RANK is not, which says which rank this is\n");
+}
+
+/// Launchers of one process, and a Slurm job's own script, are no reason to join anybody.
+#[test]
+fn one_process_trains_by_itself_whoever_started_it() {
+    for variables in [
+        [("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")],
+        [("WORLD_SIZE", "1"), ("RANK", "0")],
+        [("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")],
+    ] {
+        let (code, text) = launched(&variables, &[]);
+        assert_eq!(code, Some(0), "{text}");
+    }
+}

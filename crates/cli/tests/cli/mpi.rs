@@ -1,0 +1,269 @@
+//! `espalier train` under `mpirun`: processes train as threads do, and as one rank does.
+//!
+//! `ESPALIER_MPIRUN` names a launcher other than the one of the MPI that the program is linked with. Where there is none,
+//! standard error says that nothing was tested.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use espalier_comm::mpi;
+use serde_json::Value;
+
+use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
+use crate::{TINY, command, json, said};
+
+/// A hundred steps of a small GPT.
+const GPT: &str = r#"
+    seed = 4
+    [model]
+    name = "gpt"
+    layers = 2
+    heads = 2
+    width = 32
+    context = 16
+    [data]
+    kind = "arithmetic"
+    count = 400
+    [train]
+    steps = 100
+    batch = 8
+    log_every = 1
+    eval_samples = 4
+    [optimizer]
+    name = "adamw"
+    [learning_rate]
+    peak = 1e-3
+    [checkpoint]
+    last = false
+    [device]
+    kind = "cpu"
+"#;
+
+/// The same of a resnet8, on images of 16 x 16.
+const RESNET8: &str = r#"
+    seed = 4
+    [model]
+    name = "resnet8"
+    [data]
+    kind = "shapes"
+    size = 16
+    count = 100
+    [train]
+    steps = 100
+    batch = 8
+    log_every = 1
+    eval_samples = 4
+    [optimizer]
+    name = "adamw"
+    [learning_rate]
+    peak = 1e-3
+    [checkpoint]
+    last = false
+    [device]
+    kind = "cpu"
+"#;
+
+/// The launcher that belongs to the MPI that the program is linked with.
+pub fn mpirun() -> Option<Command> {
+    let kind = if mpi::library().contains("Open MPI") { "openmpi" } else { "mpich" };
+    let named = std::env::var("ESPALIER_MPIRUN").ok();
+    let names = named.map_or(vec![format!("mpirun.{kind}"), "mpirun".to_owned()], |name| vec![name]);
+    let runs = |name: &String| {
+        let version =
+            Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        version.is_ok_and(|status| status.success())
+    };
+    let Some(name) = names.into_iter().find(runs) else {
+        eprintln!("SKIPPED, nothing was tested with MPI: there is no mpirun");
+        return None;
+    };
+    let mut command = Command::new(name);
+    // More ranks than cores, and as root in a container: both on purpose.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+    Some(command)
+}
+
+/// The command `mpirun -n RANKS espalier train run.toml ARGUMENTS`, to be run in `folder`.
+pub fn mpi_command(ranks: usize, folder: &Path, arguments: &[&str]) -> Option<Command> {
+    let mut command = mpirun()?;
+    command.current_dir(folder).args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_espalier")]);
+    command.args(["train", "run.toml"]).args(arguments);
+    Some(command)
+}
+
+/// The losses of all steps, and the summary.
+fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
+    assert!(output.status.success(), "{out}: {}", said(output));
+    let metrics = fs::read_to_string(folder.join(out).join("metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    (lines.filter_map(|line| line["loss"].as_f64()).collect(), json(&output.stdout))
+}
+
+/// Over 100 steps with AdamW, dense and with nine weights of ten gone: losses within 1e-6 of those of one rank, and weights
+/// with the very bits that threads give, since both add up in the order of ranks.
+fn processes_train_as_threads_and_as_one_rank(run_file: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), run_file).unwrap();
+    let pruned = ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.9"];
+    for (how, settings) in [("dense", &[][..]), ("pruned", &pruned)] {
+        let run = |out: &str, command: &mut Command| {
+            command.args(settings).args(["--json", "--out", out]);
+            trained(folder.path(), out, &command.output().unwrap())
+        };
+        let (one, _) = run(&format!("{how}-1"), &mut command(folder.path(), &[]));
+        assert_eq!(one.len(), 100);
+        assert!(one[99] < one[0], "{how}: it learns");
+        for ranks in [2, 4] {
+            let Some(mut launched) = mpi_command(ranks, folder.path(), &[]) else { return };
+            let (losses, by_mpi) = run(&format!("{how}-mpi-{ranks}"), &mut launched);
+            let apart = one.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
+            assert!(losses.len() == 100 && apart < 1e-6, "{how} on {ranks} ranks: {apart:e} apart");
+            let number = ranks.to_string();
+            let mut threads = command(folder.path(), &["--ranks", &number]);
+            let (losses_of_threads, by_threads) = run(&format!("{how}-threads-{ranks}"), &mut threads);
+            assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{how} on {ranks} ranks");
+            assert_eq!(losses, losses_of_threads, "{how} on {ranks} ranks");
+            assert_eq!(by_mpi["bytes_sent"], by_threads["bytes_sent"], "{how} on {ranks} ranks");
+            assert_eq!(by_mpi["layout"]["data"], ranks, "left out, it is the number of processes");
+        }
+    }
+}
+
+#[test]
+fn a_gpt_learns_the_same_in_processes() {
+    processes_train_as_threads_and_as_one_rank(GPT);
+}
+
+#[test]
+fn a_resnet_learns_the_same_in_processes() {
+    processes_train_as_threads_and_as_one_rank(RESNET8);
+}
+
+#[test]
+fn rank_0_speaks_and_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let Some(mut command) = mpi_command(4, folder.path(), &["--json"]) else { return };
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["run"], "out/run");
+    let text = said(&output);
+    assert!(text.contains("batch 4 over 4 ranks, joined by MPI"), "{text}");
+    for once in ["joined by MPI", "saved out/run/checkpoints/step-000004", "run folder out/run"] {
+        assert_eq!(text.matches(once).count(), 1, "`{once}`: {text}");
+    }
+    let metrics = fs::read_to_string(folder.path().join("out/run/metrics.jsonl")).unwrap();
+    assert_eq!(metrics.lines().filter(|line| line.contains("\"lr\"")).count(), 1, "{metrics}");
+
+    // A stop and a resume by another number of processes.
+    let more = ["--out", "out/run", "--resume", "--json", "--set", "train.steps=8"];
+    let output = mpi_command(2, folder.path(), &more).unwrap().output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("resumed after step 4"), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["steps"], 8);
+}
+
+/// The user's mistakes keep their sentence and their code: what all ranks see, and what rank 0 alone sees.
+#[test]
+fn mistakes_and_divergence_read_as_on_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let Some(mut wrong) = mpi_command(2, folder.path(), &["--ranks", "4"]) else { return };
+    let output = wrong.output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let sentence =
+        "error: `parallel.data` is 4, but the launcher started 2 ranks: start 4 of them, or leave it out";
+    assert!(said(&output).contains(sentence), "{}", said(&output));
+    assert!(!folder.path().join("out").exists(), "nothing is left behind");
+
+    let resume = ["--resume", "--out", "nowhere"];
+    let output = mpi_command(2, folder.path(), &resume).unwrap().output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert_eq!(said(&output).matches("no run here to resume").count(), 1, "{}", said(&output));
+
+    let diverging =
+        ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
+    let output = mpi_command(2, folder.path(), &diverging).unwrap().output().unwrap();
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert_eq!(said(&output).matches("error: the run diverged").count(), 1, "{}", said(&output));
+}
+
+/// Marks the processes of one test.
+const MARK: &str = "ESPALIER_TEST_MARK";
+
+/// The processes with a mark, each with the number of its rank where it is one.
+fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
+    let of = |entry: fs::DirEntry| {
+        let process: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        let variables: Vec<&str> =
+            environment.split(|byte| *byte == 0).filter_map(|it| std::str::from_utf8(it).ok()).collect();
+        let value = |name: &str| variables.iter().find_map(|it| it.strip_prefix(name)?.strip_prefix('='));
+        let rank = value("OMPI_COMM_WORLD_RANK").or(value("PMI_RANK")).and_then(|rank| rank.parse().ok());
+        (value(MARK) == Some(mark)).then_some((process, rank))
+    };
+    fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
+}
+
+/// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said.
+fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]) -> Option<Output> {
+    let mark = format!("{}-{signal}-{}", std::process::id(), random(1_000_000));
+    let mut command = mpi_command(4, folder, &[&LONG[..], settings].concat())?;
+    command.env(MARK, &mark).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let job = command.spawn().unwrap();
+    wait_for_step(&folder.join("broken"), step);
+    let (process, _) =
+        *marked(&mark).iter().find(|(_, of)| *of == Some(rank)).expect("a process is that rank");
+    kill(signal, process);
+    let output = job.wait_with_output().unwrap();
+    // Whoever was ended by the launcher may need a moment to be gone.
+    for _ in 0..200 {
+        if marked(&mark).is_empty() {
+            return Some(output);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("still there: {:?}\n{}", marked(&mark), said(&output));
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_which_goes_on_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let out = |name: &'static str| [&LONG[..], &["--json", "--out", name]].concat();
+    let Some(mut whole) = mpi_command(4, folder.path(), &out("whole")) else { return };
+    let whole = whole.output().unwrap();
+    assert!(whole.status.success(), "{}", said(&whole));
+    let (rank, step) = (random(4) as usize, 1 + random(100));
+    let output = struck("-KILL", rank, step, folder.path(), &["--out", "broken"]).unwrap();
+    assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", said(&output));
+    assert!(said(&output).to_lowercase().contains("killed"), "the launcher says so: {}", said(&output));
+    assert_whole(&folder.path().join("broken"));
+    let resume = [&out("broken")[..], &["--resume"]].concat();
+    let resumed = mpi_command(4, folder.path(), &resume).unwrap().output().unwrap();
+    assert!(resumed.status.success(), "{}", said(&resumed));
+    assert_eq!(
+        json(&resumed.stdout)["weights_hash"],
+        json(&whole.stdout)["weights_hash"],
+        "rank {rank} was killed at step {step}"
+    );
+}
+
+/// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
+#[test]
+fn a_rank_that_hangs_is_named_when_the_time_limit_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
+    let Some(output) = struck("-STOP", 2, 5, folder.path(), &settings) else { return };
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    let text = said(&output);
+    let names_it = |line: &str| line.contains(" waited 2.") && line.contains(" s for rank 2 in ");
+    assert!(text.lines().any(|line| line.starts_with("error: rank ") && names_it(line)), "{text}");
+    assert_whole(&folder.path().join("broken"));
+}

@@ -1,0 +1,219 @@
+//! Messages between ranks whose tensors are on one card: threads of one process share the card's memory as they share
+//! the host's.
+//!
+//! Each rank queues its work on a stream of its own. A rank that comes to a call leaves a mark in its stream; when all have
+//! come, a courier with a stream of its own waits for their marks, moves and adds what the call says, and leaves a mark that
+//! each rank's stream waits for when the rank takes its data back. The host only queues: nobody waits for the card, and a
+//! call goes on while its ranks compute. Sums are taken in the order of ranks.
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+use espalier_tensor::cuda::{Args, Build, Cuda, Source};
+use espalier_tensor::{DType, Device};
+
+use crate::call::{Call, Operation, Reduce};
+use crate::data::{Data, Element};
+use crate::mark::{Mark, check};
+use crate::transport::Parcel;
+
+/// Ranks whose elements a kernel combines, at most: as in card.cu.
+pub(crate) const MOST: usize = 12;
+
+/// The kernels.
+pub(super) static SOURCE: Source = Source {
+    name: "combine.cu",
+    shared: "",
+    text: include_str!("card.cu"),
+    exact: true,
+    builds: &[Build::F32, Build::BF16, Build::of(DType::U32)],
+};
+
+/// The card that holds a rank's data, where one does.
+pub(super) fn card_of(data: &Data) -> Option<Cuda> {
+    match data {
+        Data::Tensor(tensor) => match tensor.device() {
+            Device::Cuda(cuda) => Some(cuda),
+            Device::Cpu(_) => None,
+        },
+        Data::U64(_) | Data::F64(_) => None,
+    }
+}
+
+/// A rank's stream at the moment when it came to a call.
+#[derive(Debug)]
+pub(super) struct Ready {
+    cuda: Cuda,
+    mark: Mark,
+}
+
+impl Ready {
+    /// `None` for data of the host; an error says why a call cannot be made with this data.
+    pub(super) fn of(parcel: &Parcel) -> Result<Option<Ready>, String> {
+        let data = [&parcel.read, &parcel.write];
+        let mut cards = data.into_iter().flatten().map(card_of);
+        let Some(Some(cuda)) = cards.next() else {
+            // A call has one or two pieces of data.
+            return match cards.next() {
+                Some(Some(_)) => Err("a part of its data is on the host, the other on a card".into()),
+                _ => Ok(None),
+            };
+        };
+        if cards.any(|other| !other.is_some_and(|other| other.is(&cuda))) {
+            return Err("the two parts of its data are not on the same device".into());
+        }
+        cuda.bind().map_err(|e| e.to_string())?;
+        let mark = Mark::new(cuda.compute().raw())?;
+        Ok(Some(Ready { cuda, mark }))
+    }
+
+    /// Lets the rank's stream wait until a call is done.
+    pub(super) fn hold_back(&self, done: &Mark) -> Result<(), String> {
+        self.cuda.bind().map_err(|e| e.to_string())?;
+        done.hold_back(self.cuda.compute().raw())
+    }
+}
+
+/// Where a rank's data lies on the card; 0 where the call gives it none.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    read: CUdeviceptr,
+    write: CUdeviceptr,
+}
+
+impl Place {
+    fn of(parcel: &Parcel) -> Place {
+        let address = |data: &Option<Data>| match data {
+            Some(Data::Tensor(tensor)) => tensor.cuda_buffer().address(),
+            _ => 0,
+        };
+        Place { read: address(&parcel.read), write: address(&parcel.write) }
+    }
+}
+
+/// Who carries messages on a card.
+#[derive(Debug)]
+pub(super) struct Courier(Cuda);
+
+impl Courier {
+    /// On the card of this rank.
+    pub(super) fn beside(ready: &Ready) -> Result<Courier, String> {
+        Cuda::open(ready.cuda.card().ordinal).map(Courier).map_err(|e| e.to_string())
+    }
+
+    /// Queues a call on which all its ranks have met, by seat; the mark passes when it is done.
+    pub(super) fn carry(&self, call: &Call, ranks: &[(&Parcel, &Ready)]) -> Result<Mark, String> {
+        let cuda = &self.0;
+        let elsewhere = ranks.iter().find(|(_, ready)| ready.cuda.card().ordinal != cuda.card().ordinal);
+        if let Some((_, ready)) = elsewhere {
+            let [a, b] = [cuda, &ready.cuda].map(|cuda| cuda.card().ordinal);
+            return Err(format!("ranks of one process share one card; one is on card {a}, another on {b}"));
+        }
+        cuda.bind().map_err(|e| e.to_string())?;
+        for (_, ready) in ranks {
+            ready.mark.hold_back(cuda.compute().raw())?;
+        }
+        let places: Vec<Place> = ranks.iter().map(|(parcel, _)| Place::of(parcel)).collect();
+        if call.elements > 0 {
+            self.queue(call, &places)?;
+        }
+        Mark::new(cuda.compute().raw())
+    }
+
+    fn queue(&self, call: &Call, places: &[Place]) -> Result<(), String> {
+        let element = call.element.expect("elements have a type");
+        let (whole, part) = (call.bytes(), call.bytes() / places.len());
+        let at = |base: CUdeviceptr, rank: usize| base + (rank * part) as CUdeviceptr;
+        match call.operation {
+            Operation::Send { .. } | Operation::Receive { .. } => {
+                self.copy(places[1].write, places[0].read, whole)
+            }
+            Operation::Broadcast { root } => {
+                let others = (0..places.len()).filter(|&rank| rank != root);
+                others.into_iter().try_for_each(|r| self.copy(places[r].write, places[root].write, whole))
+            }
+            Operation::AllReduce(_) if places.len() == 1 => Ok(()),
+            Operation::AllReduce(how) => {
+                let all: Vec<_> = places.iter().map(|place| place.write).collect();
+                self.combine(how, element, &all, &all, call.elements)
+            }
+            Operation::ReduceScatter(how) => (0..places.len()).try_for_each(|rank| {
+                let x: Vec<_> = places.iter().map(|place| at(place.read, rank)).collect();
+                self.combine(how, element, &x, &[places[rank].write], call.elements / places.len())
+            }),
+            Operation::AllGather => (0..places.len()).try_for_each(|rank| {
+                let from = places[rank].read;
+                places.iter().try_for_each(|place| self.copy(at(place.write, rank), from, part))
+            }),
+            Operation::Barrier | Operation::Split => unreachable!("no tensor takes part in it"),
+        }
+    }
+
+    fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), String> {
+        // SAFETY: both are `bytes` of tensors on this card that the meeting owns until the call is done; they are
+        // different tensors. The card is current on this thread.
+        check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0.compute().raw()) })
+    }
+
+    /// The reduction of `x`, element by element, to all of `y`.
+    fn combine(
+        &self,
+        how: Reduce,
+        element: Element,
+        x: &[CUdeviceptr],
+        y: &[CUdeviceptr],
+        elements: usize,
+    ) -> Result<(), String> {
+        if x.len() > MOST {
+            return Err(format!(
+                "at most {MOST} ranks of one card reduce together, and these are {}",
+                x.len()
+            ));
+        }
+        let dtype = match element {
+            Element::F32 => DType::F32,
+            Element::Bf16 => DType::Bf16,
+            Element::U32 => DType::U32,
+            Element::U64 | Element::F64 => unreachable!("no tensor has elements of eight bytes"),
+        };
+        let name = match how {
+            Reduce::Sum => "combine_sum",
+            Reduce::Max => "combine_max",
+        };
+        let places = |addresses: &[CUdeviceptr]| {
+            let mut words = [0u32; 2 * MOST];
+            for (words, address) in words.chunks_mut(2).zip(addresses) {
+                words.copy_from_slice(&[*address as u32, (*address >> 32) as u32]);
+            }
+            words
+        };
+        let args = Args::new().fields(&places(x)).fields(&places(y));
+        let args = args.u32(x.len() as u32).u32(y.len() as u32).size(elements);
+        // Enough blocks to fill a card; each walks over the rest.
+        let blocks = elements.div_ceil(256 * 8).min(8 * self.0.card().multiprocessors as usize) as u32;
+        let kernel = self.0.kernel(&SOURCE, Build::of(dtype), name).map_err(|e| e.to_string())?;
+        // SAFETY: every address is of at least `elements` of the type, in tensors that the meeting owns until the call is
+        // done; an element of a `y` that is also an `x` is written by the thread that has read it.
+        unsafe { kernel.launch(blocks, 256, 0, args) }.map_err(|e| e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_tensor::cuda::compile::{Target, compile, version};
+
+    use super::*;
+
+    #[test]
+    fn the_kernels_compile_for_ampere_and_hopper() {
+        if let Err(e) = version() {
+            eprintln!("SKIPPED, no kernel was compiled: {e}");
+            return;
+        }
+        for build in SOURCE.builds {
+            for target in [Target::Machine(80), Target::Machine(90)] {
+                let image = compile(&SOURCE, build, target).unwrap_or_else(|e| panic!("{e}"));
+                assert!(image.starts_with(b"\x7fELF"), "{target}: not machine code");
+            }
+        }
+        assert!(SOURCE.text.contains(&format!("#define PLACES {MOST}\n")), "as many ranks on both sides");
+    }
+}

@@ -1,0 +1,145 @@
+//! The transport of threads where the ranks share one card: the suite again, and what is only so there.
+//!
+//! Where there is no card, standard error says that nothing was tested.
+
+use std::time::Duration;
+
+use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
+use espalier_tensor::cuda::Cuda;
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use crate::data::{assert_holds, floats, message, room, use_device};
+use crate::suite::CASES;
+
+const LONG: Duration = Duration::from_secs(60);
+const ON_CARD: [Element; 3] = [Element::F32, Element::Bf16, Element::U32];
+
+/// Ranks on one card, each with streams and memory of its own; `None` where there is no card.
+fn run<R: Send>(
+    ranks: usize,
+    work: impl Fn(Communicator) -> Result<R, Error> + Sync,
+) -> Option<Result<Vec<R>, Failure<Error>>> {
+    let probe = Cuda::probe();
+    if !probe.usable() {
+        eprintln!("SKIPPED, no ranks on a card: {}", probe.missing.join("; "));
+        return None;
+    }
+    let card = Cuda::open(0).unwrap();
+    Some(threads::run(ranks, LONG, |comm| {
+        use_device(Device::Cuda(card.another().unwrap()));
+        work(comm)
+    }))
+}
+
+#[test]
+fn the_suite() {
+    for ranks in [1, 2, 3, 4, 8] {
+        for (name, case) in CASES {
+            match run(ranks, |comm| case(&comm)) {
+                None => return,
+                Some(Ok(_)) => {}
+                Some(Err(failure)) => panic!("{name}, {ranks} ranks: {failure}"),
+            }
+        }
+    }
+}
+
+/// Lengths whose parts begin at any address: packs of 16 bytes, and what is left.
+#[test]
+fn parts_of_any_length() {
+    for n in [1, 3, 4, 8, 33, 1000, 4099, 100_001] {
+        for element in ON_CARD {
+            let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
+            let Some(result) = run(3, |comm| {
+                let whole = message(element, 3 * n, |i| value(comm.rank(), i));
+                let part = comm.reduce_scatter(whole, room(element, n), Reduce::Sum)?;
+                let at = n * comm.rank();
+                assert_holds("part", &part, n, |i| (0..3).map(|r| value(r, at + i)).sum());
+                let whole = comm.all_gather(part, room(element, 3 * n))?;
+                assert_holds("whole", &whole, 3 * n, |i| (0..3).map(|r| value(r, i)).sum());
+                let most = comm.all_reduce(message(element, n, |i| value(comm.rank(), i)), Reduce::Max)?;
+                assert_holds("most", &most, n, |i| (0..3).map(|r| value(r, i)).max().unwrap());
+                Ok(())
+            }) else {
+                return;
+            };
+            result.unwrap();
+        }
+    }
+}
+
+/// Many calls in flight, waited for late, while the ranks' own streams write to what they get back: nothing may overtake.
+#[test]
+fn streams_keep_their_order() {
+    let n = 300_000;
+    let Some(result) = run(4, |comm| {
+        let mut flying = Vec::new();
+        for round in 0..20u32 {
+            let data = message(Element::F32, n, |i| i as u32 % 7 + round);
+            flying.push(comm.start_all_reduce(data, Reduce::Sum)?);
+            // Memory that is freed and taken again while calls are on their way.
+            drop(message(Element::F32, n, |_| 1000 + round));
+        }
+        for (round, request) in flying.into_iter().enumerate() {
+            let Data::Tensor(mut sum) = request.wait()? else { unreachable!("a tensor went in") };
+            espalier_tensor::ops::elementwise::scale_into(&mut sum, 0.25).unwrap();
+            assert_holds("sum", &Data::Tensor(sum), n, |i| i as u32 % 7 + round as u32);
+        }
+        Ok(())
+    }) else {
+        return;
+    };
+    result.unwrap();
+}
+
+/// A request that is dropped leaves its buffer to the call: whoever gets the memory next comes after it.
+#[test]
+fn what_nobody_waits_for_harms_nobody() {
+    let n = 500_000;
+    let Some(result) = run(2, |comm| {
+        for _ in 0..10 {
+            drop(comm.start_all_reduce(message(Element::F32, n, |_| 3), Reduce::Sum)?);
+            let fresh = message(Element::F32, n, |i| i as u32 % 9);
+            let sum = comm.all_reduce(message(Element::F32, n, |i| i as u32 % 5), Reduce::Sum)?;
+            assert_holds("sum", &sum, n, |i| 2 * (i as u32 % 5));
+            assert_holds("fresh", &fresh, n, |i| i as u32 % 9);
+        }
+        Ok(())
+    }) else {
+        return;
+    };
+    result.unwrap();
+}
+
+/// As on the host: the order of ranks shows in the bits, and NaN shows.
+#[test]
+fn sums_are_taken_in_the_order_of_ranks() {
+    let x: [[f32; 4]; 3] = [[1e8, 1.0, -1e8, f32::NAN], [-1e8, 1e8, 1.0, 1.0], [1.0, -1e8, 1e8, 2.0]];
+    let Some(result) = run(3, |comm| {
+        let own = &x[comm.rank()];
+        let sum = comm.all_reduce(floats(own), Reduce::Sum)?.to_f32();
+        let max = comm.all_reduce(floats(own), Reduce::Max)?.to_f32();
+        assert_eq!((&sum[..3], &max[..3]), (&[1.0, 0.0, 0.0][..], &[1e8, 1e8, 1e8][..]));
+        assert!(sum[3].is_nan() && max[3].is_nan());
+        Ok(())
+    }) else {
+        return;
+    };
+    result.unwrap();
+}
+
+#[test]
+fn data_on_two_devices_is_refused() {
+    let Some(failure) = run(2, |comm| {
+        let host = Device::cpu(1).unwrap();
+        let tensor = match comm.rank() {
+            0 => floats(&[1.0]),
+            _ => Tensor::zeros(&host, &[1], DType::F32, Category::Communication).unwrap(),
+        };
+        comm.all_reduce(tensor, Reduce::Sum).map(drop)
+    }) else {
+        return;
+    };
+    let text = failure.unwrap_err().to_string();
+    assert!(text.contains("the data of rank 1 is on the host, that of others on a card"), "{text}");
+}

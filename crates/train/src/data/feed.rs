@@ -1,0 +1,197 @@
+//! Batches on their way to a card before they are asked for.
+//!
+//! Which samples a step reads is a function of its number, so the next batch can be gathered and sent while the card is at
+//! work on this one: by a thread of its own, over the card's copy stream. That changes when a batch is made and not what is
+//! in it, so runs repeat. A processor makes a batch when it is asked for: there is no one else to do it.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+
+use espalier_tensor::ops::cast::cast;
+use espalier_tensor::{Category, Coming, DType, Device, Tensor};
+
+use super::{Dataset, HostBatch, Inputs, Split};
+use crate::Result;
+
+/// Training samples, each as (epoch, index).
+pub type Samples = Vec<(u64, usize)>;
+
+/// A batch on a device.
+#[derive(Debug)]
+pub struct Batch {
+    /// What the model sees, images in the type that its kernels compute in.
+    pub inputs: Tensor,
+    /// What it should say.
+    pub targets: Tensor,
+}
+
+/// A batch that is under way.
+#[derive(Debug)]
+struct Under {
+    inputs: Coming,
+    targets: Coming,
+}
+
+impl Under {
+    fn send(host: &HostBatch, device: &Device) -> Result<Under> {
+        let inputs = match &host.inputs {
+            Inputs::Tokens { ids, shape } => Coming::send(device, shape, ids)?,
+            Inputs::Images { pixels, shape } => Coming::send(device, shape, pixels)?,
+        };
+        Ok(Under { inputs, targets: Coming::send(device, &[host.targets.len()], &host.targets)? })
+    }
+
+    fn land(self, dtype: DType) -> Result<Batch> {
+        let mut inputs = self.inputs.land(Category::Activations)?;
+        if inputs.dtype() != DType::U32 && inputs.dtype() != dtype {
+            inputs = cast(&inputs, dtype, Category::Activations)?;
+        }
+        Ok(Batch { inputs, targets: self.targets.land(Category::Activations)? })
+    }
+}
+
+/// Makes batches, the next one ahead of its time.
+#[derive(Debug)]
+pub struct Feed {
+    dataset: Arc<Dataset>,
+    device: Device,
+    dtype: DType,
+    ahead: Mutex<Option<Ahead>>,
+}
+
+/// The thread that works ahead, and what it was asked for.
+#[derive(Debug)]
+struct Ahead {
+    wishes: Option<Sender<Samples>>,
+    made: Receiver<Result<Under>>,
+    asked: Option<Samples>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Feed {
+    /// For batches of this data on this device; images in this type.
+    pub fn new(dataset: Arc<Dataset>, device: &Device, dtype: DType) -> Feed {
+        Feed { dataset, device: device.clone(), dtype, ahead: Mutex::new(None) }
+    }
+
+    /// The batch of these training samples: the one that was prepared, or else a new one.
+    pub fn take(&self, samples: &[(u64, usize)]) -> Result<Batch> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(under) = ahead.as_mut().and_then(|ahead| ahead.take(samples)) {
+            return under?.land(self.dtype);
+        }
+        let host = self.dataset.batch(Split::Train, samples)?;
+        Under::send(&host, &self.device)?.land(self.dtype)
+    }
+
+    /// Says which samples will be taken next. Where that is worth while they are made ready now, beside whatever the caller
+    /// does. Being wrong costs time alone.
+    pub fn prepare(&self, samples: Samples) {
+        if matches!(self.device, Device::Cpu(_)) {
+            return;
+        }
+        let mut ahead = self.ahead.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if ahead.is_none() {
+            *ahead = Ahead::start(self.dataset.clone(), self.device.clone());
+        }
+        if let Some(ahead) = ahead.as_mut() {
+            ahead.ask(samples);
+        }
+    }
+}
+
+impl Ahead {
+    /// `None` where the system gives no thread: then batches are made when they are asked for.
+    fn start(dataset: Arc<Dataset>, device: Device) -> Option<Ahead> {
+        let (wishes, wanted) = channel::<Samples>();
+        let (maker, made) = channel();
+        let work = move || {
+            for samples in wanted {
+                let batch = dataset.batch(Split::Train, &samples).map_err(Into::into);
+                if maker.send(batch.and_then(|host| Under::send(&host, &device))).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name("espalier-feed".into()).spawn(work).ok()?;
+        Some(Ahead { wishes: Some(wishes), made, asked: None, thread: Some(thread) })
+    }
+
+    fn ask(&mut self, samples: Samples) {
+        if self.asked.as_ref() == Some(&samples) {
+            return;
+        }
+        self.forget();
+        let wishes = self.wishes.as_ref().expect("open until it is dropped");
+        // A thread that is gone is noticed when the batch is taken: it is then made there.
+        self.asked = wishes.send(samples.clone()).is_ok().then_some(samples);
+    }
+
+    /// What was prepared, if it was these; `None` also where the thread has ended.
+    fn take(&mut self, samples: &[(u64, usize)]) -> Option<Result<Under>> {
+        if self.asked.as_deref() != Some(samples) {
+            self.forget();
+            return None;
+        }
+        self.asked = None;
+        self.made.recv().ok()
+    }
+
+    /// Lets go of what was prepared for nothing.
+    fn forget(&mut self) {
+        if self.asked.take().is_some() {
+            let _ = self.made.recv();
+        }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.wishes = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed, and its batch was made elsewhere.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Images, Shapes};
+
+    fn data() -> Arc<Dataset> {
+        let shapes = Shapes { count: 60, size: 16, seed: 1 };
+        Arc::new(Dataset::Images(Images::shapes(&shapes, 0.1).unwrap()))
+    }
+
+    fn samples(from: usize) -> Samples {
+        (from..from + 4).map(|i| (0, i)).collect()
+    }
+
+    fn bytes(batch: &Batch) -> (Vec<u8>, Vec<u8>) {
+        (batch.inputs.host_bytes().into_owned(), batch.targets.host_bytes().into_owned())
+    }
+
+    /// Whether prepared, prepared wrongly or not at all, a batch is the same; with the thread also on a processor.
+    #[test]
+    fn what_was_prepared_is_what_would_have_been_made() {
+        let (data, device) = (data(), Device::cpu(1).unwrap());
+        let plain = Feed::new(data.clone(), &device, DType::F32);
+        let ahead = Feed::new(data.clone(), &device, DType::F32);
+        *ahead.ahead.lock().unwrap() = Ahead::start(data.clone(), device.clone());
+        let ask = |from| ahead.ahead.lock().unwrap().as_mut().unwrap().ask(samples(from));
+        for (asked, taken) in [(Some(4), 4), (Some(8), 12), (None, 16), (Some(20), 20)] {
+            if let Some(asked) = asked {
+                ask(asked);
+                ask(asked);
+            }
+            let expected = bytes(&plain.take(&samples(taken)).unwrap());
+            assert_eq!(bytes(&ahead.take(&samples(taken)).unwrap()), expected, "{asked:?}, {taken}");
+        }
+        ask(24);
+        drop(ahead);
+        assert_eq!(device.ledger().total(), 0, "a batch that nobody took is let go");
+    }
+}

@@ -1,0 +1,158 @@
+//! Who shares which parameter: the ranks whose gradients of it are added up.
+//!
+//! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of such a part,
+//! in every pipeline and every replica, makes a summand of its gradient.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use espalier_comm::{Communicator, Reduce};
+use espalier_plan::schedule::Placement;
+use espalier_plan::{Cut, Plan};
+
+use super::Ranks;
+use crate::Result;
+use crate::weights::{BufferId, ParameterId, Weights};
+
+/// The groups of all parameters that a rank holds.
+#[derive(Debug, Default)]
+pub struct Groups {
+    groups: Vec<Communicator>,
+    /// The group of each parameter and of each statistic, where it has others.
+    parameters: Vec<Option<usize>>,
+    buffers: Vec<Option<usize>>,
+    /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
+    speaks: Vec<bool>,
+    /// Whether a statistic is measured on different samples by several ranks of one replica.
+    copies: bool,
+}
+
+impl Groups {
+    /// Those of a plan; all ranks of the world must form them. One rank alone has none.
+    pub fn form(plan: &Plan, placement: &Placement, ranks: Option<&Ranks>) -> Result<Groups> {
+        let (parameters, buffers) = (plan.model.parameters().len(), plan.model.buffers().len());
+        let mut groups = Groups {
+            parameters: vec![None; parameters],
+            buffers: vec![None; buffers],
+            speaks: vec![true; parameters],
+            copies: placement.copies() > 1,
+            groups: Vec::new(),
+        };
+        let Some(ranks) = ranks else { return Ok(groups) };
+        let used = |places: &dyn Fn(Range<usize>) -> Vec<usize>, count: usize| {
+            let mut parts: Vec<Vec<usize>> = vec![Vec::new(); count];
+            for (part, blocks) in plan.parts.iter().enumerate() {
+                places(blocks.clone()).into_iter().for_each(|place| parts[place].push(part));
+            }
+            parts
+        };
+        let of_parameters = used(&|blocks| plan.model.parameters_of(blocks), parameters);
+        let of_buffers = used(&|blocks| plan.model.buffers_of(blocks), buffers);
+        let stage = ranks.stages().rank();
+        let holders = |parts: &[usize]| {
+            let mut holders: Vec<usize> = parts.iter().flat_map(|part| placement.holders(*part)).collect();
+            holders.sort_unstable();
+            holders.dedup();
+            holders
+        };
+        // Every rank forms every group, in the same order, whether it is in it or not.
+        let mut known: HashMap<Vec<usize>, Option<usize>> = HashMap::new();
+        for parts in of_parameters.iter().chain(&of_buffers) {
+            if known.contains_key(parts) {
+                continue;
+            }
+            let holders = holders(parts);
+            let group = match holders[..] {
+                // The replicas of one stage: their group is there already.
+                [_] => Some(ranks.data().clone()),
+                _ => ranks.world().split(holders.contains(&stage).then_some(0), ranks.rank())?,
+            };
+            let place = group.filter(|group| holders.contains(&stage) && group.size() > 1).map(|group| {
+                groups.groups.push(group);
+                groups.groups.len() - 1
+            });
+            known.insert(parts.clone(), place);
+        }
+        for (place, parts) in of_parameters.iter().enumerate() {
+            groups.parameters[place] = known[parts];
+            groups.speaks[place] = holders(parts)[0] == stage;
+        }
+        for (place, parts) in of_buffers.iter().enumerate() {
+            groups.buffers[place] = known[parts];
+        }
+        Ok(groups)
+    }
+
+    /// So many parameters that every replica holds.
+    pub fn of_replicas(ranks: &Ranks, parameters: usize) -> Groups {
+        Groups {
+            groups: vec![ranks.data().clone()],
+            parameters: vec![Some(0); parameters],
+            speaks: vec![true; parameters],
+            ..Groups::default()
+        }
+    }
+
+    /// The number of a parameter's group, where it has one.
+    pub fn number(&self, id: ParameterId) -> Option<usize> {
+        self.parameters.get(id.0).copied().flatten()
+    }
+
+    /// A group.
+    pub fn group(&self, number: usize) -> &Communicator {
+        &self.groups[number]
+    }
+
+    /// The ranks that share a parameter with this one, where there are any.
+    pub fn of(&self, id: ParameterId) -> Option<&Communicator> {
+        self.number(id).map(|number| self.group(number))
+    }
+
+    /// Which part of a parameter's state is this rank's, where those who share it share that out too.
+    pub fn cut(&self, id: ParameterId) -> Cut {
+        self.of(id).map_or(Cut::ALONE, |group| Cut { ranks: group.size(), rank: group.rank() })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
+    pub fn speaks_for(&self, id: ParameterId) -> bool {
+        self.speaks.get(id.0).copied().unwrap_or(true)
+    }
+
+    /// Whether one replica measures a statistic on several ranks.
+    pub fn has_copies(&self) -> bool {
+        self.copies
+    }
+
+    /// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
+    pub fn average_statistics(&self, weights: &mut Weights) -> Result<()> {
+        for (number, group) in self.groups.iter().enumerate() {
+            let ids: Vec<BufferId> =
+                (0..self.buffers.len()).filter(|i| self.buffers[*i] == Some(number)).map(BufferId).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            let mut own = Vec::new();
+            for id in &ids {
+                own.extend(weights.buffer(*id).read_f32()?.into_iter().map(f64::from));
+            }
+            let sums = group.all_reduce::<Vec<f64>>(own, Reduce::Sum)?;
+            let mut means = sums.iter().map(|sum| (sum / group.size() as f64) as f32);
+            for id in ids {
+                let statistic = weights.buffer_mut(id);
+                let mean: Vec<u8> = means.by_ref().take(statistic.len()).flat_map(f32::to_le_bytes).collect();
+                statistic.copy_from_host(&mean)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! Ranks as processes that a launcher has started, each with its own device.
+//!
+//! Which transport joins them follows from what they compute on: MPI carries what is in the memory of the host, NCCL what is on
+//! cards. Where neither can, one sentence says what to build or how to start instead: a process that trained on by itself
+//! would be one of several copies of rank 0.
+
+use std::time::Duration;
+
+use espalier_comm::launch::{Launched, Launcher};
+use espalier_comm::rendezvous::Place;
+use espalier_comm::{Communicator, Failure, nccl};
+use espalier_plan::config::DeviceKind;
+use espalier_plan::mesh::Mesh;
+use espalier_tensor::Device;
+
+use super::Ranks;
+use crate::{Error, Result};
+
+/// Whether this program was built with MPI.
+pub const MPI: bool = cfg!(feature = "mpi");
+
+/// How the processes of a launcher become the ranks of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Join {
+    launched: Launched,
+    carrier: Carrier,
+}
+
+/// What carries the messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Carrier {
+    Mpi,
+    Nccl(Place),
+}
+
+impl Join {
+    /// Decides for a rank that is to compute on a device of this kind. `cards` says whether it has a card that can be used,
+    /// which decides where the kind is left open; `variable` looks a variable of the launcher up.
+    pub fn new(
+        launched: Launched,
+        kind: DeviceKind,
+        cards: impl FnOnce() -> bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Join> {
+        let place = || Place::from_variables(&variable);
+        let carrier = match kind {
+            DeviceKind::Cuda => Carrier::Nccl(place()?),
+            DeviceKind::Cpu => by_mpi(&launched)?,
+            // Where nothing says how cards could be joined, the processors can be.
+            DeviceKind::Auto => match place() {
+                Ok(place) if cards() => Carrier::Nccl(place),
+                _ => by_mpi(&launched)?,
+            },
+        };
+        Ok(Join { launched, carrier })
+    }
+
+    /// Its number.
+    pub fn rank(&self) -> usize {
+        self.launched.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.launched.size
+    }
+
+    /// The kind of device that its transport joins.
+    pub fn device_kind(&self) -> DeviceKind {
+        match self.carrier {
+            Carrier::Mpi => DeviceKind::Cpu,
+            Carrier::Nccl(_) => DeviceKind::Cuda,
+        }
+    }
+
+    /// Which of its machine's cards is its.
+    pub fn card(&self) -> usize {
+        match &self.carrier {
+            Carrier::Mpi => 0,
+            Carrier::Nccl(place) => place.local_rank,
+        }
+    }
+
+    /// The threads that fall to it of those that the machine has.
+    pub fn threads(&self, of: usize) -> usize {
+        (of / self.launched.local_size.unwrap_or(1).max(1)).max(1)
+    }
+
+    /// Its transport's name.
+    pub fn transport(&self) -> &'static str {
+        match self.carrier {
+            Carrier::Mpi => "MPI",
+            Carrier::Nccl(_) => "NCCL",
+        }
+    }
+
+    /// Joins the others in a mesh and runs `work` as the rank that this process is. A call of its waits at most `limit`.
+    pub fn run<R>(
+        &self,
+        limit: Duration,
+        mesh: &Mesh,
+        device: &Device,
+        work: impl FnOnce(Ranks) -> Result<R>,
+    ) -> Result<R> {
+        let work = |world: Communicator| work(Ranks::join(world, mesh)?);
+        let outcome = match (&self.carrier, device) {
+            (Carrier::Mpi, _) => on_mpi(limit, work),
+            (Carrier::Nccl(place), Device::Cuda(cuda)) => nccl::run(cuda, place, limit, work),
+            (Carrier::Nccl(_), Device::Cpu(_)) => unreachable!("NCCL was chosen for a card"),
+        };
+        outcome.map_err(Error::from)
+    }
+}
+
+/// MPI, or what to do where it cannot be used.
+fn by_mpi(launched: &Launched) -> Result<Carrier> {
+    let Launched { size, variable, .. } = launched;
+    let what = match launched.launcher {
+        Launcher::Torchrun => format!(
+            "torchrun's variables are set ({variable}={size}), and they join ranks with a card each (device.kind = \
+             \"cuda\"): processors are joined by mpirun, or as threads of one process by --ranks {size}"
+        ),
+        Launcher::Mpi | Launcher::Slurm if !MPI => format!(
+            "the launcher started {size} processes ({variable}={size}), but this program was built without MPI: build \
+             it with `cargo build --release --features mpi`, or start one process with --ranks {size}"
+        ),
+        Launcher::Mpi | Launcher::Slurm => return Ok(Carrier::Mpi),
+    };
+    Err(Error::Comm(espalier_comm::Error::Variables { what }))
+}
+
+#[cfg(feature = "mpi")]
+fn on_mpi<R>(limit: Duration, work: impl FnOnce(Communicator) -> Result<R>) -> Result<R, Failure<Error>> {
+    espalier_comm::mpi::run(limit, work)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn on_mpi<R>(_: Duration, _: impl FnOnce(Communicator) -> Result<R>) -> Result<R, Failure<Error>> {
+    unreachable!("MPI was chosen by a program that is built with it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: [(&str, &str); 5] = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "node7"),
+        ("MASTER_PORT", "29500"),
+    ];
+
+    fn join(
+        launcher: Launcher,
+        kind: DeviceKind,
+        cards: bool,
+        variables: &[(&str, &str)],
+    ) -> Result<Join, String> {
+        let launched = Launched { launcher, rank: 1, size: 2, local_size: Some(2), variable: "SIZE" };
+        let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
+        Join::new(launched, kind, || cards, variable).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn cards_are_joined_by_nccl_whoever_starts_them() {
+        for launcher in [Launcher::Mpi, Launcher::Slurm, Launcher::Torchrun] {
+            for kind in [DeviceKind::Cuda, DeviceKind::Auto] {
+                let join = join(launcher, kind, true, &PLACE).unwrap();
+                assert_eq!(
+                    (join.transport(), join.device_kind(), join.card()),
+                    ("NCCL", DeviceKind::Cuda, 1)
+                );
+            }
+        }
+        let missing = join(Launcher::Slurm, DeviceKind::Cuda, true, &PLACE[..3]).unwrap_err();
+        assert!(missing.starts_with("MASTER_ADDR is not set"), "{missing}");
+    }
+
+    #[test]
+    fn processors_are_joined_by_mpi_or_the_sentence_says_how() {
+        for (kind, variables) in
+            [(DeviceKind::Cpu, &PLACE[..]), (DeviceKind::Auto, &PLACE[..]), (DeviceKind::Auto, &[])]
+        {
+            for launcher in [Launcher::Mpi, Launcher::Slurm] {
+                let join = join(launcher, kind, false, variables);
+                if MPI {
+                    let join = join.unwrap();
+                    assert_eq!((join.transport(), join.device_kind()), ("MPI", DeviceKind::Cpu));
+                    assert_eq!([join.threads(1), join.threads(8)], [1, 4]);
+                } else {
+                    let why = join.unwrap_err();
+                    assert!(why.contains("2 processes (SIZE=2)") && why.contains("--features mpi"), "{why}");
+                }
+            }
+            let why = join(Launcher::Torchrun, kind, false, variables).unwrap_err();
+            assert!(why.contains("SIZE=2") && why.contains("mpirun") && why.contains("--ranks 2"), "{why}");
+        }
+    }
+}

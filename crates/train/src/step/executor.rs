@@ -1,0 +1,289 @@
+//! The loop over a rank's actions.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use espalier_comm::Communicator;
+use espalier_plan::schedule::{Action, Chunk, Message, Pass, Payload, Schedule, Work};
+use espalier_tensor::Tensor;
+
+use super::Worker;
+use super::messages::Messages;
+use super::trace::{Kind, Trace};
+use crate::Result;
+
+/// Receives that are posted before their turn: one message arrives while another is being used.
+const POSTED: usize = 2;
+
+/// How often a rank that waits for either of two messages looks.
+const GLANCE: Duration = Duration::from_micros(20);
+
+/// A rank in the course of its list.
+#[derive(Debug)]
+pub struct Executor {
+    schedule: Schedule,
+    rank: usize,
+    others: Option<Communicator>,
+    /// The next action.
+    position: usize,
+    /// Receives before this place of the list are posted.
+    posted: usize,
+    messages: Messages,
+    in_order: bool,
+    /// What the rank did when, where somebody wants to know.
+    pub trace: Option<Trace>,
+}
+
+impl Executor {
+    /// At the beginning of a list. `others` are the ranks of the pipeline, in their order.
+    pub fn new(schedule: Schedule, others: Option<Communicator>) -> Executor {
+        let rank = others.as_ref().map_or(0, Communicator::rank);
+        let messages = Messages::default();
+        Executor { schedule, rank, others, position: 0, posted: 0, messages, in_order: false, trace: None }
+    }
+
+    /// Keeps to the list even where the schedule lets a rank take whatever has arrived.
+    pub fn in_order(mut self) -> Executor {
+        self.in_order = true;
+        self
+    }
+
+    /// Whether nothing is under way: the list is at its end, or has not begun.
+    pub fn is_at_rest(&self) -> bool {
+        self.position == 0 || self.position == self.list().len()
+    }
+
+    /// Goes back to the beginning of the list.
+    pub fn rewind(&mut self) {
+        debug_assert!(self.is_at_rest());
+        (self.position, self.posted) = (0, 0);
+    }
+
+    /// Goes on with another list. The one before must be at its end.
+    pub fn load(&mut self, schedule: Schedule) {
+        debug_assert!(self.is_at_rest());
+        self.schedule = schedule;
+        (self.position, self.posted) = (0, 0);
+    }
+
+    /// Runs the list until so many more steps have been taken.
+    pub fn run(&mut self, steps: usize, worker: &mut dyn Worker) -> Result<()> {
+        let mut taken = 0;
+        while taken < steps {
+            if self.position == 0 && self.schedule.message_driven && !self.in_order {
+                self.take_what_arrives(worker)?;
+            }
+            let action = self.list()[self.position];
+            self.post_ahead(worker)?;
+            self.act(action, worker)?;
+            self.position += 1;
+            taken += usize::from(action == Action::Step);
+        }
+        while let Some(&Action::Drop { version }) = self.list().get(self.position) {
+            worker.forget(version);
+            self.position += 1;
+        }
+        if self.is_at_rest() {
+            self.messages.finish()?;
+        }
+        Ok(())
+    }
+
+    fn list(&self) -> &[Action] {
+        &self.schedule.ranks[self.rank]
+    }
+
+    fn others(&self) -> &Communicator {
+        self.others.as_ref().expect("a rank that sends is one of several")
+    }
+
+    fn now(&self) -> f64 {
+        self.trace.as_ref().map_or(0.0, Trace::now)
+    }
+
+    fn traced(&mut self, kind: Kind, start: f64) {
+        if let Some(trace) = &mut self.trace {
+            trace.add(kind, start);
+        }
+    }
+
+    /// Makes room for the next messages.
+    fn post_ahead(&mut self, worker: &mut dyn Worker) -> Result<()> {
+        self.posted = self.posted.max(self.position);
+        while self.messages.posted() < POSTED && self.posted < self.list().len() {
+            if let Action::Receive(message) = self.list()[self.posted] {
+                self.post(&message, worker)?;
+            }
+            self.posted += 1;
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, message: &Message, worker: &mut dyn Worker) -> Result<()> {
+        let others = self.others.as_ref().expect("a rank that receives is one of several");
+        self.messages.post(&self.schedule, self.rank, message, others, worker)
+    }
+
+    fn act(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
+        let start = self.now();
+        match action {
+            Action::Receive(message) => {
+                self.post(&message, worker)?;
+                self.messages.wait(&message)?;
+                self.traced(Kind::Wait, start);
+            }
+            Action::Send(message) => {
+                let others = self.others().clone();
+                self.messages.send(&self.schedule, self.rank, &message, &others)?;
+                self.traced(Kind::Send, start);
+            }
+            Action::AllReduce { chunk } => {
+                worker.all_reduce(chunk)?;
+                self.traced(Kind::AllReduce, start);
+            }
+            Action::Step => {
+                worker.step()?;
+                self.traced(Kind::Step, start);
+            }
+            Action::Stash { version } => worker.stash(version)?,
+            Action::Drop { version } => worker.forget(version),
+            _ => {
+                let (pass, work) = action.compute().expect("all others compute");
+                self.compute(pass, work, worker)?;
+                let Work { micro_batch, chunk, .. } = work;
+                self.traced(Kind::Compute { pass, micro_batch, chunk }, start);
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, pass: Pass, work: Work, worker: &mut dyn Worker) -> Result<()> {
+        let Work { micro_batch, chunk, .. } = work;
+        let held = self.schedule.placement.chunks(self.rank)[chunk];
+        let (payload, made, next) = match pass {
+            Pass::Forward => {
+                let input = self.messages.take((Payload::Activation, micro_batch, chunk));
+                let output = worker.forward(work, input)?;
+                (Payload::Activation, output, self.schedule.placement.after(held))
+            }
+            Pass::Backward | Pass::BackwardInput => {
+                let gradient = self.messages.take((Payload::Gradient, micro_batch, chunk));
+                let made = worker.backward(work, gradient, pass == Pass::Backward)?;
+                (Payload::Gradient, made, self.schedule.placement.before(held))
+            }
+            Pass::BackwardWeight => return worker.backward_weight(work),
+        };
+        if let (Some(tensor), Some(next)) = (made, next) {
+            self.leave(payload, micro_batch, chunk, next, tensor);
+        }
+        Ok(())
+    }
+
+    /// Leaves what a pass made: for the next chunk, if that is here too, or for the send that follows.
+    fn leave(&mut self, payload: Payload, micro_batch: usize, chunk: usize, next: Chunk, tensor: Tensor) {
+        match self.schedule.placement.chunk_of(self.rank, next) {
+            Some(here) => self.messages.leave((payload, micro_batch, here), tensor),
+            None => self.messages.leave_to_send((payload, micro_batch, chunk), tensor),
+        }
+    }
+
+    /// AxoNN's rule: runs whatever message has arrived, up to the end of the batch. Forwards and backwards each keep their
+    /// order, so that sums of gradients do not depend on who was faster.
+    fn take_what_arrives(&mut self, worker: &mut dyn Worker) -> Result<()> {
+        let end = self.list().iter().position(|action| matches!(action, Action::AllReduce { .. }));
+        let end = end.expect("a batch ends with a sum");
+        let (mut forwards, mut backwards) = units(&self.list()[..end]);
+        let stages = self.schedule.stages();
+        let (mut entered, mut left) = (0, 0);
+        while !forwards.is_empty() || !backwards.is_empty() {
+            for unit in [forwards.front(), backwards.front()].into_iter().flatten() {
+                if let Some(message) = unit.receive {
+                    self.post(&message, worker)?;
+                }
+            }
+            let in_flight = entered - left;
+            // The first rank lets as many in as there are stages.
+            let may_enter = self.rank > 0 || in_flight < stages;
+            let forward = may_enter && self.is_ready(forwards.front())?;
+            let backward = in_flight > 0 && self.is_ready(backwards.front())?;
+            // Where both lie there, what 1F1B would do.
+            let due = in_flight < stages - self.rank;
+            match (forward, backward) {
+                (true, false) => self.run_unit(forwards.pop_front(), &mut entered, worker)?,
+                (true, true) if due => self.run_unit(forwards.pop_front(), &mut entered, worker)?,
+                (_, true) => self.run_unit(backwards.pop_front(), &mut left, worker)?,
+                (false, false) => {
+                    let wanted = [forwards.front().filter(|_| may_enter), backwards.front()];
+                    self.wait_for_either(wanted.map(|unit| unit.and_then(|unit| unit.receive)))?;
+                }
+            }
+        }
+        self.position = end;
+        Ok(())
+    }
+
+    fn is_ready(&mut self, unit: Option<&Unit>) -> Result<bool> {
+        match unit {
+            None => Ok(false),
+            Some(Unit { receive: None, .. }) => Ok(true),
+            Some(Unit { receive: Some(message), .. }) => self.messages.has_arrived(message),
+        }
+    }
+
+    fn run_unit(&mut self, unit: Option<Unit>, count: &mut usize, worker: &mut dyn Worker) -> Result<()> {
+        let unit = unit.expect("it was ready");
+        if let Some(message) = unit.receive {
+            self.messages.wait(&message)?;
+        }
+        self.act(unit.compute, worker)?;
+        *count += 1;
+        unit.send.map_or(Ok(()), |message| self.act(Action::Send(message), worker))
+    }
+
+    fn wait_for_either(&mut self, wanted: [Option<Message>; 2]) -> Result<()> {
+        let (start, begin) = (self.now(), Instant::now());
+        let limit = self.others().limit();
+        loop {
+            for message in wanted.iter().flatten() {
+                if self.messages.has_arrived(message)? {
+                    self.traced(Kind::Wait, start);
+                    return Ok(());
+                }
+            }
+            if begin.elapsed() > limit {
+                let message = wanted.iter().flatten().next().expect("it waits for something");
+                return self.messages.wait(message);
+            }
+            std::thread::sleep(GLANCE);
+        }
+    }
+}
+
+/// A pass with the message before it and the one behind it.
+struct Unit {
+    receive: Option<Message>,
+    compute: Action,
+    send: Option<Message>,
+}
+
+/// The forwards and the backwards of a list.
+fn units(list: &[Action]) -> (VecDeque<Unit>, VecDeque<Unit>) {
+    let (mut forwards, mut backwards) = (VecDeque::new(), VecDeque::new());
+    let mut receive = None;
+    for (place, action) in list.iter().enumerate() {
+        match *action {
+            Action::Receive(message) => receive = Some(message),
+            Action::Forward(_) | Action::Backward(_) => {
+                let send = match list.get(place + 1) {
+                    Some(&Action::Send(message)) => Some(message),
+                    _ => None,
+                };
+                let unit = Unit { receive: receive.take(), compute: *action, send };
+                if matches!(action, Action::Forward(_)) { &mut forwards } else { &mut backwards }
+                    .push_back(unit);
+            }
+            _ => {}
+        }
+    }
+    (forwards, backwards)
+}

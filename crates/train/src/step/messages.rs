@@ -1,0 +1,128 @@
+//! What is on its way between the ranks of a pipeline.
+//!
+//! A send never waits: what it sends is held until it has arrived. A receive is posted before it is needed, so that it
+//! arrives while the rank computes.
+
+use std::collections::HashMap;
+
+use espalier_comm::{Communicator, Request};
+use espalier_plan::schedule::{Action, Message, Payload, Schedule};
+use espalier_tensor::Tensor;
+
+use super::Worker;
+use crate::Result;
+
+/// Which tensor: what it is, of which micro-batch, for which chunk of this rank.
+pub(super) type Key = (Payload, usize, usize);
+
+/// The key of what a message brings.
+pub(super) fn key(message: &Message) -> Key {
+    (message.payload, message.micro_batch, message.chunk)
+}
+
+/// Messages of one rank.
+#[derive(Debug, Default)]
+pub(super) struct Messages {
+    /// Arrived, or made here for another chunk of this rank.
+    here: HashMap<Key, Tensor>,
+    /// Made here for another rank.
+    to_send: HashMap<Key, Tensor>,
+    posted: HashMap<Key, Request<Tensor>>,
+    sending: Vec<Request<Tensor>>,
+}
+
+impl Messages {
+    /// Says that there is room for a message.
+    pub fn post(
+        &mut self,
+        schedule: &Schedule,
+        rank: usize,
+        message: &Message,
+        others: &Communicator,
+        worker: &mut dyn Worker,
+    ) -> Result<()> {
+        if self.posted.contains_key(&key(message)) || self.here.contains_key(&key(message)) {
+            return Ok(());
+        }
+        let tag = tag(schedule, rank, &Action::Receive(*message));
+        let request = others.start_receive(worker.room(message)?, message.peer, tag)?;
+        self.posted.insert(key(message), request);
+        Ok(())
+    }
+
+    /// Waits for a message that was posted.
+    pub fn wait(&mut self, message: &Message) -> Result<()> {
+        if let Some(request) = self.posted.remove(&key(message)) {
+            self.here.insert(key(message), request.wait()?);
+        }
+        Ok(())
+    }
+
+    /// Whether a message that was posted has arrived.
+    pub fn has_arrived(&mut self, message: &Message) -> Result<bool> {
+        match self.posted.get_mut(&key(message)) {
+            Some(request) => Ok(request.is_done()?),
+            None => Ok(self.here.contains_key(&key(message))),
+        }
+    }
+
+    /// Takes what has arrived.
+    pub fn take(&mut self, key: Key) -> Option<Tensor> {
+        self.here.remove(&key)
+    }
+
+    /// How many messages there is room for that have not been used.
+    pub fn posted(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Leaves a tensor for another chunk of this rank.
+    pub fn leave(&mut self, key: Key, tensor: Tensor) {
+        self.here.insert(key, tensor);
+    }
+
+    /// Leaves a tensor for the send that follows.
+    pub fn leave_to_send(&mut self, key: Key, tensor: Tensor) {
+        self.to_send.insert(key, tensor);
+    }
+
+    /// Sends what was left for it.
+    pub fn send(
+        &mut self,
+        schedule: &Schedule,
+        rank: usize,
+        message: &Message,
+        others: &Communicator,
+    ) -> Result<()> {
+        let tensor =
+            self.to_send.remove(&key(message)).expect("a send follows the pass that made what it sends");
+        let tag = tag(schedule, rank, &Action::Send(*message));
+        self.let_go()?;
+        self.sending.push(others.start_send(tensor, message.peer, tag)?);
+        Ok(())
+    }
+
+    /// Lets go of what has arrived at the others.
+    fn let_go(&mut self) -> Result<()> {
+        let mut failed = None;
+        self.sending.retain_mut(|request| match request.is_done() {
+            Ok(done) => !done,
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        });
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Waits until all that was sent has arrived.
+    pub fn finish(&mut self) -> Result<()> {
+        self.sending.drain(..).try_for_each(|request| request.wait().map(drop))?;
+        Ok(())
+    }
+}
+
+fn tag(schedule: &Schedule, rank: usize, action: &Action) -> u32 {
+    let tag = schedule.tag(rank, action).expect("a message has a tag");
+    u32::try_from(tag).expect("lists are short enough for their tags")
+}

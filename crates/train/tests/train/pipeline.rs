@@ -1,0 +1,253 @@
+//! Pipelines: every schedule gives what one rank gives.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use espalier_plan::mesh::Mesh;
+use espalier_plan::schedule::Name;
+use espalier_tensor::{DType, random};
+use espalier_train::data::{Order, Split};
+use espalier_train::layers::Share;
+use espalier_train::model::Model;
+use espalier_train::parallel::on_threads;
+use espalier_train::pass::{Loss, Pass, Totals};
+use espalier_train::stage::Stage;
+use espalier_train::state::{Gradients, Masks};
+use espalier_train::trainer::Trainer;
+use espalier_train::weights::{ParameterId, Weights};
+
+use crate::support::{Base, images, prepare, tiny_gpt};
+
+/// Losses and gradient norms of some steps, and the loss of held-out data.
+type Shown = (Vec<f64>, Vec<f64>, f64);
+
+fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
+    let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
+    let evaluation = trainer.evaluate()?.expect("some samples are held out");
+    Ok((
+        reports.iter().map(|report| report.loss).collect(),
+        reports.iter().map(|report| report.grad_norm).collect(),
+        evaluation.loss,
+    ))
+}
+
+/// What rank 0 of all that a run file asks for shows.
+fn run(base: &Base, steps: usize) -> Shown {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    if mesh.size() == 1 {
+        return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
+    }
+    let dataset = Arc::new(dataset);
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
+    });
+    all.unwrap().into_iter().next().unwrap()
+}
+
+/// The largest relative difference.
+fn apart(a: &Shown, b: &Shown) -> f64 {
+    let pairs = a.0.iter().zip(&b.0).chain(a.1.iter().zip(&b.1)).chain([(&a.2, &b.2)]);
+    pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+fn gpt() -> Base {
+    tiny_gpt(&["train.eval_samples=11", "model.dropout=0.1", "model.context=12", "model.layers=3"])
+        .set("optimizer.name=sgd")
+        .set("learning_rate.peak=0.1")
+}
+
+fn resnet8() -> Base {
+    images()
+        .set("model.name=resnet8")
+        .set("data.size=16")
+        .set("data.count=120")
+        .set("train.eval_samples=11")
+        .set("optimizer.name=sgd")
+        .set("learning_rate.peak=0.02")
+}
+
+/// Schedules that end every step, with what they cannot do.
+fn synchronous(stages: usize, micro_batches: usize) -> impl Iterator<Item = Name> {
+    let all = [Name::Gpipe, Name::OneFOneB, Name::Interleaved, Name::Chimera, Name::ZbH1, Name::Axonn];
+    all.into_iter().filter(move |name| match name {
+        Name::Chimera => stages % 2 == 0,
+        Name::Interleaved => micro_batches % stages == 0,
+        _ => true,
+    })
+}
+
+fn compare(base: &Base, layouts: &[(usize, usize, usize)], steps: usize) {
+    for &(stages, micro_batches, data) in layouts {
+        let base = base.set(format!("train.batch={}", 2 * micro_batches * data));
+        let alone = run(&base.set(format!("train.micro_batches={}", micro_batches * data)), steps);
+        for schedule in synchronous(stages, micro_batches) {
+            let together = base
+                .set(format!("train.micro_batches={micro_batches}"))
+                .set(format!("parallel.pipeline={stages}"))
+                .set(format!("parallel.data={data}"))
+                .set(format!("parallel.schedule={schedule}"));
+            let apart = apart(&alone, &run(&together, steps));
+            let layout = format!("{stages} stages, {micro_batches} micro-batches, {data} replicas");
+            assert!(apart < 1e-6, "{schedule}, {layout}: {apart}");
+        }
+    }
+}
+
+const LAYOUTS: [(usize, usize, usize); 6] =
+    [(2, 4, 1), (3, 7, 1), (4, 4, 1), (2, 4, 2), (2, 1, 1), (3, 3, 1)];
+
+#[test]
+fn every_synchronous_schedule_gives_what_one_rank_gives() {
+    compare(&gpt(), &LAYOUTS, 5);
+    compare(&resnet8(), &LAYOUTS, 3);
+}
+
+/// The threshold is that of all stages together, and a tied table is counted once.
+#[test]
+fn pruned_pipelines_too() {
+    for prune in ["magnitude", "random", "gradual", "early-bird", "set", "lottery"] {
+        let mut base =
+            gpt().set(format!("prune.method={prune}")).set("prune.sparsity=0.9").set("prune.embeddings=true");
+        let mut steps = 4;
+        match prune {
+            "gradual" => base = base.set("prune.end=4").set("prune.every=2"),
+            "early-bird" => base = base.set("prune.every=1").set("prune.latest=3"),
+            "set" => base = base.set("prune.every=2"),
+            "lottery" => {
+                base = base.set("prune.sparsity=0.5").set("prune.rate=0.3");
+                steps = 12;
+            }
+            _ => {}
+        }
+        compare(&base, &[(2, 4, 1), (2, 2, 2)], steps);
+    }
+    compare(&resnet8().set("prune.method=magnitude").set("prune.sparsity=0.9"), &[(3, 4, 1)], 3);
+}
+
+/// By hand on one rank: the weights of every step are kept, and each stage's part of a micro-batch runs on the version
+/// that the definition says. Returns losses, and the weights at the end.
+fn by_hand(
+    base: &Base,
+    steps: usize,
+    version: impl Fn(usize, usize) -> usize,
+    pieces: usize,
+) -> (Vec<f64>, Vec<Vec<f32>>) {
+    let (plan, dataset, device) = prepare(base, 2);
+    let order = Order::new(plan.run.seed, dataset.len(Split::Train));
+    let batch = plan.run.train.batch;
+    let fresh = || Weights::initialise(&plan.model, &device, DType::F32, plan.run.seed).unwrap();
+    let stage = Stage::whole(Model::build(&plan.model, false), &plan);
+    let stage_of: HashMap<ParameterId, usize> = plan
+        .parts
+        .iter()
+        .enumerate()
+        .flat_map(|(part, blocks)| {
+            plan.model.parameters_of(blocks.clone()).into_iter().map(move |id| (ParameterId(id), part))
+        })
+        .collect();
+    let copy = |from: &Weights| {
+        let mut to = fresh();
+        from.ids().for_each(|id| to.get_mut(id).copy_from_host(&from.get(id).host_bytes()).unwrap());
+        to
+    };
+    let (mut history, mut losses) = (vec![fresh()], Vec::new());
+    let micro_batches = plan.run.train.micro_batches;
+    for step in 0..steps {
+        let mut totals = Totals::default();
+        let lr = plan.learning_rate.at(step, steps) as f32;
+        for update in 0..pieces {
+            // What one update is for: a micro-batch, or a batch of them.
+            let number = step * pieces + update;
+            let mut used = copy(&history[0]);
+            for id in used.ids() {
+                let from = &history[version(number, stage_of[&id])];
+                used.get_mut(id).copy_from_host(&from.get(id).host_bytes()).unwrap();
+            }
+            let masks = Masks::new(used.parameters(), false);
+            let mut gradients = Gradients::new(&masks);
+            let size = batch / micro_batches;
+            for piece in 0..micro_batches / pieces {
+                let first = update * size + piece * size;
+                let samples = order.indices((step * batch + first) as u64, size);
+                let random = random::key(random::key(plan.run.seed, step as u64), 0);
+                let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
+                let share = Share { first, samples: size, norm_group: None };
+                let pass = Pass {
+                    stage: &stage,
+                    relay: None,
+                    weights: &used,
+                    dataset: &dataset,
+                    device: &device,
+                    dtype: DType::F32,
+                };
+                totals
+                    .add(pass.train_share(&samples, loss, &share, &mut Vec::new(), &mut gradients).unwrap());
+            }
+            let mut next = copy(history.last().unwrap());
+            for id in next.ids() {
+                let gradient = gradients.get(id).unwrap().to_f32();
+                let stepped: Vec<u8> = next
+                    .get(id)
+                    .to_f32()
+                    .iter()
+                    .zip(gradient)
+                    .flat_map(|(w, g)| (w - lr * g).to_le_bytes())
+                    .collect();
+                next.get_mut(id).copy_from_host(&stepped).unwrap();
+            }
+            history.push(next);
+        }
+        losses.push(totals.loss());
+    }
+    let last = history.last().unwrap();
+    (losses, last.ids().map(|id| last.get(id).to_f32()).collect())
+}
+
+/// Losses as rank 0 hears them, and the weights of all stages.
+fn asynchronous(base: &Base, steps: usize) -> (Vec<f64>, Vec<Vec<f32>>) {
+    let (plan, dataset, device) = prepare(base, 2);
+    let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+        let losses =
+            (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
+        assert!(trainer.is_at_rest());
+        let weights = trainer.weights();
+        Ok((losses, weights.ids().map(|id| weights.get(id).to_f32()).collect::<Vec<_>>()))
+    });
+    let all = all.unwrap();
+    (all[0].0.clone(), all.into_iter().flat_map(|(_, weights)| weights).collect())
+}
+
+#[test]
+fn pipedream_and_2bw_do_what_their_definitions_say() {
+    for (stages, micro_batches) in [(2, 1), (2, 4), (3, 2), (4, 3)] {
+        let steps = 6;
+        let base = gpt()
+            .set("model.tied=false")
+            .set("learning_rate.decay_steps=100")
+            .set("train.clip=0")
+            .set(format!("train.steps={steps}"))
+            .set(format!("train.batch={}", 2 * micro_batches))
+            .set(format!("train.micro_batches={micro_batches}"))
+            .set(format!("parallel.pipeline={stages}"));
+        let near = |(a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32>>), what: &str| {
+            for (a, b) in a.iter().zip(&b) {
+                assert!((a - b).abs() < 1e-6 * a.abs(), "{what}, {stages} x {micro_batches}: {a} {b}");
+            }
+            assert_eq!(u.len(), v.len());
+            for (u, v) in u.iter().flatten().zip(v.iter().flatten()) {
+                assert!(
+                    (u - v).abs() < 1e-6 + 1e-5 * u.abs(),
+                    "{what}, {stages} x {micro_batches}: weight {u} {v}"
+                );
+            }
+        };
+        let pipedream = base.set("parallel.schedule=pipedream");
+        let stale = |k: usize, stage: usize| (k + 1).saturating_sub(stages - stage);
+        near(by_hand(&pipedream, steps, stale, micro_batches), asynchronous(&pipedream, steps), "pipedream");
+        let two_bw = base.set("parallel.schedule=2bw");
+        near(by_hand(&two_bw, steps, |t, _| t.saturating_sub(1), 1), asynchronous(&two_bw, steps), "2bw");
+    }
+}
