@@ -25,7 +25,7 @@ use serde_json::json;
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
 use crate::parallel::launched::Join;
-use crate::parallel::{Ranks, on_threads_within};
+use crate::parallel::{Ranks, exchange, on_threads_within};
 use crate::prune::Observation;
 use crate::step::{Trace, chrome};
 use crate::summary::{Rates, Summary, Validation};
@@ -313,7 +313,10 @@ impl Run {
                 let read = |bytes: Vec<u8>| -> Vec<f64> {
                     bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
                 };
-                ranks.exchange(&numbers)?.into_iter().map(|bytes| Trace::from_numbers(&read(bytes))).collect()
+                exchange(ranks.world(), &numbers)?
+                    .into_iter()
+                    .map(|bytes| Trace::from_numbers(&read(bytes)))
+                    .collect()
             }
         };
         if self.trainer.ranks().is_none_or(Ranks::leads) {

@@ -62,8 +62,7 @@ impl Grasp {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: self.temperature,
-            ranks: network.ranks,
-            groups: network.groups,
+            sharing: network.sharing(),
         };
         let mut curvature = Curvature::new(network, scored)?;
         let direction = curvature.gradient()?;

@@ -37,6 +37,7 @@ use crate::parallel::groups::Groups;
 use crate::pass::Pass;
 use crate::state::Masks;
 use crate::weights::{ParameterId, Weights};
+pub use gradient::Sharing;
 pub use select::Words;
 
 /// A pruning method in the course of a run.
@@ -162,6 +163,12 @@ impl Network<'_> {
     /// Now.
     pub fn moment(&self) -> Moment {
         Moment { step: self.step, steps: self.steps, epoch: self.epoch }
+    }
+
+    /// Those that score with this rank, where there are any.
+    pub fn sharing(&self) -> Option<Sharing<'_>> {
+        let ranks = self.ranks?;
+        Some(Sharing { ranks, groups: self.groups, stage: self.parts.stage })
     }
 
     /// For passes over samples with the weights as they are now.

@@ -2,6 +2,7 @@
 
 mod compressed;
 mod gradients;
+mod layouts;
 mod local;
 mod memory;
 mod parallel;
