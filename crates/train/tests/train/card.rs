@@ -10,7 +10,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, prepare, tiny_gpt};
+use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
 
 /// Steps of every run here.
 const STEPS: usize = 40;
@@ -102,7 +102,9 @@ fn a_card_learns_as_the_processor_does() {
 #[test]
 fn ranks_that_share_a_card_learn_as_one() {
     let Some(card) = card() else { return };
-    for (name, base) in all() {
+    let normed = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"])
+        .set("parallel.batch_norm=synchronised");
+    for (name, base) in all().into_iter().chain([("batch norm over ranks".into(), normed)]) {
         let one = run(&base, &card);
         for ranks in [2, 4] {
             let base = base.set(format!("parallel.data={ranks}"));
