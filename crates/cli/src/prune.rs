@@ -38,7 +38,7 @@ pub struct PruneArguments {
 
 /// Runs the command.
 pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
-    let whole = Whole::find(&arguments.checkpoint)?;
+    let whole = Whole::find(&arguments.checkpoint, None)?;
     let mut overrides = vec![format!("prune.method=\"{}\"", arguments.method)];
     overrides.extend(arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}")));
     overrides.extend(arguments.overrides.iter().cloned());

@@ -67,6 +67,11 @@ impl Sent {
         self.0[traffic as usize]
     }
 
+    /// What that is for each of so many.
+    pub fn per(self, count: u64) -> Sent {
+        Sent(self.0.map(|bytes| bytes / count.max(1)))
+    }
+
     /// Of all kinds.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()

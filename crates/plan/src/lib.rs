@@ -6,6 +6,7 @@
 //! lottery ticket's trainings divide the steps.
 
 pub mod config;
+pub mod cut;
 pub mod memory;
 pub mod mesh;
 pub mod plan;
@@ -15,6 +16,7 @@ pub mod spec;
 pub mod stages;
 
 pub use config::RunFile;
+pub use cut::Cut;
 pub use memory::Memory;
 pub use mesh::{Axis, Mesh, PerAxis};
 pub use plan::{DataFacts, Plan};

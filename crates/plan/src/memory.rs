@@ -1,12 +1,19 @@
 //! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
 //!
 //! For each parameter: its weight and its gradient in the precision of the run, the optimizer's moments in f32, and in
-//! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Activations are those of one micro-batch.
+//! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
+//! share out the optimizer's state, a rank has its part of each parameter's (exact where it is known how much of
+//! each is kept). Activations are those of one micro-batch.
+
+use std::ops::Range;
 
 use serde::Serialize;
 
 use crate::config::{Prune, RunFile};
+use crate::cut::{average_bytes, message_bytes};
+use crate::schedule::{Action, Chunk, Schedule};
 use crate::spec::{Model, ShapeError};
+use crate::stages::Parts;
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
 /// many: enough to make the cost of starting a message small beside the cost of its bytes.
@@ -35,15 +42,70 @@ impl Memory {
     /// The prediction for a whole model on one rank, at the peak of each category: where pruning comes after the first
     /// step, state is dense until then.
     pub fn predict(model: &Model, run: &RunFile, micro_batch: usize) -> Result<Memory, ShapeError> {
+        let all = 0..model.blocks.len();
+        let activations = model.activation_bytes(micro_batch, run.train.precision, run.train.recompute)?;
+        Ok(Memory::of_blocks(model, &[all], run, activations, 0))
+    }
+
+    /// The prediction for the ranks of a pipeline, the largest of each category.
+    pub fn predict_stages(
+        model: &Model,
+        parts: &Parts,
+        schedule: &Schedule,
+        run: &RunFile,
+        micro_batch: usize,
+    ) -> Result<Memory, ShapeError> {
+        let each = |part: &Range<usize>| {
+            model.part_activations(part.clone(), micro_batch, run.train.precision, run.train.recompute)
+        };
+        let each = parts.iter().map(each).collect::<Result<Vec<_>, _>>()?;
+        let of_rank = |rank: usize| {
+            let chunks = schedule.placement.chunks(rank);
+            let own = |chunk: &Chunk| parts[chunk.part].clone();
+            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part].kept);
+            let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
+            let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
+            Memory::of_blocks(model, &blocks, run, held.activations.saturating_add(again), held.versions)
+        };
+        let ranks = (0..schedule.stages()).map(of_rank);
+        Ok(ranks.reduce(Memory::largest).expect("a pipeline has a rank"))
+    }
+
+    /// The larger one of each category.
+    fn largest(self, other: Memory) -> Memory {
+        Memory {
+            weights: self.weights.max(other.weights),
+            gradients: self.gradients.max(other.gradients),
+            optimizer: self.optimizer.max(other.optimizer),
+            mask: self.mask.max(other.mask),
+            activations: self.activations.max(other.activations),
+            workspace: None,
+            communication: self.communication.max(other.communication),
+        }
+    }
+
+    /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
+    fn of_blocks(
+        model: &Model,
+        blocks: &[Range<usize>],
+        run: &RunFile,
+        activations: u64,
+        versions: u64,
+    ) -> Memory {
+        let mut held: Vec<usize> = blocks.iter().flat_map(|part| model.parameters_of(part.clone())).collect();
+        held.sort_unstable();
+        held.dedup();
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
         let (mut dense, mut candidates, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64);
+        let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
-        for parameter in model.parameters() {
+        let all = model.parameters();
+        for parameter in held.into_iter().map(|place| &all[place]) {
             let elements = parameter.elements();
             let mut sent = elements;
-            match prune.filter(|prune| prune.covers(&parameter)) {
+            match prune.filter(|prune| prune.covers(parameter)) {
                 None => dense = dense.saturating_add(elements),
                 Some(prune) => {
                     let kept = ((1.0 - prune.sparsity) * elements as f64) as u64;
@@ -52,6 +114,7 @@ impl Memory {
                     sent = if compressed { kept } else { elements };
                 }
             }
+            lengths.push(sent);
             let bytes = sent.saturating_mul(precision.size());
             if run.parallel.data > 1 && bytes < BUCKET {
                 packed += bytes;
@@ -59,16 +122,32 @@ impl Memory {
         }
         let parameters = dense.saturating_add(candidates);
         let stored = if compressed { dense + kept_of(prune, candidates) } else { parameters };
-        let buffers: u64 = model.buffers().iter().map(|buffer| 4 * buffer.elements()).sum();
-        Ok(Memory {
-            weights: parameters.saturating_mul(precision.size()).saturating_add(buffers),
+        let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
+        let own = if zero { lengths.iter().map(|n| n.div_ceil(ranks)).sum() } else { stored };
+        let mut statistics: Vec<usize> =
+            blocks.iter().flat_map(|part| model.buffers_of(part.clone())).collect();
+        statistics.sort_unstable();
+        statistics.dedup();
+        let buffers: u64 = {
+            let all = model.buffers();
+            statistics.into_iter().map(|place| 4 * all[place].elements()).sum()
+        };
+        let weights = parameters.saturating_mul(precision.size());
+        Memory {
+            weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
             gradients: stored.saturating_mul(precision.size()),
-            optimizer: stored.saturating_mul(each),
+            optimizer: own.saturating_mul(each),
             mask,
-            activations: model.activation_bytes(micro_batch, precision, run.train.recompute)?,
+            activations,
             workspace: None,
-            communication: packed,
-        })
+            communication: if run.parallel.is_local() {
+                average_bytes(&lengths, precision.size() + each)
+            } else if zero {
+                message_bytes(&lengths, precision.size(), ranks)
+            } else {
+                packed
+            },
+        }
     }
 
     /// All that is predicted.
@@ -77,6 +156,31 @@ impl Memory {
             [self.weights, self.gradients, self.optimizer, self.mask, self.activations, self.communication];
         parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
     }
+}
+
+/// What a rank holds at most in the course of its list.
+struct Held {
+    /// Bytes of micro-batches in flight.
+    activations: u64,
+    /// Old versions of the weights.
+    versions: u64,
+}
+
+/// Walks a list; `kept` are the bytes of a micro-batch in a chunk.
+fn in_flight(list: &[Action], kept: impl Fn(usize) -> u64) -> Held {
+    let (mut now, mut most) = (Held { activations: 0, versions: 0 }, Held { activations: 0, versions: 0 });
+    for action in list {
+        match *action {
+            Action::Forward(work) => now.activations = now.activations.saturating_add(kept(work.chunk)),
+            Action::Backward(work) | Action::BackwardWeight(work) => now.activations -= kept(work.chunk),
+            Action::Stash { .. } => now.versions += 1,
+            Action::Drop { .. } => now.versions -= 1,
+            _ => {}
+        }
+        most.activations = most.activations.max(now.activations);
+        most.versions = most.versions.max(now.versions);
+    }
+    most
 }
 
 /// Bytes for each weight that pruning may touch, once it has.
@@ -101,7 +205,8 @@ impl StateBytes {
         StateBytes {
             weights: size,
             gradients: share * size,
-            optimizer: share * run.optimizer_bytes() as f64,
+            optimizer: share * run.optimizer_bytes() as f64
+                / if run.parallel.zero { run.parallel.data as f64 } else { 1.0 },
             mask: if run.prune.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
         }
     }

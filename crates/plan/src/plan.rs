@@ -60,10 +60,19 @@ impl Plan {
         check_ties(&run, &model, &parts)?;
         let train = &run.train;
         let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
+        let memory = match &run.parallel.pipeline {
+            None => Memory::predict(&model, &run, micro_batch)?,
+            Some(pipeline) => {
+                // Enough batches that one that never ends has come into its stride.
+                let batches = if pipeline.is_asynchronous() { 2 + pipeline.stages } else { 1 };
+                let schedule = pipeline.schedule(train.micro_batches, batches)?;
+                Memory::predict_stages(&model, &parts, &schedule, &run, micro_batch)?
+            }
+        };
         Ok(Plan {
             parameters: model.parameter_count(),
             step_flops: model.train_flops(train.batch, recompute)?,
-            memory: Memory::predict(&model, &run, micro_batch)?,
+            memory,
             learning_rate: run.learning_rate.for_batch(train.batch),
             micro_batch,
             parts,

@@ -116,6 +116,13 @@ impl Tensor {
         self
     }
 
+    /// The same bytes read as another type of the same size: what only moves need not be what it says it is.
+    pub fn reinterpret(mut self, dtype: DType) -> Tensor {
+        assert_eq!(self.dtype.bytes(), dtype.bytes(), "{:?} read as {dtype:?}", self.dtype);
+        self.dtype = dtype;
+        self
+    }
+
     /// A copy with a buffer of its own, on the same device.
     pub fn duplicate(&self, category: Category) -> Result<Tensor> {
         let mut copy = self.empty_like(category)?;

@@ -166,8 +166,6 @@ struct Run {
     trainer: Trainer,
     checkpoints: Checkpoints,
     metrics: Metrics,
-    /// Whether this rank writes files.
-    leads: bool,
     folder: PathBuf,
     tokens_per_sample: Option<usize>,
     step_seconds: Vec<f64>,
@@ -206,7 +204,7 @@ impl Run {
             }
         }
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
-            trainer.start_from(&Whole::find(from)?)?;
+            trainer.start_from(&Whole::find(from, trainer.ranks())?)?;
         }
         if let Some(ranks) = trainer.ranks() {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash());
@@ -227,7 +225,6 @@ impl Run {
             trainer,
             checkpoints,
             metrics,
-            leads,
             folder,
             tokens_per_sample,
             step_seconds: Vec::new(),
@@ -280,9 +277,11 @@ impl Run {
                     self.metrics.evaluation(step, &self.validation())?;
                 }
             }
-            let interrupted = self.any(stop.load(Ordering::Relaxed))? && !last;
+            // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
+            let stopped = self.any(stop.load(Ordering::Relaxed))? && self.trainer.is_together();
+            let interrupted = stopped && !last;
             let due = every > 0 && step.is_multiple_of(every as u64);
-            if self.leads && (interrupted || due || (last && self.plan.run.checkpoint.last)) {
+            if interrupted || due || (last && self.plan.run.checkpoint.last) {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);
             }
             if interrupted {

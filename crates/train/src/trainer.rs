@@ -11,19 +11,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Sent};
-use espalier_plan::Plan;
 use espalier_plan::config::{BatchNorm, Precision};
 use espalier_plan::memory::StateBytes;
 use espalier_plan::schedule::Updates;
+use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{DType, Device, Mask};
 
-use crate::checkpoint::{Checkpoints, Saved, Stored, Whole};
+use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Room, Saved, Stored, Wanted, Whole};
 use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
-use crate::parallel::groups::Groups;
+use crate::parallel::groups::{self, Groups};
+use crate::parallel::local::average;
 use crate::pass::{Pass, Totals};
-use crate::prune::{self, Decision, Draw, Network, Observation, Parts, Pruner};
+use crate::prune::{self, Decision, Draw, Moment, Network, Observation, Parts, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, NoiseScale, Optimizer};
 use crate::step::{Executor, Flights, NetworkWorker, Scene, Taken, Trace};
@@ -66,8 +67,10 @@ pub struct Trainer {
     gradient_bytes: usize,
     /// The others, where there are any.
     ranks: Option<Ranks>,
-    /// What the last step sent to them.
+    /// What a step sent to them, of late.
     sent: Sent,
+    /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
+    together: (u64, Sent),
 }
 
 /// What one step did.
@@ -168,6 +171,7 @@ impl Trainer {
             gradient_bytes: 0,
             ranks,
             sent: Sent::default(),
+            together: Default::default(),
             device: device.clone(),
             dtype,
             weights,
@@ -210,7 +214,7 @@ impl Trainer {
         self.ranks.as_ref()
     }
 
-    /// Bytes that the last step sent to other ranks.
+    /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on average.
     pub fn sent(&self) -> Sent {
         self.sent
     }
@@ -223,9 +227,7 @@ impl Trainer {
             Decision::Look(seen) => (Some(seen), None),
             Decision::Prune(draw) => (None, Some(self.apply(draw)?)),
         };
-        if self.optimizer.is_none() {
-            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
-        }
+        self.ready_optimizer()?;
         self.begin_list()?;
         let (position, length) = match &self.pruner {
             Some(pruner) => pruner.position(self.progress.step, self.steps),
@@ -242,12 +244,15 @@ impl Trainer {
         if let Some((ids, _)) = &mut penalty {
             ids.retain(|id| self.weights.holds(*id));
         }
+        let (cut, apart) = (self.cut(), self.goes_apart());
         self.progress.step += 1;
         let mut worker = NetworkWorker::new(Scene {
             plan: &self.plan,
             stage: &self.stage,
-            groups: &self.groups,
+            groups: if apart { &groups::NONE } else { &self.groups },
             ranks: self.ranks.as_ref(),
+            cut,
+            apart,
             feed: &self.feed,
             order: &self.order,
             device: &self.device,
@@ -268,8 +273,11 @@ impl Trainer {
         let Taken { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
         self.gradient_bytes = gradient_bytes;
         let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
-        if let Some((ranks, before)) = self.ranks.as_ref().zip(before) {
+        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !apart) {
             self.sent = ranks.sent() - before;
+        }
+        if apart && self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64) {
+            self.come_together()?;
         }
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
@@ -291,6 +299,7 @@ impl Trainer {
 
     /// Runs the model over the validation split, or its first `eval_samples` samples; nothing where none is held out.
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        self.come_together()?;
         let train = &self.plan.run.train;
         let all = self.dataset.len(Split::Validation);
         let count = if train.eval_samples == 0 { all } else { train.eval_samples.min(all) };
@@ -418,12 +427,15 @@ impl Trainer {
     /// What the pruning method does after so many steps.
     fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
-        let batch = self.plan.run.train.batch;
+        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
+        if pruner.looks(Moment { step, steps: self.steps, epoch }) {
+            self.come_together()?;
+        }
         let mut network = Network {
             plan: &self.plan,
             step,
             steps: self.steps,
-            epoch: (self.dataset.len(Split::Train) / batch).max(1) as u64,
+            epoch,
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
@@ -457,7 +469,8 @@ impl Trainer {
             let mask = Mask::new(&self.device, weight.len(), &words)?;
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
-                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress())?;
+                let group = self.ranks.as_ref().map(Ranks::data);
+                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
             if mask.kept() == 0 {
                 emptied.push(self.weights.name(id).to_owned());
@@ -492,6 +505,44 @@ impl Trainer {
         Ok(Totals::from_numbers(&ranks.sum(own.to_numbers())?))
     }
 
+    /// Which part of the optimizer's state is this rank's.
+    fn cut(&self) -> Cut {
+        let sharing = self.ranks.as_ref().filter(|_| self.plan.run.parallel.zero);
+        sharing.map_or(Cut::ALONE, Ranks::cut)
+    }
+
+    /// Whether ranks take steps by themselves.
+    fn goes_apart(&self) -> bool {
+        self.ranks.is_some() && self.plan.run.parallel.is_local()
+    }
+
+    /// Whether all ranks hold the same weights and state.
+    pub fn is_together(&self) -> bool {
+        !self.goes_apart() || self.together.0 == self.progress.step
+    }
+
+    /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
+    /// pruning, evaluation, a checkpoint.
+    pub fn come_together(&mut self) -> Result<()> {
+        let Some(ranks) = self.ranks.clone().filter(|_| !self.is_together()) else { return Ok(()) };
+        if let Some(optimizer) = &mut self.optimizer {
+            average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
+        }
+        self.groups.average_statistics(&mut self.weights)?;
+        let (step, sent) = (self.progress.step, ranks.sent());
+        self.sent = (sent - self.together.1).per(step - self.together.0);
+        self.together = (step, sent);
+        Ok(())
+    }
+
+    /// Makes the optimizer's state, once it is known what is kept.
+    fn ready_optimizer(&mut self) -> Result<()> {
+        if self.optimizer.is_none() {
+            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?);
+        }
+        Ok(())
+    }
+
     fn pass(&self) -> Pass<'_> {
         Pass {
             stage: &self.stage,
@@ -503,34 +554,59 @@ impl Trainer {
         }
     }
 
-    /// Saves everything that the next step depends on.
+    /// Saves everything that the next step depends on. All ranks must.
     pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
-        if self.optimizer.is_none() {
-            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks)?);
-        }
+        self.come_together()?;
+        self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
-        let tensors = |(name, tensor)| (name, Stored::Tensor(tensor));
+        let weights = self.weights.named().filter(|(name, _)| self.speaks_for(name));
+        let state = optimizer.saved().into_iter().filter(|(name, _)| self.speaks_for(name));
         let mut files: Vec<(&str, Saved<'_>)> = vec![
-            ("model.safetensors", self.weights.named().map(|(name, t)| tensors((name.into(), t))).collect()),
-            ("optimizer.safetensors", optimizer.named().map(tensors).collect()),
+            (MODEL, weights.map(|(name, tensor)| (name.into(), Stored::Tensor(tensor))).collect()),
+            (OPTIMIZER, state.collect()),
         ];
-        if !self.masks.is_empty() {
+        if self.has_masks()? {
+            let masks = self.masks.iter().filter(|(id, _)| self.groups.speaks_for(*id));
             let mask = |(id, mask): (ParameterId, &Mask)| {
                 (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
             };
-            files.push(("masks.safetensors", self.masks.iter().map(mask).collect()));
+            files.push((MASKS, masks.map(mask).collect()));
         }
         let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
+        let remembered = remembered.filter(|(name, _)| self.speaks_for(name));
         let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
-        if !remembered.is_empty() {
-            files.push(("pruner.safetensors", remembered));
+        if self.any_stage(!remembered.is_empty())? {
+            files.push((PRUNER, remembered));
         }
-        checkpoints.save(&self.progress, &files)
+        checkpoints.save(&self.progress, files, self.ranks.as_ref())
+    }
+
+    /// Whether this rank saves what a name stands for: the name of a tensor, perhaps behind what it is (`master/NAME`). What
+    /// several stages hold is saved by one of them, and what is no tensor's by the first.
+    fn speaks_for(&self, name: &str) -> bool {
+        let of = name.rsplit('/').next().expect("a name");
+        match (self.weights.parameter(of), self.weights.statistic(of)) {
+            (Some(id), _) => self.groups.speaks_for(id),
+            (_, Some(id)) => self.groups.speaks_for_buffer(id),
+            _ => self.ranks.as_ref().is_none_or(|ranks| ranks.stages().rank() == 0),
+        }
+    }
+
+    /// Whether anything is pruned, on any stage.
+    fn has_masks(&self) -> Result<bool> {
+        self.any_stage(!self.masks.is_empty())
+    }
+
+    fn any_stage(&self, flag: bool) -> Result<bool> {
+        match &self.ranks {
+            Some(ranks) => Ok(ranks.sum_over_stages(vec![u64::from(flag)])?[0] > 0),
+            None => Ok(flag),
+        }
     }
 
     /// Goes back to the newest whole checkpoint, if there is one.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
-        let Some(whole) = checkpoints.latest(report)? else { return Ok(None) };
+        let Some(whole) = checkpoints.latest(self.ranks.as_ref(), report)? else { return Ok(None) };
         self.restore(&whole)?;
         Ok(Some(whole.path().to_owned()))
     }
@@ -538,16 +614,27 @@ impl Trainer {
     /// Goes back to a checkpoint.
     pub fn restore(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks)?;
-        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
-        let state = optimizer.named_mut().collect();
-        whole.fill(&mut [("model.safetensors", weights), ("optimizer.safetensors", state)])?;
+        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?;
+        let elsewhere = self.elsewhere();
+        let each = optimizer.tensors_each();
+        let state = Wanted { file: OPTIMIZER, tensors: optimizer.rooms(), elsewhere: each * elsewhere.0 };
+        whole.fill(&mut [wanted_weights(&mut self.weights, elsewhere), state])?;
         if let Some(pruner) = &mut self.pruner {
-            pruner.load(whole.words("pruner.safetensors")?);
+            pruner.load(whole.words(PRUNER)?);
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
-        Ok(())
+        self.together = (self.progress.step, self.ranks.as_ref().map(Ranks::sent).unwrap_or_default());
+        self.count_kept()
+    }
+
+    /// Parameters and statistics of the model that only other stages hold.
+    fn elsewhere(&self) -> (usize, usize) {
+        let held = self.weights.ids().count();
+        (
+            self.weights.parameters() - held,
+            self.plan.model.buffers().len() + held - self.weights.named().count(),
+        )
     }
 
     /// Prunes now, whatever the run's own time for it.
@@ -563,8 +650,8 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        let weights = self.weights.named_mut().map(|(name, tensor)| (name.into(), tensor)).collect();
-        whole.fill(&mut [("model.safetensors", weights)])
+        let elsewhere = self.elsewhere();
+        whole.fill(&mut [wanted_weights(&mut self.weights, elsewhere)])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
@@ -581,7 +668,7 @@ impl Trainer {
     }
 
     fn take_masks(&mut self, whole: &Whole) -> Result<()> {
-        let mut stored = whole.words("masks.safetensors")?;
+        let mut stored = whole.words(MASKS)?;
         for id in self.weights.ids() {
             let (name, len) = (self.weights.name(id).to_owned(), self.weights.get(id).len());
             let Some(words) = stored.remove(&name) else { continue };
@@ -591,11 +678,18 @@ impl Trainer {
             }
             self.masks.set(id, Mask::new(&self.device, len, &words)?);
         }
-        match stored.into_keys().next() {
+        let unknown = stored.into_keys().find(|name| self.weights.parameter(name).is_none());
+        match unknown {
             Some(name) => Err(whole.refuse(format!("it has a mask for {name}, which this model has not"))),
-            None => Ok(()),
+            None => self.count_kept(),
         }
     }
+}
+
+/// Weights and running statistics, to be filled from a checkpoint; so many of each are elsewhere.
+fn wanted_weights(weights: &mut Weights, elsewhere: (usize, usize)) -> Wanted<'_> {
+    let tensors = weights.named_mut().map(|(name, tensor)| (name.into(), Room::Tensor(tensor))).collect();
+    Wanted { file: MODEL, tensors, elsewhere: elsewhere.0 + elsewhere.1 }
 }
 
 /// The parameters that pruning may touch; without pruning, those that it could.

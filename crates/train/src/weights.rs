@@ -170,6 +170,16 @@ impl Weights {
         self.parameters.len()
     }
 
+    /// The parameter of a name, held or not.
+    pub fn parameter(&self, name: &str) -> Option<ParameterId> {
+        self.names.iter().position(|known| known == name).map(ParameterId)
+    }
+
+    /// The running statistic of a name, held or not.
+    pub fn statistic(&self, name: &str) -> Option<BufferId> {
+        self.buffer_names.iter().position(|known| known == name).map(BufferId)
+    }
+
     /// Whether a parameter is held.
     pub fn holds(&self, id: ParameterId) -> bool {
         self.parameters[id.0].is_some()

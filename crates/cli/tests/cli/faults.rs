@@ -54,7 +54,7 @@ pub fn assert_whole(run: &Path) {
     let Ok(checkpoints) = fs::read_dir(run.join("checkpoints")) else { return };
     for entry in checkpoints.map(|entry| entry.unwrap().path()) {
         if entry.file_name().unwrap().to_str().unwrap().starts_with("step-") {
-            Whole::read(&entry).unwrap();
+            Whole::read(&entry, None).unwrap();
         }
     }
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 mod doctor;
 mod faults;
+mod killed;
 mod launch;
 #[cfg(feature = "mpi")]
 mod mpi;

@@ -139,6 +139,7 @@ impl RunFile {
         }
         let train = &self.train;
         self.parallel.check(train)?;
+        self.parallel.check_state(self)?;
         if let Some(pipeline) = &self.parallel.pipeline {
             pipeline.check(self)?;
         }
@@ -173,7 +174,8 @@ impl RunFile {
     /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
     pub fn compresses(&self) -> bool {
         let beside = self.train.precision.size() + self.optimizer_bytes();
-        self.prune.as_ref().is_some_and(|prune| prune.compresses(beside))
+        // Ranks that share out state share out that of kept weights.
+        self.prune.as_ref().is_some_and(|prune| self.parallel.zero || prune.compresses(beside))
     }
 
     /// The resolved file: every field, also those that were left out.

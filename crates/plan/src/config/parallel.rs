@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::mesh::{Mesh, PerAxis};
 
 use super::reader::{Choice, LARGEST, Section};
-use super::{Error, Pipeline, Train};
+use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
 
 /// The seconds of a week: whoever waits longer waits for nobody.
 const WEEK: usize = 7 * 24 * 3600;
@@ -19,6 +19,10 @@ pub struct Parallel {
     pub batch_norm: BatchNorm,
     /// Seconds that a rank waits for another at most.
     pub timeout_s: usize,
+    /// Whether ranks along the data axis share out the optimizer's state.
+    pub zero: bool,
+    /// Steps that a rank takes by itself until weights are averaged: local SGD.
+    pub average_every: usize,
     /// How the model is cut into stages, where it is.
     #[serde(flatten)]
     pub pipeline: Option<Pipeline>,
@@ -51,6 +55,8 @@ impl Parallel {
             data: written.or(started.map(|started| started / stages)).unwrap_or(1).max(1),
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
+            zero: section.boolean("zero", false)?,
+            average_every: section.whole("average_every", 1, 1, LARGEST)?,
             pipeline,
         };
         section.finish()?;
@@ -69,6 +75,63 @@ impl Parallel {
     /// Ranks along each axis.
     pub fn extents(&self) -> PerAxis {
         PerAxis { data: self.data, pipeline: self.stages(), ..PerAxis::ONES }
+    }
+
+    /// Whether ranks go apart for some steps.
+    pub fn is_local(&self) -> bool {
+        self.average_every > 1
+    }
+
+    /// That ranks can share state, or go apart, as the file says.
+    pub(super) fn check_state(&self, run: &RunFile) -> Result<(), Error> {
+        let asked = [
+            ("zero", self.zero, "true".to_owned()),
+            ("average_every", self.is_local(), self.average_every.to_string()),
+        ];
+        for (key, _, value) in asked.into_iter().filter(|(_, asked, _)| *asked) {
+            let field = format!("parallel.{key}");
+            if self.data == 1 {
+                let why = "with `parallel.data` = 1: there is no other rank along the data axis".into();
+                return Err(Error::NoEffect { field, why });
+            }
+            if let Some(pipeline) = self.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) {
+                let problem = format!(
+                    "is {value}, but with `parallel.schedule` = \"{}\" weights change while batches are under way: use a \
+                     schedule that ends every step",
+                    pipeline.schedule
+                );
+                return Err(Error::Conflict { field, problem });
+            }
+        }
+        if self.zero && run.prune.as_ref().is_some_and(|prune| prune.state == StateForm::Dense) {
+            let problem = "is \"dense\", but with `parallel.zero` ranks share out the state of kept weights alone: \
+                           leave it out";
+            return Err(Error::Conflict { field: "prune.state".into(), problem: problem.into() });
+        }
+        if !self.is_local() {
+            return Ok(());
+        }
+        let apart =
+            format!("but with `parallel.average_every` = {} each rank steps by itself", self.average_every);
+        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        if self.zero {
+            return conflict("parallel.zero", format!("is true, {apart} and needs all of its state"));
+        }
+        if self.batch_norm == BatchNorm::Synchronised {
+            return conflict("parallel.batch_norm", format!("is \"synchronised\", {apart}"));
+        }
+        if run.train.precision == Precision::Bf16 && run.optimizer.master == Master::LowBits {
+            let problem =
+                format!("is \"low-bits\", {apart} and their exact weights are averaged: set it to \"f32\"");
+            return conflict("optimizer.master", problem);
+        }
+        if run.train.noise_scale {
+            return conflict(
+                "train.noise_scale",
+                format!("is true, {apart} and never has the gradient of a whole batch"),
+            );
+        }
+        Ok(())
     }
 
     /// That every rank gets the same number of micro-batches of the same size.

@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 use toml::Value;
 
 use super::reader::{Choice, LARGEST, Section, whole};
-use super::{Error, RunFile};
+use super::{Error, Method, RunFile};
 use crate::schedule::{Name, Options, Schedule, Updates};
 
 /// Steps after which an asynchronous pipeline runs empty, unless the run file says otherwise.
@@ -115,6 +115,19 @@ impl Pipeline {
         if run.train.noise_scale {
             let why = format!("with `parallel.pipeline` = {}: it is measured on whole models", self.stages);
             return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
+        }
+        if run.parallel.is_local() {
+            let problem = format!(
+                "is {}, but ranks of a pipeline cannot go apart: leave it out with `parallel.pipeline` = {}",
+                run.parallel.average_every, self.stages
+            );
+            return Err(Error::Conflict { field: "parallel.average_every".into(), problem });
+        }
+        let rigl = run.prune.as_ref().is_some_and(|prune| matches!(prune.method, Method::Rigl(_)));
+        if rigl && self.schedule == Name::Chimera {
+            let problem = "is \"rigl\", which compares gradients layer by layer, but the copies of \"chimera\" meet their \
+                           layers in opposite orders: use another schedule, or \"set\"";
+            return Err(Error::Conflict { field: "prune.method".into(), problem: problem.into() });
         }
         if !self.is_asynchronous() {
             return match self.drain {

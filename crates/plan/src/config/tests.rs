@@ -68,6 +68,8 @@ fn an_empty_file_is_a_run() {
     data = 1
     batch_norm = "local"
     timeout_s = 600
+    zero = false
+    average_every = 1
 
     [checkpoint]
     every = 0
@@ -412,4 +414,29 @@ fn a_pipeline_is_written_as_it_was_read() {
     let run = RunFile::parse(text, &[]).unwrap();
     assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
     assert_eq!(run.parallel.stages(), 2);
+}
+
+#[test]
+fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
+    let sentence = |fields: &str| {
+        RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\n{fields}"), &[]).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(sentence("zero = true"), @"`parallel.zero` has no effect with `parallel.data` = 1: there is no other rank along the data axis");
+    insta::assert_snapshot!(sentence("average_every = 4"), @"`parallel.average_every` has no effect with `parallel.data` = 1: there is no other rank along the data axis");
+    insta::assert_snapshot!(sentence("data = 2\nzero = true\naverage_every = 4"), @"`parallel.zero` is true, but with `parallel.average_every` = 4 each rank steps by itself and needs all of its state");
+    insta::assert_snapshot!(sentence("data = 2\nzero = true\n[prune]\nmethod = \"magnitude\"\nstate = \"dense\""), @r#"`prune.state` is "dense", but with `parallel.zero` ranks share out the state of kept weights alone: leave it out"#);
+    insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nbatch_norm = \"synchronised\""), @r#"`parallel.batch_norm` is "synchronised", but with `parallel.average_every` = 4 each rank steps by itself"#);
+    insta::assert_snapshot!(sentence("data = 2\nzero = true\npipeline = 2\nschedule = \"2bw\""), @r#"`parallel.zero` is true, but with `parallel.schedule` = "2bw" weights change while batches are under way: use a schedule that ends every step"#);
+    let low = "[train]\nprecision = \"bf16\"\nbatch = 8\n[optimizer]\nmaster = \"low-bits\"\n[parallel]\ndata = 2\naverage_every = 4";
+    insta::assert_snapshot!(RunFile::parse(low, &[]).unwrap_err(), @r#"`optimizer.master` is "low-bits", but with `parallel.average_every` = 4 each rank steps by itself and their exact weights are averaged: set it to "f32""#);
+    let noisy = RunFile::parse(
+        "[train]\nnoise_scale = true\nbatch = 8\n[parallel]\ndata = 2\naverage_every = 4",
+        &[],
+    );
+    insta::assert_snapshot!(noisy.unwrap_err(), @"`train.noise_scale` is true, but with `parallel.average_every` = 4 each rank steps by itself and never has the gradient of a whole batch");
+    for fields in ["zero = true", "average_every = 5"] {
+        let run =
+            RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
+        assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
+    }
 }

@@ -12,6 +12,8 @@
 //! With `recompute = "block"` only the input edge of every block stays; the backward pass runs one block's forward
 //! again, so that one block's own edges (and what the head reads, in the last) exist at a time: the largest counts.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::shape::Shape;
@@ -174,6 +176,15 @@ struct Ends {
     shape: Shape,
 }
 
+/// What a part of a model keeps of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartActivations {
+    /// From its forward pass to its backward pass.
+    pub kept: u64,
+    /// In the backward pass alone, where blocks are recomputed.
+    pub again: u64,
+}
+
 impl Model {
     /// Bytes that the forward pass of one micro-batch of `samples` keeps for the backward pass.
     pub fn activation_bytes(
@@ -182,33 +193,57 @@ impl Model {
         precision: Precision,
         recompute: Recompute,
     ) -> Result<u64, ShapeError> {
+        let PartActivations { kept, again } =
+            self.part_activations(0..self.blocks.len(), samples, precision, recompute)?;
+        Ok(kept.saturating_add(again))
+    }
+
+    /// What some consecutive blocks keep of one micro-batch of `samples`.
+    pub fn part_activations(
+        &self,
+        part: Range<usize>,
+        samples: usize,
+        precision: Precision,
+        recompute: Recompute,
+    ) -> Result<PartActivations, ShapeError> {
         self.check()?;
         let mut tally = Tally { samples: samples as u64, precision, bytes: 0 };
         let mut edge = Ends { input: false, output: false, shape: self.input.shape() };
-        let blocks = self.blocks.iter().map(|block| &block.layers[..]);
-        let mut blocks: Vec<&[Layer]> = blocks.filter(|layers| !layers.is_empty()).collect();
-        if let (Some(last), Some(_)) = (blocks.last_mut(), self.head()) {
-            *last = &last[..last.len() - 1];
-        }
         // Edges between blocks; each block's own. Both end in what the head reads.
         let (mut between, mut own) = (0u64, Vec::new());
-        for layers in blocks {
+        for (i, block) in self.blocks.iter().enumerate().take(part.end) {
+            let is_last = i + 1 == self.blocks.len();
+            let head = usize::from(is_last && self.head().is_some());
+            let layers = &block.layers[..block.layers.len() - head];
+            if block.layers.is_empty() {
+                continue;
+            }
+            if i == part.start {
+                // What the part before keeps of its output is on another rank.
+                edge.output = false;
+            }
             tally.bytes = 0;
             let ends = tally.chain(layers, edge.shape).expect("the shapes were checked");
-            own.push(tally.bytes);
-            // A block of the head alone has one edge: what the head reads.
-            let kept = !layers.is_empty() && (recompute == Recompute::Block || edge.output || ends.input);
-            between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
+            if part.contains(&i) {
+                own.push(tally.bytes);
+                // A block of the head alone has one edge: what the head reads.
+                let kept = !layers.is_empty() && (recompute == Recompute::Block || edge.output || ends.input);
+                between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
+            }
             edge = ends;
         }
-        if let Some(last) = own.last_mut() {
-            *last = last.saturating_add(tally.edge_bytes(edge.shape));
+        if part.end == self.blocks.len() {
+            if let Some(last) = own.last_mut() {
+                *last = last.saturating_add(tally.edge_bytes(edge.shape));
+            }
+        } else if edge.output && !part.is_empty() {
+            between = between.saturating_add(tally.edge_bytes(edge.shape));
         }
-        let inside = match recompute {
-            Recompute::None => own.iter().fold(0, |n: u64, &b| n.saturating_add(b)),
-            Recompute::Block => own.into_iter().max().unwrap_or(0),
-        };
-        Ok(between.saturating_add(inside))
+        let sum = own.iter().fold(0, |n: u64, &b| n.saturating_add(b));
+        Ok(match recompute {
+            Recompute::None => PartActivations { kept: between.saturating_add(sum), again: 0 },
+            Recompute::Block => PartActivations { kept: between, again: own.into_iter().max().unwrap_or(0) },
+        })
     }
 }
 

@@ -10,6 +10,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+pub mod flat;
 mod image;
 pub mod layer_norm;
 pub mod layout;

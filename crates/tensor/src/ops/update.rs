@@ -128,7 +128,7 @@ impl Rule {
     }
 
     /// Whether a layer's norms enter the step.
-    fn adapts(&self) -> bool {
+    pub fn adapts(&self) -> bool {
         matches!(self, Rule::Lars { .. } | Rule::Lamb { .. })
     }
 }

@@ -8,8 +8,9 @@
 use std::collections::HashSet;
 
 use espalier_comm::{Reduce, Request};
+use espalier_plan::Cut;
 use espalier_plan::memory::BUCKET;
-use espalier_tensor::ops::rows;
+use espalier_tensor::ops::{flat, rows};
 use espalier_tensor::{Category, Tensor};
 
 use crate::Result;
@@ -18,6 +19,7 @@ use crate::state::Gradients;
 use crate::weights::ParameterId;
 
 use super::groups::Groups;
+use super::zero::Scattering;
 
 /// Gradients that become those of all ranks.
 pub struct Reducing<'a> {
@@ -26,6 +28,8 @@ pub struct Reducing<'a> {
     /// A tied parameter comes once per use: it is complete when the whole pass is.
     tied: &'a HashSet<ParameterId>,
     complete: bool,
+    /// Which part of each sum this rank needs; alone, all of it.
+    cut: Cut,
     bucket_bytes: usize,
     /// One for each group.
     buckets: Vec<Vec<(ParameterId, Tensor)>>,
@@ -37,6 +41,8 @@ enum Flying {
     One(ParameterId, Request<Tensor>),
     /// The parts of a flat tensor, with their shapes.
     Packed(Vec<(ParameterId, Vec<usize>)>, Request<Tensor>),
+    /// Of which this rank gets its parts.
+    Scattered(Scattering),
 }
 
 impl<'a> Reducing<'a> {
@@ -47,10 +53,17 @@ impl<'a> Reducing<'a> {
             groups,
             tied,
             complete: false,
+            cut: Cut::ALONE,
             bucket_bytes: BUCKET as usize,
             buckets: (0..groups.len()).map(|_| Vec::new()).collect(),
             flying: Vec::new(),
         }
+    }
+
+    /// Leaves each rank its part of every sum: those of kept weights, in their order.
+    pub fn sharing(mut self, cut: Cut) -> Reducing<'a> {
+        self.cut = cut;
+        self
     }
 
     /// Packs gradients of fewer bytes than this, up to this many.
@@ -97,15 +110,21 @@ impl<'a> Reducing<'a> {
             self.send(id)?;
         }
         self.send_buckets()?;
+        self.gradients.share_out(self.cut);
         for flying in std::mem::take(&mut self.flying) {
             match flying {
-                Flying::One(id, request) => self.gradients.put(id, request.wait()?),
+                Flying::Scattered(parts) => {
+                    for (id, part) in parts.wait()? {
+                        self.gradients.put(id, part);
+                    }
+                }
+                Flying::One(id, request) => self.keep(id, request.wait()?)?,
                 Flying::Packed(parts, request) => {
                     let (flat, mut start) = (request.wait()?, 0);
                     for (id, shape) in parts {
                         let end = start + shape.iter().product::<usize>();
                         let part = rows::take(&flat, start..end, Category::Gradients)?;
-                        self.gradients.put(id, part.reshape(&shape));
+                        self.keep(id, part.reshape(&shape))?;
                         start = end;
                     }
                 }
@@ -114,11 +133,31 @@ impl<'a> Reducing<'a> {
         Ok(self.gradients)
     }
 
+    /// Keeps what this rank needs of a whole sum.
+    fn keep(&mut self, id: ParameterId, sum: Tensor) -> Result<()> {
+        let own = match self.cut.is_alone() {
+            true => sum,
+            false => flat::take(&sum, self.cut.own(sum.len()), Category::Gradients)?,
+        };
+        self.gradients.put(id, own);
+        Ok(())
+    }
+
+    /// Whether a group is that of the replicas, who leave each other their parts.
+    fn scatters(&self, number: usize) -> bool {
+        !self.cut.is_alone() && self.groups.is_replicas(number)
+    }
+
     /// Starts the sum of a gradient, or puts it into the bucket.
     fn send(&mut self, id: ParameterId) -> Result<()> {
         let Some(number) = self.groups.number(id) else { return Ok(()) };
         let Some(gradient) = self.gradients.take(id) else { return Ok(()) };
         if gradient.byte_len() >= self.bucket_bytes {
+            if self.scatters(number) {
+                let alone = Scattering::start(vec![(id, gradient)], self.cut, self.groups.group(number))?;
+                self.flying.push(Flying::Scattered(alone));
+                return Ok(());
+            }
             let sum = self.groups.group(number).start_all_reduce(gradient, Reduce::Sum)?;
             self.flying.push(Flying::One(id, sum));
             return Ok(());
@@ -134,6 +173,11 @@ impl<'a> Reducing<'a> {
     fn send_bucket(&mut self, number: usize) -> Result<()> {
         let parts = std::mem::take(&mut self.buckets[number]);
         let Some((_, first)) = parts.first() else { return Ok(()) };
+        if self.scatters(number) {
+            let packed = Scattering::start(parts, self.cut, self.groups.group(number))?;
+            self.flying.push(Flying::Scattered(packed));
+            return Ok(());
+        }
         let elements = parts.iter().map(|(_, part)| part.len()).sum();
         let mut flat =
             Tensor::empty(&first.device(), &[elements, 1], first.dtype(), Category::Communication)?;

@@ -14,6 +14,17 @@ use super::Ranks;
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
 
+/// Nobody shares anything.
+pub static NONE: Groups = Groups {
+    groups: Vec::new(),
+    replicas: Vec::new(),
+    parameters: Vec::new(),
+    buffers: Vec::new(),
+    speaks: Vec::new(),
+    speaks_for_buffers: Vec::new(),
+    copies: false,
+};
+
 /// The groups of all parameters that a rank holds.
 #[derive(Debug, Default)]
 pub struct Groups {
@@ -21,8 +32,11 @@ pub struct Groups {
     /// The group of each parameter and of each statistic, where it has others.
     parameters: Vec<Option<usize>>,
     buffers: Vec<Option<usize>>,
+    /// Which of the groups are a stage's replicas and no more.
+    replicas: Vec<bool>,
     /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
     speaks: Vec<bool>,
+    speaks_for_buffers: Vec<bool>,
     /// Whether a statistic is measured on different samples by several ranks of one replica.
     copies: bool,
 }
@@ -35,8 +49,9 @@ impl Groups {
             parameters: vec![None; parameters],
             buffers: vec![None; buffers],
             speaks: vec![true; parameters],
+            speaks_for_buffers: vec![true; buffers],
             copies: placement.copies() > 1,
-            groups: Vec::new(),
+            ..Groups::default()
         };
         let Some(ranks) = ranks else { return Ok(groups) };
         let used = |places: &dyn Fn(Range<usize>) -> Vec<usize>, count: usize| {
@@ -69,6 +84,7 @@ impl Groups {
             };
             let place = group.filter(|group| holders.contains(&stage) && group.size() > 1).map(|group| {
                 groups.groups.push(group);
+                groups.replicas.push(holders.len() == 1);
                 groups.groups.len() - 1
             });
             known.insert(parts.clone(), place);
@@ -79,6 +95,7 @@ impl Groups {
         }
         for (place, parts) in of_buffers.iter().enumerate() {
             groups.buffers[place] = known[parts];
+            groups.speaks_for_buffers[place] = holders(parts)[0] == stage;
         }
         Ok(groups)
     }
@@ -87,6 +104,7 @@ impl Groups {
     pub fn of_replicas(ranks: &Ranks, parameters: usize) -> Groups {
         Groups {
             groups: vec![ranks.data().clone()],
+            replicas: vec![true],
             parameters: vec![Some(0); parameters],
             speaks: vec![true; parameters],
             ..Groups::default()
@@ -103,6 +121,11 @@ impl Groups {
         &self.groups[number]
     }
 
+    /// Whether a group is the replicas of a stage and no more.
+    pub fn is_replicas(&self, number: usize) -> bool {
+        self.replicas[number]
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.groups.len()
@@ -116,6 +139,11 @@ impl Groups {
     /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
     pub fn speaks_for(&self, id: ParameterId) -> bool {
         self.speaks.get(id.0).copied().unwrap_or(true)
+    }
+
+    /// The same for a running statistic.
+    pub fn speaks_for_buffer(&self, id: BufferId) -> bool {
+        self.speaks_for_buffers.get(id.0).copied().unwrap_or(true)
     }
 
     /// Whether one replica measures a statistic on several ranks.

@@ -3,25 +3,33 @@
 //! | axis | file |
 //! |---|---|
 //! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
+//! | data, with the optimizer's state shared out | `zero` |
+//! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
-//! Ranks never send weights: they start from the same bits and take the same steps. That they do is checked where it
+//! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
+//! out their state, or go apart, do. That they do is checked where it
 //! could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
 pub mod groups;
 pub mod launched;
+pub mod local;
 mod threads;
+mod together;
+pub mod zero;
 
 use std::ops::Range;
 
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
+use espalier_plan::Cut;
 use espalier_plan::mesh::{Axis, Mesh};
 
 pub use threads::{on_threads, on_threads_within};
+pub use together::together;
 
 use crate::{Error, Result};
 
@@ -50,6 +58,11 @@ impl Ranks {
         self.world.rank()
     }
 
+    /// How many there are in the world.
+    pub fn size(&self) -> usize {
+        self.world.size()
+    }
+
     /// Whether it is the one that writes files and talks.
     pub fn leads(&self) -> bool {
         self.rank() == 0
@@ -73,6 +86,11 @@ impl Ranks {
     /// The same ranks, for messages that are on no schedule.
     pub fn relay(&self) -> &Communicator {
         &self.relay
+    }
+
+    /// Its place among those that could share state with it.
+    pub fn cut(&self) -> Cut {
+        Cut { ranks: self.data.size(), rank: self.data.rank() }
     }
 
     /// Bytes that it has sent so far.

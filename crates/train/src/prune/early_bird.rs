@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Prune, Scope, TicketForm};
 
-use super::{Decision, Draw, Network, Observation, Pruner, Words, count, differing, is_kept};
+use super::{Decision, Draw, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
 use crate::Result;
 use crate::weights::{ParameterId, ids_by_name};
 
@@ -32,8 +32,8 @@ pub struct EarlyBird {
     latest: u64,
     /// None: weights are drawn.
     channels: Option<Vec<Channels>>,
-    /// The last masks, oldest first, the bits of all parameters one after the other.
-    drawn: VecDeque<Words>,
+    /// The last masks, oldest first, by the names of their parameters.
+    drawn: VecDeque<BTreeMap<String, Words>>,
     /// The steps taken before the ticket was drawn.
     ticket: Option<u64>,
 }
@@ -74,6 +74,12 @@ impl EarlyBird {
             drawn: VecDeque::new(),
             ticket: None,
         }
+    }
+
+    /// Whether a ticket is drawn now, settled or not.
+    fn is_last(&self, at: Moment) -> bool {
+        let latest = if self.latest == 0 { (at.steps / 2).max(1) } else { self.latest };
+        at.step >= latest
     }
 
     /// What is drawn: weights, or one scale for each channel.
@@ -119,29 +125,26 @@ fn rows(kept: &[u32], len: usize, each: usize) -> Words {
 }
 
 impl Pruner for EarlyBird {
+    fn looks(&self, at: Moment) -> bool {
+        let every = if self.every == 0 { at.epoch } else { self.every };
+        let due = at.step > 0 && (at.step.is_multiple_of(every) || self.is_last(at));
+        self.ticket.is_none() && due
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        let every = if self.every == 0 { network.epoch } else { self.every };
-        let latest = if self.latest == 0 { (network.steps / 2).max(1) } else { self.latest };
-        let last = network.step >= latest;
-        let due = network.step > 0 && (network.step.is_multiple_of(every) || last);
-        if self.ticket.is_some() || !due {
+        let last = self.is_last(network.moment());
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let drawn = self.draw(network)?;
         let ids: Vec<ParameterId> = drawn.iter().map(|(id, _)| *id).collect();
+        let newest: HashMap<ParameterId, &Words> = drawn.iter().map(|(id, words)| (*id, words)).collect();
         let places = network.sum_over(&ids, |id| network.len(id))?;
-        let newest: Words = drawn.iter().flat_map(|(_, words)| words).copied().collect();
-        let kept: HashMap<ParameterId, usize> = drawn.iter().map(|(id, words)| (*id, count(words))).collect();
-        let kept = network.sum_over(&ids, |id| kept[&id])?;
-        let distance = |older: &Words| -> Result<f64> {
-            let mut start = 0;
-            let mut differences = HashMap::new();
-            for (id, words) in &drawn {
-                let end = start + words.len();
-                differences.insert(*id, differing(&older[start..end], words));
-                start = end;
-            }
-            Ok(network.sum_over(&ids, |id| differences[&id])? as f64 / places as f64)
+        let kept = network.sum_over(&ids, |id| count(newest[&id]))?;
+        let distance = |older: &BTreeMap<String, Words>| -> Result<f64> {
+            let differing =
+                |id| older.get(network.weights.name(id)).map_or(0, |old| differing(old, newest[&id]));
+            Ok(network.sum_over(&ids, differing)? as f64 / places as f64)
         };
         let distances: Vec<f64> = self.drawn.iter().map(distance).collect::<Result<_>>()?;
         let settled =
@@ -153,7 +156,8 @@ impl Pruner for EarlyBird {
             note += &format!("; mask distances to those before {}", list.join(" "));
         }
         if !settled && !last {
-            self.drawn.push_back(newest);
+            let named = drawn.into_iter().map(|(id, words)| (network.weights.name(id).to_owned(), words));
+            self.drawn.push_back(named.collect());
             if self.drawn.len() >= self.window {
                 self.drawn.pop_front();
             }
@@ -172,16 +176,25 @@ impl Pruner for EarlyBird {
     }
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        let masks = self.drawn.iter().enumerate().map(|(i, mask)| (format!("{MASK}{i:03}"), mask.clone()));
+        let named = |(i, masks): (usize, &BTreeMap<String, Words>)| {
+            let mask = move |(name, mask): (&String, &Words)| (format!("{MASK}{i:03}/{name}"), mask.clone());
+            masks.iter().map(mask).collect::<Vec<_>>()
+        };
+        let masks = self.drawn.iter().enumerate().flat_map(named);
         let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
         masks.chain(ticket).collect()
     }
 
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
         self.ticket = saved.remove(TICKET).map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
-        // The names sort by age.
-        let drawn = saved.into_iter().filter(|(name, _)| name.starts_with(MASK));
-        self.drawn = drawn.map(|(_, mask)| mask).collect();
+        let mut drawn: BTreeMap<String, BTreeMap<String, Words>> = BTreeMap::new();
+        for (name, mask) in saved {
+            if let Some((age, parameter)) = name.strip_prefix(MASK).and_then(|rest| rest.split_once('/')) {
+                drawn.entry(age.to_owned()).or_default().insert(parameter.to_owned(), mask);
+            }
+        }
+        // They sort by age.
+        self.drawn = drawn.into_values().collect();
     }
 }
 

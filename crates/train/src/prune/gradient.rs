@@ -3,17 +3,23 @@
 //! Gradients of the micro-batches are added up in f32 whatever the precision of the run: in bf16 a sum over a data set
 //! stands still after a few hundred of them. Only wanted gradients are made. Nothing of the model changes: what batch
 //! norm measures is let go.
+//!
+//! Ranks along the data axis share the samples out and add up what they found, in the order of ranks, so that all have
+//! the same bits. Dropout drops what it would drop on one rank; batch norm measures a rank's own micro-batch.
 
 use std::collections::HashMap;
 
+use espalier_comm::Reduce;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
-use espalier_tensor::{Category, DType, Tensor, random};
+use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
-use crate::layers::{GradientSink, WeightGradients};
+use crate::layers::{GradientSink, Share, WeightGradients};
+use crate::parallel::Ranks;
+use crate::parallel::groups::Groups;
 use crate::pass::{Loss, Pass};
-use crate::weights::ParameterId;
+use crate::weights::{ParameterId, Weights};
 
 /// Samples and how they are passed through a model.
 #[derive(Debug, Clone, Copy)]
@@ -26,26 +32,47 @@ pub struct Scored<'a> {
     pub random: u64,
     /// The logits are divided by this.
     pub temperature: f32,
+    /// Those with the same weights, where there are any.
+    pub ranks: Option<&'a Ranks>,
+    /// Who shares which parameter.
+    pub groups: &'a Groups,
 }
 
 impl<'a> Scored<'a> {
-    /// The micro-batches, each with its loss.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Loss)> + use<'a> {
-        let Scored { samples, micro_batch, random, temperature } = *self;
-        samples.chunks(micro_batch).enumerate().map(move |(piece, part)| {
-            let random = random::key(random, piece as u64);
-            (part, Loss { random, samples: samples.len(), temperature })
+    /// This rank's micro-batches, each with its place among the samples.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Share)> + use<'a> {
+        let Scored { samples, micro_batch, .. } = *self;
+        let own = self.ranks.map_or(0..samples.len(), |ranks| ranks.part(samples.len()));
+        samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
+            let first = own.start + piece * micro_batch;
+            (part, Share { first, samples: part.len(), norm_group: None })
         })
+    }
+
+    /// The mean over all samples.
+    pub(super) fn loss(&self) -> Loss {
+        Loss { random: self.random, samples: self.samples.len(), temperature: self.temperature }
     }
 }
 
 /// The gradient of the mean loss over the samples with respect to some parameters, in their order, as f32.
 pub fn gradient(pass: Pass<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> Result<Vec<Tensor>> {
     let mut sums = Sums::of(wanted);
-    for (samples, loss) in scored.pieces() {
-        pass.train(samples, loss, &mut Vec::new(), &mut sums)?;
+    for (samples, share) in scored.pieces() {
+        pass.train_share(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?;
     }
-    Ok(sums.take(wanted))
+    sums.take(wanted, pass.weights, scored.groups)
+}
+
+/// The sum of a gradient over all that share its parameter, as f32: over their samples, and over the places that use it.
+/// Copies of the model see the same samples, so that all sums are as many times too large; scores are only compared.
+pub(super) fn over_group(id: ParameterId, own: Tensor, groups: &Groups) -> Result<Tensor> {
+    let Some(number) = groups.number(id) else { return Ok(own) };
+    let own = match own.dtype() {
+        DType::F32 => own,
+        _ => cast(&own, DType::F32, Category::Workspace)?,
+    };
+    Ok(groups.group(number).all_reduce(own, Reduce::Sum)?)
 }
 
 /// Sums of wanted gradients.
@@ -61,10 +88,19 @@ impl Sums {
         Sums { sums: wanted.iter().map(|id| (*id, None)).collect(), factor: 1.0 }
     }
 
-    /// The sums of all of them.
-    pub fn take(mut self, wanted: &[ParameterId]) -> Vec<Tensor> {
-        let sum =
-            |id| self.sums.remove(id).flatten().expect("every parameter has a gradient, and is wanted once");
+    /// The sums of all of them, over all ranks.
+    pub fn take(mut self, wanted: &[ParameterId], weights: &Weights, groups: &Groups) -> Result<Vec<Tensor>> {
+        let sum = |id| {
+            let own = match self.sums.remove(id).expect("a parameter is wanted once") {
+                Some(sum) => sum,
+                // There were fewer samples than ranks.
+                None => {
+                    let weight = weights.get(*id);
+                    Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Workspace)?
+                }
+            };
+            over_group(*id, own, groups)
+        };
         wanted.iter().map(sum).collect()
     }
 }

@@ -3,7 +3,7 @@
 
 use espalier_plan::config::Scope;
 
-use super::{Decision, Draw, Network, Pruner};
+use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
 
 /// Magnitude pruning on a cubic schedule.
@@ -37,6 +37,10 @@ impl Gradual {
 }
 
 impl Pruner for Gradual {
+    fn looks(&self, at: Moment) -> bool {
+        self.due(at.step, at.steps).is_some_and(|sparsity| sparsity > 0.0)
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let Some(sparsity) = self.due(network.step, network.steps).filter(|sparsity| *sparsity > 0.0) else {
             return Ok(Decision::Wait);

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::gradient::Scored;
 use super::hessian::Curvature;
-use super::{Decision, Draw, Network, Pruner, select};
+use super::{Decision, Draw, Moment, Network, Pruner, select};
 use crate::Result;
 use crate::data::Split;
 use crate::weights::ParameterId;
@@ -37,8 +37,12 @@ pub struct Grasp {
 }
 
 impl Pruner for Grasp {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == 0
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step != 0 {
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let flow = self.hessian_gradient(network)?;
@@ -69,6 +73,8 @@ impl Grasp {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: self.temperature,
+            ranks: network.ranks,
+            groups: network.groups,
         };
         let mut curvature = Curvature::new(network, scored)?;
         let direction = curvature.gradient()?;

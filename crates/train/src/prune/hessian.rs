@@ -14,7 +14,6 @@
 
 use espalier_plan::config::Recompute;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
-use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::{Category, DType, Tensor};
 
 use super::Network;
@@ -52,7 +51,10 @@ impl<'a> Curvature<'a> {
     /// The Hessian times a direction.
     pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
         let ids = self.network.candidates;
-        let norm = |tensors: Vec<&Tensor>| -> Result<f64> { Ok(squared_norm_all(&tensors)?.sqrt()) };
+        let norm = |tensors: Vec<&Tensor>| -> Result<f64> {
+            let tensors: Vec<_> = ids.iter().copied().zip(tensors).collect();
+            Ok(self.network.squared_norm(&tensors)?.sqrt())
+        };
         let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect())?;
         let step = STEP * weights / norm(direction.iter().collect())?;
         if !step.is_normal() {
@@ -64,9 +66,10 @@ impl<'a> Curvature<'a> {
         let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
         let stage = Stage::cut(model, plan, self.network.ranks)?;
         let mut sums = Sums::of(ids);
-        for (samples, loss) in self.scored.pieces() {
+        for (samples, share) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
-                curvature.pass(&stage).train(samples, loss, &mut Vec::new(), sink).map(|_| ())
+                let (pass, loss) = (curvature.pass(&stage), curvature.scored.loss());
+                pass.train_share(samples, loss, &share, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
             train(self, &mut Sums::of(&[]))?;
@@ -78,7 +81,7 @@ impl<'a> Curvature<'a> {
             }
             self.move_by(direction, 0.0)?;
         }
-        let mut product = sums.take(ids);
+        let mut product = sums.take(ids, &self.copy, self.network.groups)?;
         for sum in &mut product {
             scale_into(sum, (0.5 / step) as f32)?;
         }

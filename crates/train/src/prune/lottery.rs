@@ -14,7 +14,7 @@ use espalier_plan::Plan;
 use espalier_plan::config::{self, Prune};
 use espalier_plan::rounds::{Rounds, Trainings};
 
-use super::{Decision, Draw, Network, Pruner};
+use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::weights::ParameterId;
 use crate::{Error, Result};
 
@@ -70,6 +70,10 @@ impl Lottery {
 }
 
 impl Pruner for Lottery {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == self.trainings.rewind() || self.trainings.begins(at.step).is_some()
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let (step, rewind) = (network.step, self.trainings.rewind());
         let seed = network.plan.run.seed;

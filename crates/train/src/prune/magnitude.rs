@@ -2,7 +2,7 @@
 
 use espalier_plan::config::Scope;
 
-use super::{Decision, Draw, Network, Pruner};
+use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
 
 /// Magnitude pruning in one shot.
@@ -17,8 +17,12 @@ pub struct Magnitude {
 }
 
 impl Pruner for Magnitude {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == self.at
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step != self.at {
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let masks = network.keep_best(self.sparsity, self.scope, |id| network.magnitudes(id))?;

@@ -22,9 +22,12 @@ pub mod two_of_four;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use espalier_comm::Reduce;
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Scope};
+use espalier_tensor::Tensor;
 use espalier_tensor::mask::ones;
+use espalier_tensor::ops::reduce::squared_norm_all;
 use rayon::prelude::*;
 
 use crate::Result;
@@ -38,6 +41,9 @@ pub use select::Words;
 
 /// A pruning method in the course of a run.
 pub trait Pruner: Debug + Send {
+    /// Whether it looks at the network at a moment. Ranks that go apart for some steps come together for it.
+    fn looks(&self, at: Moment) -> bool;
+
     /// What it does before the next step, `network.step` steps having been taken. Asked once before each step.
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision>;
 
@@ -59,6 +65,17 @@ pub trait Pruner: Debug + Send {
 
     /// Goes on from what was saved.
     fn load(&mut self, _saved: BTreeMap<String, Vec<u32>>) {}
+}
+
+/// A time in a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// Steps taken.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Steps of one pass over the training data.
+    pub epoch: u64,
 }
 
 /// What a method does before a step.
@@ -142,6 +159,11 @@ pub struct Parts<'a> {
 }
 
 impl Network<'_> {
+    /// Now.
+    pub fn moment(&self) -> Moment {
+        Moment { step: self.step, steps: self.steps, epoch: self.epoch }
+    }
+
     /// For passes over samples with the weights as they are now.
     pub fn pass(&self) -> Pass<'_> {
         let Parts { stage, dataset, device, dtype } = self.parts;
@@ -157,6 +179,16 @@ impl Network<'_> {
     /// A sum over all stages, each parameter counted on one of them.
     pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
         self.sum(ids.iter().filter(|id| self.groups.speaks_for(**id)).map(|id| count(*id)).sum())
+    }
+
+    /// The squared norm of tensors that belong to some parameters, over all stages.
+    pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
+        let own = tensors.iter().filter(|(id, _)| self.groups.speaks_for(*id)).map(|(_, tensor)| *tensor);
+        let own = squared_norm_all(&own.collect::<Vec<_>>())?;
+        match self.ranks {
+            Some(ranks) => Ok(ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0]),
+            None => Ok(own),
+        }
     }
 
     /// A sum over all stages.

@@ -6,7 +6,7 @@ use espalier_plan::config::Scope;
 use espalier_tensor::random;
 use rayon::prelude::*;
 
-use super::{Decision, Draw, Network, Pruner};
+use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
 use crate::weights::{ParameterId, name_key};
 
@@ -25,8 +25,12 @@ pub struct Random {
 }
 
 impl Pruner for Random {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == self.at
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step != self.at {
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let masks = network.keep_best(self.sparsity, self.scope, |id| Ok(keys(network, id)))?;

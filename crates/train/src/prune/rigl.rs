@@ -1,18 +1,21 @@
 //! RigL (Evci et al. 2020): the smallest weights of each layer go, as many grow where the gradient is largest.
 //!
-//! The gradient is that of the first micro-batch of the step to come. Each layer's is dense for the moment in which
+//! The gradient is that of the first micro-batch of the step to come, over all ranks. Each layer's is dense for the moment in which
 //! its growth is chosen and then let go, so that a dense gradient of the model never exists; one of a tied parameter
 //! comes in parts, and is held until the pass is over.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use espalier_plan::Cut;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Tensor, random};
 
+use super::gradient::over_group;
 use super::moving::{Moves, best_free, moving};
-use super::{Decision, Network, Pruner, Words, select};
+use super::{Decision, Moment, Network, Pruner, Words, select};
 use crate::Result;
-use crate::layers::{GradientSink, WeightGradients};
+use crate::layers::{GradientSink, Share, WeightGradients};
+use crate::parallel::Ranks;
 use crate::pass::Loss;
 use crate::weights::ParameterId;
 
@@ -21,6 +24,10 @@ use crate::weights::ParameterId;
 pub struct Rigl(pub Moves);
 
 impl Pruner for Rigl {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == 0 || self.0.due(at.step, at.steps).is_some()
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         if network.step == 0 {
             return Ok(Decision::Prune(self.0.start(network)?));
@@ -34,14 +41,18 @@ impl Pruner for Rigl {
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
     let run = &network.plan.run;
-    let samples = network.order.indices(network.step * run.train.batch as u64, network.plan.micro_batch);
-    let mut sink = Growth { network, share, chosen: HashMap::new(), parts: HashMap::new() };
+    let (each, ranks) = (network.plan.micro_batch, network.ranks.map(Ranks::cut).unwrap_or(Cut::ALONE));
+    // What one rank would have as its first micro-batch.
+    let (all, first) = (each * ranks.ranks, each * ranks.rank);
+    let samples = network.order.indices(network.step * run.train.batch as u64 + first as u64, each);
+    let place = Share { first, samples: each, norm_group: None };
+    let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
     let random = random::key(random::key(run.seed, network.step), 0);
-    let loss = Loss { random, samples: samples.len(), temperature: 1.0 };
-    network.pass().train(&samples, loss, &mut Vec::new(), &mut sink)?;
+    let loss = Loss { random, samples: all, temperature: 1.0 };
+    network.pass().train_share(&samples, loss, &place, &mut Vec::new(), &mut sink)?;
     for (id, sum) in std::mem::take(&mut sink.parts) {
-        sink.choose(id, &sum)?;
+        sink.choose(id, sum)?;
     }
     Ok(sink.chosen)
 }
@@ -52,7 +63,7 @@ struct Growth<'a> {
     share: f64,
     chosen: HashMap<ParameterId, Words>,
     /// Of tied parameters.
-    parts: HashMap<ParameterId, Tensor>,
+    parts: BTreeMap<ParameterId, Tensor>,
 }
 
 impl Growth<'_> {
@@ -60,8 +71,8 @@ impl Growth<'_> {
         if self.network.candidates.contains(&id) { moving(self.network, id, self.share) } else { 0 }
     }
 
-    fn choose(&mut self, id: ParameterId, gradient: &Tensor) -> Result<()> {
-        let gradient = gradient.read_f32()?;
+    fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
+        let gradient = over_group(id, gradient, self.network.groups)?.read_f32()?;
         let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id));
         self.chosen.insert(id, words);
         Ok(())
@@ -78,7 +89,7 @@ impl GradientSink for Growth<'_> {
                 continue;
             }
             if !self.network.parts.stage.model(0).tied().contains(&id) {
-                self.choose(id, &gradient)?;
+                self.choose(id, gradient)?;
             } else if let Some(sum) = self.parts.get_mut(&id) {
                 add_into(sum, &gradient)?;
             } else {

@@ -3,7 +3,7 @@
 use espalier_tensor::random;
 
 use super::moving::{Moves, best_free};
-use super::{Decision, Network, Pruner};
+use super::{Decision, Moment, Network, Pruner};
 use crate::Result;
 use crate::weights::name_key;
 
@@ -15,6 +15,10 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"grow    ");
 pub struct Set(pub Moves);
 
 impl Pruner for Set {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == 0 || self.0.due(at.step, at.steps).is_some()
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         if network.step == 0 {
             return Ok(Decision::Prune(self.0.start(network)?));

@@ -9,7 +9,7 @@ use espalier_tensor::{Tensor, random};
 use rayon::prelude::*;
 
 use super::gradient::{Scored, gradient};
-use super::{Decision, Draw, Network, Pruner, select};
+use super::{Decision, Draw, Moment, Network, Pruner, select};
 use crate::Result;
 use crate::data::Split;
 use crate::weights::ParameterId;
@@ -27,8 +27,12 @@ pub struct Snip {
 }
 
 impl Pruner for Snip {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == 0
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step != 0 {
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let gradients = self.gradients(network)?;
@@ -50,6 +54,8 @@ impl Snip {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: 1.0,
+            ranks: network.ranks,
+            groups: network.groups,
         };
         gradient(network.pass(), network.candidates, scored)
     }

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use espalier_plan::spec::{Layer, WeightOrder};
 use rayon::prelude::*;
 
-use super::{Decision, Draw, Network, Pruner, Words};
+use super::{Decision, Draw, Moment, Network, Pruner, Words};
 use crate::Result;
 
 /// Pruning to a pattern.
@@ -23,8 +23,12 @@ pub struct TwoOfFour {
 }
 
 impl Pruner for TwoOfFour {
+    fn looks(&self, at: Moment) -> bool {
+        at.step == self.at
+    }
+
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step != self.at {
+        if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
         let mut input_first = HashSet::new();

@@ -5,8 +5,10 @@
 
 use std::collections::HashSet;
 
+use espalier_plan::Cut;
 use espalier_tensor::ops::compress::{compress, compress_add};
 use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::flat;
 use espalier_tensor::ops::reduce::{squared_norm, squared_norm_all};
 use espalier_tensor::{Category, Tensor};
 
@@ -20,6 +22,10 @@ use crate::weights::ParameterId;
 pub struct Gradients<'a> {
     sums: Vec<Option<Tensor>>,
     masks: &'a Masks,
+    /// Which part of each sum is here.
+    cut: Cut,
+    /// What each took when it was whole.
+    bytes: Vec<usize>,
     measured: Option<Measured>,
 }
 
@@ -34,13 +40,19 @@ struct Measured {
 impl<'a> Gradients<'a> {
     /// Room for a model's parameters, under its masks.
     pub fn new(masks: &'a Masks) -> Gradients<'a> {
-        Gradients { sums: (0..masks.parameters()).map(|_| None).collect(), masks, measured: None }
+        let sums: Vec<_> = (0..masks.parameters()).map(|_| None).collect();
+        Gradients { bytes: vec![0; sums.len()], sums, masks, cut: Cut::ALONE, measured: None }
     }
 
     /// Also sums the squared norms of the gradients as they come, except those of tied parameters.
     pub fn measuring(mut self, tied: HashSet<ParameterId>) -> Gradients<'a> {
         self.measured = Some(Measured { without: tied, squares: 0.0 });
         self
+    }
+
+    /// Says that what is put here from now on are this rank's parts.
+    pub fn share_out(&mut self, cut: Cut) {
+        self.cut = cut;
     }
 
     /// The gradient of a parameter, if any has come: compressed where the masks say so.
@@ -69,19 +81,23 @@ impl<'a> Gradients<'a> {
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
         let pulls: Vec<f32> = weight.read_f32()?.into_iter().map(|w| strength * sign(w)).collect();
         let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
-        match self.masks.compressing(id) {
-            Some(mask) => add_into(sum, &compress(&pull, mask, Category::Workspace)?)?,
-            None => add_into(sum, &pull)?,
+        let pull = match self.masks.compressing(id) {
+            Some(mask) => compress(&pull, mask, Category::Workspace)?,
+            None => pull,
+        };
+        match self.cut.is_alone() {
+            true => add_into(sum, &pull)?,
+            false => add_into(sum, &flat::take(&pull, self.cut.own(pull.len()), Category::Workspace)?)?,
         }
         Ok(())
     }
 
-    /// Bytes held for a parameter.
+    /// Bytes held for a parameter while its gradient was summed.
     pub fn bytes(&self, id: ParameterId) -> usize {
-        self.get(id).map_or(0, Tensor::byte_len)
+        self.bytes[id.0]
     }
 
-    /// The squared norm over all kept parameters; NaN or infinite if any element is.
+    /// The squared norm over all kept parameters, or this rank's parts of them; NaN or infinite if any element is.
     pub fn squared_norm(&self) -> Result<f64> {
         self.squared_norm_of(|_| true)
     }
@@ -132,6 +148,7 @@ impl GradientSink for Gradients<'_> {
                     *empty = Some(gradient);
                 }
             }
+            self.bytes[id.0] = self.sums[id.0].as_ref().map_or(0, Tensor::byte_len);
         }
         Ok(())
     }

@@ -2,16 +2,21 @@
 //!
 //! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the weight
 //! lost), and the weight is its rounding. Under a mask that compresses, master and moments hold kept weights alone.
+//! Ranks may share them out: then each has its [`Cut`] of these vectors.
 
-use espalier_plan::Plan;
+use espalier_comm::Communicator;
 use espalier_plan::config::{self, Master};
+use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{apply, compress, expand};
+use espalier_tensor::ops::flat;
 use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target};
 use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::{Gradients, Masks};
 use crate::Result;
+use crate::checkpoint::{Piece, Room, Saved, Stored};
+use crate::parallel::zero::{join, own_weights};
 use crate::weights::{ParameterId, Weights};
 
 /// LARS adds this to its denominator; the method's own paper leaves it open.
@@ -21,28 +26,30 @@ const LARS_EPS: f32 = 1e-9;
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
-    weight_decay: f32,
+    cut: Cut,
     /// None where a parameter is another stage's.
     slots: Vec<Option<Slot>>,
 }
 
 /// The state of one parameter.
 #[derive(Debug)]
-struct Slot {
+pub(crate) struct Slot {
     name: String,
+    /// Of the state, were it all here.
+    shape: Vec<usize>,
     master: Option<Tensor>,
     moments: Vec<Tensor>,
-    /// Biases and norm parameters may be left out of weight decay,
-    decays: bool,
+    /// Zero for biases and norm parameters where they are left out of weight decay,
+    weight_decay: f32,
     /// and are always left out of trust ratios.
     adapts: bool,
 }
 
 impl Optimizer {
-    /// Fresh state for a model's weights.
-    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks) -> Result<Optimizer> {
+    /// Fresh state for a model's weights: a rank's part of it.
+    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks, cut: Cut) -> Result<Optimizer> {
         let config = &plan.run.optimizer;
-        let rule = rule_of(config.rule);
+        let (rule, decay) = (rule_of(config.rule), config.weight_decay as f32);
         let parameters = plan.model.parameters().into_iter().enumerate();
         let slots = parameters
             .map(|(place, parameter)| (ParameterId(place), parameter))
@@ -52,27 +59,46 @@ impl Optimizer {
                 }
                 let (weight, mask) = (weights.get(id), masks.compressing(id));
                 let shape = mask.map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
-                let zeros = |dtype| Tensor::zeros(&weight.device(), &shape, dtype, Category::Optimizer);
+                let own =
+                    if cut.is_alone() { shape.clone() } else { vec![cut.own(shape.iter().product()).len()] };
+                let zeros = |dtype| Tensor::zeros(&weight.device(), &own, dtype, Category::Optimizer);
                 let moments = (0..rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
                 Ok(Some(Slot {
                     master: match (weight.dtype(), config.master, mask) {
                         (DType::F32, ..) => None,
                         // A fresh weight is a bf16 number: no bit was lost.
                         (_, Master::LowBits, _) => Some(zeros(DType::U16)?),
-                        (_, Master::F32, None) => Some(cast(weight, DType::F32, Category::Optimizer)?),
-                        (_, Master::F32, Some(mask)) => {
-                            let kept = compress(weight, mask, Category::Workspace)?;
+                        (_, Master::F32, None) if cut.is_alone() => {
+                            Some(cast(weight, DType::F32, Category::Optimizer)?)
+                        }
+                        (_, Master::F32, mask) => {
+                            let kept = own_weights(weight, mask, cut)?;
                             Some(cast(&kept, DType::F32, Category::Optimizer)?)
                         }
                     },
                     moments,
-                    decays: parameter.decays || !config.exclude_from_decay,
+                    weight_decay: if parameter.decays || !config.exclude_from_decay { decay } else { 0.0 },
                     adapts: parameter.decays,
                     name: parameter.name,
+                    shape,
                 }))
             })
             .collect::<Result<_>>()?;
-        Ok(Optimizer { rule, weight_decay: config.weight_decay as f32, slots })
+        Ok(Optimizer { rule, cut, slots })
+    }
+
+    /// What a step does.
+    pub(crate) fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// Which part of the state is here.
+    pub(crate) fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Slot)> {
+        self.slots.iter_mut().enumerate().filter_map(|(i, slot)| Some((ParameterId(i), slot.as_mut()?)))
     }
 
     /// Takes a step: one pass over all parameters, which on a card is one launch.
@@ -85,66 +111,131 @@ impl Optimizer {
     ) -> Result<()> {
         let targets = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
             let (weight, slot) = weight.zip(slot.as_mut())?;
-            Some(Target {
-                weight,
-                master: slot.master.as_mut(),
-                gradient: gradients.get(id)?,
-                states: slot.moments.iter_mut().collect(),
-                mask: masks.get(id),
-                weight_decay: if slot.decays { self.weight_decay } else { 0.0 },
-                adapt: slot.adapts,
-            })
+            Some(slot.target(weight, gradients.get(id)?, masks.get(id)))
         });
         Ok(update::step(self.rule, step, targets.collect(), Norms::Measured)?)
     }
 
     /// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
-    /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state.
+    /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state. Those that
+    /// share the state out are the `group`.
     pub fn remask(
         &mut self,
         id: ParameterId,
         old: Option<&Mask>,
         new: &Mask,
         compressed: bool,
+        group: Option<&Communicator>,
     ) -> Result<()> {
-        let slot = self.slots[id.0].as_mut().expect("a parameter of this stage");
+        let (cut, slot) = (self.cut, self.slots[id.0].as_mut().expect("a parameter of this stage"));
+        let before: usize = slot.shape.iter().product();
+        if compressed {
+            slot.shape = vec![new.kept()];
+        }
         for state in slot.master.iter_mut().chain(&mut slot.moments) {
             if !compressed {
                 apply(state, new)?;
                 continue;
             }
-            let dense = match old {
-                Some(old) => expand(state, old, &[old.len()], Category::Workspace)?,
+            let whole = match group.filter(|_| !cut.is_alone()) {
+                Some(group) => join(state, before, cut, group)?,
                 None => state.clone(),
             };
-            *state = compress(&dense, new, Category::Optimizer)?;
+            let dense = match old {
+                Some(old) => expand(&whole, old, &[old.len()], Category::Workspace)?,
+                None => whole,
+            };
+            *state = match cut.is_alone() {
+                true => compress(&dense, new, Category::Optimizer)?,
+                false => {
+                    let kept = compress(&dense, new, Category::Workspace)?;
+                    flat::take(&kept, cut.own(kept.len()), Category::Optimizer)?
+                }
+            };
         }
         Ok(())
     }
 
-    /// Bytes held for a parameter.
-    pub fn bytes(&self, id: ParameterId) -> usize {
-        let Some(slot) = &self.slots[id.0] else { return 0 };
-        slot.master.iter().chain(&slot.moments).map(Tensor::byte_len).sum()
-    }
-
-    /// The tensors of the state with the names that a checkpoint gives them: `master/NAME`, `moment0/NAME`.
-    pub fn named(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        self.slots.iter().flatten().flat_map(|slot| {
-            let master = slot.master.iter().map(|tensor| (format!("master/{}", slot.name), tensor));
-            let moment = |(i, tensor)| (format!("moment{i}/{}", slot.name), tensor);
-            master.chain(slot.moments.iter().enumerate().map(moment))
-        })
+    /// The tensors of a parameter's state: the master, where there is one, and the moments.
+    pub(crate) fn state(&self, id: ParameterId) -> Vec<&Tensor> {
+        self.slots[id.0].iter().flat_map(|slot| slot.master.iter().chain(&slot.moments)).collect()
     }
 
     /// The same, to be changed.
-    pub fn named_mut(&mut self) -> impl Iterator<Item = (String, &mut Tensor)> {
-        self.slots.iter_mut().flatten().flat_map(|slot| {
-            let name = &slot.name;
-            let master = slot.master.iter_mut().map(move |tensor| (format!("master/{name}"), tensor));
-            let moment = move |(i, tensor)| (format!("moment{i}/{name}"), tensor);
-            master.chain(slot.moments.iter_mut().enumerate().map(moment))
-        })
+    pub(crate) fn state_mut(&mut self, id: ParameterId) -> Vec<&mut Tensor> {
+        self.slots[id.0].iter_mut().flat_map(|slot| slot.master.iter_mut().chain(&mut slot.moments)).collect()
+    }
+
+    /// Tensors of the state of one parameter.
+    pub(crate) fn tensors_each(&self) -> usize {
+        self.slots.iter().flatten().next().map_or(0, |slot| slot.master.iter().len() + slot.moments.len())
+    }
+
+    /// Bytes held for a parameter.
+    pub fn bytes(&self, id: ParameterId) -> usize {
+        self.state(id).into_iter().map(Tensor::byte_len).sum()
+    }
+
+    /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or this rank's pieces.
+    pub fn saved(&self) -> Saved<'_> {
+        self.slots.iter().flatten().flat_map(|slot| slot.saved(self.cut)).collect()
+    }
+
+    /// Room for the same, to be filled from a checkpoint.
+    pub fn rooms(&mut self) -> Vec<(String, Room<'_>)> {
+        self.slots.iter_mut().flatten().flat_map(|slot| slot.rooms(self.cut)).collect()
+    }
+}
+
+impl Slot {
+    /// What a step of this parameter reads and writes.
+    pub(crate) fn target<'a>(
+        &'a mut self,
+        weight: &'a mut Tensor,
+        gradient: &'a Tensor,
+        mask: Option<&'a Mask>,
+    ) -> Target<'a> {
+        Target {
+            weight,
+            master: self.master.as_mut(),
+            gradient,
+            states: self.moments.iter_mut().collect(),
+            mask,
+            weight_decay: self.weight_decay,
+            adapt: self.adapts,
+        }
+    }
+
+    fn saved(&self, cut: Cut) -> Saved<'_> {
+        let stored = |(i, tensor)| match self.piece(cut) {
+            None => (self.label(i), Stored::Tensor(tensor)),
+            Some(piece) => (self.label(i), Stored::Piece(tensor, piece)),
+        };
+        self.master.iter().chain(&self.moments).enumerate().map(stored).collect()
+    }
+
+    fn rooms(&mut self, cut: Cut) -> Vec<(String, Room<'_>)> {
+        let count = self.master.iter().len() + self.moments.len();
+        let (labels, piece): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.piece(cut));
+        let room = |tensor| match piece.clone() {
+            None => Room::Tensor(tensor),
+            Some(piece) => Room::Piece(tensor, piece),
+        };
+        labels.into_iter().zip(self.master.iter_mut().chain(&mut self.moments).map(room)).collect()
+    }
+
+    /// The name of the i-th tensor of its state, the master first.
+    fn label(&self, i: usize) -> String {
+        match (i, &self.master) {
+            (0, Some(_)) => format!("master/{}", self.name),
+            (i, master) => format!("moment{}/{}", i - master.iter().len(), self.name),
+        }
+    }
+
+    /// Where what is here belongs, if it is not all.
+    fn piece(&self, cut: Cut) -> Option<Piece> {
+        let elements = self.shape.iter().product();
+        (!cut.is_alone()).then(|| Piece { start: cut.own(elements).start, shape: self.shape.clone() })
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use espalier_plan::Plan;
 use espalier_plan::config::BatchNorm;
 use espalier_plan::schedule::{Message, Payload, Updates, Work};
+use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
@@ -17,6 +17,7 @@ use crate::layers::{Backward, BatchStatistics, Deferred, Forward, Mode, Outcome,
 use crate::parallel::Ranks;
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
+use crate::parallel::zero::step_shared;
 use crate::pass::{Loss, Totals};
 use crate::stage::{Side, Stage};
 use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
@@ -68,6 +69,10 @@ pub(crate) struct Scene<'a> {
     pub stage: &'a Stage,
     pub groups: &'a Groups,
     pub ranks: Option<&'a Ranks>,
+    /// Which part of the optimizer's state is this rank's.
+    pub cut: Cut,
+    /// Whether ranks step by themselves.
+    pub apart: bool,
     pub feed: &'a Feed,
     pub order: &'a Order,
     pub device: &'a Device,
@@ -137,6 +142,8 @@ impl<'a> NetworkWorker<'a> {
         let train = &self.scene.plan.run.train;
         match self.scene.updates {
             Updates::EveryMicroBatch => train.batch / train.micro_batches,
+            // A rank that steps by itself takes the mean over its own samples.
+            _ if self.scene.apart => self.scene.plan.micro_batch * train.micro_batches,
             _ => train.batch,
         }
     }
@@ -157,7 +164,7 @@ fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
     if scene.plan.run.train.noise_scale {
         gradients = gradients.measuring(tied.clone());
     }
-    Reducing::new(gradients, scene.groups, tied)
+    Reducing::new(gradients, scene.groups, tied).sharing(scene.cut)
 }
 
 fn missing(scene: &Scene<'_>) -> Vec<usize> {
@@ -296,8 +303,15 @@ impl Worker for NetworkWorker<'_> {
         if scene.updates == Updates::Flush {
             let totals = &mut self.outcome.totals;
             if let Some(ranks) = ranks {
-                // Replicas have the same gradients: the first ones speak for all.
-                let own = if ranks.data().rank() == 0 { squares } else { 0.0 };
+                let own = match ranks.data() {
+                    // Each has its parts,
+                    _ if !scene.cut.is_alone() => squares,
+                    // or a gradient of its own, whose mean says to all whether one is not finite,
+                    replicas if scene.apart => squares / replicas.size() as f64,
+                    // or the same as the others: the first speaks for all.
+                    replicas if replicas.rank() == 0 => squares,
+                    _ => 0.0,
+                };
                 let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
                 squares = all[0];
                 *totals = Totals::from_numbers(&all[1..]);
@@ -313,19 +327,27 @@ impl Worker for NetworkWorker<'_> {
             scene.progress.updates += 1;
             let number = scene.progress.updates;
             let step = Step { lr: scene.lr as f32, gradient_scale: scale as f32, number };
-            scene.optimizer.step(scene.weights, masks, &gradients, step)?;
+            match ranks.filter(|_| !scene.cut.is_alone()) {
+                None => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
+                Some(ranks) => {
+                    step_shared(scene.optimizer, scene.weights, masks, &gradients, step, ranks.data())?;
+                }
+            }
             statistics.sort_by_key(|(micro_batch, _)| *micro_batch);
             for (_, measured) in statistics {
                 measured.fold_into(scene.weights)?;
             }
+            // Ranks that go apart have no groups, and are averaged when they meet.
             if plan.run.parallel.batch_norm == BatchNorm::Local || groups.has_copies() {
                 groups.average_statistics(scene.weights)?;
             }
-            if let Some((small, large)) = gradients.noise_norms()? {
-                let small = match ranks {
-                    Some(ranks) => ranks.sum(vec![small])?[0],
-                    None => small,
-                };
+            if let Some((mut small, mut large)) = gradients.noise_norms()? {
+                if let Some(ranks) = ranks {
+                    let shared = if scene.cut.is_alone() { 0.0 } else { large };
+                    let sums = ranks.sum(vec![small, shared])?;
+                    small = sums[0];
+                    large = if scene.cut.is_alone() { large } else { sums[1] };
+                }
                 let (batch, size) = (plan.run.train.batch as f64, plan.micro_batch as f64);
                 // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
                 scene.noise.observe(size, small * (batch / size), batch, large);

@@ -3,10 +3,13 @@
 mod card;
 mod compressed;
 mod gradients;
+mod local;
 mod memory;
 mod parallel;
 mod pipeline;
 mod prune;
 mod resume;
+mod shards;
 mod steps;
 mod support;
+mod zero;

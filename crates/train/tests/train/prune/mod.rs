@@ -2,5 +2,6 @@
 
 mod bench;
 mod promises;
+mod ranks;
 mod scores;
 mod tickets;

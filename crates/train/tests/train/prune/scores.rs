@@ -3,6 +3,7 @@
 use espalier_plan::config::{FlowScore, Moving};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::data::Split;
+use espalier_train::parallel::groups;
 use espalier_train::prune::gradient::{Scored, gradient};
 use espalier_train::prune::grasp::Grasp;
 use espalier_train::prune::hessian::Curvature;
@@ -91,7 +92,14 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
     let picks = bench.order.indices(0, 12);
     let network = bench.network(0);
-    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0 };
+    let scored = Scored {
+        samples: &picks,
+        micro_batch: 8,
+        random: 0,
+        temperature: 1.0,
+        ranks: None,
+        groups: &groups::NONE,
+    };
     let mut curvature = Curvature::new(&network, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
@@ -224,7 +232,14 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let id = bench.id("wte.weight");
     let before = bench.masks.get(id).unwrap().words();
     let picks = bench.order.indices(10 * 4, 4);
-    let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0 };
+    let scored = Scored {
+        samples: &picks,
+        micro_batch: 4,
+        random: 0,
+        temperature: 1.0,
+        ranks: None,
+        groups: &groups::NONE,
+    };
     let sum = gradient(bench.network(10).pass(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();

@@ -1,0 +1,57 @@
+//! A run that is killed while it writes checkpoints, on several ranks: what it leaves can be gone on from.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::{TINY, command, json, said, train_in};
+
+/// The last step of which a checkpoint is there.
+fn last_step(folder: &Path) -> Option<u64> {
+    let names = fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max()
+}
+
+#[test]
+fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = folder.path().join("out/checkpoints");
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let settings = ["parallel.zero=true", "checkpoint.every=1", "train.steps=100000", "train.eval_samples=0"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let mut reached = 0;
+    for kill in 0..6 {
+        let ranks = ["2", "4"][kill % 2];
+        let mut arguments = [&["--out", "out", "--ranks", ranks], &settings[..]].concat();
+        if kill > 0 {
+            arguments.push("--resume");
+        }
+        let mut run =
+            command(folder.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while last_step(&checkpoints).is_none_or(|step| step <= reached) {
+            assert!(run.try_wait().unwrap().is_none(), "it goes on until it is killed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // At another moment of the next checkpoints each time.
+        std::thread::sleep(Duration::from_micros(3700 * kill as u64));
+        run.kill().unwrap();
+        let output = run.wait_with_output().unwrap();
+        assert!(!said(&output).contains("the one before it is used"), "{}", said(&output));
+        reached = last_step(&checkpoints).unwrap();
+    }
+    let end = format!("train.steps={}", reached + 2);
+    let output = train_in(
+        folder.path(),
+        TINY,
+        &["--out", "out", "--resume", "--json", "--set", &end, "--set", "checkpoint.every=1"],
+    );
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains(&format!("resumed after step {reached}")), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["steps"], reached + 2);
+    let left: Vec<_> = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        left.iter().all(|name| name.to_string_lossy().starts_with("step-")),
+        "nothing else is left: {left:?}"
+    );
+}

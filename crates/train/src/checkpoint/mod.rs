@@ -1,0 +1,147 @@
+//! Checkpoints: a folder per step, complete or not there at all, written by all ranks at once.
+//!
+//! ```text
+//! checkpoints/step-000300/manifest.json          what it is, and a hash of every other file
+//!                         model.safetensors      weights and running statistics under their public names
+//!                         optimizer.safetensors  master weights and moments, as master/NAME, moment0/NAME; of a pruned
+//!                                                parameter those of its kept weights
+//!                         masks.safetensors      where something is pruned: bit i % 32 of word i / 32 of NAME says
+//!                                                whether its weight i is kept
+//!                         pruner.safetensors     what the pruning method remembers
+//! ```
+//!
+//! Of several ranks each writes files of its own, in the form that Hugging Face's tools know:
+//! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is said in
+//! `write`; reading (`whole`) joins whatever files there are, so that any number of ranks in any layout can go on
+//! from what any other number left.
+//!
+//! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
+//! have said that their files are on the disk, and renames. Loading checks every hash and every shape before the first
+//! weight is touched; a broken checkpoint is reported and the one before it is used.
+
+mod shard;
+mod whole;
+mod write;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::parallel::{Ranks, together};
+use crate::{Error, Result};
+
+pub use shard::Piece;
+pub use whole::{Room, Wanted, Whole};
+pub use write::{Saved, Stored};
+
+const MANIFEST: &str = "manifest.json";
+const FORMAT: u32 = 1;
+/// Weights and running statistics.
+pub const MODEL: &str = "model.safetensors";
+/// Master weights and moments.
+pub const OPTIMIZER: &str = "optimizer.safetensors";
+/// What is kept.
+pub const MASKS: &str = "masks.safetensors";
+/// What the pruning method remembers.
+pub const PRUNER: &str = "pruner.safetensors";
+
+/// Where a run stands, apart from its tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps tried, also those skipped for a bad gradient: fixes the position in the data.
+    pub step: u64,
+    /// Steps taken by the optimizer since its state was fresh.
+    pub updates: u64,
+    /// Bad steps in a row up to now.
+    pub bad_steps: u64,
+    /// The best validation loss so far.
+    pub best_validation: Option<f64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    format: u32,
+    model: String,
+    precision: String,
+    progress: Progress,
+    files: BTreeMap<String, FileRecord>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct FileRecord {
+    bytes: u64,
+    blake3: String,
+}
+
+/// The checkpoints of a run.
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    keep: usize,
+    model: String,
+    precision: String,
+}
+
+impl Checkpoints {
+    /// Those in `folder`, of which the last `keep` stay. Model and precision are written down and compared.
+    pub fn new(folder: impl Into<PathBuf>, keep: usize, model: &str, precision: &str) -> Checkpoints {
+        Checkpoints { folder: folder.into(), keep, model: model.into(), precision: precision.into() }
+    }
+
+    /// Complete checkpoints, oldest first.
+    pub fn list(&self) -> Result<Vec<PathBuf>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(why) => return Err(Error::file(&self.folder, why)),
+        };
+        let number =
+            |path: &Path| -> Option<u64> { path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok() };
+        let mut found: Vec<(u64, PathBuf)> = entries
+            .filter_map(|entry| entry.ok().map(|e| e.path()))
+            .filter_map(|path| Some((number(&path)?, path)))
+            .collect();
+        found.sort();
+        Ok(found.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// The newest checkpoint that is whole; `report` hears of those that are not. All ranks must call it.
+    ///
+    /// A checkpoint of another model or precision is an error, not a broken checkpoint.
+    pub fn latest(&self, ranks: Option<&Ranks>, mut report: impl FnMut(&Error)) -> Result<Option<Whole>> {
+        for path in self.list_of_first(ranks)?.into_iter().rev() {
+            match Whole::read(&path, ranks) {
+                Ok(whole) => {
+                    for (what, theirs, ours) in [
+                        ("model", &whole.manifest().model, &self.model),
+                        ("precision", &whole.manifest().precision, &self.precision),
+                    ] {
+                        if theirs != ours {
+                            return Err(whole.refuse(format!(
+                                "it holds {what} {theirs}, and this run trains {what} {ours}"
+                            )));
+                        }
+                    }
+                    return Ok(Some(whole));
+                }
+                Err(broken @ Error::Checkpoint { .. }) => report(&broken),
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(None)
+    }
+
+    /// What rank 0 sees in the folder: all must look at the same checkpoints in the same order.
+    fn list_of_first(&self, ranks: Option<&Ranks>) -> Result<Vec<PathBuf>> {
+        let lists = together(ranks, || self.list().map_err(|why| why.to_string()))?;
+        let lists = lists.map_err(|why| Error::file(&self.folder, why))?;
+        Ok(lists.into_iter().next().expect("there is a rank 0"))
+    }
+}
+
+fn refuse(path: &Path, why: impl ToString) -> Error {
+    Error::Checkpoint { path: path.into(), why: why.to_string() }
+}

@@ -1,0 +1,245 @@
+//! ZeRO, stage 1 (Rajbhandari et al. 2020): ranks along the data axis share out master weights and moments.
+//!
+//! Each rank has its [`Cut`] of every parameter's kept weights. A gradient's sum goes in parts, each to the rank that steps
+//! it; the new weights, kept values in the weights' own type, come back from all. A reduce-scatter and an all-gather move
+//! what one all-reduce moves, so nothing more is sent than without.
+//!
+//! Messages are packed by rank: `[ranks, part of a | part of b | ..]`, parts padded with zeros to one length. Steps are
+//! taken element by element, so the bits are those of ranks that hold everything; norms are sums of parts in f64, which
+//! are rounded away in the step's own f32.
+
+use espalier_comm::{Communicator, Reduce, Request};
+use espalier_plan::Cut;
+use espalier_plan::cut::packets;
+use espalier_tensor::ops::compress::{compress, expand_into};
+use espalier_tensor::ops::flat;
+use espalier_tensor::ops::update::{Norms, SquaredNorms, Step, Target, squared_norms, step};
+use espalier_tensor::{Category, DType, Mask, Tensor};
+
+use crate::Result;
+use crate::state::{Gradients, Masks, Optimizer};
+use crate::weights::{ParameterId, Weights};
+
+/// Vectors that travel in one message, with their lengths, in the order of their places in it.
+struct Packet {
+    cut: Cut,
+    lengths: Vec<(ParameterId, usize)>,
+}
+
+impl Packet {
+    /// Elements of one rank's part of the message.
+    fn part(&self) -> usize {
+        self.lengths.iter().map(|(_, length)| self.cut.part(*length)).sum()
+    }
+
+    /// Each vector with its length and its first element's place within a rank's part.
+    fn places(&self) -> impl Iterator<Item = (ParameterId, usize, usize)> {
+        self.lengths.iter().scan(0, |next, &(id, length)| {
+            let place = *next;
+            *next += self.cut.part(length);
+            Some((id, length, place))
+        })
+    }
+}
+
+/// Sums of gradients that are on their way, each rank's parts to it.
+pub(super) struct Scattering {
+    packet: Packet,
+    request: Request<Tensor>,
+}
+
+impl Scattering {
+    /// Starts the sum of some gradients.
+    pub(super) fn start(
+        gradients: Vec<(ParameterId, Tensor)>,
+        cut: Cut,
+        group: &Communicator,
+    ) -> Result<Scattering> {
+        let lengths = gradients.iter().map(|(id, gradient)| (*id, gradient.len())).collect();
+        let (packet, first) = (Packet { cut, lengths }, &gradients[0].1);
+        let (device, dtype, part) = (first.device(), first.dtype(), packet.part());
+        let whole = match &*gradients {
+            // Nothing is to be padded and nothing packed.
+            [(_, one)] if one.len() == part * cut.ranks => gradients.into_iter().next().expect("one").1,
+            _ => {
+                let all = [part * cut.ranks];
+                let mut whole = Tensor::zeros(&device, &all, dtype, Category::Communication)?;
+                for ((_, gradient), (_, length, place)) in gradients.iter().zip(packet.places()) {
+                    for rank in 0..cut.ranks {
+                        flat::put(&mut whole, rank * part + place, gradient, cut.of(rank, length))?;
+                    }
+                }
+                whole
+            }
+        };
+        let own = Tensor::empty(&device, &[part], dtype, Category::Communication)?;
+        Ok(Scattering { packet, request: group.start_reduce_scatter(whole, own, Reduce::Sum)? })
+    }
+
+    /// Waits for this rank's parts.
+    pub(super) fn wait(self) -> Result<Vec<(ParameterId, Tensor)>> {
+        let mut part = self.request.wait()?;
+        if let [(id, length)] = *self.packet.lengths
+            && self.packet.cut.own(length).len() == part.len()
+        {
+            part.book_as(Category::Gradients);
+            return Ok(vec![(id, part)]);
+        }
+        let own = |(id, length, place): (ParameterId, usize, usize)| {
+            let at = place..place + self.packet.cut.own(length).len();
+            Ok((id, flat::take(&part, at, Category::Gradients)?))
+        };
+        self.packet.places().map(own).collect()
+    }
+}
+
+/// Parts that are on their way to all ranks.
+struct Gathering {
+    packet: Packet,
+    request: Request<Tensor>,
+}
+
+impl Gathering {
+    /// Hands this rank's parts of some vectors, of such lengths, to all.
+    fn start(parts: &[(ParameterId, usize, &Tensor)], cut: Cut, group: &Communicator) -> Result<Gathering> {
+        let packet = Packet { cut, lengths: parts.iter().map(|(id, length, _)| (*id, *length)).collect() };
+        let (device, dtype) = (parts[0].2.device(), parts[0].2.dtype());
+        let mut own = Tensor::zeros(&device, &[packet.part()], dtype, Category::Communication)?;
+        for ((_, _, part), (_, _, place)) in parts.iter().zip(packet.places()) {
+            flat::put(&mut own, place, part, 0..part.len())?;
+        }
+        let all = Tensor::empty(&device, &[packet.part() * cut.ranks], dtype, Category::Communication)?;
+        Ok(Gathering { packet, request: group.start_all_gather(own, all)? })
+    }
+
+    fn wait(self) -> Result<Gathered> {
+        Ok(Gathered { all: self.request.wait()?, packet: self.packet })
+    }
+}
+
+/// A message with the parts of all ranks.
+struct Gathered {
+    packet: Packet,
+    all: Tensor,
+}
+
+impl Gathered {
+    /// Puts the parts of a vector together, in a tensor of its length.
+    fn join(&self, id: ParameterId, into: &mut Tensor) -> Result<()> {
+        let (cut, part) = (self.packet.cut, self.packet.part());
+        let (_, length, place) =
+            self.packet.places().find(|(of, ..)| *of == id).expect("a vector of this message");
+        for rank in 0..cut.ranks {
+            let (of, start) = (cut.of(rank, length), rank * part + place);
+            flat::put(into, of.start, &self.all, start..start + of.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// A vector of which each rank holds its part, whole on all of them.
+pub(crate) fn join(part: &Tensor, length: usize, cut: Cut, group: &Communicator) -> Result<Tensor> {
+    // Low bits are no numbers that a message knows; here they only move.
+    let wire = if part.dtype() == DType::U16 { DType::Bf16 } else { part.dtype() };
+    let (only, own) = (ParameterId(0), part.clone().reinterpret(wire));
+    let mut whole = Tensor::empty(&part.device(), &[length], wire, Category::Workspace)?;
+    Gathering::start(&[(only, length, &own)], cut, group)?.wait()?.join(only, &mut whole)?;
+    Ok(whole.reinterpret(part.dtype()))
+}
+
+/// Steps this rank's part of every parameter, and makes all weights those that all ranks have stepped.
+pub fn step_shared(
+    optimizer: &mut Optimizer,
+    weights: &mut Weights,
+    masks: &Masks,
+    gradients: &Gradients<'_>,
+    number: Step,
+    group: &Communicator,
+) -> Result<()> {
+    let (rule, cut) = (optimizer.rule(), optimizer.cut());
+    let ids: Vec<ParameterId> = weights.ids().filter(|id| gradients.get(*id).is_some()).collect();
+    let own = |id: &ParameterId| own_weights(weights.get(*id), masks.get(*id), cut);
+    let mut shares: Vec<Tensor> = ids.iter().map(own).collect::<Result<_>>()?;
+    {
+        let mut shares = shares.iter_mut();
+        let targets = optimizer.slots_mut().filter_map(|(id, slot)| {
+            let gradient = gradients.get(id)?;
+            Some(slot.target(shares.next().expect("one for each gradient"), gradient, None))
+        });
+        // One that has nothing of a parameter steps nothing; its place among the norms stays.
+        let (places, targets): (Vec<usize>, Vec<Target<'_>>) =
+            targets.enumerate().filter(|(_, target)| !target.weight.is_empty()).unzip();
+        let given = match rule.adapts() {
+            true => whole_norms(ids.len(), &places, &squared_norms(rule, number, &targets)?, group)?,
+            false => vec![SquaredNorms::default(); targets.len()],
+        };
+        step(rule, number, targets, Norms::Given(&given))?;
+    }
+    gather_weights(weights, masks, &ids, &shares, cut, group)
+}
+
+/// A rank's part of a parameter's kept weights.
+pub(crate) fn own_weights(weight: &Tensor, mask: Option<&Mask>, cut: Cut) -> Result<Tensor> {
+    let take = |kept: &Tensor| flat::take(kept, cut.own(kept.len()), Category::Workspace);
+    Ok(match mask {
+        Some(mask) => take(&compress(weight, mask, Category::Workspace)?)?,
+        None => take(weight)?,
+    })
+}
+
+/// The norms of whole parameters, from those of every rank's parts; of `all` parameters this rank steps those at `places`.
+fn whole_norms(
+    all: usize,
+    places: &[usize],
+    own: &[SquaredNorms],
+    group: &Communicator,
+) -> Result<Vec<SquaredNorms>> {
+    let mut numbers = vec![0.0; 2 * all];
+    for (place, norms) in places.iter().zip(own) {
+        (numbers[2 * place], numbers[2 * place + 1]) = (norms.weight, norms.direction);
+    }
+    let numbers = group.all_reduce(numbers, Reduce::Sum)?;
+    let of = |&place: &usize| SquaredNorms { weight: numbers[2 * place], direction: numbers[2 * place + 1] };
+    Ok(places.iter().map(of).collect())
+}
+
+/// Gives every weight the values that ranks have stepped: while one message is on its way, the one before is put in place.
+fn gather_weights(
+    weights: &mut Weights,
+    masks: &Masks,
+    ids: &[ParameterId],
+    shares: &[Tensor],
+    cut: Cut,
+    group: &Communicator,
+) -> Result<()> {
+    let length = |id: ParameterId| masks.get(id).map_or(weights.get(id).len(), Mask::kept);
+    let lengths: Vec<usize> = ids.iter().map(|id| length(*id)).collect();
+    let bytes: Vec<u64> =
+        lengths.iter().zip(shares).map(|(n, share)| (n * share.dtype().bytes()) as u64).collect();
+    let mut before: Option<Gathering> = None;
+    for packet in packets(&bytes) {
+        let parts: Vec<_> = packet.iter().map(|&i| (ids[i], lengths[i], &shares[i])).collect();
+        let now = Gathering::start(&parts, cut, group)?;
+        if let Some(arrived) = before.replace(now) {
+            put_in_place(arrived, weights, masks)?;
+        }
+    }
+    before.map_or(Ok(()), |arrived| put_in_place(arrived, weights, masks))
+}
+
+fn put_in_place(arrived: Gathering, weights: &mut Weights, masks: &Masks) -> Result<()> {
+    let arrived = arrived.wait()?;
+    for &(id, length) in &arrived.packet.lengths {
+        let weight = weights.get_mut(id);
+        match masks.get(id) {
+            None => arrived.join(id, weight)?,
+            Some(mask) => {
+                let mut kept =
+                    Tensor::empty(&weight.device(), &[length], weight.dtype(), Category::Workspace)?;
+                arrived.join(id, &mut kept)?;
+                expand_into(&kept, mask, weight)?;
+            }
+        }
+    }
+    Ok(())
+}

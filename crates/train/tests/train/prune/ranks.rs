@@ -1,0 +1,69 @@
+//! Scores that ranks share out: the masks of one rank, but where scores are nearly equal.
+
+use std::sync::Arc;
+
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_train::parallel::on_threads;
+use espalier_train::prune::{count, differing};
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+
+/// The masks after some steps, and the loss of the last one.
+fn masks(base: &Base, ranks: usize, steps: usize) -> (Vec<Vec<u32>>, f64) {
+    let base = base.set(format!("parallel.data={ranks}")).set(format!("train.steps={}", 4 * steps));
+    let (plan, dataset, device) = prepare(&base, 2);
+    let dataset = Arc::new(dataset);
+    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        let ranks = (ranks.size() > 1).then_some(ranks);
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        let mut loss = 0.0;
+        for _ in 0..steps {
+            loss = trainer.step()?.loss;
+        }
+        Ok((trainer.masks().iter().map(|(_, mask)| mask.words()).collect(), loss))
+    });
+    all.unwrap().remove(0)
+}
+
+#[test]
+fn scores_of_all_ranks_are_those_of_one() {
+    let gpt =
+        tiny_gpt(&["train.batch=24", "model.dropout=0.2", "optimizer.name=sgd", "learning_rate.peak=0.1"]);
+    let cnn = tiny_cnn(&["train.batch=24", "model.layers.1.type=relu"]);
+    for (kind, base) in [("gpt", gpt), ("cnn", cnn)] {
+        let base = base.set("prune.sparsity=0.7");
+        for (method, base, steps) in [
+            ("snip", base.set("prune.method=snip").set("prune.samples=37"), 1),
+            ("few", base.set("prune.method=snip").set("prune.samples=5"), 1),
+            ("grasp", base.set("prune.method=grasp").set("prune.samples=30"), 1),
+            ("rigl", base.set("prune.method=rigl").set("prune.every=1"), 4),
+        ] {
+            let (one, loss) = masks(&base, 1, steps);
+            let all: usize = one.iter().map(|words| words.len() * 32).sum();
+            let other_samples = match method {
+                "rigl" => masks(&base.set("seed=9"), 1, steps).0,
+                _ => masks(&base.set("prune.samples=12"), 1, steps).0,
+            };
+            let far = |other: &[Vec<u32>]| {
+                one.iter().zip(other).map(|(a, b)| differing(a, b)).sum::<usize>() as f64 / all as f64
+            };
+            assert!(far(&other_samples) > 0.01, "{kind} {method}: samples matter");
+            for ranks in [2, 3, 8] {
+                let (many, near) = masks(&base, ranks, steps);
+                for (a, b) in one.iter().zip(&many) {
+                    // Ties of one threshold over all layers may be broken in another.
+                    assert!(count(a).abs_diff(count(b)) <= 2, "{kind} {method} on {ranks} ranks");
+                }
+                let counts = |masks: &[Vec<u32>]| masks.iter().map(|words| count(words)).sum::<usize>();
+                assert_eq!(counts(&one), counts(&many), "{kind} {method} on {ranks} ranks");
+                assert!(far(&many) < 2e-3, "{kind} {method}: {} differs on {ranks} ranks", far(&many));
+                assert!(
+                    (loss - near).abs() < 1e-3 * loss,
+                    "{kind} {method}: {loss}, {near} on {ranks} ranks"
+                );
+            }
+        }
+    }
+}

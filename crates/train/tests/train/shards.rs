@@ -1,0 +1,262 @@
+//! Checkpoints that several ranks write: any number of ranks reads them, and they are whole or absent whoever fails.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_tensor::{Category, Device, Tensor};
+use espalier_train::Error;
+use espalier_train::checkpoint::{Checkpoints, Piece, Progress, Room, Stored, Wanted, Whole};
+use espalier_train::parallel::{Ranks, on_threads};
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+
+fn mesh(data: usize, pipeline: usize) -> Mesh {
+    Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
+}
+
+fn after(step: u64) -> Progress {
+    Progress { step, updates: step, bad_steps: 0, best_validation: None }
+}
+
+/// Names of what is in a folder, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Loads what is in `from`, if anything, on so many ranks, takes steps and saves it in `to`.
+fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Path) {
+    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
+    let dataset = Arc::new(dataset);
+    let work = |ranks: Option<Ranks>, device: &Device| {
+        let checkpoints =
+            |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.run.train.precision.name());
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        if let Some(from) = from {
+            trainer.load(&checkpoints(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+        }
+        for _ in 0..steps {
+            trainer.step()?;
+        }
+        trainer.save(&checkpoints(to))
+    };
+    match ranks {
+        1 => drop(work(None, &device).unwrap()),
+        _ => drop(on_threads(&mesh(ranks, 1), &device, |ranks, device| work(Some(ranks), device)).unwrap()),
+    }
+}
+
+/// Through any chain of rank counts, what one rank wrote comes back byte for byte: weights, state, masks, the pruner's
+/// memory.
+#[test]
+fn a_checkpoint_goes_through_any_numbers_of_ranks_unchanged() {
+    let lottery =
+        tiny_gpt(&["train.batch=12", "train.steps=24", "prune.method=lottery", "prune.sparsity=0.5"]);
+    let bases = [
+        lottery.set("prune.rate=0.3").set("prune.rewind=2").set("train.precision=bf16"),
+        tiny_cnn(&["train.batch=12", "train.steps=12", "prune.method=magnitude", "prune.sparsity=0.9"]),
+    ];
+    for (base, at_lottery) in bases.into_iter().zip([true, false]) {
+        let folders: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
+        let paths: Vec<&Path> = folders.iter().map(|folder| folder.path()).collect();
+        pass_on(&base, 1, None, 12, paths[0]);
+        pass_on(&base, 3, Some(paths[0]), 0, paths[1]);
+        pass_on(&base, 2, Some(paths[1]), 0, paths[2]);
+        pass_on(&base, 1, Some(paths[2]), 0, paths[3]);
+        let step = |at: usize| paths[at].join("step-000012");
+        let before = names(&step(0));
+        for file in
+            ["masks.safetensors", if at_lottery { "pruner.safetensors" } else { "optimizer.safetensors" }]
+        {
+            assert!(before.iter().any(|name| name == file), "{before:?}");
+        }
+        assert_eq!(names(&step(3)), before);
+        for name in before {
+            let (old, new) = (fs::read(step(0).join(&name)).unwrap(), fs::read(step(3).join(&name)).unwrap());
+            assert!(old == new, "{name} has changed");
+        }
+        let model: Vec<String> =
+            names(&step(1)).into_iter().filter(|name| name.starts_with("model-")).collect();
+        let expected: Vec<String> = (1..=3).map(|i| format!("model-{i:05}-of-00003.safetensors")).collect();
+        assert_eq!(model, expected);
+        let index: serde_json::Value =
+            serde_json::from_slice(&fs::read(step(1).join("model.safetensors.index.json")).unwrap()).unwrap();
+        let map: BTreeMap<String, String> = serde_json::from_value(index["weight_map"].clone()).unwrap();
+        for (name, file) in &map {
+            let bytes = fs::read(step(1).join(file)).unwrap();
+            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            assert!(tensors.tensor(name).is_ok(), "{name} is in {file}");
+        }
+        let (plan, ..) = prepare(&base, 1);
+        assert_eq!(map.len(), plan.model.parameters().len() + plan.model.buffers().len());
+    }
+}
+
+fn numbers(device: &Device, range: std::ops::Range<usize>) -> Tensor {
+    let values: Vec<f32> = range.clone().map(|i| i as f32).collect();
+    Tensor::from_slice(device, &[range.len()], &values, Category::Optimizer).unwrap()
+}
+
+/// Saves pieces of a tensor of 10 x 3, one range a rank.
+fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
+    let device = Device::cpu(1).unwrap();
+    on_threads(&mesh(cuts.len(), 1), &device, |ranks, device| {
+        let cut = cuts[ranks.rank()].clone();
+        let (part, own) = (numbers(device, cut.clone()), Piece { start: cut.start, shape: vec![10, 3] });
+        let whole = numbers(device, 0..7);
+        let files = vec![(
+            "state.safetensors",
+            vec![("a".to_owned(), Stored::Piece(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
+        )];
+        Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, Some(&ranks))
+    })
+    .unwrap();
+}
+
+#[test]
+fn pieces_are_joined_and_cut_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    save_pieces(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
+    let whole = Whole::read(&folder.path().join("step-000001"), None).unwrap();
+    let device = Device::cpu(1).unwrap();
+    for cut in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
+        let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
+        let own = Piece { start: cut.start, shape: vec![10, 3] };
+        let tensors =
+            vec![("a".to_owned(), Room::Piece(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
+        whole.fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere: 0 }]).unwrap();
+        assert_eq!(part.to_f32(), numbers(&device, cut).to_f32());
+        assert_eq!(other.to_f32(), numbers(&device, 0..7).to_f32());
+    }
+    let mut dense = numbers(&device, 0..30).reshape(&[10, 3]);
+    dense.fill_zero().unwrap();
+    let mut wanted = |elsewhere| {
+        let tensors = vec![("a".to_owned(), Room::Tensor(&mut dense))];
+        whole.fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere }])
+    };
+    let error = wanted(0).unwrap_err().to_string();
+    assert!(error.contains("holds 2 tensors, this run 1"), "{error}");
+    wanted(1).unwrap();
+    assert_eq!(dense.to_f32(), numbers(&device, 0..30).to_f32());
+}
+
+#[test]
+fn pieces_that_leave_a_gap_or_overlap_are_refused() {
+    for (cuts, said) in [
+        ([0..4, 5..30], "elements 4 to 5 are in no file"),
+        ([0..6, 5..30], "elements 5 to 6 are in two files"),
+        ([0..6, 6..29], "29 elements of 30"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        save_pieces(folder.path(), &cuts);
+        let error = Whole::read(&folder.path().join("step-000001"), None).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// Ranks with other parts of the model: what they hand over is joined, and the same tensor twice is refused.
+#[test]
+fn stages_write_what_they_hold() {
+    let device = Device::cpu(1).unwrap();
+    let save = |folder: &Path, names: [&'static str; 2]| {
+        on_threads(&mesh(2, 2), &device, |ranks, device| {
+            // The data axis varies fastest or slowest: who shares its group says which stage this is.
+            let stage = usize::from(!ranks.data().members().contains(&0));
+            let tensor = numbers(device, 0..3 + stage);
+            let files = vec![("model.safetensors", vec![(names[stage].into(), Stored::Tensor(&tensor))])];
+            Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, Some(&ranks))
+        })
+    };
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), ["a", "b"]).unwrap();
+    let whole = Whole::read(&folder.path().join("step-000001"), None).unwrap();
+    let (mut a, mut b) = (numbers(&device, 5..8), numbers(&device, 5..9));
+    let tensors = vec![("b".to_owned(), Room::Tensor(&mut b)), ("a".to_owned(), Room::Tensor(&mut a))];
+    whole.fill(&mut [Wanted { file: "model.safetensors", tensors, elsewhere: 0 }]).unwrap();
+    assert_eq!((a.to_f32().len(), b.to_f32()), (3, vec![0.0, 1.0, 2.0, 3.0]));
+
+    let folder = tempfile::tempdir().unwrap();
+    let error = save(folder.path(), ["a", "a"]).unwrap_err().to_string();
+    assert!(error.contains("two ranks wrote a"), "{error}");
+    assert!(names(folder.path()).is_empty());
+}
+
+/// A rank that cannot write, one that has gone, and one that ends while it writes: the last checkpoint stays, and
+/// every rank hears of it.
+#[test]
+fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
+    let device = Device::cpu(1).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 1, "m", "f32");
+    let save = |step: u64, failing: &'static str| {
+        on_threads(&mesh(3, 1), &device, |ranks, device| {
+            let last = ranks.rank() == 2;
+            if last && failing == "gone" {
+                return Err(Error::File { path: "x".into(), why: "gone".into() });
+            }
+            let part = numbers(device, 0..1);
+            let own = |rank| Piece { start: rank, shape: vec![3] };
+            // No such folder can be written to.
+            let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
+            let files = vec![(file, vec![("a".to_owned(), Stored::Piece(&part, own(ranks.rank())))])];
+            let saved = checkpoints.save(&after(step), files, Some(&ranks));
+            if failing == "cannot" {
+                let said = saved.as_ref().unwrap_err().to_string();
+                assert!(said.contains("step-000002: the checkpoint cannot be written: rank 2:"), "{said}");
+            }
+            saved
+        })
+    };
+    save(1, "nobody").unwrap();
+    for failing in ["cannot", "gone"] {
+        save(2, failing).unwrap_err();
+        assert_eq!(names(folder.path()), ["step-000001"], "{failing}");
+    }
+    // What a killed process leaves.
+    fs::create_dir(folder.path().join(".writing-step-000007")).unwrap();
+    fs::write(folder.path().join(".writing-step-000007/state-00001-of-00003.safetensors"), "half").unwrap();
+    assert_eq!(checkpoints.list().unwrap().len(), 1);
+    assert_eq!(checkpoints.latest(None, |_| ()).unwrap().unwrap().progress().step, 1);
+    save(2, "nobody").unwrap();
+    assert_eq!(names(folder.path()), ["step-000002"], "the old one and what was left are gone");
+}
+
+/// One damaged file of one rank is found by all ranks, which then go on from the checkpoint before.
+#[test]
+fn a_damaged_part_is_heard_of_by_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 2, "m", "f32");
+    let device = Device::cpu(1).unwrap();
+    on_threads(&mesh(2, 1), &device, |ranks, device| {
+        for step in [1, 2] {
+            let part = numbers(device, 0..5);
+            let own = Piece { start: 5 * ranks.rank(), shape: vec![10] };
+            let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Piece(&part, own))])];
+            checkpoints.save(&after(step), files, Some(&ranks))?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let path = folder.path().join("step-000002/state-00002-of-00002.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let steps = on_threads(&mesh(3, 1), &device, |ranks, _| {
+        let mut heard = Vec::new();
+        let whole = checkpoints.latest(Some(&ranks), |broken| heard.push(broken.to_string()))?;
+        assert!(
+            heard.len() == 1 && heard[0].contains("state-00002-of-00002.safetensors is damaged"),
+            "{heard:?}"
+        );
+        Ok(whole.expect("the one before").progress().step)
+    });
+    assert_eq!(steps.unwrap(), [1, 1, 1]);
+}

@@ -1,0 +1,251 @@
+//! State that ranks share out: the same weights bit for bit, in the bytes that were promised.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_tensor::Category;
+use espalier_train::Summary;
+use espalier_train::parallel::on_threads;
+use espalier_train::run::{Place, run};
+use espalier_train::trainer::{StepReport, Trainer};
+
+use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
+
+const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
+
+/// What a rank has to show after some steps.
+#[derive(Debug, PartialEq)]
+struct Shown {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    noise: Option<f64>,
+    weights: String,
+    masks: String,
+}
+
+fn on(ranks: usize, base: &Base, steps: usize, zero: bool) -> Shown {
+    let base = base
+        .set(format!("train.steps={steps}"))
+        .set(format!("parallel.data={ranks}"))
+        .set(format!("parallel.zero={zero}"));
+    let (plan, dataset, device) = prepare(&base, 2);
+    let dataset = Arc::new(dataset);
+    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+        let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
+        Ok(Shown {
+            losses: reports.iter().map(|report| report.loss).collect(),
+            norms: reports.iter().map(|report| report.grad_norm).collect(),
+            noise: reports.last().and_then(|report| report.noise_scale),
+            weights: trainer.weights().hash(),
+            masks: trainer.masks().hash(),
+        })
+    });
+    let mut all = all.unwrap();
+    assert!(all.iter().all(|shown| *shown == all[0]), "all ranks hold the same");
+    all.remove(0)
+}
+
+/// Weights and losses to the bit; norms are sums of parts.
+fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
+    let (whole, shared) = (on(ranks, base, steps, false), on(ranks, base, steps, true));
+    assert_eq!(whole.losses, shared.losses, "{what} on {ranks} ranks");
+    assert_eq!((&whole.weights, &whole.masks), (&shared.weights, &shared.masks), "{what} on {ranks} ranks");
+    let far = |a: &f64, b: &f64| (a - b).abs() / a.abs().max(1e-300);
+    for (a, b) in whole.norms.iter().chain(&whole.noise).zip(shared.norms.iter().chain(&shared.noise)) {
+        assert!(far(a, b) < 1e-9, "{what} on {ranks} ranks: a norm of {a} is {b}");
+    }
+}
+
+fn pruned(base: &Base) -> Base {
+    base.set("prune.method=magnitude").set("prune.sparsity=0.9").set("prune.state=compressed")
+}
+
+#[test]
+fn shared_state_gives_the_bits_of_whole_state() {
+    for optimizer in OPTIMIZERS {
+        for (precision, master) in [("f32", "f32"), ("bf16", "f32"), ("bf16", "low-bits")] {
+            let base = tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.micro_batches=2"])
+                .set(format!("optimizer.name={optimizer}"))
+                .set(format!("train.precision={precision}"));
+            let base =
+                if precision == "bf16" { base.set(format!("optimizer.master={master}")) } else { base };
+            for (ranks, base) in [(2, base.clone()), (3, pruned(&base)), (6, pruned(&base))] {
+                the_same(&base, ranks, 8, &format!("{optimizer} {precision} {master}"));
+            }
+        }
+    }
+}
+
+/// A message of its own for a large parameter, with and without padding, and small ones packed.
+#[test]
+fn large_parameters_travel_alone() {
+    let base = images().set("train.batch=14").set("data.count=60").set("model.name=mlp");
+    let base = base.set("model.hidden=[90, 9]").set("optimizer.name=adamw").set("learning_rate.peak=1e-3");
+    // The first weight has 3 * 32 * 32 * 90 numbers: 1.05 MiB, divisible by 2 and not by 7.
+    for ranks in [2, 7] {
+        the_same(&base, ranks, 3, "dense");
+        the_same(&pruned(&base).set("prune.sparsity=0.04"), ranks, 3, "hardly pruned");
+        let bytes =
+            summary(&base.set("train.steps=2").set("parallel.zero=true"), ranks).memory["communication"];
+        assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{ranks}");
+    }
+}
+
+/// Whenever masks change, state moves to whoever has its weight then.
+#[test]
+fn pruning_on_the_way_shares_out_anew() {
+    let gpt = tiny_gpt(&["train.batch=12", "prune.sparsity=0.8"]);
+    let bf16 = gpt.set("train.precision=bf16").set("optimizer.master=low-bits");
+    let gradual = |base: &Base| {
+        base.set("prune.method=gradual").set("prune.start=2").set("prune.end=10").set("prune.every=2")
+    };
+    let cnn =
+        tiny_cnn(&["train.batch=12", "prune.method=early-bird", "prune.form=channels", "prune.l1=1e-4"])
+            .set("prune.sparsity=0.5");
+    for (what, base) in [
+        ("late", gpt.set("prune.method=magnitude").set("prune.at=3")),
+        ("gradual", gradual(&gpt)),
+        ("gradual, low bits", gradual(&bf16)),
+        ("rigl", gpt.set("prune.method=rigl").set("prune.every=2")),
+        ("set", bf16.set("prune.method=set").set("prune.every=3")),
+        ("lottery", gpt.set("prune.method=lottery").set("prune.rate=0.6")),
+        ("early bird", cnn),
+    ] {
+        the_same(&base, 3, 14, what);
+    }
+}
+
+#[test]
+fn the_noise_scale_and_local_statistics_are_the_same() {
+    let base = tiny_cnn(&["train.batch=24", "train.noise_scale=true"]);
+    the_same(&base, 4, 6, "batch norm");
+}
+
+fn summary(base: &Base, ranks: usize) -> Summary {
+    let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place { folder: folder.path().into(), resume: false, from: None };
+    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
+}
+
+#[test]
+fn bytes_are_those_predicted_and_state_is_a_part() {
+    for optimizer in ["sgd", "momentum", "adamw", "lamb"] {
+        for precision in ["f32", "bf16"] {
+            for (ranks, sparsity) in [(2, None), (3, None), (4, Some(0.75)), (3, Some(0.75))] {
+                let mut base = tiny_gpt(&["train.batch=12", "train.steps=2", "model.tied=false"])
+                    .set(format!("optimizer.name={optimizer}"))
+                    .set(format!("train.precision={precision}"));
+                if let Some(sparsity) = sparsity {
+                    base = base
+                        .set("prune.method=magnitude")
+                        .set("prune.scope=layer")
+                        .set(format!("prune.sparsity={sparsity}"));
+                }
+                let what = format!("{optimizer} {precision} {ranks} {sparsity:?}");
+                let (whole, shared) =
+                    (summary(&base, ranks), summary(&base.set("parallel.zero=true"), ranks));
+                for category in
+                    [Category::Weights, Category::Optimizer, Category::Communication, Category::Mask]
+                {
+                    let bytes = shared.memory[category.name()];
+                    assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
+                }
+                let part = |of: &Summary| of.memory["optimizer"].measured.unwrap() as f64;
+                assert!(part(&shared) <= part(&whole) / ranks as f64 + 2000.0, "{what}");
+                let (all, own) = (whole.state_bytes.optimizer, shared.state_bytes.optimizer);
+                assert!(
+                    (own * ranks as f64 - all).abs() <= 0.02 * all,
+                    "{what}: {own} of {all} bytes a weight"
+                );
+                assert_eq!(whole.state_bytes.gradients, shared.state_bytes.gradients, "{what}");
+                assert!(whole.weights_hash == shared.weights_hash, "{what}");
+            }
+        }
+    }
+}
+
+/// What a reduce-scatter and an all-gather move is what an all-reduce moves: kept values alone.
+#[test]
+fn bytes_on_the_wire_are_those_of_kept_weights() {
+    let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=64", "prune.method=magnitude"]);
+    for ranks in [2, 4, 8] {
+        let sent = |base: &Base| summary(base, ranks).bytes_sent.values().sum::<u64>() as f64;
+        let dense = summary(&base.set("prune.sparsity=0.9").set("prune.state=dense"), ranks);
+        let shared = base.set("prune.sparsity=0.9").set("parallel.zero=true");
+        let prunable = (dense.kept as f64 / (1.0 - dense.sparsity)).round();
+        let ring = 2.0 * (ranks - 1) as f64 / ranks as f64 * 4.0 * prunable;
+        let others = dense.bytes_sent.values().sum::<u64>() as f64 - ring;
+        let ratio = (sent(&shared) - others) / ring;
+        assert!(ratio <= 0.101, "{ratio} of the bytes of dense gradients on {ranks} ranks");
+        assert!(ratio > 0.09, "{ratio}: the kept weights must travel");
+    }
+}
+
+fn run_to(folder: &Path, base: &Base, ranks: usize, zero: bool, steps: usize) -> String {
+    let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let place = Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None };
+    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    outcome.summary.weights_hash.unwrap()
+}
+
+/// With and without shared state, on one number of ranks and another: what was saved is what is loaded.
+#[test]
+fn checkpoints_of_pieces_load_on_any_number_of_ranks() {
+    let gpt = tiny_gpt(&["train.batch=12", "prune.method=gradual", "prune.sparsity=0.8", "prune.every=2"]);
+    let gpt = gpt.set("prune.start=2").set("prune.end=6");
+    for base in [
+        gpt.set("optimizer.name=lamb"),
+        gpt.set("train.precision=bf16").set("optimizer.master=low-bits"),
+        tiny_cnn(&["train.batch=12", "train.precision=bf16"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        run_to(folder.path(), &base, 1, false, 5);
+        let step = folder.path().join("checkpoints/step-000005");
+        let read = |name: &str| fs::read(step.join(name)).unwrap();
+        let files = ["model.safetensors", "optimizer.safetensors"];
+        let before = files.map(read);
+        // Nothing is left to do: each loads what the one before saved, and saves it again.
+        for (ranks, zero) in [(3, true), (2, true), (4, false), (6, true)] {
+            let (copy, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            save_again(&base, folder.path(), ranks, zero, copy.path());
+            let pieces = fs::read_dir(copy.path().join("step-000005")).unwrap().count();
+            assert!(pieces > ranks, "{pieces} files of {ranks} ranks");
+            save_again(&base, copy.path(), 1, false, target.path());
+            let after = files.map(|name| fs::read(target.path().join("step-000005").join(name)).unwrap());
+            assert!(before == after, "through {ranks} ranks, shared: {zero}");
+        }
+        // Two halves are the whole, whoever takes them.
+        let expected = run_to(tempfile::tempdir().unwrap().path(), &base, 3, false, 9);
+        for (first, second) in [(true, true), (true, false), (false, true)] {
+            let folder = tempfile::tempdir().unwrap();
+            run_to(folder.path(), &base, 3, first, 5);
+            assert_eq!(run_to(folder.path(), &base, 3, second, 9), expected, "{first} {second}");
+        }
+    }
+}
+
+/// Loads the newest checkpoint of a run folder, or of a folder of checkpoints, and saves it elsewhere.
+fn save_again(base: &Base, from: &Path, ranks: usize, zero: bool, to: &Path) {
+    use espalier_train::checkpoint::Checkpoints;
+    let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
+    let (plan, dataset, device) = prepare(&base, 2);
+    let dataset = Arc::new(dataset);
+    let inside = from.join("checkpoints");
+    let from = if inside.exists() { inside } else { from.to_owned() };
+    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.run.train.precision.name());
+    let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
+    on_threads(&mesh, &device, |ranks, device| {
+        let ranks = (ranks.size() > 1).then_some(ranks);
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        trainer.load(&at(&from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+        trainer.save(&at(to))
+    })
+    .unwrap();
+}
