@@ -300,8 +300,8 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
             every: every as u64,
         }),
         Method::Snip { samples } => Box::new(snip::Snip { sparsity, samples }),
-        Method::Grasp { samples, temperature } => {
-            Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32 })
+        Method::Grasp { samples, temperature, score } => {
+            Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32, score })
         }
         Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
         Method::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),

@@ -1,6 +1,6 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
-use espalier_plan::config::Moving;
+use espalier_plan::config::{FlowScore, Moving};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::data::Split;
 use espalier_train::prune::gradient::{Scored, gradient};
@@ -45,7 +45,12 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let base = base.set(format!("train.precision={precision}"));
             let mut bench = Bench::new(&base);
             let (parameters, candidates) = bench.flat();
-            let mut grasp = Grasp { sparsity: 0.8, samples: 20, temperature: temperature as f32 };
+            let mut grasp = Grasp {
+                sparsity: 0.8,
+                samples: 20,
+                temperature: temperature as f32,
+                score: FlowScore::Signed,
+            };
             let picks = grasp.chosen(&bench.network(0));
             let labels: Vec<u32> =
                 picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i).unwrap()).collect();
@@ -71,6 +76,11 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let scores: Vec<f64> =
                 candidates.iter().zip(&expected).map(|(i, hg)| parameters[*i] * hg).collect();
             assert_best(&kept(&bench, &draw), &scores, 22);
+            // By magnitude the furthest from 0 stay, whichever way they change the flow.
+            grasp.score = FlowScore::Magnitude;
+            let draw = bench.draw(&mut grasp, 0);
+            let sizes: Vec<f64> = scores.iter().map(|score| score.abs()).collect();
+            assert_best(&kept(&bench, &draw), &sizes, 22);
         }
     }
 }
@@ -113,7 +123,7 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
         let labels = picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i));
         labels.filter(|label| *label == Some(class)).count()
     };
-    let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0 };
+    let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0, score: FlowScore::Signed };
     let mut bench = Bench::new(&perceptron(&["prune.method=grasp"]));
     let picks = grasp(0).chosen(&bench.network(0));
     assert!((0..10).all(|class| label(&bench, &picks, class) == 10), "ten of each class");
@@ -134,7 +144,8 @@ fn scoring_changes_nothing_of_the_model() {
         let mut bench = Bench::new(&base);
         let before = bench.weights.hash();
         bench.draw(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
-        bench.draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0 }, 0);
+        bench
+            .draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0, score: FlowScore::Signed }, 0);
         assert_eq!(bench.weights.hash(), before, "{precision}: weights and running statistics");
     }
 }
