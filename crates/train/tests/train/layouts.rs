@@ -31,7 +31,8 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
 
 fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None };
+    let place =
+        Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None, trace: None };
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
 }
 
