@@ -157,7 +157,7 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
         (ranks, None) => format!(" over {ranks} ranks{joined}, each"),
         (replicas, Some(pipeline)) => {
             let of = if replicas == 1 { String::new() } else { format!("{replicas} replicas of ") };
-            format!(" over {of}{} stages ({}){joined}, each", pipeline.stages, pipeline.schedule)
+            format!(" over {of}{} stages ({}){joined}, each", pipeline.stages, pipeline.name())
         }
     }
 }

@@ -98,6 +98,11 @@ pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -
     let folder = std::path::absolute(path)?;
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
 
+    if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
+        let why =
+            |why| Error::File { path: path.clone(), why: format!("the schedule cannot be read: {why}") };
+        run_file.bring_schedule(&fs::read_to_string(&path).map_err(why)?).map_err(Error::Plan)?;
+    }
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
     let cores = std::thread::available_parallelism()?.get();
@@ -204,8 +209,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
 
 /// What so many ranks leave beside the stages of a run file.
 fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
-    let alone = [overrides, &["parallel.data=1".into()]].concat();
-    let stages = RunFile::parse(&read(path)?, &alone).map_err(Error::Plan)?.parallel.stages();
+    let stages = RunFile::stages(&read(path)?, overrides).map_err(Error::Plan)?;
     if ranks > 0 && !ranks.is_multiple_of(stages) {
         let problem =
             format!("is {ranks}, but `parallel.pipeline` = {stages}: it must be a multiple of that");

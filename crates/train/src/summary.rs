@@ -164,12 +164,7 @@ impl Summary {
                 pipeline: plan.run.parallel.stages(),
                 tensor: 1,
                 spatial: 1,
-                schedule: plan
-                    .run
-                    .parallel
-                    .pipeline
-                    .as_ref()
-                    .map(|pipeline| pipeline.schedule.as_str().into()),
+                schedule: plan.run.parallel.pipeline.as_ref().map(|pipeline| pipeline.name()),
                 micro_batches: plan.run.train.micro_batches,
             },
             parameters: plan.parameters,

@@ -30,7 +30,9 @@ fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
         let mut run =
             command(folder.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while last_step(&checkpoints).is_none_or(|step| step <= reached) {
-            assert!(run.try_wait().unwrap().is_none(), "it goes on until it is killed");
+            if run.try_wait().unwrap().is_some() {
+                panic!("it goes on until it is killed: {}", said(&run.wait_with_output().unwrap()));
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         // At another moment of the next checkpoints each time.

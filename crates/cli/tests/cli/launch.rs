@@ -52,7 +52,7 @@ fn variables_that_contradict_the_run_file_or_themselves_are_named() {
     assert_eq!(code, Some(2));
     assert_eq!(
         text,
-        "error: `parallel.data` is 2, but the launcher started 4 ranks: start 2 of them, or leave it out\n"
+        "error: `parallel`: the mesh of data 2 takes 2 ranks, but 4 were started; start 2, or set `data` to 4\n"
     );
     let (code, text) = launched(&[("WORLD_SIZE", "4")], &[]);
     assert_eq!(code, Some(2));

@@ -12,7 +12,7 @@ use espalier_comm::mpi;
 use serde_json::Value;
 
 use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
-use crate::{TINY, command, json, said};
+use crate::{TINY, command, json, pipeline, said};
 
 /// A hundred steps of a small GPT.
 const GPT: &str = r#"
@@ -145,6 +145,27 @@ fn a_resnet_learns_the_same_in_processes() {
     processes_train_as_threads_and_as_one_rank(RESNET8);
 }
 
+/// Every schedule of `runs/pipeline.toml`, two stages as two processes: the bits of two threads.
+#[test]
+fn every_schedule_runs_in_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    for schedule in pipeline::ALL {
+        let run = |mut command: Command, out: &str| {
+            command.args(pipeline::small(schedule)).args(["--json", "--out", out]);
+            let output = command.current_dir(folder.path()).output().unwrap();
+            trained(folder.path(), out, &output)
+        };
+        let Some(mut launched) = mpirun() else { return };
+        launched.args(["-n", "2", env!("CARGO_BIN_EXE_espalier")]);
+        let (losses, by_mpi) = run(launched, &format!("{schedule}-mpi"));
+        let threads = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        let (losses_of_threads, by_threads) = run(threads, &format!("{schedule}-threads"));
+        assert_eq!(losses, losses_of_threads, "{schedule}");
+        assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{schedule}");
+        assert_eq!(by_mpi["layout"]["schedule"], schedule);
+    }
+}
+
 #[test]
 fn rank_0_speaks_and_writes() {
     let folder = tempfile::tempdir().unwrap();
@@ -177,8 +198,7 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
     let Some(mut wrong) = mpi_command(2, folder.path(), &["--ranks", "4"]) else { return };
     let output = wrong.output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    let sentence =
-        "error: `parallel.data` is 4, but the launcher started 2 ranks: start 4 of them, or leave it out";
+    let sentence = "error: `parallel`: the mesh of data 4 takes 4 ranks, but 2 were started; start 4, or set `data` to 2";
     assert!(said(&output).contains(sentence), "{}", said(&output));
     assert!(!folder.path().join("out").exists(), "nothing is left behind");
 

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::{json, said};
 
-const ALL: [&str; 8] = ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1", "axonn"];
+/// All schedules.
+pub const ALL: [&str; 8] = ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1", "axonn"];
 
 /// The run file of the repository, on a model small enough for a test.
 pub fn small(schedule: &str) -> Vec<String> {
@@ -86,4 +87,47 @@ fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
     let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
     assert!((loss(&last) / loss(&whole) - 1.0).abs() < 1e-5, "{} {}", loss(&last), loss(&whole));
     assert_eq!(last["steps"], 6);
+}
+
+/// The order of a named schedule, written to a file and brought back, is the same run; one for other numbers is refused.
+#[test]
+fn a_schedule_of_ones_own_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let espalier = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_espalier"))
+            .current_dir(folder.path())
+            .args(arguments)
+            .output()
+            .unwrap()
+    };
+    let mine = folder.path().join("mine.txt");
+    let order = "pipeline 0 1\nmicro-batches 4\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n";
+    fs::write(&mine, order).unwrap();
+    let run = |more: &[&str]| {
+        let arguments: Vec<String> = small("1f1b");
+        let words: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        espalier(&words)
+    };
+    let named = json(&run(&["--json", "--out", "named"]).stdout);
+    let file = format!("parallel.schedule_file={}", mine.display());
+    let output = run(&["--json", "--out", "mine", "--set", &file]);
+    assert!(output.status.success(), "{}", said(&output));
+    let own = json(&output.stdout);
+    assert_eq!(own["weights_hash"], named["weights_hash"]);
+    // The first rank holds both ends of the model: what no named schedule has.
+    let bent = "name there-and-back\npipeline 0 1 1 0\nF0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0\n\
+                F0.0 F0.1 F1.0 F1.1 B0.1 B0.0 B1.1 B1.0\n";
+    fs::write(folder.path().join("bent.txt"), bent).unwrap();
+    let two = ["--json", "--set", "train.micro_batches=2", "--set"];
+    let straight = json(&run(&[&two[..], &["parallel.schedule=1f1b", "--out", "straight"]].concat()).stdout);
+    let file_of_bent = format!("parallel.schedule_file={}", folder.path().join("bent.txt").display());
+    let output = run(&[&two[..], &[&file_of_bent, "--out", "bent"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let bent = json(&output.stdout);
+    assert_eq!(bent["layout"]["schedule"], "there-and-back");
+    let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
+    assert!((loss(&bent) / loss(&straight) - 1.0).abs() < 1e-6, "{} {}", loss(&bent), loss(&straight));
+    let output = run(&["--set", &file, "--set", "train.micro_batches=8"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("is for 2 ranks, 4 micro-batches"), "{}", said(&output));
 }

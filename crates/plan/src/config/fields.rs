@@ -35,6 +35,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "average_every",
             "pipeline",
             "schedule",
+            "schedule_file",
             "chunks",
             "pipelines",
             "cut",

@@ -75,12 +75,17 @@ impl RunFile {
         RunFile::parse_for(text, overrides, None)
     }
 
+    /// The stages that a run file's text asks for, which must divide the ranks whatever else it says.
+    pub fn stages(text: &str, overrides: &[String]) -> Result<usize, Error> {
+        let table = table(text, overrides)?;
+        let empty = Table::new();
+        let mut parallel = Section::new("", &table).section("parallel", &empty)?;
+        parallel.whole("pipeline", 1, 1, reader::LARGEST)
+    }
+
     /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
     pub fn parse_for(text: &str, overrides: &[String], started: Option<usize>) -> Result<RunFile, Error> {
-        let mut table = text.parse::<Table>().map_err(|error| syntax(text, &error))?;
-        for text in overrides {
-            overrides::apply(&mut table, text)?;
-        }
+        let table = table(text, overrides)?;
         let empty = Table::new();
         let mut top = Section::new("", &table);
         let seed = top.whole("seed", 0, 0, i64::MAX as usize)? as u64;
@@ -192,7 +197,35 @@ impl RunFile {
     /// Makes relative paths relative to the folder of the run file.
     pub fn resolve_paths(&mut self, folder: &Path) {
         self.data.resolve_paths(folder);
+        if let Some(path) =
+            self.parallel.pipeline.as_mut().and_then(|pipeline| pipeline.schedule_file.as_mut())
+        {
+            *path = folder.join(&*path);
+        }
     }
+
+    /// The file of the user's own schedule, whose text is to be [brought](RunFile::bring_schedule).
+    pub fn schedule_file(&self) -> Option<&Path> {
+        self.parallel.pipeline.as_ref()?.schedule_file.as_deref()
+    }
+
+    /// Takes the text of the user's own schedule.
+    pub fn bring_schedule(&mut self, text: &str) -> Result<(), Error> {
+        let micro_batches = self.train.micro_batches;
+        if let Some(pipeline) = &mut self.parallel.pipeline {
+            pipeline.bring(text, micro_batches)?;
+        }
+        self.check()
+    }
+}
+
+/// A run file's text with its overrides.
+fn table(text: &str, overrides: &[String]) -> Result<Table, Error> {
+    let mut table = text.parse::<Table>().map_err(|error| syntax(text, &error))?;
+    for text in overrides {
+        overrides::apply(&mut table, text)?;
+    }
+    Ok(table)
 }
 
 /// One sentence of the TOML reader, and the line it speaks of.

@@ -11,7 +11,7 @@ use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
 const WEEK: usize = 7 * 24 * 3600;
 
 /// `[parallel]`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Parallel {
     /// Ranks that each hold the whole model and take a part of every batch.
     pub data: usize,

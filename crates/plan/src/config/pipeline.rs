@@ -1,17 +1,19 @@
 //! The fields of `[parallel]` that say how a model is cut into stages and in which order they work.
 
+use std::path::PathBuf;
+
 use serde::{Serialize, Serializer};
 use toml::Value;
 
 use super::reader::{Choice, LARGEST, Section, whole};
-use super::{Error, Method, RunFile};
+use super::{Error, RunFile};
 use crate::schedule::{Name, Options, Schedule, Updates};
 
 /// Steps after which an asynchronous pipeline runs empty, unless the run file says otherwise.
 const DRAIN: usize = 100;
 
 /// A model cut into stages.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pipeline {
     /// Ranks that hold consecutive parts of the model.
     #[serde(rename = "pipeline")]
@@ -19,6 +21,12 @@ pub struct Pipeline {
     /// The order of their work.
     #[serde(serialize_with = "word")]
     pub schedule: Name,
+    /// A file with a schedule of the user's own, in the place of a named one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule_file: Option<PathBuf>,
+    /// What is in it, once it was read.
+    #[serde(skip)]
+    brought: Option<Schedule>,
     /// Parts on a rank, for interleaving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<usize>,
@@ -57,15 +65,25 @@ impl Pipeline {
         let pipeline = Pipeline {
             stages,
             schedule: section.choice("schedule", Name::OneFOneB)?,
+            schedule_file: section.text("schedule_file", "the path of a schedule")?.map(PathBuf::from),
+            brought: None,
             chunks: section.optional_whole("chunks", 1, LARGEST)?,
             pipelines: section.optional_whole("pipelines", 1, LARGEST)?,
             cut: read_cut(section)?,
             drain: section.optional_whole("drain", 1, LARGEST)?,
         };
         if stages > 1 {
+            // A resolved file has both, and the named one is then the usual.
+            if pipeline.schedule_file.is_some() && pipeline.schedule != Name::OneFOneB {
+                let why = "with `parallel.schedule_file`, which has an order of its own".into();
+                return Err(Error::NoEffect { field: section.field("schedule"), why });
+            }
             return Ok(Some(pipeline));
         }
-        match ["schedule", "chunks", "pipelines", "cut", "drain"].into_iter().find(|key| section.has(key)) {
+        match ["schedule", "schedule_file", "chunks", "pipelines", "cut", "drain"]
+            .into_iter()
+            .find(|key| section.has(key))
+        {
             None => Ok(None),
             Some(key) => {
                 let why = "with `parallel.pipeline` = 1: the model is on one rank".into();
@@ -74,8 +92,39 @@ impl Pipeline {
         }
     }
 
+    /// Takes the text of the user's own schedule, which must be for as many stages and micro-batches, and end every step.
+    pub(super) fn bring(&mut self, text: &str, micro_batches: usize) -> Result<(), Error> {
+        let conflict = |problem: String| Error::Conflict { field: "parallel.schedule_file".into(), problem };
+        let schedule = Schedule::parse(text).map_err(|error| conflict(format!("cannot be read: {error}")))?;
+        schedule.validate().map_err(|error| conflict(format!("cannot be run: {error}")))?;
+        let found = (schedule.stages(), schedule.micro_batches, schedule.batches);
+        if found != (self.stages, micro_batches, 1) {
+            return Err(conflict(format!(
+                "is for {} ranks, {} micro-batches and {} batches, but `parallel.pipeline` = {}, \
+                 `train.micro_batches` = {micro_batches} and a step is one batch",
+                found.0, found.1, found.2, self.stages
+            )));
+        }
+        if schedule.updates != Updates::Flush {
+            return Err(conflict(format!(
+                "updates weights \"{}\": only \"flush\" can be run",
+                schedule.updates.as_str()
+            )));
+        }
+        self.brought = Some(schedule);
+        Ok(())
+    }
+
+    /// What a person calls the schedule.
+    pub fn name(&self) -> String {
+        self.brought.as_ref().map_or(self.schedule.to_string(), |schedule| schedule.name.clone())
+    }
+
     /// The lists of all stages for so many batches in a row.
     pub fn schedule(&self, micro_batches: usize, batches: usize) -> Result<Schedule, Error> {
+        if let Some(schedule) = &self.brought {
+            return Ok(schedule.clone());
+        }
         let options = Options {
             batches,
             chunks: self.chunks,
@@ -106,6 +155,10 @@ impl Pipeline {
 
     /// What a schedule cannot do together with the rest of a run.
     pub(super) fn check(&self, run: &RunFile) -> Result<(), Error> {
+        if self.schedule_file.is_some() && self.brought.is_none() {
+            // It is checked when it has been read.
+            return Ok(());
+        }
         let schedule = self.schedule(run.train.micro_batches, 1)?;
         let parts = schedule.placement.parts();
         if !self.cut.is_empty() && self.cut.len() + 1 != parts {
@@ -122,12 +175,6 @@ impl Pipeline {
                 run.parallel.average_every, self.stages
             );
             return Err(Error::Conflict { field: "parallel.average_every".into(), problem });
-        }
-        let rigl = run.prune.as_ref().is_some_and(|prune| matches!(prune.method, Method::Rigl(_)));
-        if rigl && self.schedule == Name::Chimera {
-            let problem = "is \"rigl\", which compares gradients layer by layer, but the copies of \"chimera\" meet their \
-                           layers in opposite orders: use another schedule, or \"set\"";
-            return Err(Error::Conflict { field: "prune.method".into(), problem: problem.into() });
         }
         if !self.is_asynchronous() {
             return match self.drain {

@@ -79,14 +79,10 @@ fn synchronous(stages: usize, micro_batches: usize) -> impl Iterator<Item = Name
 }
 
 fn compare(base: &Base, layouts: &[(usize, usize, usize)], steps: usize) {
-    compare_without(&[], base, layouts, steps);
-}
-
-fn compare_without(without: &[Name], base: &Base, layouts: &[(usize, usize, usize)], steps: usize) {
     for &(stages, micro_batches, data) in layouts {
         let base = base.set(format!("train.batch={}", 2 * micro_batches * data));
         let alone = run(&base.set(format!("train.micro_batches={}", micro_batches * data)), steps);
-        for schedule in synchronous(stages, micro_batches).filter(|name| !without.contains(name)) {
+        for schedule in synchronous(stages, micro_batches) {
             let together = base
                 .set(format!("train.micro_batches={micro_batches}"))
                 .set(format!("parallel.pipeline={stages}"))
@@ -125,11 +121,10 @@ fn pruned_pipelines_too() {
             }
             _ => {}
         }
-        let without: &[Name] = if prune == "rigl" { &[Name::Chimera] } else { &[] };
         // More replicas give RigL more samples to look at.
         let layouts: &[_] = if prune == "rigl" { &[(2, 4, 1)] } else { &[(2, 4, 1), (2, 2, 2)] };
         println!("{prune}");
-        compare_without(without, &base, layouts, steps);
+        compare(&base, layouts, steps);
     }
     compare(&resnet8().set("prune.method=magnitude").set("prune.sparsity=0.9"), &[(3, 4, 1)], 3);
 }
