@@ -33,6 +33,7 @@ const INTERRUPTED: u8 = 130;
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
   espalier train runs/hello.toml --ranks 4
+  espalier train runs/pipeline.toml --set parallel.schedule=zb-h1 --trace trace.json
   espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
   mpirun -n 4 espalier train runs/hello.toml
   torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml --set device.kind=cuda
@@ -43,7 +44,7 @@ pub struct TrainArguments {
     /// Override a field of the run file, as in `--set train.batch=16`. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     overrides: Vec<String>,
-    /// Train on so many ranks, threads of this process, that share every batch (`parallel.data` of the run file).
+    /// Train on so many ranks, threads of this process: `parallel.data` becomes what they leave beside the stages.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// The run folder; otherwise a new one below `out/`, named after the run file.
@@ -67,6 +68,9 @@ pub struct TrainArguments {
     /// Say where the card's time went, by family of kernels.
     #[arg(long)]
     profile: bool,
+    /// Write what every rank did when, for chrome://tracing or Perfetto; meant for a few steps.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -231,6 +235,9 @@ impl TrainArguments {
         if let Some(ranks) = self.ranks {
             option("--ranks", ranks.to_string().as_ref());
         }
+        if let Some(trace) = &self.trace {
+            option("--trace", trace.as_os_str());
+        }
         // What a run starts from, it does not go on from.
         if let Some(from) = self.from.as_ref().filter(|_| !again) {
             option("--from", from.as_os_str());
@@ -254,9 +261,9 @@ fn print_json(arguments: &TrainArguments, summary: &Summary) {
 
 /// The run folder: the one given, or `out/NAME`, `out/NAME-2`, ...: the first free one, or the last used one to resume.
 fn place(arguments: &TrainArguments) -> Place {
-    let (resume, from) = (arguments.resume, arguments.from.clone());
+    let (resume, from, trace) = (arguments.resume, arguments.from.clone(), arguments.trace.clone());
     if let Some(folder) = &arguments.out {
-        return Place { folder: folder.clone(), resume, from };
+        return Place { folder: folder.clone(), resume, from, trace };
     }
     let stem = arguments.run_file.file_stem().map_or("run".into(), |s| s.to_string_lossy());
     let numbered = |n: usize| match n {
@@ -264,5 +271,5 @@ fn place(arguments: &TrainArguments) -> Place {
         n => PathBuf::from(format!("out/{stem}-{n}")),
     };
     let used = (1..).take_while(|&n| numbered(n).join("run.toml").exists()).count();
-    Place { folder: numbered(if resume { used.max(1) } else { used + 1 }), resume, from }
+    Place { folder: numbered(if resume { used.max(1) } else { used + 1 }), resume, from, trace }
 }

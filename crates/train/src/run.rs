@@ -25,8 +25,9 @@ use serde_json::json;
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
 use crate::parallel::launched::Join;
-use crate::parallel::{Ranks, on_threads_within};
+use crate::parallel::{Ranks, exchange, on_threads_within};
 use crate::prune::Observation;
+use crate::step::{Trace, chrome};
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::weights::hash_of;
@@ -71,6 +72,8 @@ pub struct Place {
     pub resume: bool,
     /// A checkpoint whose weights and masks a new run starts from.
     pub from: Option<PathBuf>,
+    /// Where to write what every rank did when.
+    pub trace: Option<PathBuf>,
 }
 
 /// Trains to the end, or until `stop` is set: on as many ranks as the plan says, which share the threads of the device.
@@ -171,6 +174,7 @@ struct Run {
     step_seconds: Vec<f64>,
     last_loss: Option<f64>,
     validation: Option<Evaluation>,
+    trace: Option<PathBuf>,
     begin: Instant,
 }
 
@@ -210,6 +214,11 @@ impl Run {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash());
             ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()))?;
         }
+        if place.trace.is_some() {
+            // The clocks of all ranks begin when the last has come.
+            trainer.ranks().map_or(Ok(()), |ranks| ranks.world().barrier())?;
+            trainer.trace_since(Instant::now());
+        }
         let mut metrics = Metrics { file: None, path: folder.join("metrics.jsonl") };
         if leads {
             write(&folder, "run.toml", &plan.run.to_toml()?)?;
@@ -230,6 +239,7 @@ impl Run {
             step_seconds: Vec::new(),
             last_loss: None,
             validation: None,
+            trace: place.trace.clone(),
             begin: Instant::now(),
         })
     }
@@ -285,10 +295,34 @@ impl Run {
                 observer.saved(&self.trainer.save(&self.checkpoints)?);
             }
             if interrupted {
+                self.write_trace()?;
                 return Ok(Outcome { summary: self.summary()?, interrupted: true });
             }
         }
+        self.write_trace()?;
         Ok(Outcome { summary: self.summary()?, interrupted: false })
+    }
+
+    /// Writes what all ranks did when, where that is wanted.
+    fn write_trace(&self) -> Result<()> {
+        let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
+        let ranks = match self.trainer.ranks() {
+            None => vec![trace.spans.clone()],
+            Some(ranks) => {
+                let numbers: Vec<u8> = trace.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
+                let read = |bytes: Vec<u8>| -> Vec<f64> {
+                    bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
+                };
+                exchange(ranks.world(), &numbers)?
+                    .into_iter()
+                    .map(|bytes| Trace::from_numbers(&read(bytes)))
+                    .collect()
+            }
+        };
+        if self.trainer.ranks().is_none_or(Ranks::leads) {
+            fs::write(path, chrome(&ranks).to_string()).map_err(|why| Error::file(path, why))?;
+        }
+        Ok(())
     }
 
     /// Whether any rank says so: all must do the same after the same step.

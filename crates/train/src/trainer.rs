@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Sent};
+use espalier_plan::Plan;
 use espalier_plan::config::{BatchNorm, Precision};
 use espalier_plan::memory::StateBytes;
 use espalier_plan::schedule::Updates;
-use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{DType, Device, Mask};
 
-use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Room, Saved, Stored, Wanted, Whole};
+use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Whole};
 use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
-use crate::parallel::groups::{self, Groups};
+use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
 use crate::pass::{Pass, Totals};
 use crate::prune::{self, Decision, Draw, Moment, Network, Observation, Parts, Pruner};
@@ -71,6 +71,8 @@ pub struct Trainer {
     sent: Sent,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
     together: (u64, Sent),
+    /// Groups of ranks that share nothing, for steps that each takes by itself.
+    nobody: Groups,
 }
 
 /// What one step did.
@@ -172,6 +174,7 @@ impl Trainer {
             ranks,
             sent: Sent::default(),
             together: Default::default(),
+            nobody: Groups::default(),
             device: device.clone(),
             dtype,
             weights,
@@ -244,15 +247,12 @@ impl Trainer {
         if let Some((ids, _)) = &mut penalty {
             ids.retain(|id| self.weights.holds(*id));
         }
-        let (cut, apart) = (self.cut(), self.goes_apart());
         self.progress.step += 1;
         let mut worker = NetworkWorker::new(Scene {
             plan: &self.plan,
             stage: &self.stage,
-            groups: if apart { &groups::NONE } else { &self.groups },
+            groups: if self.goes_apart() { &self.nobody } else { &self.groups },
             ranks: self.ranks.as_ref(),
-            cut,
-            apart,
             feed: &self.feed,
             order: &self.order,
             device: &self.device,
@@ -273,10 +273,10 @@ impl Trainer {
         let Taken { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
         self.gradient_bytes = gradient_bytes;
         let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
-        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !apart) {
+        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !self.goes_apart()) {
             self.sent = ranks.sent() - before;
         }
-        if apart && self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64) {
+        if self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64) {
             self.come_together()?;
         }
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
@@ -469,7 +469,7 @@ impl Trainer {
             let mask = Mask::new(&self.device, weight.len(), &words)?;
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
-                let group = self.ranks.as_ref().map(Ranks::data);
+                let group = self.groups.of(id);
                 optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
             if mask.kept() == 0 {
@@ -505,10 +505,18 @@ impl Trainer {
         Ok(Totals::from_numbers(&ranks.sum(own.to_numbers())?))
     }
 
-    /// Which part of the optimizer's state is this rank's.
-    fn cut(&self) -> Cut {
-        let sharing = self.ranks.as_ref().filter(|_| self.plan.run.parallel.zero);
-        sharing.map_or(Cut::ALONE, Ranks::cut)
+    /// Those who share out the optimizer's state, where they do.
+    fn sharing(&self) -> Option<&Groups> {
+        Some(&self.groups).filter(|_| self.plan.run.parallel.zero)
+    }
+
+    /// Makes the optimizer's state, once it is known what is kept.
+    fn ready_optimizer(&mut self) -> Result<()> {
+        if self.optimizer.is_none() {
+            let fresh = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
+            self.optimizer = Some(fresh);
+        }
+        Ok(())
     }
 
     /// Whether ranks take steps by themselves.
@@ -535,14 +543,6 @@ impl Trainer {
         Ok(())
     }
 
-    /// Makes the optimizer's state, once it is known what is kept.
-    fn ready_optimizer(&mut self) -> Result<()> {
-        if self.optimizer.is_none() {
-            self.optimizer = Some(Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?);
-        }
-        Ok(())
-    }
-
     fn pass(&self) -> Pass<'_> {
         Pass {
             stage: &self.stage,
@@ -559,82 +559,41 @@ impl Trainer {
         self.come_together()?;
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
-        let weights = self.weights.named().filter(|(name, _)| self.speaks_for(name));
-        let state = optimizer.saved().into_iter().filter(|(name, _)| self.speaks_for(name));
-        let mut files: Vec<(&str, Saved<'_>)> = vec![
-            (MODEL, weights.map(|(name, tensor)| (name.into(), Stored::Tensor(tensor))).collect()),
-            (OPTIMIZER, state.collect()),
-        ];
-        if self.has_masks()? {
-            let masks = self.masks.iter().filter(|(id, _)| self.groups.speaks_for(*id));
-            let mask = |(id, mask): (ParameterId, &Mask)| {
-                (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
-            };
-            files.push((MASKS, masks.map(mask).collect()));
-        }
+        let tensors = |(name, tensor): (&str, _)| (name.to_owned(), Stored::Tensor(tensor));
+        let mut files: Vec<(&str, Saved<'_>)> =
+            vec![(MODEL, self.weights.named().map(tensors).collect()), (OPTIMIZER, optimizer.saved())];
+        // Also where nothing of this stage is pruned: another's may be.
+        let mask = |(id, mask): (ParameterId, &Mask)| {
+            (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
+        };
+        let masks: Saved<'_> = self.masks.iter().map(mask).collect();
         let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
-        let remembered = remembered.filter(|(name, _)| self.speaks_for(name));
         let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
-        if self.any_stage(!remembered.is_empty())? {
-            files.push((PRUNER, remembered));
-        }
+        files.extend(
+            [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
+        );
         checkpoints.save(&self.progress, files, self.ranks.as_ref())
     }
 
-    /// Whether this rank saves what a name stands for: the name of a tensor, perhaps behind what it is (`master/NAME`). What
-    /// several stages hold is saved by one of them, and what is no tensor's by the first.
-    fn speaks_for(&self, name: &str) -> bool {
-        let of = name.rsplit('/').next().expect("a name");
-        match (self.weights.parameter(of), self.weights.statistic(of)) {
-            (Some(id), _) => self.groups.speaks_for(id),
-            (_, Some(id)) => self.groups.speaks_for_buffer(id),
-            _ => self.ranks.as_ref().is_none_or(|ranks| ranks.stages().rank() == 0),
-        }
-    }
-
-    /// Whether anything is pruned, on any stage.
-    fn has_masks(&self) -> Result<bool> {
-        self.any_stage(!self.masks.is_empty())
-    }
-
-    fn any_stage(&self, flag: bool) -> Result<bool> {
-        match &self.ranks {
-            Some(ranks) => Ok(ranks.sum_over_stages(vec![u64::from(flag)])?[0] > 0),
-            None => Ok(flag),
-        }
-    }
-
-    /// Goes back to the newest whole checkpoint, if there is one.
+    /// Goes back to the newest whole checkpoint, if there is one. All ranks must.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
         let Some(whole) = checkpoints.latest(self.ranks.as_ref(), report)? else { return Ok(None) };
         self.restore(&whole)?;
         Ok(Some(whole.path().to_owned()))
     }
 
-    /// Goes back to a checkpoint.
+    /// Goes back to a checkpoint. All ranks must.
     pub fn restore(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.cut())?;
-        let elsewhere = self.elsewhere();
-        let each = optimizer.tensors_each();
-        let state = Wanted { file: OPTIMIZER, tensors: optimizer.rooms(), elsewhere: each * elsewhere.0 };
-        whole.fill(&mut [wanted_weights(&mut self.weights, elsewhere), state])?;
+        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
+        whole.fill(&mut [self.weights.wanted(), optimizer.wanted()])?;
         if let Some(pruner) = &mut self.pruner {
             pruner.load(whole.words(PRUNER)?);
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
         self.together = (self.progress.step, self.ranks.as_ref().map(Ranks::sent).unwrap_or_default());
-        self.count_kept()
-    }
-
-    /// Parameters and statistics of the model that only other stages hold.
-    fn elsewhere(&self) -> (usize, usize) {
-        let held = self.weights.ids().count();
-        (
-            self.weights.parameters() - held,
-            self.plan.model.buffers().len() + held - self.weights.named().count(),
-        )
+        Ok(())
     }
 
     /// Prunes now, whatever the run's own time for it.
@@ -650,8 +609,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        let elsewhere = self.elsewhere();
-        whole.fill(&mut [wanted_weights(&mut self.weights, elsewhere)])
+        whole.fill(&mut [self.weights.wanted()])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
@@ -669,27 +627,21 @@ impl Trainer {
 
     fn take_masks(&mut self, whole: &Whole) -> Result<()> {
         let mut stored = whole.words(MASKS)?;
-        for id in self.weights.ids() {
-            let (name, len) = (self.weights.name(id).to_owned(), self.weights.get(id).len());
-            let Some(words) = stored.remove(&name) else { continue };
+        for id in (0..self.weights.parameters()).map(ParameterId) {
+            let name = self.weights.name(id).to_owned();
+            let Some(words) = stored.remove(&name).filter(|_| self.weights.holds(id)) else { continue };
+            let len = self.weights.get(id).len();
             let ragged = !len.is_multiple_of(32) && words.last().is_some_and(|last| last >> (len % 32) != 0);
             if words.len() != len.div_ceil(32) || ragged {
                 return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
             }
             self.masks.set(id, Mask::new(&self.device, len, &words)?);
         }
-        let unknown = stored.into_keys().find(|name| self.weights.parameter(name).is_none());
-        match unknown {
-            Some(name) => Err(whole.refuse(format!("it has a mask for {name}, which this model has not"))),
-            None => self.count_kept(),
+        if let Some(name) = stored.into_keys().next() {
+            return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
         }
+        self.count_kept()
     }
-}
-
-/// Weights and running statistics, to be filled from a checkpoint; so many of each are elsewhere.
-fn wanted_weights(weights: &mut Weights, elsewhere: (usize, usize)) -> Wanted<'_> {
-    let tensors = weights.named_mut().map(|(name, tensor)| (name.into(), Room::Tensor(tensor))).collect();
-    Wanted { file: MODEL, tensors, elsewhere: elsewhere.0 + elsewhere.1 }
 }
 
 /// The parameters that pruning may touch; without pruning, those that it could.

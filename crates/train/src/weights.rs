@@ -11,6 +11,7 @@ use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
 use crate::Result;
+use crate::checkpoint::{MODEL, Room, Wanted};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -224,6 +225,14 @@ impl Weights {
         let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
         let tensors = self.parameters.iter_mut().chain(&mut self.buffers);
         names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_mut()?)))
+    }
+
+    /// Room for what is held, to be filled from a checkpoint.
+    pub fn wanted(&mut self) -> Wanted<'_> {
+        let all = self.parameters.len() + self.buffers.len();
+        let tensors: Vec<_> =
+            self.named_mut().map(|(name, tensor)| (name.to_owned(), Room::Tensor(tensor))).collect();
+        Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors }
     }
 
     /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others.

@@ -8,6 +8,7 @@ mod killed;
 mod launch;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod pipeline;
 mod prune;
 mod ranks;
 mod schedule;

@@ -9,7 +9,7 @@
 //! helps too, so that blocking calls need no other thread. Every sum is taken in the order of ranks, whoever takes it.
 //!
 //! Tensors may be on a card, the same one for all ranks: then a courier queues what the call says on a stream of its own
-//! ([`card`]), and the host moves nothing.
+//! (`card`), and the host moves nothing.
 
 mod board;
 mod card;

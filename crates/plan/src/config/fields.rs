@@ -98,6 +98,7 @@ pub(super) const PRUNE: &[&str] = &[
     "every",
     "samples",
     "temperature",
+    "score",
     "form",
     "window",
     "tolerance",

@@ -17,12 +17,12 @@ pub struct Parallel {
     pub data: usize,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
-    /// Seconds that a rank waits for another at most.
-    pub timeout_s: usize,
     /// Whether ranks along the data axis share out the optimizer's state.
     pub zero: bool,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,
+    /// Seconds that a rank waits for another at most.
+    pub timeout_s: usize,
     /// How the model is cut into stages, where it is.
     #[serde(flatten)]
     pub pipeline: Option<Pipeline>,
@@ -54,9 +54,9 @@ impl Parallel {
         let parallel = Parallel {
             data: written.or(started.map(|started| started / stages)).unwrap_or(1).max(1),
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
-            timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
             zero: section.boolean("zero", false)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
+            timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
             pipeline,
         };
         section.finish()?;
@@ -114,6 +114,13 @@ impl Parallel {
         let apart =
             format!("but with `parallel.average_every` = {} each rank steps by itself", self.average_every);
         let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        if let Some(pipeline) = &self.pipeline {
+            let problem = format!(
+                "is {}, {apart}: of a pipeline it would be {} ranks",
+                pipeline.stages, pipeline.stages
+            );
+            return conflict("parallel.pipeline", problem);
+        }
         if self.zero {
             return conflict("parallel.zero", format!("is true, {apart} and needs all of its state"));
         }

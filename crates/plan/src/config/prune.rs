@@ -68,6 +68,8 @@ pub enum Method {
         samples: usize,
         /// The logits are divided by this.
         temperature: f64,
+        /// What of the scores counts.
+        score: FlowScore,
     },
     /// You et al. 2020: the smallest, as soon as it is settled which these are.
     EarlyBird {
@@ -141,6 +143,21 @@ pub enum TicketForm {
 impl Choice for TicketForm {
     const ALL: &'static [(&'static str, Self)] =
         &[("weights", TicketForm::Weights), ("channels", TicketForm::Channels)];
+}
+
+/// What GraSP keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowScore {
+    /// What the flow of gradients would miss most, as in the paper.
+    Signed,
+    /// What would change it most, either way (Frankle et al. 2021).
+    Magnitude,
+}
+
+impl Choice for FlowScore {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("signed", FlowScore::Signed), ("magnitude", FlowScore::Magnitude)];
 }
 
 /// What gradients and optimizer state are kept for.
@@ -289,6 +306,7 @@ impl Prune {
             Name::Grasp => Method::Grasp {
                 samples: section.whole("samples", 0, 0, MOST)?,
                 temperature: section.number("temperature", 200.0, "a number above 0", |x| x > 0.0)?,
+                score: section.choice("score", FlowScore::Signed)?,
             },
             Name::EarlyBird => {
                 let form = section.choice("form", TicketForm::Weights)?;

@@ -67,9 +67,9 @@ fn an_empty_file_is_a_run() {
     [parallel]
     data = 1
     batch_norm = "local"
-    timeout_s = 600
     zero = false
     average_every = 1
+    timeout_s = 600
 
     [checkpoint]
     every = 0

@@ -129,7 +129,7 @@ mod tests {
             let held = device.ledger().usage();
             assert_eq!(held.0[Category::Workspace as usize], before.0[Category::Workspace as usize] + 12);
             let landed = coming.land(Category::Activations).unwrap();
-            assert_eq!(bytemuck::cast_slice::<u8, u32>(&landed.host_bytes().to_vec()), [1, 2, 3]);
+            assert_eq!(*landed.host_bytes(), *bytemuck::cast_slice::<u32, u8>(&[1, 2, 3]));
             let held = device.ledger().usage();
             assert_eq!(held.0[Category::Activations as usize], before.0[Category::Activations as usize] + 12);
             drop(landed);

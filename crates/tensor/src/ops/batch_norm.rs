@@ -38,7 +38,7 @@ pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(
     }
     let moments = Moments::of(x)?;
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
-    let y = normalise(x, scale, shift, mean.slice(), rstd.slice())?;
+    let y = normalise_on_host(x, scale, shift, mean.slice(), rstd.slice())?;
     Ok((y, mean, rstd))
 }
 
@@ -52,11 +52,13 @@ pub fn forward_part<E: From<Error>>(
     everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>, E>,
 ) -> Result<(Tensor, Tensor, Tensor, usize), E> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
-    host_alone(x)?;
     let sums = everywhere(Moments::of(x)?.to_sums())?;
     let moments = Moments::from_sums(&sums);
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
-    let y = normalise(x, scale, shift, mean.slice(), rstd.slice())?;
+    let y = match x.device() {
+        Device::Cpu(_) => normalise_on_host(x, scale, shift, mean.slice(), rstd.slice())?,
+        Device::Cuda(card) => cuda::normalise(&card, x, scale, shift, &mean, &rstd)?,
+    };
     Ok((y, mean, rstd, moments.rows as usize))
 }
 
@@ -68,22 +70,30 @@ struct Moments {
 }
 
 impl Moments {
-    /// Those of x, which is on the host.
+    /// Those of x. A card is waited for, as its pieces are joined on the host.
     fn of(x: &Tensor) -> Result<Moments> {
         let (device, c) = (x.device(), x.width());
-        let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-        let rows = rows_of(x);
-        let pieces = x.rows().div_ceil(rows);
-        let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
-        with_float!(x.dtype(), T => {
-            let x = x.slice::<T>();
-            cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
-                let start = range.start / (2 * c) * rows * c;
-                moments(cpu.isa(), &x[start..(start + rows * c).min(x.len())], part);
-            });
-        });
+        let (parts, rows) = match &device {
+            Device::Cpu(cpu) => {
+                let rows = rows_of(x);
+                let pieces = x.rows().div_ceil(rows);
+                let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+                with_float!(x.dtype(), T => {
+                    let x = x.slice::<T>();
+                    cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
+                        let start = range.start / (2 * c) * rows * c;
+                        moments(cpu.isa(), &x[start..(start + rows * c).min(x.len())], part);
+                    });
+                });
+                (parts, rows)
+            }
+            Device::Cuda(card) => {
+                let cuda::Partial { numbers, piece } = cuda::moments(card, x)?;
+                (numbers, piece)
+            }
+        };
         let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
-        for part in parts.slice::<f32>().chunks_exact(2 * c) {
+        for part in parts.read_f32()?.chunks_exact(2 * c) {
             let more = (rows as f64).min(x.rows() as f64 - n);
             let (share, spread) = (more / (n + more), n * more / (n + more));
             n += more;
@@ -123,17 +133,6 @@ impl Moments {
     }
 }
 
-/// Parts of a batch are normalised together on the host alone, for now.
-fn host_alone(x: &Tensor) -> Result<()> {
-    match x.device() {
-        Device::Cpu(_) => Ok(()),
-        Device::Cuda(_) => Err(Error::Unsupported {
-            what: "batch norm over several ranks runs on the processor only; set parallel.batch_norm = \"local\""
-                .into(),
-        }),
-    }
-}
-
 /// Normalises by given statistics.
 pub fn evaluate(
     x: &Tensor,
@@ -148,7 +147,7 @@ pub fn evaluate(
         return cuda::evaluate(&card, x, scale, shift, mean, variance, eps);
     }
     let rstd: Vec<f32> = variance.slice::<f32>().iter().map(|v| 1.0 / (v + eps).sqrt()).collect();
-    normalise(x, scale, shift, mean.slice(), &rstd)
+    normalise_on_host(x, scale, shift, mean.slice(), &rstd)
 }
 
 /// The gradients `(dx, dscale, dshift)` of [`forward`].
@@ -179,7 +178,6 @@ pub fn backward_part<E: From<Error>>(
     everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>, E>,
 ) -> Result<(Tensor, Tensor, Tensor), E> {
     check_gradient(dy, x, scale, mean, rstd);
-    host_alone(x)?;
     let own = sums_of(dy, x, mean)?;
     let all = everywhere(own.clone())?;
     let dx = through_statistics(dy, x, scale, mean, rstd, &all)?;
@@ -197,20 +195,25 @@ fn check_gradient(dy: &Tensor, x: &Tensor, scale: &Tensor, mean: &Tensor, rstd: 
 /// Each channel's sum of dy, its sum of dy (x - mean), and the rows: numbers that add up over parts.
 fn sums_of(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    let (mean, rows) = (mean.slice::<f32>(), rows_of(x));
-    let pieces = x.rows().div_ceil(rows);
-    let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
-    with_float!(x.dtype(), T => {
-        let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
-        cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
-            let start = range.start / (2 * c) * rows * c;
-            let end = (start + rows * c).min(x.len());
-            gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, part);
-        });
-    });
+    let parts = match &device {
+        Device::Cpu(cpu) => {
+            let (mean, rows) = (mean.slice::<f32>(), rows_of(x));
+            let pieces = x.rows().div_ceil(rows);
+            let mut parts = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
+            with_float!(x.dtype(), T => {
+                let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
+                cpu.for_pieces(parts.slice_mut::<f32>(), 2 * c, |range, part| {
+                    let start = range.start / (2 * c) * rows * c;
+                    let end = (start + rows * c).min(x.len());
+                    gradient_sums(cpu.isa(), &dy[start..end], &x[start..end], mean, part);
+                });
+            });
+            parts
+        }
+        Device::Cuda(card) => cuda::gradient_sums(card, dy, x, mean)?.numbers,
+    };
     let mut sums = vec![0.0f64; 2 * c];
-    for part in parts.slice::<f32>().chunks_exact(2 * c) {
+    for part in parts.read_f32()?.chunks_exact(2 * c) {
         sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(*part));
     }
     sums.push(x.rows() as f64);
@@ -227,18 +230,24 @@ fn through_statistics(
     sums: &[f64],
 ) -> Result<Tensor> {
     let (device, c) = (x.device(), x.width());
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    let (mean, rstd) = (mean.slice::<f32>(), rstd.slice::<f32>());
-    let (rows, n) = (rows_of(x), sums[2 * c].max(1.0));
+    let (rstd, n) = (rstd.read_f32()?, sums[2 * c].max(1.0));
     // Per channel: dx = a dy + b (x - mean) + d.
     let mut line = vec![0.0f32; 3 * c];
-    for (k, scale) in scale.to_f32().into_iter().enumerate() {
+    for (k, scale) in scale.read_f32()?.into_iter().enumerate() {
         let rstd = f64::from(rstd[k]);
         let a = f64::from(scale) * rstd;
         line[k] = a as f32;
         line[c + k] = (-a * rstd * (sums[c + k] * rstd) / n) as f32;
         line[2 * c + k] = (-a * sums[k] / n) as f32;
     }
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(card) => {
+            let line = Tensor::from_slice(&device, &[3, c], &line, Category::Workspace)?;
+            return cuda::input_gradient(card, dy, x, mean, &line);
+        }
+    };
+    let (mean, rows) = (mean.slice::<f32>(), rows_of(x));
     let mut dx = x.empty_like(Category::Activations)?;
     with_float!(x.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
@@ -252,8 +261,8 @@ fn through_statistics(
 /// `(dscale, dshift)` from the sums over some rows.
 fn scale_and_shift(scale: &Tensor, rstd: &Tensor, sums: &[f64]) -> Result<(Tensor, Tensor)> {
     let c = scale.len();
-    let products = sums[c..2 * c].iter().zip(rstd.slice::<f32>());
-    let dscale: Vec<f32> = products.map(|(sum, rstd)| (sum * f64::from(*rstd)) as f32).collect();
+    let products = sums[c..2 * c].iter().zip(rstd.read_f32()?);
+    let dscale: Vec<f32> = products.map(|(sum, rstd)| (sum * f64::from(rstd)) as f32).collect();
     let dshift: Vec<f32> = sums[..c].iter().map(|sum| *sum as f32).collect();
     let gradient =
         |sums: &[f32]| Tensor::from_f32(&scale.device(), &[c], scale.dtype(), sums, Category::Workspace);
@@ -301,7 +310,13 @@ fn rows_of(x: &Tensor) -> usize {
     (PIECE / x.width()).max(1)
 }
 
-fn normalise(x: &Tensor, scale: &Tensor, shift: &Tensor, mean: &[f32], rstd: &[f32]) -> Result<Tensor> {
+fn normalise_on_host(
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    mean: &[f32],
+    rstd: &[f32],
+) -> Result<Tensor> {
     let (device, c) = (x.device(), x.width());
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let mut y = x.empty_like(Category::Activations)?;
@@ -469,8 +484,8 @@ mod tests {
         let x: Vec<f32> = values(1, rows * c, 1.0).iter().map(|x| x + 3.0).collect();
         let dy = values(2, rows * c, 1.0);
         let [scale, shift] = [3, 4].map(|seed| values(seed, c, 1.0));
-        for dtype in [DType::F32, DType::Bf16] {
-            let device = Device::cpu(2).unwrap();
+        let on = |[device, ..]: &[Device; 3]| [DType::F32, DType::Bf16].map(|dtype| (device.clone(), dtype));
+        for (device, dtype) in devices().iter().flat_map(on) {
             let channels = |data: &[f32]| tensor(&device, dtype, &[c], data);
             let (scale, shift) = (channels(&scale), channels(&shift));
             let part = |data: &[f32], rows: std::ops::Range<usize>| {

@@ -41,14 +41,23 @@ pub(super) fn part_of(name: &str) -> Option<String> {
     Some(format!("{}.safetensors", cut().unwrap_or(stem)))
 }
 
-/// Who of `size` writes each of some tensors that all have: the next largest goes to whoever has the fewest bytes.
-pub(super) fn deal(bytes: &[usize], size: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..bytes.len()).collect();
-    order.sort_by_key(|&i| (Reverse(bytes[i]), i));
-    let (mut load, mut owners) = (vec![0; size], vec![0; bytes.len()]);
+/// A tensor, and the stages that hold it; of each stage all replicas do.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) bytes: usize,
+    pub(super) stages: Vec<usize>,
+}
+
+/// Which stage and which replica writes each tensor: the next largest goes to whoever of its holders has the fewest bytes.
+pub(super) fn deal(tensors: &[&Held], stages: usize, replicas: usize) -> Vec<(usize, usize)> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&i| (Reverse(tensors[i].bytes), i));
+    let (mut load, mut owners) = (vec![vec![0; replicas]; stages], vec![(0, 0); tensors.len()]);
     for i in order {
-        let owner = (0..size).min_by_key(|&rank| load[rank]).expect("at least one rank");
-        load[owner] += bytes[i];
+        let of_stage = |stage: &usize| (0..replicas).map(|replica| (*stage, replica)).collect::<Vec<_>>();
+        let holders = tensors[i].stages.iter().flat_map(of_stage);
+        let owner = holders.min_by_key(|(stage, replica)| load[*stage][*replica]).expect("someone holds it");
+        load[owner.0][owner.1] += tensors[i].bytes;
         owners[i] = owner;
     }
     owners
@@ -73,12 +82,26 @@ mod tests {
     proptest! {
         /// Nobody writes more than its fair share and the largest tensor.
         #[test]
-        fn tensors_are_dealt_out_evenly(bytes in prop::collection::vec(0usize..1000, 0..50), size in 1usize..9) {
-            let owners = deal(&bytes, size);
-            let mut load = vec![0; size];
-            owners.iter().zip(&bytes).for_each(|(owner, bytes)| load[*owner] += bytes);
-            let most = bytes.iter().sum::<usize>() / size + bytes.iter().max().unwrap_or(&0);
-            prop_assert!(load.iter().all(|load| *load <= most), "{:?}", load);
+        fn tensors_are_dealt_out_evenly_to_those_that_hold_them(
+            bytes in prop::collection::vec((0usize..1000, 0usize..3), 0..50),
+            replicas in 1usize..9,
+        ) {
+            let held: Vec<Held> = bytes.iter().map(|(bytes, stage)| Held {
+                bytes: *bytes,
+                stages: if bytes.is_multiple_of(7) { vec![0, 2] } else { vec![*stage] },
+            }).collect();
+            let held: Vec<&Held> = held.iter().collect();
+            let owners = deal(&held, 3, replicas);
+            for stage in 0..3 {
+                let mut load = vec![0; replicas];
+                let own: Vec<_> = owners.iter().zip(&held).filter(|((of, _), _)| *of == stage).collect();
+                for ((_, replica), held) in &own {
+                    prop_assert!(held.stages.contains(&stage));
+                    load[*replica] += held.bytes;
+                }
+                let most = own.iter().map(|(_, held)| held.bytes).sum::<usize>() / replicas + 1000;
+                prop_assert!(load.iter().all(|load| *load <= most), "{:?}", load);
+            }
         }
     }
 }

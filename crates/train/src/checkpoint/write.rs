@@ -1,14 +1,15 @@
 //! Writing: each rank its own files, rank 0 the manifest.
 //!
-//! **Who writes what.** Ranks along the data axis hold the same tensors: these are dealt out to them by their bytes. A
-//! [`Stored::Piece`] is this rank's alone, so it writes it. Ranks that hold other parts of the model hand over other
-//! tensors; where two of them hold the same one (a tied embedding at both ends of a pipeline), one leaves it out.
+//! **Who writes what.** Ranks along the data axis hold the same tensors, those along the pipeline their stages': each
+//! tensor is written by one of those that hold it (a tied embedding is at both ends of a pipeline), dealt out so that all
+//! write alike many bytes. A [`Stored::Piece`] is this rank's alone, so it writes it.
 //!
 //! **Whole or absent.** Rank 0 makes the temporary folder; all write into it and sync; all hear how it went; rank 0 writes the
 //! manifest and renames. A rank that dies at any moment before leaves a temporary folder, which the next checkpoint
 //! removes.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
@@ -19,9 +20,9 @@ use safetensors::tensor::{Dtype, View};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::shard::{PIECES, Piece, Pieces, deal, file_name, part_of};
+use super::shard::{Held, PIECES, Piece, Pieces, deal, file_name, part_of};
 use super::{Checkpoints, FORMAT, FileRecord, MANIFEST, MODEL, Manifest, Progress};
-use crate::parallel::{Ranks, together};
+use crate::parallel::{Ranks, exchange, together};
 use crate::{Error, Result};
 
 /// Folders that are being written start with this.
@@ -36,11 +37,11 @@ pub type Saved<'a> = Vec<(String, Stored<'a>)>;
 /// Something that is saved.
 #[derive(Debug)]
 pub enum Stored<'a> {
-    /// A tensor, from whichever device, that all ranks along the data axis hold.
+    /// A tensor, from whichever device; every rank that holds one of this name holds the same.
     Tensor(&'a Tensor),
     /// A flat range of a tensor that no other rank holds.
     Piece(&'a Tensor, Piece),
-    /// Whole numbers of the host that all ranks along the data axis hold.
+    /// Whole numbers of the host; the same.
     Words(Vec<u32>),
 }
 
@@ -68,12 +69,19 @@ impl Checkpoints {
             let work = || if leads { work().map_err(|why| why.to_string()) } else { Ok(()) };
             Ok(together(ranks, work)?.map(|_| ()))
         };
+        let mut device = None;
         let attempt = || -> Result<Result<(), String>> {
             if let Err(why) = on_first(&|| self.make_room(&temporary))? {
                 return Ok(Err(why));
             }
-            let write =
-                || write_own(&temporary, own_part(files, ranks), ranks).map_err(|why| why.to_string());
+            let own = own_part(files, ranks)?;
+            let write = || {
+                write_own(&temporary, own, ranks).map_err(|why| {
+                    let said = why.to_string();
+                    device = why.downcast::<espalier_tensor::Error>().ok();
+                    said
+                })
+            };
             match together(ranks, write)? {
                 Ok(written) => on_first(&|| {
                     let written: Vec<&Written> = written.iter().flatten().collect();
@@ -85,6 +93,10 @@ impl Checkpoints {
         let outcome = attempt();
         if leads && !matches!(outcome, Ok(Ok(()))) {
             let _ = fs::remove_dir_all(&temporary);
+        }
+        // That a card cannot be read any more is not the disk's fault.
+        if let Some(failed) = device {
+            return Err(Error::Tensor(failed));
         }
         outcome?.map_err(|why| Error::file(&target, format!("the checkpoint cannot be written: {why}")))?;
         if leads {
@@ -147,18 +159,37 @@ impl Checkpoints {
 }
 
 /// What of all that a rank holds it writes: the rule is at the top of this file.
-fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: Option<&Ranks>) -> Vec<(&'a str, Saved<'a>)> {
-    let Some(data) = ranks.map(Ranks::data) else { return files };
-    let shared = files.iter().flat_map(|(_, saved)| saved).map(|(_, stored)| stored);
-    let bytes: Vec<usize> = shared.filter(|stored| stored.is_shared()).map(Stored::bytes).collect();
-    let mut owners = deal(&bytes, data.size()).into_iter();
-    let mut is_own = |stored: &Stored<'_>| {
-        !stored.is_shared() || owners.next().expect("one for each that is shared") == data.rank()
+fn own_part<'a>(
+    files: Vec<(&'a str, Saved<'a>)>,
+    ranks: Option<&Ranks>,
+) -> Result<Vec<(&'a str, Saved<'a>)>> {
+    let Some(ranks) = ranks else { return Ok(files) };
+    let mut held: Vec<(&str, &str, usize)> = Vec::new();
+    for (file, saved) in &files {
+        let shared = saved.iter().filter(|(_, stored)| stored.is_shared());
+        held.extend(shared.map(|(name, stored)| (*file, name.as_str(), stored.bytes())));
+    }
+    let held = serde_json::to_vec(&held).expect("names are plain data");
+    let mut tensors: BTreeMap<(String, String), Held> = BTreeMap::new();
+    for (stage, held) in exchange(ranks.stages(), &held)?.iter().enumerate() {
+        let held: Vec<(String, String, usize)> =
+            serde_json::from_slice(held).expect("what a rank of the same program wrote");
+        for (file, name, bytes) in held {
+            let tensor = tensors.entry((file, name)).or_insert(Held { bytes, stages: Vec::new() });
+            tensor.stages.push(stage);
+        }
+    }
+    let dealt = deal(&tensors.values().collect::<Vec<_>>(), ranks.stages().size(), ranks.data().size());
+    let own = (ranks.stages().rank(), ranks.data().rank());
+    let own: HashSet<&(String, String)> =
+        tensors.keys().zip(dealt).filter(|(_, owner)| *owner == own).map(|(name, _)| name).collect();
+    let is_own = |file: &str, (name, stored): &(String, Stored<'_>)| {
+        !stored.is_shared() || own.contains(&(file.to_owned(), name.clone()))
     };
-    files
-        .into_iter()
-        .map(|(file, saved)| (file, saved.into_iter().filter(|(_, stored)| is_own(stored)).collect()))
-        .collect()
+    let part = |(file, saved): (&'a str, Saved<'a>)| {
+        (file, saved.into_iter().filter(|one| is_own(file, one)).collect())
+    };
+    Ok(files.into_iter().map(part).collect())
 }
 
 /// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file writes none.
@@ -214,8 +245,12 @@ fn write_tensors(path: &Path, saved: &Saved<'_>) -> io::Result<FileRecord> {
     let described = (!pieces.is_empty())
         .then(|| Ok::<_, io::Error>(HashMap::from([(PIECES.into(), serde_json::to_string(&pieces)?)])))
         .transpose()?;
-    let views = saved.iter().map(|(name, stored)| (name, Viewed::new(stored)));
+    let failed = RefCell::new(None);
+    let views = saved.iter().map(|(name, stored)| (name, Viewed::new(stored, &failed)));
     safetensors::serialize_to_file(views, described, path).map_err(io::Error::other)?;
+    if let Some(failed) = failed.take() {
+        return Err(io::Error::other(failed));
+    }
     File::open(path)?.sync_all()?;
     hash(path)
 }
@@ -238,15 +273,17 @@ impl Stored<'_> {
 struct Viewed<'a> {
     stored: &'a Stored<'a>,
     shape: Vec<usize>,
+    /// The format has no way to say that a card failed: zeros are written then, and this is looked at afterwards.
+    failed: &'a RefCell<Option<espalier_tensor::Error>>,
 }
 
 impl<'a> Viewed<'a> {
-    fn new(stored: &'a Stored<'a>) -> Viewed<'a> {
+    fn new(stored: &'a Stored<'a>, failed: &'a RefCell<Option<espalier_tensor::Error>>) -> Viewed<'a> {
         let shape = match stored {
             Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.shape().to_vec(),
             Stored::Words(words) => vec![words.len()],
         };
-        Viewed { stored, shape }
+        Viewed { stored, shape, failed }
     }
 }
 
@@ -264,7 +301,10 @@ impl View for Viewed<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         match self.stored {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.host_bytes(),
+            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.read_bytes().unwrap_or_else(|why| {
+                self.failed.replace(Some(why));
+                vec![0; tensor.byte_len()].into()
+            }),
             Stored::Words(words) => {
                 words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into()
             }

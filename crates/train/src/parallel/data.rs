@@ -8,9 +8,8 @@
 use std::collections::HashSet;
 
 use espalier_comm::{Reduce, Request};
-use espalier_plan::Cut;
 use espalier_plan::memory::BUCKET;
-use espalier_tensor::ops::{flat, rows};
+use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
 
 use crate::Result;
@@ -28,8 +27,8 @@ pub struct Reducing<'a> {
     /// A tied parameter comes once per use: it is complete when the whole pass is.
     tied: &'a HashSet<ParameterId>,
     complete: bool,
-    /// Which part of each sum this rank needs; alone, all of it.
-    cut: Cut,
+    /// Whether each rank needs its part of a sum alone.
+    shares: bool,
     bucket_bytes: usize,
     /// One for each group.
     buckets: Vec<Vec<(ParameterId, Tensor)>>,
@@ -53,16 +52,19 @@ impl<'a> Reducing<'a> {
             groups,
             tied,
             complete: false,
-            cut: Cut::ALONE,
+            shares: false,
             bucket_bytes: BUCKET as usize,
             buckets: (0..groups.len()).map(|_| Vec::new()).collect(),
             flying: Vec::new(),
         }
     }
 
-    /// Leaves each rank its part of every sum: those of kept weights, in their order.
-    pub fn sharing(mut self, cut: Cut) -> Reducing<'a> {
-        self.cut = cut;
+    /// Says whether each rank gets its part of every sum alone: that of kept weights, in their order.
+    pub fn sharing(mut self, shares: bool) -> Reducing<'a> {
+        self.shares = shares;
+        if shares {
+            self.gradients.share_out(self.groups);
+        }
         self
     }
 
@@ -110,7 +112,6 @@ impl<'a> Reducing<'a> {
             self.send(id)?;
         }
         self.send_buckets()?;
-        self.gradients.share_out(self.cut);
         for flying in std::mem::take(&mut self.flying) {
             match flying {
                 Flying::Scattered(parts) => {
@@ -118,13 +119,13 @@ impl<'a> Reducing<'a> {
                         self.gradients.put(id, part);
                     }
                 }
-                Flying::One(id, request) => self.keep(id, request.wait()?)?,
+                Flying::One(id, request) => self.gradients.put(id, request.wait()?),
                 Flying::Packed(parts, request) => {
                     let (flat, mut start) = (request.wait()?, 0);
                     for (id, shape) in parts {
                         let end = start + shape.iter().product::<usize>();
                         let part = rows::take(&flat, start..end, Category::Gradients)?;
-                        self.keep(id, part.reshape(&shape))?;
+                        self.gradients.put(id, part.reshape(&shape));
                         start = end;
                     }
                 }
@@ -133,28 +134,13 @@ impl<'a> Reducing<'a> {
         Ok(self.gradients)
     }
 
-    /// Keeps what this rank needs of a whole sum.
-    fn keep(&mut self, id: ParameterId, sum: Tensor) -> Result<()> {
-        let own = match self.cut.is_alone() {
-            true => sum,
-            false => flat::take(&sum, self.cut.own(sum.len()), Category::Gradients)?,
-        };
-        self.gradients.put(id, own);
-        Ok(())
-    }
-
-    /// Whether a group is that of the replicas, who leave each other their parts.
-    fn scatters(&self, number: usize) -> bool {
-        !self.cut.is_alone() && self.groups.is_replicas(number)
-    }
-
     /// Starts the sum of a gradient, or puts it into the bucket.
     fn send(&mut self, id: ParameterId) -> Result<()> {
         let Some(number) = self.groups.number(id) else { return Ok(()) };
         let Some(gradient) = self.gradients.take(id) else { return Ok(()) };
         if gradient.byte_len() >= self.bucket_bytes {
-            if self.scatters(number) {
-                let alone = Scattering::start(vec![(id, gradient)], self.cut, self.groups.group(number))?;
+            if self.shares {
+                let alone = Scattering::start(vec![(id, gradient)], self.groups.group(number))?;
                 self.flying.push(Flying::Scattered(alone));
                 return Ok(());
             }
@@ -173,9 +159,8 @@ impl<'a> Reducing<'a> {
     fn send_bucket(&mut self, number: usize) -> Result<()> {
         let parts = std::mem::take(&mut self.buckets[number]);
         let Some((_, first)) = parts.first() else { return Ok(()) };
-        if self.scatters(number) {
-            let packed = Scattering::start(parts, self.cut, self.groups.group(number))?;
-            self.flying.push(Flying::Scattered(packed));
+        if self.shares {
+            self.flying.push(Flying::Scattered(Scattering::start(parts, self.groups.group(number))?));
             return Ok(());
         }
         let elements = parts.iter().map(|(_, part)| part.len()).sum();

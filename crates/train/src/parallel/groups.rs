@@ -7,23 +7,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use espalier_comm::{Communicator, Reduce};
-use espalier_plan::Plan;
 use espalier_plan::schedule::Placement;
+use espalier_plan::{Cut, Plan};
 
 use super::Ranks;
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
-
-/// Nobody shares anything.
-pub static NONE: Groups = Groups {
-    groups: Vec::new(),
-    replicas: Vec::new(),
-    parameters: Vec::new(),
-    buffers: Vec::new(),
-    speaks: Vec::new(),
-    speaks_for_buffers: Vec::new(),
-    copies: false,
-};
 
 /// The groups of all parameters that a rank holds.
 #[derive(Debug, Default)]
@@ -32,11 +21,8 @@ pub struct Groups {
     /// The group of each parameter and of each statistic, where it has others.
     parameters: Vec<Option<usize>>,
     buffers: Vec<Option<usize>>,
-    /// Which of the groups are a stage's replicas and no more.
-    replicas: Vec<bool>,
     /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
     speaks: Vec<bool>,
-    speaks_for_buffers: Vec<bool>,
     /// Whether a statistic is measured on different samples by several ranks of one replica.
     copies: bool,
 }
@@ -49,9 +35,8 @@ impl Groups {
             parameters: vec![None; parameters],
             buffers: vec![None; buffers],
             speaks: vec![true; parameters],
-            speaks_for_buffers: vec![true; buffers],
             copies: placement.copies() > 1,
-            ..Groups::default()
+            groups: Vec::new(),
         };
         let Some(ranks) = ranks else { return Ok(groups) };
         let used = |places: &dyn Fn(Range<usize>) -> Vec<usize>, count: usize| {
@@ -84,7 +69,6 @@ impl Groups {
             };
             let place = group.filter(|group| holders.contains(&stage) && group.size() > 1).map(|group| {
                 groups.groups.push(group);
-                groups.replicas.push(holders.len() == 1);
                 groups.groups.len() - 1
             });
             known.insert(parts.clone(), place);
@@ -95,7 +79,6 @@ impl Groups {
         }
         for (place, parts) in of_buffers.iter().enumerate() {
             groups.buffers[place] = known[parts];
-            groups.speaks_for_buffers[place] = holders(parts)[0] == stage;
         }
         Ok(groups)
     }
@@ -104,7 +87,6 @@ impl Groups {
     pub fn of_replicas(ranks: &Ranks, parameters: usize) -> Groups {
         Groups {
             groups: vec![ranks.data().clone()],
-            replicas: vec![true],
             parameters: vec![Some(0); parameters],
             speaks: vec![true; parameters],
             ..Groups::default()
@@ -121,9 +103,14 @@ impl Groups {
         &self.groups[number]
     }
 
-    /// Whether a group is the replicas of a stage and no more.
-    pub fn is_replicas(&self, number: usize) -> bool {
-        self.replicas[number]
+    /// The ranks that share a parameter with this one, where there are any.
+    pub fn of(&self, id: ParameterId) -> Option<&Communicator> {
+        self.number(id).map(|number| self.group(number))
+    }
+
+    /// Which part of a parameter's state is this rank's, where those who share it share that out too.
+    pub fn cut(&self, id: ParameterId) -> Cut {
+        self.of(id).map_or(Cut::ALONE, |group| Cut { ranks: group.size(), rank: group.rank() })
     }
 
     /// How many there are.
@@ -139,11 +126,6 @@ impl Groups {
     /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
     pub fn speaks_for(&self, id: ParameterId) -> bool {
         self.speaks.get(id.0).copied().unwrap_or(true)
-    }
-
-    /// The same for a running statistic.
-    pub fn speaks_for_buffer(&self, id: BufferId) -> bool {
-        self.speaks_for_buffers.get(id.0).copied().unwrap_or(true)
     }
 
     /// Whether one replica measures a statistic on several ranks.

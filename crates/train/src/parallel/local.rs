@@ -32,7 +32,8 @@ pub fn average(
     optimizer: &mut Optimizer,
     group: &Communicator,
 ) -> Result<()> {
-    let mut vectors = Vec::new();
+    let Some(first) = weights.ids().next() else { return Ok(()) };
+    let (device, mut vectors) = (weights.get(first).device(), Vec::new());
     for id in weights.ids() {
         let weight = weights.get(id);
         if weight.dtype() == DType::F32 {
@@ -47,7 +48,6 @@ pub fn average(
     for packet in packets(&bytes) {
         let packet: Vec<(Of, usize)> = packet.into_iter().map(|i| vectors[i]).collect();
         let length = packet.iter().map(|(_, length)| length).sum();
-        let device = weights.get(ParameterId(0)).device();
         let mut message = Tensor::empty(&device, &[length], DType::F32, Category::Communication)?;
         let mut start = 0;
         for (of, length) in &packet {
@@ -86,8 +86,8 @@ pub fn average(
 
 /// Where weights are the roundings of masters, makes them those of the new ones.
 fn round_masters(weights: &mut Weights, masks: &Masks, optimizer: &Optimizer) -> Result<()> {
-    for (id, weight) in weights.all_mut() {
-        let Some(weight) = weight.filter(|weight| weight.dtype() != DType::F32) else { continue };
+    let held = weights.all_mut().filter_map(|(id, weight)| Some((id, weight?)));
+    for (id, weight) in held.filter(|(_, weight)| weight.dtype() != DType::F32) {
         let master = optimizer.state(id)[0];
         let rounded = cast(master, weight.dtype(), Category::Workspace)?;
         match masks.compressing(id) {

@@ -10,8 +10,7 @@
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
 //! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
-//! out their state, or go apart, do. That they do is checked where it
-//! could go wrong ([`Ranks::agree`]), and an error names who differs.
+//! out their state, or go apart, do. That they are the same is checked where it could go wrong ([`Ranks::agree`]), and an error names who differs.
 
 pub mod data;
 pub mod groups;
@@ -25,10 +24,10 @@ use std::ops::Range;
 
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
-use espalier_plan::Cut;
 use espalier_plan::mesh::{Axis, Mesh};
 
 pub use threads::{on_threads, on_threads_within};
+pub(crate) use together::exchange;
 pub use together::together;
 
 use crate::{Error, Result};
@@ -63,7 +62,7 @@ impl Ranks {
         self.world.size()
     }
 
-    /// Whether it is the one that writes files and talks.
+    /// Whether it is the one that talks.
     pub fn leads(&self) -> bool {
         self.rank() == 0
     }
@@ -86,11 +85,6 @@ impl Ranks {
     /// The same ranks, for messages that are on no schedule.
     pub fn relay(&self) -> &Communicator {
         &self.relay
-    }
-
-    /// Its place among those that could share state with it.
-    pub fn cut(&self) -> Cut {
-        Cut { ranks: self.data.size(), rank: self.data.rank() }
     }
 
     /// Bytes that it has sent so far.

@@ -1,29 +1,28 @@
 //! Work that all ranks do at once and of which all must know how it went: one disk that is full is everyone's.
 
+use espalier_comm::Communicator;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Ranks;
 use crate::Result;
 
-impl Ranks {
-    /// What each rank has to say, in the order of ranks: as long as it likes, and not often.
-    pub fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let size = self.size();
-        let lengths = self.world.all_gather(vec![own.len() as u64], vec![0; size])?;
-        let words = lengths.iter().map(|length| length.div_ceil(8)).max().unwrap_or(0) as usize;
-        let mut padded = own.to_vec();
-        padded.resize(8 * words, 0);
-        let part = padded.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let all = self.world.all_gather(part, vec![0; words * size])?;
-        let said = |(i, length): (usize, &u64)| {
-            let mut bytes: Vec<u8> =
-                all[i * words..(i + 1) * words].iter().flat_map(|word| word.to_le_bytes()).collect();
-            bytes.truncate(*length as usize);
-            bytes
-        };
-        Ok(lengths.iter().enumerate().map(said).collect())
-    }
+/// What each rank of a group has to say, in the order of ranks: as long as it likes, and not often.
+pub(crate) fn exchange(group: &Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let size = group.size();
+    let lengths: Vec<u64> = group.all_gather(vec![own.len() as u64], vec![0; size])?;
+    let words = lengths.iter().map(|length| length.div_ceil(8)).max().unwrap_or(0) as usize;
+    let mut padded = own.to_vec();
+    padded.resize(8 * words, 0);
+    let part = padded.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let all: Vec<u64> = group.all_gather(part, vec![0; words * size])?;
+    let said = |(i, length): (usize, &u64)| {
+        let mut bytes: Vec<u8> =
+            all[i * words..(i + 1) * words].iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.truncate(*length as usize);
+        bytes
+    };
+    Ok(lengths.iter().enumerate().map(said).collect())
 }
 
 /// Does a rank's part of some work, and hears of all others' how it went: their results in the order of ranks or, the
@@ -39,7 +38,7 @@ pub fn together<T: Serialize + DeserializeOwned>(
     let read = |bytes: &Vec<u8>| -> Result<T, String> {
         serde_json::from_slice(bytes).expect("what a rank of the same program wrote")
     };
-    let all = ranks.exchange(&own)?;
+    let all = exchange(ranks.world(), &own)?;
     let all = all.iter().enumerate();
     Ok(all.map(|(rank, bytes)| read(bytes).map_err(|why| format!("rank {rank}: {why}"))).collect())
 }

@@ -1,4 +1,4 @@
-//! ZeRO, stage 1 (Rajbhandari et al. 2020): ranks along the data axis share out master weights and moments.
+//! ZeRO, stage 1 (Rajbhandari et al. 2020): the ranks that share a parameter share out its master weights and moments.
 //!
 //! Each rank has its [`Cut`] of every parameter's kept weights. A gradient's sum goes in parts, each to the rank that steps
 //! it; the new weights, kept values in the weights' own type, come back from all. A reduce-scatter and an all-gather move
@@ -16,6 +16,7 @@ use espalier_tensor::ops::flat;
 use espalier_tensor::ops::update::{Norms, SquaredNorms, Step, Target, squared_norms, step};
 use espalier_tensor::{Category, DType, Mask, Tensor};
 
+use super::groups::Groups;
 use crate::Result;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
@@ -50,11 +51,8 @@ pub(super) struct Scattering {
 
 impl Scattering {
     /// Starts the sum of some gradients.
-    pub(super) fn start(
-        gradients: Vec<(ParameterId, Tensor)>,
-        cut: Cut,
-        group: &Communicator,
-    ) -> Result<Scattering> {
+    pub(super) fn start(gradients: Vec<(ParameterId, Tensor)>, group: &Communicator) -> Result<Scattering> {
+        let cut = cut_of(group);
         let lengths = gradients.iter().map(|(id, gradient)| (*id, gradient.len())).collect();
         let (packet, first) = (Packet { cut, lengths }, &gradients[0].1);
         let (device, dtype, part) = (first.device(), first.dtype(), packet.part());
@@ -101,7 +99,8 @@ struct Gathering {
 
 impl Gathering {
     /// Hands this rank's parts of some vectors, of such lengths, to all.
-    fn start(parts: &[(ParameterId, usize, &Tensor)], cut: Cut, group: &Communicator) -> Result<Gathering> {
+    fn start(parts: &[(ParameterId, usize, &Tensor)], group: &Communicator) -> Result<Gathering> {
+        let cut = cut_of(group);
         let packet = Packet { cut, lengths: parts.iter().map(|(id, length, _)| (*id, *length)).collect() };
         let (device, dtype) = (parts[0].2.device(), parts[0].2.dtype());
         let mut own = Tensor::zeros(&device, &[packet.part()], dtype, Category::Communication)?;
@@ -138,44 +137,65 @@ impl Gathered {
 }
 
 /// A vector of which each rank holds its part, whole on all of them.
-pub(crate) fn join(part: &Tensor, length: usize, cut: Cut, group: &Communicator) -> Result<Tensor> {
+pub(crate) fn join(part: &Tensor, length: usize, group: &Communicator) -> Result<Tensor> {
     // Low bits are no numbers that a message knows; here they only move.
     let wire = if part.dtype() == DType::U16 { DType::Bf16 } else { part.dtype() };
     let (only, own) = (ParameterId(0), part.clone().reinterpret(wire));
     let mut whole = Tensor::empty(&part.device(), &[length], wire, Category::Workspace)?;
-    Gathering::start(&[(only, length, &own)], cut, group)?.wait()?.join(only, &mut whole)?;
+    Gathering::start(&[(only, length, &own)], group)?.wait()?.join(only, &mut whole)?;
     Ok(whole.reinterpret(part.dtype()))
 }
 
+fn cut_of(group: &Communicator) -> Cut {
+    Cut { ranks: group.size(), rank: group.rank() }
+}
+
+/// A parameter in the course of a shared step.
+struct Shared {
+    id: ParameterId,
+    /// The number of the group that shares it.
+    group: usize,
+    /// Kept weights of all ranks.
+    length: usize,
+    /// This rank's part of them.
+    own: Tensor,
+}
+
 /// Steps this rank's part of every parameter, and makes all weights those that all ranks have stepped.
-pub fn step_shared(
+pub(crate) fn step_shared(
     optimizer: &mut Optimizer,
     weights: &mut Weights,
     masks: &Masks,
     gradients: &Gradients<'_>,
     number: Step,
-    group: &Communicator,
+    groups: &Groups,
 ) -> Result<()> {
-    let (rule, cut) = (optimizer.rule(), optimizer.cut());
-    let ids: Vec<ParameterId> = weights.ids().filter(|id| gradients.get(*id).is_some()).collect();
-    let own = |id: &ParameterId| own_weights(weights.get(*id), masks.get(*id), cut);
-    let mut shares: Vec<Tensor> = ids.iter().map(own).collect::<Result<_>>()?;
+    let rule = optimizer.rule();
+    let ids = weights.ids().filter(|id| gradients.get(*id).is_some());
+    let shared = ids.map(|id| {
+        let (weight, mask) = (weights.get(id), masks.get(id));
+        let group = groups.number(id).expect("with several replicas every parameter is shared");
+        let length = mask.map_or(weight.len(), Mask::kept);
+        Ok(Shared { id, group, length, own: own_weights(weight, mask, groups.cut(id))? })
+    });
+    let mut shared: Vec<Shared> = shared.collect::<Result<_>>()?;
+    let group_of: Vec<usize> = shared.iter().map(|one| one.group).collect();
     {
-        let mut shares = shares.iter_mut();
+        let mut own = shared.iter_mut();
         let targets = optimizer.slots_mut().filter_map(|(id, slot)| {
             let gradient = gradients.get(id)?;
-            Some(slot.target(shares.next().expect("one for each gradient"), gradient, None))
+            Some(slot.target(&mut own.next().expect("one for each gradient").own, gradient, None))
         });
         // One that has nothing of a parameter steps nothing; its place among the norms stays.
         let (places, targets): (Vec<usize>, Vec<Target<'_>>) =
             targets.enumerate().filter(|(_, target)| !target.weight.is_empty()).unzip();
         let given = match rule.adapts() {
-            true => whole_norms(ids.len(), &places, &squared_norms(rule, number, &targets)?, group)?,
+            true => whole_norms(&group_of, &places, &squared_norms(rule, number, &targets)?, groups)?,
             false => vec![SquaredNorms::default(); targets.len()],
         };
         step(rule, number, targets, Norms::Given(&given))?;
     }
-    gather_weights(weights, masks, &ids, &shares, cut, group)
+    gather_weights(weights, masks, &shared, groups)
 }
 
 /// A rank's part of a parameter's kept weights.
@@ -187,41 +207,42 @@ pub(crate) fn own_weights(weight: &Tensor, mask: Option<&Mask>, cut: Cut) -> Res
     })
 }
 
-/// The norms of whole parameters, from those of every rank's parts; of `all` parameters this rank steps those at `places`.
+/// The norms of whole parameters, from those of every rank's parts: each parameter has a group, and this rank steps those
+/// at `places`.
 fn whole_norms(
-    all: usize,
+    group_of: &[usize],
     places: &[usize],
     own: &[SquaredNorms],
-    group: &Communicator,
+    groups: &Groups,
 ) -> Result<Vec<SquaredNorms>> {
-    let mut numbers = vec![0.0; 2 * all];
+    let mut all = vec![[0.0; 2]; group_of.len()];
     for (place, norms) in places.iter().zip(own) {
-        (numbers[2 * place], numbers[2 * place + 1]) = (norms.weight, norms.direction);
+        all[*place] = [norms.weight, norms.direction];
     }
-    let numbers = group.all_reduce(numbers, Reduce::Sum)?;
-    let of = |&place: &usize| SquaredNorms { weight: numbers[2 * place], direction: numbers[2 * place + 1] };
-    Ok(places.iter().map(of).collect())
+    for number in 0..groups.len() {
+        let members: Vec<usize> = (0..all.len()).filter(|i| group_of[*i] == number).collect();
+        let numbers: Vec<f64> = members.iter().flat_map(|i| all[*i]).collect();
+        let sums: Vec<f64> = groups.group(number).all_reduce(numbers, Reduce::Sum)?;
+        for (i, sums) in members.iter().zip(sums.as_chunks::<2>().0) {
+            all[*i] = *sums;
+        }
+    }
+    Ok(places.iter().map(|i| SquaredNorms { weight: all[*i][0], direction: all[*i][1] }).collect())
 }
 
 /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before is put in place.
-fn gather_weights(
-    weights: &mut Weights,
-    masks: &Masks,
-    ids: &[ParameterId],
-    shares: &[Tensor],
-    cut: Cut,
-    group: &Communicator,
-) -> Result<()> {
-    let length = |id: ParameterId| masks.get(id).map_or(weights.get(id).len(), Mask::kept);
-    let lengths: Vec<usize> = ids.iter().map(|id| length(*id)).collect();
-    let bytes: Vec<u64> =
-        lengths.iter().zip(shares).map(|(n, share)| (n * share.dtype().bytes()) as u64).collect();
+fn gather_weights(weights: &mut Weights, masks: &Masks, shared: &[Shared], groups: &Groups) -> Result<()> {
     let mut before: Option<Gathering> = None;
-    for packet in packets(&bytes) {
-        let parts: Vec<_> = packet.iter().map(|&i| (ids[i], lengths[i], &shares[i])).collect();
-        let now = Gathering::start(&parts, cut, group)?;
-        if let Some(arrived) = before.replace(now) {
-            put_in_place(arrived, weights, masks)?;
+    for number in 0..groups.len() {
+        let shared: Vec<&Shared> = shared.iter().filter(|one| one.group == number).collect();
+        let bytes: Vec<u64> =
+            shared.iter().map(|one| (one.length * one.own.dtype().bytes()) as u64).collect();
+        for packet in packets(&bytes) {
+            let part = |i: &usize| (shared[*i].id, shared[*i].length, &shared[*i].own);
+            let now = Gathering::start(&packet.iter().map(part).collect::<Vec<_>>(), groups.group(number))?;
+            if let Some(arrived) = before.replace(now) {
+                put_in_place(arrived, weights, masks)?;
+            }
         }
     }
     before.map_or(Ok(()), |arrived| put_in_place(arrived, weights, masks))

@@ -138,13 +138,15 @@ impl Pruner for EarlyBird {
         }
         let drawn = self.draw(network)?;
         let ids: Vec<ParameterId> = drawn.iter().map(|(id, _)| *id).collect();
-        let newest: HashMap<ParameterId, &Words> = drawn.iter().map(|(id, words)| (*id, words)).collect();
         let places = network.sum_over(&ids, |id| network.len(id))?;
-        let kept = network.sum_over(&ids, |id| count(newest[&id]))?;
+        let name = |id: ParameterId| network.weights.name(id).to_owned();
+        let newest: BTreeMap<String, Words> =
+            drawn.iter().map(|(id, words)| (name(*id), words.clone())).collect();
+        let kept: HashMap<ParameterId, usize> = drawn.iter().map(|(id, words)| (*id, count(words))).collect();
+        let kept = network.sum_over(&ids, |id| kept[&id])?;
         let distance = |older: &BTreeMap<String, Words>| -> Result<f64> {
-            let differing =
-                |id| older.get(network.weights.name(id)).map_or(0, |old| differing(old, newest[&id]));
-            Ok(network.sum_over(&ids, differing)? as f64 / places as f64)
+            let differs = |id| differing(&older[&name(id)], &newest[&name(id)]);
+            Ok(network.sum_over(&ids, differs)? as f64 / places as f64)
         };
         let distances: Vec<f64> = self.drawn.iter().map(distance).collect::<Result<_>>()?;
         let settled =
@@ -156,8 +158,7 @@ impl Pruner for EarlyBird {
             note += &format!("; mask distances to those before {}", list.join(" "));
         }
         if !settled && !last {
-            let named = drawn.into_iter().map(|(id, words)| (network.weights.name(id).to_owned(), words));
-            self.drawn.push_back(named.collect());
+            self.drawn.push_back(newest);
             if self.drawn.len() >= self.window {
                 self.drawn.pop_front();
             }
@@ -176,24 +177,22 @@ impl Pruner for EarlyBird {
     }
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
-        let named = |(i, masks): (usize, &BTreeMap<String, Words>)| {
-            let mask = move |(name, mask): (&String, &Words)| (format!("{MASK}{i:03}/{name}"), mask.clone());
-            masks.iter().map(mask).collect::<Vec<_>>()
-        };
-        let masks = self.drawn.iter().enumerate().flat_map(named);
+        let masks = self.drawn.iter().enumerate().flat_map(|(i, masks)| {
+            masks.iter().map(move |(name, mask)| (format!("{MASK}{i:03}/{name}"), mask.clone()))
+        });
         let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
         masks.chain(ticket).collect()
     }
 
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {
         self.ticket = saved.remove(TICKET).map(|step| u64::from(step[1]) << 32 | u64::from(step[0]));
+        // The names sort by age.
         let mut drawn: BTreeMap<String, BTreeMap<String, Words>> = BTreeMap::new();
         for (name, mask) in saved {
-            if let Some((age, parameter)) = name.strip_prefix(MASK).and_then(|rest| rest.split_once('/')) {
-                drawn.entry(age.to_owned()).or_default().insert(parameter.to_owned(), mask);
+            if let Some((age, name)) = name.strip_prefix(MASK).and_then(|rest| rest.split_once('/')) {
+                drawn.entry(age.into()).or_default().insert(name.into(), mask);
             }
         }
-        // They sort by age.
         self.drawn = drawn.into_values().collect();
     }
 }

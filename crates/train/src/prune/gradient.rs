@@ -5,7 +5,8 @@
 //! norm measures is let go.
 //!
 //! Ranks along the data axis share the samples out and add up what they found, in the order of ranks, so that all have
-//! the same bits. Dropout drops what it would drop on one rank; batch norm measures a rank's own micro-batch.
+//! the same bits; stages that share a parameter add up what each has of its gradient. Dropout drops what it would drop on
+//! one rank; batch norm measures a rank's own micro-batch.
 
 use std::collections::HashMap;
 
@@ -19,6 +20,7 @@ use crate::layers::{GradientSink, Share, WeightGradients};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::pass::{Loss, Pass};
+use crate::stage::Stage;
 use crate::weights::{ParameterId, Weights};
 
 /// Samples and how they are passed through a model.
@@ -32,17 +34,47 @@ pub struct Scored<'a> {
     pub random: u64,
     /// The logits are divided by this.
     pub temperature: f32,
-    /// Those with the same weights, where there are any.
-    pub ranks: Option<&'a Ranks>,
+    /// Those that score with this rank, where there are any.
+    pub sharing: Option<Sharing<'a>>,
+}
+
+/// How ranks share out the work of scoring.
+#[derive(Debug, Clone, Copy)]
+pub struct Sharing<'a> {
+    /// The others.
+    pub ranks: &'a Ranks,
     /// Who shares which parameter.
     pub groups: &'a Groups,
+    /// What this rank runs.
+    pub stage: &'a Stage,
+}
+
+impl Sharing<'_> {
+    /// A parameter's gradient over all ranks' samples, as f32, from this rank's.
+    pub(super) fn sum(&self, id: ParameterId, own: Tensor) -> Result<Tensor> {
+        let own = match own.dtype() {
+            DType::F32 => own,
+            _ => cast(&own, DType::F32, Category::Workspace)?,
+        };
+        if !self.stage.model(0).tied().contains(&id) {
+            // Every copy of its part saw all samples of the replica.
+            return Ok(self.ranks.data().all_reduce(own, Reduce::Sum)?);
+        }
+        let Some(group) = self.groups.of(id) else { return Ok(own) };
+        let mut sum = group.all_reduce(own, Reduce::Sum)?;
+        let copies = self.stage.placement().copies();
+        if copies > 1 {
+            scale_into(&mut sum, 1.0 / copies as f32)?;
+        }
+        Ok(sum)
+    }
 }
 
 impl<'a> Scored<'a> {
     /// This rank's micro-batches, each with its place among the samples.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Share)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
-        let own = self.ranks.map_or(0..samples.len(), |ranks| ranks.part(samples.len()));
+        let own = self.sharing.map_or(0..samples.len(), |sharing| sharing.ranks.part(samples.len()));
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
             let first = own.start + piece * micro_batch;
             (part, Share { first, samples: part.len(), norm_group: None })
@@ -61,18 +93,7 @@ pub fn gradient(pass: Pass<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> R
     for (samples, share) in scored.pieces() {
         pass.train_share(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?;
     }
-    sums.take(wanted, pass.weights, scored.groups)
-}
-
-/// The sum of a gradient over all that share its parameter, as f32: over their samples, and over the places that use it.
-/// Copies of the model see the same samples, so that all sums are as many times too large; scores are only compared.
-pub(super) fn over_group(id: ParameterId, own: Tensor, groups: &Groups) -> Result<Tensor> {
-    let Some(number) = groups.number(id) else { return Ok(own) };
-    let own = match own.dtype() {
-        DType::F32 => own,
-        _ => cast(&own, DType::F32, Category::Workspace)?,
-    };
-    Ok(groups.group(number).all_reduce(own, Reduce::Sum)?)
+    sums.take(wanted, pass.weights, scored.sharing)
 }
 
 /// Sums of wanted gradients.
@@ -89,7 +110,12 @@ impl Sums {
     }
 
     /// The sums of all of them, over all ranks.
-    pub fn take(mut self, wanted: &[ParameterId], weights: &Weights, groups: &Groups) -> Result<Vec<Tensor>> {
+    pub fn take(
+        mut self,
+        wanted: &[ParameterId],
+        weights: &Weights,
+        sharing: Option<Sharing<'_>>,
+    ) -> Result<Vec<Tensor>> {
         let sum = |id| {
             let own = match self.sums.remove(id).expect("a parameter is wanted once") {
                 Some(sum) => sum,
@@ -99,7 +125,10 @@ impl Sums {
                     Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Workspace)?
                 }
             };
-            over_group(*id, own, groups)
+            match sharing {
+                Some(sharing) => sharing.sum(*id, own),
+                None => Ok(own),
+            }
         };
         wanted.iter().map(sum).collect()
     }

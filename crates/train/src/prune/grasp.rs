@@ -2,11 +2,12 @@
 //!
 //! With g the gradient of the loss over a class-balanced set, its logits divided by a temperature, and H the Hessian,
 //! removing weight w changes `|g|^2` by about `-2 w (H g)`. Those with the highest score `-w (H g)` go: their removal
-//! takes least from the flow, or adds to it.
+//! takes least from the flow, or adds to it. Frankle, Dziugaite, Roy & Carbin (2021) found that what adds most to the flow is
+//! not what a network can do without, and keep the scores of the largest magnitude instead: both are offered.
 //!
 //! H g is a difference of two gradients ([`Curvature`]).
 
-use espalier_plan::config::Scope;
+use espalier_plan::config::{FlowScore, Scope};
 use espalier_tensor::{Tensor, random};
 use rayon::prelude::*;
 
@@ -31,6 +32,8 @@ pub struct Grasp {
     pub samples: usize,
     /// The logits are divided by this.
     pub temperature: f32,
+    /// What of the scores counts.
+    pub score: FlowScore,
 }
 
 impl Pruner for Grasp {
@@ -44,10 +47,18 @@ impl Pruner for Grasp {
         }
         let flow = self.hessian_gradient(network)?;
         let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
-        // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`.
+        // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`; or those furthest from 0.
+        let score = |x: f32| match self.score {
+            FlowScore::Signed => x,
+            FlowScore::Magnitude => x.abs(),
+        };
         let keys = |id: ParameterId| {
             let weight = network.weights.get(id).read_f32()?;
-            Ok(weight.par_iter().zip(flow[at(id)].read_f32()?).map(|(w, hg)| select::key(w * hg)).collect())
+            Ok(weight
+                .par_iter()
+                .zip(flow[at(id)].read_f32()?)
+                .map(|(w, hg)| select::key(score(w * hg)))
+                .collect())
         };
         Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
     }
@@ -62,8 +73,7 @@ impl Grasp {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: self.temperature,
-            ranks: network.ranks,
-            groups: network.groups,
+            sharing: network.sharing(),
         };
         let mut curvature = Curvature::new(network, scored)?;
         let direction = curvature.gradient()?;

@@ -12,8 +12,10 @@
 //! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
 //! is what moves: the weights themselves are never touched.
 
+use espalier_comm::Reduce;
 use espalier_plan::config::Recompute;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
+use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::{Category, DType, Tensor};
 
 use super::Network;
@@ -51,12 +53,8 @@ impl<'a> Curvature<'a> {
     /// The Hessian times a direction.
     pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
         let ids = self.network.candidates;
-        let norm = |tensors: Vec<&Tensor>| -> Result<f64> {
-            let tensors: Vec<_> = ids.iter().copied().zip(tensors).collect();
-            Ok(self.network.squared_norm(&tensors)?.sqrt())
-        };
-        let weights = norm(ids.iter().map(|id| self.copy.get(*id)).collect())?;
-        let step = STEP * weights / norm(direction.iter().collect())?;
+        let weights = self.norm(ids.iter().map(|id| self.copy.get(*id)))?;
+        let step = STEP * weights / self.norm(direction.iter())?;
         if !step.is_normal() {
             // Nothing moves, or nowhere.
             return direction.iter().map(zeros_like).collect();
@@ -81,11 +79,23 @@ impl<'a> Curvature<'a> {
             }
             self.move_by(direction, 0.0)?;
         }
-        let mut product = sums.take(ids, &self.copy, self.network.groups)?;
+        let mut product = sums.take(ids, &self.copy, self.scored.sharing)?;
         for sum in &mut product {
             scale_into(sum, (0.5 / step) as f32)?;
         }
         Ok(product)
+    }
+
+    /// The norm of the candidates' tensors, those of all stages.
+    fn norm<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<f64> {
+        let Network { candidates, groups, ranks, .. } = self.network;
+        let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.speaks_for(**id));
+        let own = squared_norm_all(&counted.map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+        let squares = match ranks {
+            Some(ranks) => ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0],
+            None => own,
+        };
+        Ok(squares.sqrt())
     }
 
     /// Puts the copy that far from the weights.

@@ -51,7 +51,7 @@ impl Lottery {
         };
         let named = network.weights.named();
         self.early = named
-            .map(|(name, tensor)| Ok((name.to_owned(), words(&*tensor.read_bytes()?))))
+            .map(|(name, tensor)| Ok((name.to_owned(), words(&tensor.read_bytes()?))))
             .collect::<Result<_>>()?;
         Ok(())
     }

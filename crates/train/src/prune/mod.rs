@@ -37,6 +37,7 @@ use crate::parallel::groups::Groups;
 use crate::pass::Pass;
 use crate::state::Masks;
 use crate::weights::{ParameterId, Weights};
+pub use gradient::Sharing;
 pub use select::Words;
 
 /// A pruning method in the course of a run.
@@ -162,6 +163,12 @@ impl Network<'_> {
     /// Now.
     pub fn moment(&self) -> Moment {
         Moment { step: self.step, steps: self.steps, epoch: self.epoch }
+    }
+
+    /// Those that score with this rank, where there are any.
+    pub fn sharing(&self) -> Option<Sharing<'_>> {
+        let ranks = self.ranks?;
+        Some(Sharing { ranks, groups: self.groups, stage: self.parts.stage })
     }
 
     /// For passes over samples with the weights as they are now.
@@ -293,8 +300,8 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
             every: every as u64,
         }),
         Method::Snip { samples } => Box::new(snip::Snip { sparsity, samples }),
-        Method::Grasp { samples, temperature } => {
-            Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32 })
+        Method::Grasp { samples, temperature, score } => {
+            Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32, score })
         }
         Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
         Method::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),

@@ -6,11 +6,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use espalier_plan::Cut;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Tensor, random};
 
-use super::gradient::over_group;
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words, select};
 use crate::Result;
@@ -41,9 +39,12 @@ impl Pruner for Rigl {
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
     let run = &network.plan.run;
-    let (each, ranks) = (network.plan.micro_batch, network.ranks.map(Ranks::cut).unwrap_or(Cut::ALONE));
-    // What one rank would have as its first micro-batch.
-    let (all, first) = (each * ranks.ranks, each * ranks.rank);
+    let each = network.plan.micro_batch;
+    // What one rank would have as its first micro-batch, shared out.
+    let (all, first) = match network.ranks.map(Ranks::data) {
+        Some(data) => (each * data.size(), each * data.rank()),
+        None => (each, 0),
+    };
     let samples = network.order.indices(network.step * run.train.batch as u64 + first as u64, each);
     let place = Share { first, samples: each, norm_group: None };
     let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
@@ -72,7 +73,11 @@ impl Growth<'_> {
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
-        let gradient = over_group(id, gradient, self.network.groups)?.read_f32()?;
+        let gradient = match self.network.sharing() {
+            Some(sharing) => sharing.sum(id, gradient)?,
+            None => gradient,
+        };
+        let gradient = gradient.read_f32()?;
         let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id));
         self.chosen.insert(id, words);
         Ok(())

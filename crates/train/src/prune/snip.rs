@@ -54,8 +54,7 @@ impl Snip {
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: 1.0,
-            ranks: network.ranks,
-            groups: network.groups,
+            sharing: network.sharing(),
         };
         gradient(network.pass(), network.candidates, scored)
     }

@@ -15,6 +15,7 @@ use espalier_tensor::{Category, Tensor};
 use super::Masks;
 use crate::Result;
 use crate::layers::{GradientSink, WeightGradients};
+use crate::parallel::groups::Groups;
 use crate::weights::ParameterId;
 
 /// Sums of gradients, one per parameter.
@@ -22,8 +23,8 @@ use crate::weights::ParameterId;
 pub struct Gradients<'a> {
     sums: Vec<Option<Tensor>>,
     masks: &'a Masks,
-    /// Which part of each sum is here.
-    cut: Cut,
+    /// Who has the other parts of each sum, where only parts are here.
+    shared: Option<&'a Groups>,
     /// What each took when it was whole.
     bytes: Vec<usize>,
     measured: Option<Measured>,
@@ -41,7 +42,7 @@ impl<'a> Gradients<'a> {
     /// Room for a model's parameters, under its masks.
     pub fn new(masks: &'a Masks) -> Gradients<'a> {
         let sums: Vec<_> = (0..masks.parameters()).map(|_| None).collect();
-        Gradients { bytes: vec![0; sums.len()], sums, masks, cut: Cut::ALONE, measured: None }
+        Gradients { bytes: vec![0; sums.len()], sums, masks, shared: None, measured: None }
     }
 
     /// Also sums the squared norms of the gradients as they come, except those of tied parameters.
@@ -50,9 +51,9 @@ impl<'a> Gradients<'a> {
         self
     }
 
-    /// Says that what is put here from now on are this rank's parts.
-    pub fn share_out(&mut self, cut: Cut) {
-        self.cut = cut;
+    /// Says that in the end each rank will have its part of every sum.
+    pub fn share_out(&mut self, groups: &'a Groups) {
+        self.shared = Some(groups);
     }
 
     /// The gradient of a parameter, if any has come: compressed where the masks say so.
@@ -85,9 +86,10 @@ impl<'a> Gradients<'a> {
             Some(mask) => compress(&pull, mask, Category::Workspace)?,
             None => pull,
         };
-        match self.cut.is_alone() {
+        let cut = self.shared.map_or(Cut::ALONE, |groups| groups.cut(id));
+        match cut.is_alone() {
             true => add_into(sum, &pull)?,
-            false => add_into(sum, &flat::take(&pull, self.cut.own(pull.len()), Category::Workspace)?)?,
+            false => add_into(sum, &flat::take(&pull, cut.own(pull.len()), Category::Workspace)?)?,
         }
         Ok(())
     }

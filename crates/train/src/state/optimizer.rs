@@ -5,7 +5,7 @@
 //! Ranks may share them out: then each has its [`Cut`] of these vectors.
 
 use espalier_comm::Communicator;
-use espalier_plan::config::{self, Master};
+use espalier_plan::config::{self, Master, Precision};
 use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{apply, compress, expand};
@@ -15,7 +15,8 @@ use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::{Gradients, Masks};
 use crate::Result;
-use crate::checkpoint::{Piece, Room, Saved, Stored};
+use crate::checkpoint::{OPTIMIZER, Piece, Room, Saved, Stored, Wanted};
+use crate::parallel::groups::Groups;
 use crate::parallel::zero::{join, own_weights};
 use crate::weights::{ParameterId, Weights};
 
@@ -26,7 +27,8 @@ const LARS_EPS: f32 = 1e-9;
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
-    cut: Cut,
+    /// Whether weights are roundings of masters.
+    has_master: bool,
     /// None where a parameter is another stage's.
     slots: Vec<Option<Slot>>,
 }
@@ -37,19 +39,22 @@ pub(crate) struct Slot {
     name: String,
     /// Of the state, were it all here.
     shape: Vec<usize>,
+    /// Which part of it is.
+    cut: Cut,
     master: Option<Tensor>,
     moments: Vec<Tensor>,
     /// Zero for biases and norm parameters where they are left out of weight decay,
     weight_decay: f32,
-    /// and are always left out of trust ratios.
+    /// and these are always left out of trust ratios.
     adapts: bool,
 }
 
 impl Optimizer {
-    /// Fresh state for a model's weights: a rank's part of it.
-    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks, cut: Cut) -> Result<Optimizer> {
+    /// Fresh state for a model's weights. Those who share a parameter share its state out, where they are given.
+    pub fn new(plan: &Plan, weights: &Weights, masks: &Masks, shared: Option<&Groups>) -> Result<Optimizer> {
         let config = &plan.run.optimizer;
         let (rule, decay) = (rule_of(config.rule), config.weight_decay as f32);
+        let has_master = plan.run.train.precision != Precision::F32;
         let parameters = plan.model.parameters().into_iter().enumerate();
         let slots = parameters
             .map(|(place, parameter)| (ParameterId(place), parameter))
@@ -58,9 +63,12 @@ impl Optimizer {
                     return Ok(None);
                 }
                 let (weight, mask) = (weights.get(id), masks.compressing(id));
+                let cut = shared.map_or(Cut::ALONE, |groups| groups.cut(id));
                 let shape = mask.map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
-                let own =
-                    if cut.is_alone() { shape.clone() } else { vec![cut.own(shape.iter().product()).len()] };
+                let own = match cut.is_alone() {
+                    true => shape.clone(),
+                    false => vec![cut.own(shape.iter().product()).len()],
+                };
                 let zeros = |dtype| Tensor::zeros(&weight.device(), &own, dtype, Category::Optimizer);
                 let moments = (0..rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
                 Ok(Some(Slot {
@@ -81,10 +89,11 @@ impl Optimizer {
                     adapts: parameter.decays,
                     name: parameter.name,
                     shape,
+                    cut,
                 }))
             })
             .collect::<Result<_>>()?;
-        Ok(Optimizer { rule, cut, slots })
+        Ok(Optimizer { rule, has_master, slots })
     }
 
     /// What a step does.
@@ -92,13 +101,10 @@ impl Optimizer {
         self.rule
     }
 
-    /// Which part of the state is here.
-    pub(crate) fn cut(&self) -> Cut {
-        self.cut
-    }
-
+    /// The state of what is held.
     pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Slot)> {
-        self.slots.iter_mut().enumerate().filter_map(|(i, slot)| Some((ParameterId(i), slot.as_mut()?)))
+        let slots = self.slots.iter_mut().enumerate();
+        slots.filter_map(|(i, slot)| Some((ParameterId(i), slot.as_mut()?)))
     }
 
     /// Takes a step: one pass over all parameters, which on a card is one launch.
@@ -118,7 +124,7 @@ impl Optimizer {
 
     /// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
     /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state. Those that
-    /// share the state out are the `group`.
+    /// share the parameter are the `group`.
     pub fn remask(
         &mut self,
         id: ParameterId,
@@ -127,8 +133,8 @@ impl Optimizer {
         compressed: bool,
         group: Option<&Communicator>,
     ) -> Result<()> {
-        let (cut, slot) = (self.cut, self.slots[id.0].as_mut().expect("a parameter of this stage"));
-        let before: usize = slot.shape.iter().product();
+        let slot = self.slots[id.0].as_mut().expect("a parameter of this stage");
+        let (cut, before) = (slot.cut, slot.shape.iter().product());
         if compressed {
             slot.shape = vec![new.kept()];
         }
@@ -138,7 +144,7 @@ impl Optimizer {
                 continue;
             }
             let whole = match group.filter(|_| !cut.is_alone()) {
-                Some(group) => join(state, before, cut, group)?,
+                Some(group) => join(state, before, group)?,
                 None => state.clone(),
             };
             let dense = match old {
@@ -158,17 +164,14 @@ impl Optimizer {
 
     /// The tensors of a parameter's state: the master, where there is one, and the moments.
     pub(crate) fn state(&self, id: ParameterId) -> Vec<&Tensor> {
-        self.slots[id.0].iter().flat_map(|slot| slot.master.iter().chain(&slot.moments)).collect()
+        let slot = self.slots[id.0].iter();
+        slot.flat_map(|slot| slot.master.iter().chain(&slot.moments)).collect()
     }
 
     /// The same, to be changed.
     pub(crate) fn state_mut(&mut self, id: ParameterId) -> Vec<&mut Tensor> {
-        self.slots[id.0].iter_mut().flat_map(|slot| slot.master.iter_mut().chain(&mut slot.moments)).collect()
-    }
-
-    /// Tensors of the state of one parameter.
-    pub(crate) fn tensors_each(&self) -> usize {
-        self.slots.iter().flatten().next().map_or(0, |slot| slot.master.iter().len() + slot.moments.len())
+        let slot = self.slots[id.0].iter_mut();
+        slot.flat_map(|slot| slot.master.iter_mut().chain(&mut slot.moments)).collect()
     }
 
     /// Bytes held for a parameter.
@@ -178,12 +181,15 @@ impl Optimizer {
 
     /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or this rank's pieces.
     pub fn saved(&self) -> Saved<'_> {
-        self.slots.iter().flatten().flat_map(|slot| slot.saved(self.cut)).collect()
+        self.slots.iter().flatten().flat_map(Slot::saved).collect()
     }
 
     /// Room for the same, to be filled from a checkpoint.
-    pub fn rooms(&mut self) -> Vec<(String, Room<'_>)> {
-        self.slots.iter_mut().flatten().flat_map(|slot| slot.rooms(self.cut)).collect()
+    pub fn wanted(&mut self) -> Wanted<'_> {
+        let missing = self.slots.iter().filter(|slot| slot.is_none()).count();
+        let elsewhere = missing * (self.rule.states() + usize::from(self.has_master));
+        let tensors = self.slots.iter_mut().flatten().flat_map(Slot::rooms).collect();
+        Wanted { file: OPTIMIZER, tensors, elsewhere }
     }
 }
 
@@ -206,17 +212,17 @@ impl Slot {
         }
     }
 
-    fn saved(&self, cut: Cut) -> Saved<'_> {
-        let stored = |(i, tensor)| match self.piece(cut) {
+    fn saved(&self) -> Saved<'_> {
+        let stored = |(i, tensor)| match self.piece() {
             None => (self.label(i), Stored::Tensor(tensor)),
             Some(piece) => (self.label(i), Stored::Piece(tensor, piece)),
         };
         self.master.iter().chain(&self.moments).enumerate().map(stored).collect()
     }
 
-    fn rooms(&mut self, cut: Cut) -> Vec<(String, Room<'_>)> {
+    fn rooms(&mut self) -> Vec<(String, Room<'_>)> {
         let count = self.master.iter().len() + self.moments.len();
-        let (labels, piece): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.piece(cut));
+        let (labels, piece): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.piece());
         let room = |tensor| match piece.clone() {
             None => Room::Tensor(tensor),
             Some(piece) => Room::Piece(tensor, piece),
@@ -233,9 +239,10 @@ impl Slot {
     }
 
     /// Where what is here belongs, if it is not all.
-    fn piece(&self, cut: Cut) -> Option<Piece> {
+    fn piece(&self) -> Option<Piece> {
         let elements = self.shape.iter().product();
-        (!cut.is_alone()).then(|| Piece { start: cut.own(elements).start, shape: self.shape.clone() })
+        (!self.cut.is_alone())
+            .then(|| Piece { start: self.cut.own(elements).start, shape: self.shape.clone() })
     }
 }
 

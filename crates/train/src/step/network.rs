@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use espalier_plan::Plan;
 use espalier_plan::config::BatchNorm;
 use espalier_plan::schedule::{Message, Payload, Updates, Work};
-use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
@@ -69,10 +69,6 @@ pub(crate) struct Scene<'a> {
     pub stage: &'a Stage,
     pub groups: &'a Groups,
     pub ranks: Option<&'a Ranks>,
-    /// Which part of the optimizer's state is this rank's.
-    pub cut: Cut,
-    /// Whether ranks step by themselves.
-    pub apart: bool,
     pub feed: &'a Feed,
     pub order: &'a Order,
     pub device: &'a Device,
@@ -90,6 +86,13 @@ pub(crate) struct Scene<'a> {
     pub lr: f64,
     /// Parameters that are pulled towards zero, and how strongly.
     pub penalty: Option<(Vec<ParameterId>, f32)>,
+}
+
+impl Scene<'_> {
+    /// Ranks along the data axis.
+    fn replicas(&self) -> usize {
+        self.ranks.map_or(1, |ranks| ranks.data().size())
+    }
 }
 
 /// The network's own worker, for the actions of one step.
@@ -143,7 +146,7 @@ impl<'a> NetworkWorker<'a> {
         match self.scene.updates {
             Updates::EveryMicroBatch => train.batch / train.micro_batches,
             // A rank that steps by itself takes the mean over its own samples.
-            _ if self.scene.apart => self.scene.plan.micro_batch * train.micro_batches,
+            _ if self.scene.plan.run.parallel.is_local() => train.batch / self.scene.replicas(),
             _ => train.batch,
         }
     }
@@ -164,7 +167,7 @@ fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
     if scene.plan.run.train.noise_scale {
         gradients = gradients.measuring(tied.clone());
     }
-    Reducing::new(gradients, scene.groups, tied).sharing(scene.cut)
+    Reducing::new(gradients, scene.groups, tied).sharing(scene.plan.run.parallel.zero)
 }
 
 fn missing(scene: &Scene<'_>) -> Vec<usize> {
@@ -298,18 +301,22 @@ impl Worker for NetworkWorker<'_> {
         {
             gradients.pull(id, scene.weights.get(id), strength)?;
         }
-        let mut squares = gradients.squared_norm_of(|id| groups.speaks_for(id))?;
+        let parallel = &plan.run.parallel;
+        let mut squares = match parallel.zero {
+            true => gradients.squared_norm()?,
+            false => gradients.squared_norm_of(|id| groups.speaks_for(id))?,
+        };
         let mut finite = true;
         if scene.updates == Updates::Flush {
             let totals = &mut self.outcome.totals;
             if let Some(ranks) = ranks {
-                let own = match ranks.data() {
-                    // Each has its parts,
-                    _ if !scene.cut.is_alone() => squares,
-                    // or a gradient of its own, whose mean says to all whether one is not finite,
-                    replicas if scene.apart => squares / replicas.size() as f64,
-                    // or the same as the others: the first speaks for all.
-                    replicas if replicas.rank() == 0 => squares,
+                let own = match (parallel.zero, parallel.is_local()) {
+                    // Each has its parts.
+                    (true, _) => squares,
+                    // Each has a gradient of its own; that it is finite matters to all.
+                    (_, true) => squares / ranks.data().size() as f64,
+                    // Replicas have the same gradients: the first ones speak for all.
+                    _ if ranks.data().rank() == 0 => squares,
                     _ => 0.0,
                 };
                 let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
@@ -327,27 +334,25 @@ impl Worker for NetworkWorker<'_> {
             scene.progress.updates += 1;
             let number = scene.progress.updates;
             let step = Step { lr: scene.lr as f32, gradient_scale: scale as f32, number };
-            match ranks.filter(|_| !scene.cut.is_alone()) {
-                None => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
-                Some(ranks) => {
-                    step_shared(scene.optimizer, scene.weights, masks, &gradients, step, ranks.data())?;
-                }
+            match parallel.zero && !groups.is_empty() {
+                false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
+                true => step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?,
             }
             statistics.sort_by_key(|(micro_batch, _)| *micro_batch);
             for (_, measured) in statistics {
                 measured.fold_into(scene.weights)?;
             }
-            // Ranks that go apart have no groups, and are averaged when they meet.
             if plan.run.parallel.batch_norm == BatchNorm::Local || groups.has_copies() {
                 groups.average_statistics(scene.weights)?;
             }
-            if let Some((mut small, mut large)) = gradients.noise_norms()? {
-                if let Some(ranks) = ranks {
-                    let shared = if scene.cut.is_alone() { 0.0 } else { large };
-                    let sums = ranks.sum(vec![small, shared])?;
-                    small = sums[0];
-                    large = if scene.cut.is_alone() { large } else { sums[1] };
-                }
+            if let Some((small, large)) = gradients.noise_norms()? {
+                let (small, large) = match ranks {
+                    Some(ranks) => {
+                        let sums = ranks.sum(vec![small, large])?;
+                        (sums[0], if parallel.zero { sums[1] } else { large })
+                    }
+                    None => (small, large),
+                };
                 let (batch, size) = (plan.run.train.batch as f64, plan.micro_batch as f64);
                 // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
                 scene.noise.observe(size, small * (batch / size), batch, large);

@@ -1,7 +1,9 @@
 //! What the crate promises as a whole, one file a promise.
 
+mod card;
 mod compressed;
 mod gradients;
+mod layouts;
 mod local;
 mod memory;
 mod parallel;

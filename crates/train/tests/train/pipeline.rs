@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use espalier_plan::mesh::Mesh;
 use espalier_plan::schedule::Name;
-use espalier_tensor::{DType, random};
+use espalier_tensor::{Category, DType, random};
 use espalier_train::data::{Order, Split};
 use espalier_train::layers::Share;
 use espalier_train::model::Model;
@@ -257,5 +258,76 @@ fn pipedream_and_2bw_do_what_their_definitions_say() {
         near(by_hand(&pipedream, steps, stale, micro_batches), asynchronous(&pipedream, steps), "pipedream");
         let two_bw = base.set("parallel.schedule=2bw");
         near(by_hand(&two_bw, steps, |t, _| t.saturating_sub(1), 1), asynchronous(&two_bw, steps), "2bw");
+    }
+}
+
+/// A stage that is gone ends the others, by its name, in the middle of a step too.
+#[test]
+fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
+    for schedule in ["1f1b", "axonn", "pipedream", "chimera"] {
+        let base = gpt()
+            .set("model.tied=false")
+            .set("train.clip=0")
+            .set("train.batch=8")
+            .set("train.micro_batches=4")
+            .set("train.steps=50")
+            .set("parallel.pipeline=2")
+            .set(format!("parallel.schedule={schedule}"));
+        let (plan, dataset, device) = prepare(&base, 2);
+        let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+        let begin = Instant::now();
+        let ended = on_threads(&mesh, &device, |ranks, device| {
+            let rank = ranks.rank();
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+            for step in 0..50 {
+                assert!(rank == 0 || step < 3, "out of luck");
+                trainer.step()?;
+            }
+            Ok(())
+        });
+        let said = ended.unwrap_err().to_string();
+        assert!(said.starts_with("rank 1 panicked: out of luck"), "{schedule}: {said}");
+        assert!(begin.elapsed().as_secs() < 60, "nobody waits for the limit");
+    }
+}
+
+/// Weights, gradients and state are predicted to the byte for the rank that has most of each; what is in flight, no less
+/// than it is.
+#[test]
+fn bytes_of_stages_are_those_predicted() {
+    for (schedule, stages, prune) in
+        [("1f1b", 2, false), ("gpipe", 3, true), ("chimera", 2, false), ("2bw", 2, false)]
+    {
+        let mut base = gpt()
+            .set("model.tied=false")
+            .set("train.clip=0")
+            .set("train.batch=8")
+            .set("train.micro_batches=4")
+            .set("train.steps=6")
+            .set("optimizer.name=adamw")
+            .set(format!("parallel.pipeline={stages}"))
+            .set(format!("parallel.schedule={schedule}"));
+        if prune {
+            base = base.set("prune.method=magnitude").set("prune.scope=layer").set("prune.sparsity=0.9");
+        }
+        let (plan, dataset, device) = prepare(&base, 2);
+        let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+        let peaks = on_threads(&mesh, &device, |ranks, device| {
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+            (0..6).try_for_each(|_| trainer.step().map(drop))?;
+            let peak = |category| device.ledger().peak(category) as u64;
+            Ok([Category::Weights, Category::Optimizer, Category::Mask, Category::Activations].map(peak))
+        });
+        let peaks = peaks.unwrap();
+        let largest = |i: usize| peaks.iter().map(|rank| rank[i]).max().unwrap();
+        let predicted = &plan.memory;
+        assert_eq!(largest(0), predicted.weights, "{schedule}: weights");
+        assert_eq!(largest(1), predicted.optimizer, "{schedule}: optimizer");
+        assert_eq!(largest(2), predicted.mask, "{schedule}: masks");
+        let (measured, least) = (largest(3), predicted.activations);
+        assert!(
+            (least..2 * least).contains(&measured),
+            "{schedule}: {measured} in flight, {least} predicted"
+        );
     }
 }

@@ -10,6 +10,77 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source =
     lanes::source("batch_norm.cu", include_str!("../batch_norm.cu"), Build::FLOATS);
 
+/// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
+pub(super) struct Partial {
+    pub(super) numbers: Tensor,
+    pub(super) piece: usize,
+}
+
+/// Each piece's mean and sum of squared distances from it.
+pub(super) fn moments(cuda: &Cuda, x: &Tensor) -> Result<Partial> {
+    let (rows, c) = (x.rows(), x.width());
+    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let mut numbers = Tensor::empty(&x.device(), &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(x).output(&mut numbers).size(rows).size(c).size(piece);
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_moments")?;
+    // SAFETY: x is [rows, c], and each of the pieces has its 2 c numbers.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(Partial { numbers, piece })
+}
+
+/// Each piece's sums of dy and of dy (x - mean).
+pub(super) fn gradient_sums(cuda: &Cuda, dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Partial> {
+    let (rows, c) = (x.rows(), x.width());
+    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
+    let mut numbers = Tensor::empty(&x.device(), &[pieces, 2, c], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(dy).input(x).input(mean).output(&mut numbers);
+    let args = args.size(rows).size(c).size(piece);
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_gradient_sums")?;
+    // SAFETY: dy and x are [rows, c], mean is [c], and each of the pieces has its 2 c numbers.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(Partial { numbers, piece })
+}
+
+/// Normalises by given statistics.
+pub(super) fn normalise(
+    cuda: &Cuda,
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<Tensor> {
+    let (rows, c) = (x.rows(), x.width());
+    let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
+    let mut y = x.empty_like(Category::Activations)?;
+    let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
+    let args = args.input(mean).input(rstd).output(&mut y).size(rows).size(c).size(piece);
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_forward")?;
+    // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(y)
+}
+
+/// dx = a dy + b (x - mean) + d; line: a, b and d as f32 `[3, c]`.
+pub(super) fn input_gradient(
+    cuda: &Cuda,
+    dy: &Tensor,
+    x: &Tensor,
+    mean: &Tensor,
+    line: &Tensor,
+) -> Result<Tensor> {
+    let (rows, c) = (x.rows(), x.width());
+    let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
+    let mut dx = x.empty_like(Category::Activations)?;
+    let args = Args::new().input(dy).input(x).input(mean).input(line).output(&mut dx);
+    let args = args.size(rows).size(c).size(piece);
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_backward_input")?;
+    // SAFETY: dy, x and dx are [rows, c], mean is [c], `line` [3, c].
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(dx)
+}
+
 pub(super) fn forward(
     cuda: &Cuda,
     x: &Tensor,
@@ -18,12 +89,8 @@ pub(super) fn forward(
     eps: f32,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
-    let mut partial = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
-    let args = Args::new().input(x).output(&mut partial).size(rows).size(c).size(piece);
-    // SAFETY: x is [rows, c], and each of the pieces has its 2 c numbers in `partial`.
-    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_moments")?.launch(grid, block, 0, args)? };
-
+    let Partial { numbers: partial, piece } = moments(cuda, x)?;
+    let pieces = rows.div_ceil(piece);
     let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
     let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
     let args = Args::new().input(&partial).output(&mut mean).output(&mut rstd);
@@ -31,14 +98,7 @@ pub(super) fn forward(
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_statistics")?;
     // SAFETY: `partial` is [pieces, 2, c], the statistics are [c].
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
-
-    let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
-    let mut y = x.empty_like(Category::Activations)?;
-    let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(&mean).input(&rstd).output(&mut y).size(rows).size(c).size(piece);
-    // SAFETY: x and y are [rows, c], all else [c], scale and shift in the type that `wide` says.
-    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_forward")?.launch(grid, block, 0, args)? };
-    Ok((y, mean, rstd))
+    Ok((normalise(cuda, x, scale, shift, &mean, &rstd)?, mean, rstd))
 }
 
 pub(super) fn evaluate(
@@ -71,13 +131,8 @@ pub(super) fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
-    let Columns { grid, block, piece, pieces } = lanes::columns(rows, c, x.dtype());
-    let mut partial = Tensor::empty(&device, &[pieces, 2, c], DType::F32, Category::Workspace)?;
-    let args = Args::new().input(dy).input(x).input(mean).output(&mut partial);
-    let args = args.size(rows).size(c).size(piece);
-    // SAFETY: dy and x are [rows, c], mean is [c], and each of the pieces has its 2 c numbers in `partial`.
-    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_gradient_sums")?.launch(grid, block, 0, args)? };
-
+    let Partial { numbers: partial, piece } = gradient_sums(cuda, dy, x, mean)?;
+    let pieces = rows.div_ceil(piece);
     let mut line = Tensor::empty(&device, &[3, c], DType::F32, Category::Workspace)?;
     let mut dscale = Tensor::empty(&device, &[c], scale.dtype(), Category::Workspace)?;
     let mut dshift = dscale.empty_like(Category::Workspace)?;
@@ -88,13 +143,7 @@ pub(super) fn backward(
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_backward_weights")?;
     // SAFETY: `partial` is [pieces, 2, c], `line` [3, c], all else [c] in the types that `wide` and `narrow` say.
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
-
-    let mut dx = x.empty_like(Category::Activations)?;
-    let args = Args::new().input(dy).input(x).input(mean).input(&line).output(&mut dx);
-    let args = args.size(rows).size(c).size(piece);
-    // SAFETY: dy, x and dx are [rows, c], mean is [c], `line` [3, c].
-    unsafe { cuda.kernel(&SOURCE, build, "batch_norm_backward_input")?.launch(grid, block, 0, args)? };
-    Ok((dx, dscale, dshift))
+    Ok((input_gradient(cuda, dy, x, mean, &line)?, dscale, dshift))
 }
 
 pub(super) fn fold(

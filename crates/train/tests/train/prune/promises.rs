@@ -184,7 +184,7 @@ fn a_layer_of_which_nothing_is_left_is_named() {
     let base = tiny_cnn(&["prune.method=magnitude", "prune.sparsity=0.999", "train.steps=2"]);
     let (plan, dataset, device) = prepare(&base, 1);
     let folder = tempfile::tempdir().unwrap();
-    let place = Place { folder: folder.path().into(), resume: false, from: None };
+    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
     let mut heard = Heard::default();
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
     // One of 872 weights stays, so two of three layers are empty.

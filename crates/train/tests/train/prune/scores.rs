@@ -1,9 +1,8 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
-use espalier_plan::config::Moving;
+use espalier_plan::config::{FlowScore, Moving};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::data::Split;
-use espalier_train::parallel::groups;
 use espalier_train::prune::gradient::{Scored, gradient};
 use espalier_train::prune::grasp::Grasp;
 use espalier_train::prune::hessian::Curvature;
@@ -46,7 +45,12 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let base = base.set(format!("train.precision={precision}"));
             let mut bench = Bench::new(&base);
             let (parameters, candidates) = bench.flat();
-            let mut grasp = Grasp { sparsity: 0.8, samples: 20, temperature: temperature as f32 };
+            let mut grasp = Grasp {
+                sparsity: 0.8,
+                samples: 20,
+                temperature: temperature as f32,
+                score: FlowScore::Signed,
+            };
             let picks = grasp.chosen(&bench.network(0));
             let labels: Vec<u32> =
                 picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i).unwrap()).collect();
@@ -72,6 +76,11 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             let scores: Vec<f64> =
                 candidates.iter().zip(&expected).map(|(i, hg)| parameters[*i] * hg).collect();
             assert_best(&kept(&bench, &draw), &scores, 22);
+            // By magnitude the furthest from 0 stay, whichever way they change the flow.
+            grasp.score = FlowScore::Magnitude;
+            let draw = bench.draw(&mut grasp, 0);
+            let sizes: Vec<f64> = scores.iter().map(|score| score.abs()).collect();
+            assert_best(&kept(&bench, &draw), &sizes, 22);
         }
     }
 }
@@ -82,14 +91,7 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
     let picks = bench.order.indices(0, 12);
     let network = bench.network(0);
-    let scored = Scored {
-        samples: &picks,
-        micro_batch: 8,
-        random: 0,
-        temperature: 1.0,
-        ranks: None,
-        groups: &groups::NONE,
-    };
+    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, sharing: None };
     let mut curvature = Curvature::new(&network, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
@@ -121,7 +123,7 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
         let labels = picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i));
         labels.filter(|label| *label == Some(class)).count()
     };
-    let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0 };
+    let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0, score: FlowScore::Signed };
     let mut bench = Bench::new(&perceptron(&["prune.method=grasp"]));
     let picks = grasp(0).chosen(&bench.network(0));
     assert!((0..10).all(|class| label(&bench, &picks, class) == 10), "ten of each class");
@@ -142,7 +144,8 @@ fn scoring_changes_nothing_of_the_model() {
         let mut bench = Bench::new(&base);
         let before = bench.weights.hash();
         bench.draw(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
-        bench.draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0 }, 0);
+        bench
+            .draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0, score: FlowScore::Signed }, 0);
         assert_eq!(bench.weights.hash(), before, "{precision}: weights and running statistics");
     }
 }
@@ -221,14 +224,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let id = bench.id("wte.weight");
     let before = bench.masks.get(id).unwrap().words();
     let picks = bench.order.indices(10 * 4, 4);
-    let scored = Scored {
-        samples: &picks,
-        micro_batch: 4,
-        random: 0,
-        temperature: 1.0,
-        ranks: None,
-        groups: &groups::NONE,
-    };
+    let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, sharing: None };
     let sum = gradient(bench.network(10).pass(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();

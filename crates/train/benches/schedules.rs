@@ -1,0 +1,120 @@
+//! How far every synchronous schedule is from one rank, over all layouts that one cares for:
+//! `cargo bench -p espalier-train --bench schedules [-- STEPS]`. The tests walk a few of them; this walks all.
+
+use std::sync::Arc;
+
+use espalier_plan::Plan;
+use espalier_plan::config::RunFile;
+use espalier_plan::mesh::Mesh;
+use espalier_plan::schedule::Name;
+use espalier_tensor::Device;
+use espalier_train::data::Dataset;
+use espalier_train::parallel::on_threads;
+use espalier_train::trainer::Trainer;
+
+const GPT: &str = r#"
+    seed = 4
+    [model]
+    name = "gpt"
+    layers = 4
+    heads = 2
+    width = 16
+    context = 12
+    dropout = 0.1
+    [data]
+    kind = "arithmetic"
+    count = 400
+    [optimizer]
+    name = "sgd"
+    [learning_rate]
+    peak = 0.1
+    schedule = "constant"
+"#;
+
+const RESNET8: &str = r#"
+    seed = 4
+    [model]
+    name = "resnet8"
+    [data]
+    kind = "shapes"
+    count = 200
+    size = 16
+    [optimizer]
+    name = "sgd"
+    [learning_rate]
+    peak = 0.02
+    schedule = "constant"
+"#;
+
+/// Losses and gradient norms of a run.
+fn run(text: &str, set: &[String], steps: usize) -> Option<Vec<f64>> {
+    let run_file = RunFile::parse(text, set).ok()?;
+    let dataset = Dataset::open(&run_file).expect("made-up data");
+    let plan = Plan::new(run_file, dataset.facts()).expect("a plan");
+    let mesh = Mesh::new(plan.run.parallel.extents()).expect("ranks");
+    let (device, dataset) = (Device::cpu(2).expect("a processor"), Arc::new(dataset));
+    let shown = |mut trainer: Trainer| {
+        let mut shown = Vec::new();
+        for _ in 0..steps {
+            let report = trainer.step()?;
+            shown.extend([report.loss, report.grad_norm]);
+        }
+        Ok(shown)
+    };
+    if mesh.size() == 1 {
+        return Some(shown(Trainer::new(plan, dataset, &device).expect("a trainer")).expect("steps"));
+    }
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+    });
+    all.expect("all ranks end well").into_iter().next()
+}
+
+fn main() {
+    let steps = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(50);
+    println!("largest relative difference of losses and gradient norms to one rank, over {steps} steps");
+    println!(
+        "{:<8} {:<7} {:>6} {:>13} {:>8}  by schedule",
+        "model", "pruned", "stages", "micro-batches", "replicas"
+    );
+    let mut worst: f64 = 0.0;
+    for (model, text) in [("gpt", GPT), ("resnet8", RESNET8)] {
+        for pruned in [false, true] {
+            for (stages, micro_batches, data) in [2, 3, 4]
+                .into_iter()
+                .flat_map(|p| [1, 4, 7].into_iter().flat_map(move |m| [1, 2].map(|d| (p, m, d))))
+            {
+                let mut base =
+                    vec![format!("train.batch={}", 2 * micro_batches * data), format!("train.steps={steps}")];
+                if pruned {
+                    base.extend(["prune.method=magnitude", "prune.sparsity=0.9"].map(String::from));
+                }
+                let alone = [&base[..], &[format!("train.micro_batches={}", micro_batches * data)]].concat();
+                let alone = run(text, &alone, steps).expect("one rank can always");
+                let mut line = String::new();
+                for name in
+                    [Name::Gpipe, Name::OneFOneB, Name::Interleaved, Name::Chimera, Name::ZbH1, Name::Axonn]
+                {
+                    let set = [
+                        format!("train.micro_batches={micro_batches}"),
+                        format!("parallel.pipeline={stages}"),
+                        format!("parallel.data={data}"),
+                        format!("parallel.schedule={name}"),
+                    ];
+                    line += &match run(text, &[&base[..], &set].concat(), steps) {
+                        None => format!(" {name} -"),
+                        Some(together) => {
+                            let apart = alone.iter().zip(&together).map(|(a, b)| ((a - b) / a).abs());
+                            let apart = apart.fold(0.0, f64::max);
+                            worst = worst.max(apart);
+                            format!(" {name} {apart:.0e}")
+                        }
+                    };
+                }
+                let pruned = if pruned { "90 %" } else { "no" };
+                println!("{model:<8} {pruned:<7} {stages:>6} {micro_batches:>13} {data:>8} {line}");
+            }
+        }
+    }
+    println!("worst: {worst:.1e}; - where the schedule does not take these numbers");
+}

@@ -1,0 +1,137 @@
+//! On a card: it learns as the processor does, and ranks that share one learn as one rank does, as copies and as stages.
+//!
+//! Where there is no card, standard error says that nothing was tested.
+
+use std::sync::Arc;
+
+use espalier_plan::mesh::Mesh;
+use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
+use espalier_train::parallel::on_threads;
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
+
+/// Steps of every run here.
+const STEPS: usize = 40;
+
+fn card() -> Option<Device> {
+    let probe = Cuda::probe();
+    if !probe.usable() {
+        eprintln!("SKIPPED, nothing was trained on a card: {}", probe.missing.join("; "));
+        return None;
+    }
+    Some(Device::cuda(0).unwrap())
+}
+
+/// What a run has to show.
+#[derive(Debug, Clone, PartialEq)]
+struct Shown {
+    losses: Vec<f64>,
+    validation: f64,
+    /// Of the weights of every rank.
+    hashes: Vec<String>,
+}
+
+fn shown(mut trainer: Trainer) -> espalier_train::Result<Shown> {
+    let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<_>>()?;
+    let validation = trainer.evaluate()?.expect("some samples are held out").loss;
+    Ok(Shown { losses, validation, hashes: vec![trainer.weights().hash()] })
+}
+
+/// On as many ranks as the run file asks for, all on this device.
+fn run(base: &Base, device: &Device) -> Shown {
+    let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
+    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    if mesh.size() == 1 {
+        return shown(Trainer::new(plan, dataset, device).unwrap()).unwrap();
+    }
+    let dataset = Arc::new(dataset);
+    let all = on_threads(&mesh, device, |ranks, device| {
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+    })
+    .unwrap();
+    let hashes = all.iter().flat_map(|shown| shown.hashes.clone()).collect();
+    Shown { hashes, ..all.into_iter().next().unwrap() }
+}
+
+fn apart(a: &Shown, b: &Shown) -> f64 {
+    let pairs = a.losses.iter().zip(&b.losses).chain([(&a.validation, &b.validation)]);
+    pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+fn gpt() -> Base {
+    tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.dropout=0.1", "model.layers=4"])
+        .set("optimizer.name=sgd")
+        .set("learning_rate.peak=0.3")
+        .set("learning_rate.decay_steps=100")
+}
+
+fn resnet8() -> Base {
+    images()
+        .set("model.name=resnet8")
+        .set("data.size=16")
+        .set("data.count=120")
+        .set("train.batch=8")
+        .set("train.eval_samples=11")
+        .set("optimizer.name=momentum")
+        .set("learning_rate.peak=0.01")
+}
+
+/// Dense, and with nine weights of ten gone.
+fn all() -> Vec<(String, Base)> {
+    let both = |(name, base): (&str, Base)| {
+        let pruned = base.set("prune.method=random").set("prune.sparsity=0.9").set("prune.state=compressed");
+        [(format!("{name}, dense"), base), (format!("{name}, pruned"), pruned)]
+    };
+    [("gpt", gpt()), ("resnet8", resnet8())].into_iter().flat_map(both).collect()
+}
+
+#[test]
+fn a_card_learns_as_the_processor_does() {
+    let Some(card) = card() else { return };
+    for (name, base) in all() {
+        let (here, there) = (run(&base, &Device::cpu(2).unwrap()), run(&base, &card));
+        assert!(there.losses[STEPS - 1] < there.losses[0], "{name}: it learns");
+        let far = apart(&here, &there);
+        assert!(far < 1e-4, "{name}: {far:e} apart");
+        assert_eq!(run(&base, &card), there, "{name}: the same bits again");
+    }
+}
+
+#[test]
+fn ranks_that_share_a_card_learn_as_one() {
+    let Some(card) = card() else { return };
+    let normed = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"])
+        .set("parallel.batch_norm=synchronised");
+    for (name, base) in all().into_iter().chain([("batch norm over ranks".into(), normed)]) {
+        let one = run(&base, &card);
+        for ranks in [2, 4] {
+            let base = base.set(format!("parallel.data={ranks}"));
+            let many = run(&base, &card);
+            let far = apart(&one, &many);
+            assert!(far < 1e-5, "{name}: {far:e} apart on {ranks} ranks");
+            assert!(many.hashes.iter().all(|hash| *hash == many.hashes[0]), "{name}: all hold the same bits");
+            assert_eq!(run(&base, &card), many, "{name}: the same bits again on {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn stages_that_share_a_card_learn_as_one() {
+    let Some(card) = card() else { return };
+    for (name, base) in all() {
+        let base = base.set("train.micro_batches=4");
+        let one = run(&base, &card);
+        for (pipeline, data) in [(2, 1), (4, 1), (2, 2)] {
+            let base = base
+                .set(format!("parallel.pipeline={pipeline}"))
+                .set(format!("parallel.data={data}"))
+                .set("parallel.schedule=1f1b");
+            let many = run(&base, &card);
+            let far = apart(&one, &many);
+            assert!(far < 1e-5, "{name}: {far:e} apart on {pipeline} stages of {data}");
+            assert_eq!(run(&base, &card), many, "{name}: the same bits again on {pipeline} stages");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Stages and replicas together: what they share out, save and score is what one rank has.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use espalier_plan::mesh::Mesh;
+use espalier_train::Summary;
+use espalier_train::checkpoint::{Checkpoints, Whole};
+use espalier_train::parallel::on_threads;
+use espalier_train::prune::{count, differing};
+use espalier_train::run::{Place, run};
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, images, prepare, tiny_gpt};
+
+/// A tied GPT of several blocks, whose batch all layouts here divide.
+fn gpt() -> Base {
+    tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.context=12", "model.layers=3"])
+        .set("train.micro_batches=4")
+}
+
+fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
+    let base = base.set(format!("parallel.data={data}")).set(format!("parallel.pipeline={stages}"));
+    let micro_batches = 4 / data;
+    let base = base.set(format!("train.micro_batches={micro_batches}"));
+    if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base }
+}
+
+fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let place =
+        Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None, trace: None };
+    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
+}
+
+fn summary(base: &Base, steps: usize) -> Summary {
+    run_in(tempfile::tempdir().unwrap().path(), base, steps)
+}
+
+/// A tied table is shared by the replicas of two stages; copies of a part by the ranks that hold them.
+#[test]
+fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
+    let pruned = gpt().set("prune.method=gradual").set("prune.sparsity=0.8").set("prune.end=4");
+    let pruned = pruned.set("prune.every=2").set("prune.embeddings=true");
+    for (what, base) in [
+        ("adamw", gpt().set("train.clip=0.5").set("train.precision=bf16")),
+        ("lamb, pruned", pruned.set("optimizer.name=lamb").set("train.clip=0.5")),
+        ("low bits, pruned", pruned.set("train.precision=bf16").set("optimizer.master=low-bits")),
+    ] {
+        for (stages, schedule) in [(2, "1f1b"), (2, "chimera"), (2, "zb-h1"), (3, "gpipe")] {
+            let base = on(&base, stages, 2, schedule);
+            let (whole, shared) = (summary(&base, 6), summary(&base.set("parallel.zero=true"), 6));
+            let what = format!("{what}, {stages} stages, {schedule}");
+            assert_eq!(whole.weights_hash, shared.weights_hash, "{what}");
+            assert_eq!(whole.loss, shared.loss, "{what}");
+            let held = |of: &Summary| of.memory["optimizer"].measured.unwrap() as f64;
+            assert!(held(&shared) < 0.55 * held(&whole), "{what}");
+        }
+    }
+}
+
+/// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
+fn save_again(base: &Base, from: &Path, to: &Path) {
+    let (plan, dataset, device) = prepare(base, 2);
+    let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.run.train.precision.name());
+    on_threads(&mesh, &device, |ranks, device| {
+        let ranks = (ranks.size() > 1).then_some(ranks);
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+        trainer.save(&at(to))
+    })
+    .unwrap();
+}
+
+/// From one rank through every layout and back: byte for byte, with the masks and what the method remembers.
+#[test]
+fn a_checkpoint_goes_through_any_layout_unchanged() {
+    let lottery = gpt().set("prune.method=lottery").set("prune.rate=0.3").set("prune.sparsity=0.5");
+    let early = gpt().set("prune.method=early-bird").set("prune.every=2").set("prune.latest=20");
+    let resnet = images().set("model.name=resnet8").set("data.size=16").set("data.count=120");
+    for (what, base, steps) in [
+        ("lottery", lottery.set("prune.rewind=2").set("prune.embeddings=true").set("train.steps=30"), 12),
+        ("early bird", early.set("train.precision=bf16").set("train.steps=30").set("prune.window=9"), 7),
+        ("statistics", resnet.set("train.batch=8").set("train.micro_batches=4").set("train.steps=9"), 3),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (plan, dataset, device) = prepare(&base, 2);
+        let mut trainer = Trainer::new(plan.clone(), dataset, &device).unwrap();
+        for _ in 0..steps {
+            trainer.step().unwrap();
+        }
+        let name = plan.run.train.precision.name();
+        let written = trainer.save(&Checkpoints::new(folder.path(), 1, &plan.model.name, name)).unwrap();
+        let files = |path: &Path| -> BTreeMap<String, Vec<u8>> {
+            let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+            names
+                .map(|path| (path.file_name().unwrap().to_string_lossy().into(), fs::read(&path).unwrap()))
+                .collect()
+        };
+        let before = files(&written);
+        assert_eq!(before.contains_key("pruner.safetensors"), what != "statistics", "{what}");
+        for (stages, data, schedule, zero) in [
+            (2, 1, "1f1b", false),
+            (2, 2, "1f1b", true),
+            (3, 1, "zb-h1", false),
+            (2, 2, "chimera", false),
+            (2, 2, "chimera", true),
+            (2, 1, "interleaved", false),
+            (1, 4, "", true),
+        ] {
+            let (there, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let layout = on(&base, stages, data, schedule).set(format!("parallel.zero={zero}"));
+            save_again(&layout, folder.path(), there.path());
+            save_again(&base, there.path(), back.path());
+            let after = files(&back.path().join(written.file_name().unwrap()));
+            let changed: Vec<&String> =
+                before.keys().filter(|name| before.get(*name) != after.get(*name)).collect();
+            let layout = format!("{what}: {stages} stages, {data} replicas, {schedule}, shared {zero}");
+            assert!(changed.is_empty() && after.len() == before.len(), "{layout}: {changed:?}");
+        }
+    }
+}
+
+/// The masks of a run's last checkpoint.
+fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
+    let folder = tempfile::tempdir().unwrap();
+    let loss = run_in(folder.path(), base, steps).loss.unwrap();
+    let whole = Whole::find(folder.path(), None).unwrap();
+    (whole.words("masks.safetensors").unwrap(), loss)
+}
+
+#[test]
+fn scores_on_stages_and_replicas_are_those_of_one_rank() {
+    let base = gpt().set("prune.sparsity=0.7").set("prune.embeddings=true").set("model.dropout=0.1");
+    let base = base.set("optimizer.name=sgd").set("learning_rate.peak=0.1");
+    for (method, base, steps) in [
+        ("snip", base.set("prune.method=snip").set("prune.samples=21"), 1),
+        ("grasp", base.set("prune.method=grasp").set("prune.samples=12"), 1),
+        ("rigl", base.set("prune.method=rigl").set("prune.every=1").set("prune.until=1"), 4),
+    ] {
+        for (stages, data, schedule) in
+            [(2, 1, "1f1b"), (2, 2, "1f1b"), (3, 1, "gpipe"), (2, 2, "chimera"), (2, 1, "interleaved")]
+        {
+            // RigL looks at a micro-batch: of one rank it is as large as those of all replicas together.
+            let alone = base.set(format!("train.micro_batches={}", 4 / data));
+            let ((one, loss), (many, near)) =
+                (masks(&alone, steps), masks(&on(&base, stages, data, schedule), steps));
+            let layout = format!("{method}: {stages} stages, {data} replicas, {schedule}");
+            assert!(one.keys().eq(many.keys()), "{layout}");
+            let all: usize = one.values().map(|words| 32 * words.len()).sum();
+            let counts =
+                |masks: &BTreeMap<String, Vec<u32>>| masks.values().map(|words| count(words)).sum::<usize>();
+            assert_eq!(counts(&one), counts(&many), "{layout}");
+            let apart = one.iter().map(|(name, words)| differing(words, &many[name])).sum::<usize>();
+            assert!(apart as f64 <= 3e-3 * all as f64, "{layout}: {apart} of {all} places differ");
+            assert!((loss - near).abs() < 1e-3 * loss, "{layout}: {loss}, {near}");
+        }
+    }
+}
