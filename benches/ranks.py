@@ -3,7 +3,8 @@
     python benches/ranks.py [--binary target/release/espalier] [--rounds 7] [--steps 60] [--mpirun mpirun]
 
 Every round runs each layout once, one after the other; what is printed is the median over rounds of the ratio to one rank
-in the same round, so that what else the machine does falls on all alike. With --mpirun the binary must be built with
+in the same round, so that what else the machine does falls on all alike. Beside it stands the ratio of processor time, which
+hardly depends on what else the machine does: one rank's over all ranks', start included. With --mpirun the binary must be built with
 --features mpi, and ranks are processes too. A ratio of 1 means that sharing the batch costs nothing: ranks compute with
 smaller matrices, and add up gradients while they do.
 """
@@ -11,6 +12,7 @@ smaller matrices, and add up gradients while they do.
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -56,18 +58,21 @@ MODELS = {
 
 
 def throughput(command, folder, settings):
-    """Samples or tokens a second of one run."""
+    """Samples or tokens a second of one run, and the seconds of processor time that it took."""
     out = tempfile.mkdtemp(dir=folder)
     words = command + ["train", "run.toml", "--json", "--out", os.path.join(out, "run")]
     for setting in settings:
         words += ["--set", setting]
     environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     environment.update(OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(words)} failed:\n{result.stderr}")
     summary = json.loads(result.stdout.splitlines()[-1])
-    return summary["tokens_per_s"] or summary["images_per_s"]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return summary["tokens_per_s"] or summary["images_per_s"], processor
 
 
 def main():
@@ -87,7 +92,7 @@ def main():
         layouts[f"{ranks} processes"] = ([arguments.mpirun, "-n", str(ranks), binary], common + ["device.threads=1"])
 
     print(f"{arguments.rounds} rounds of {arguments.steps} steps, {ranks} threads in all; medians")
-    print(f"{'model':<46}{'layout':<14}{'a second':>12}{'of one rank':>13}")
+    print(f"{'model':<46}{'layout':<14}{'a second':>12}{'of one rank':>13}{'processor':>11}")
     for name, text in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "run.toml"), "w") as file:
@@ -97,9 +102,10 @@ def main():
                 for _ in range(arguments.rounds)
             ]
         for layout in layouts:
-            speed = statistics.median(one[layout] for one in rounds)
-            ratio = statistics.median(one[layout] / one["one rank"] for one in rounds)
-            print(f"{name:<46}{layout:<14}{speed:>12.0f}{ratio:>13.2f}")
+            speed = statistics.median(one[layout][0] for one in rounds)
+            ratio = statistics.median(one[layout][0] / one["one rank"][0] for one in rounds)
+            processor = statistics.median(one["one rank"][1] / one[layout][1] for one in rounds)
+            print(f"{name:<46}{layout:<14}{speed:>12.0f}{ratio:>13.2f}{processor:>11.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ pub type Parts = Vec<Range<usize>>;
 /// Cuts a model for the pipeline of a run file, where the file says, or so that the costliest part costs least.
 pub fn parts(model: &Model, run: &RunFile) -> Result<Parts, Error> {
     let blocks = model.blocks.len();
-    let Some(pipeline) = &run.parallel.pipeline else { return Ok(vec![0..blocks]) };
+    let Some(pipeline) = &run.parallel.pipeline else { return Ok(std::iter::once(0..blocks).collect()) };
     if pipeline.stages > blocks {
         let problem = format!("is {}, but the model {} has {blocks} blocks", pipeline.stages, model.name);
         return Err(Error::Conflict { field: "parallel.pipeline".into(), problem });

@@ -33,7 +33,7 @@ pub struct Held {
 impl Held {
     /// The whole model.
     pub fn all(model: &spec::Model) -> Held {
-        Held::of(model, [0..model.blocks.len()])
+        Held::of(model, std::iter::once(0..model.blocks.len()))
     }
 
     /// What some ranges of blocks use.

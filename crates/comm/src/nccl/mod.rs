@@ -1,6 +1,6 @@
 //! Ranks as processes with a card each, connected by NCCL.
 //!
-//! A launcher says who they are and where rank 0 is ([`Place`](crate::rendezvous::Place)); over that rendezvous they agree on
+//! A launcher says who they are and where rank 0 is ([`Place`]); over that rendezvous they agree on
 //! NCCL's id, and NCCL does the rest. Calls are queued beside the card's compute stream and go on while it computes. A wait
 //! looks until the call is done on the card, so that it can be given up.
 //!

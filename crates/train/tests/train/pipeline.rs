@@ -72,8 +72,8 @@ fn resnet8() -> Base {
 fn synchronous(stages: usize, micro_batches: usize) -> impl Iterator<Item = Name> {
     let all = [Name::Gpipe, Name::OneFOneB, Name::Interleaved, Name::Chimera, Name::ZbH1, Name::Axonn];
     all.into_iter().filter(move |name| match name {
-        Name::Chimera => stages % 2 == 0,
-        Name::Interleaved => micro_batches % stages == 0,
+        Name::Chimera => stages.is_multiple_of(2),
+        Name::Interleaved => micro_batches.is_multiple_of(stages),
         _ => true,
     })
 }
