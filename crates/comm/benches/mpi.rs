@@ -32,13 +32,11 @@ fn main() {
     for ranks in [2, 4] {
         let pairs: Vec<_> = (0..LAUNCHES).map(|_| (launch(ranks, "bare"), launch(ranks, "ours"))).collect();
         for (i, bytes) in sizes.iter().enumerate() {
-            let median_of =
-                |of: &dyn Fn(&(Vec<f64>, Vec<f64>)) -> f64| median(pairs.iter().map(of).collect());
             println!(
                 "{ranks:>5} {bytes:>12} {:>10.3} {:>10.3} {:>10.2}",
-                median_of(&|(bare, _)| bare[i] * 1e3),
-                median_of(&|(_, ours)| ours[i] * 1e3),
-                median_of(&|(bare, ours)| ours[i] / bare[i]),
+                median(pairs.iter().map(|(bare, _)| bare[i] * 1e3).collect()),
+                median(pairs.iter().map(|(_, ours)| ours[i] * 1e3).collect()),
+                median(pairs.iter().map(|(bare, ours)| ours[i] / bare[i]).collect()),
             );
         }
     }
