@@ -14,7 +14,7 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::step::{Executor, Kind, Span, Trace, Worker};
 use espalier_train::{Error, Result};
 
-const SIDE: usize = 768;
+const SIDE: usize = 1536;
 const NAP: Duration = Duration::from_millis(6);
 const ROUNDS: usize = 5;
 
