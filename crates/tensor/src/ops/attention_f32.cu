@@ -3,7 +3,7 @@
 // It is there for f32 tensors and as the reference that the bf16 kernels can be held against on the device. A
 // block owns 32 rows, a warp four of them, and a lane stands for one row of the other side: its score is a dot
 // product along the head, softmax is a shuffle across the warp, and then lanes stand for columns of the head.
-// No atomics, fixed order: runs repeat bit for bit. Built once per head size: -DHEAD=64 (any number up to 128).
+// No atomics, fixed order: runs repeat bit for bit. Built once per head size: -DHEAD=64 (any number up to 256).
 //
 // Shapes (f32 throughout)
 //   qkv, dqkv: [batch, seq, 3, heads, HEAD]
@@ -19,7 +19,7 @@
 
 namespace attention_f32 {
 
-static_assert(HEAD >= 1 && HEAD <= 128, "a lane holds four columns of the head");
+static_assert(HEAD >= 1 && HEAD <= 256, "a lane holds eight columns of the head, and four tiles fit shared memory");
 
 constexpr int SIDE = 32, THREADS = 256, MINE = SIDE / (THREADS / 32);  // rows of a block; rows of a warp
 constexpr int PITCH = HEAD + 1;        // lanes walk down rows: an odd pitch keeps them in different banks

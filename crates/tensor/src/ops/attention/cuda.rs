@@ -26,11 +26,11 @@ pub(crate) static SOURCE_F32: Source = Source {
     shared: "",
     text: include_str!("../attention_f32.cu"),
     exact: false,
-    builds: &[head(1), head(40), head(64), head(128)],
+    builds: &[head(1), head(40), head(64), head(128), head(256)],
 };
 
 /// The largest head of the plain kernels.
-const MOST: usize = 128;
+const MOST: usize = 256;
 
 /// A build's macros live as long as the program: one for each head size.
 static HEADS: [[(&str, i64); 1]; MOST + 1] = {
