@@ -5,31 +5,30 @@
 //! Otherwise nothing changes but the count. Before a step the pruning method is asked whether it is time; where it prunes
 //! before the first one, dense state never exists.
 
+mod pruning;
+mod saved;
+
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Sent};
 use espalier_plan::Plan;
 use espalier_plan::config::{BatchNorm, Precision};
-use espalier_plan::memory::StateBytes;
 use espalier_plan::schedule::Updates;
-use espalier_tensor::ops::compress::apply;
-use espalier_tensor::{DType, Device, Mask};
+use espalier_tensor::{DType, Device};
 
-use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Whole};
+use crate::Result;
 use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
 use crate::pass::{Pass, Totals};
-use crate::prune::{self, Decision, Draw, Moment, Network, Observation, Parts, Pruner};
+use crate::prune::{self, Decision, Observation, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, NoiseScale, Optimizer};
 use crate::step::{Executor, Flights, NetworkWorker, Scene, Taken, Trace};
 use crate::weights::{ParameterId, Weights};
-use crate::{Error, Result};
 
 pub use crate::checkpoint::Progress;
 
@@ -333,30 +332,6 @@ impl Trainer {
         self.executor.trace.as_ref()
     }
 
-    /// Candidates of the model that are kept, and all of them.
-    pub fn kept(&self) -> (u64, u64) {
-        self.kept
-    }
-
-    /// Counts them, each on one stage.
-    fn count_kept(&mut self) -> Result<()> {
-        let counted = self.candidates.iter().filter(|id| self.groups.speaks_for(**id));
-        let (mut kept, mut all) = (0, 0);
-        for id in counted {
-            let len = self.weights.get(*id).len();
-            all += len as u64;
-            kept += self.masks.get(*id).map_or(len, Mask::kept) as u64;
-        }
-        self.kept = match &self.ranks {
-            None => (kept, all),
-            Some(ranks) => {
-                let sums = ranks.sum_over_stages(vec![kept, all])?;
-                (sums[0], sums[1])
-            }
-        };
-        Ok(())
-    }
-
     /// When weights change.
     fn updates(&self) -> Updates {
         self.plan.run.parallel.pipeline.as_ref().map_or(Updates::Flush, |pipeline| pipeline.updates())
@@ -403,95 +378,6 @@ impl Trainer {
             totals = Totals::from_numbers(&stages.receive(vec![0.0; 3], last, TOTALS)?);
         }
         Ok(totals)
-    }
-
-    /// The share of candidates that is gone.
-    pub fn sparsity(&self) -> f64 {
-        let (kept, all) = self.kept();
-        if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
-    }
-
-    /// Bytes held for each candidate weight, as they are now.
-    pub fn state_bytes(&self) -> StateBytes {
-        let own: usize = self.candidates.iter().map(|id| self.weights.get(*id).len()).sum();
-        let each = |bytes: usize| bytes as f64 / own as f64;
-        let sum = |of: &dyn Fn(ParameterId) -> usize| each(self.candidates.iter().map(|id| of(*id)).sum());
-        StateBytes {
-            weights: sum(&|id| self.weights.get(id).byte_len()),
-            gradients: each(self.gradient_bytes),
-            optimizer: sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
-            mask: sum(&|id| self.masks.get(id).map_or(0, Mask::bytes)),
-        }
-    }
-
-    /// What the pruning method does after so many steps.
-    fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
-        let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
-        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
-        if pruner.looks(Moment { step, steps: self.steps, epoch }) {
-            self.come_together()?;
-        }
-        let mut network = Network {
-            plan: &self.plan,
-            step,
-            steps: self.steps,
-            epoch,
-            candidates: &self.candidates,
-            masks: &self.masks,
-            weights: &mut self.weights,
-            groups: &self.groups,
-            ranks: self.ranks.as_ref(),
-            parts: Parts {
-                stage: &self.stage,
-                dataset: &self.dataset,
-                device: &self.device,
-                dtype: self.dtype,
-            },
-            order: &self.order,
-        };
-        let decision = pruner.before_step(&mut network);
-        self.pruner = Some(pruner);
-        decision
-    }
-
-    /// Puts weights and state under new masks, one parameter at a time.
-    fn apply(&mut self, draw: Draw) -> Result<Pruned> {
-        let before = self.device.ledger().total();
-        let mut emptied = Vec::new();
-        let mut forms = Vec::new();
-        if draw.reset_state {
-            self.optimizer = None;
-            // Adam's correction of young moments counts from here.
-            self.progress.updates = 0;
-        }
-        for (id, words) in draw.masks {
-            let weight = self.weights.get_mut(id);
-            let mask = Mask::new(&self.device, weight.len(), &words)?;
-            apply(weight, &mask)?;
-            if let Some(optimizer) = &mut self.optimizer {
-                let group = self.groups.of(id);
-                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
-            }
-            if mask.kept() == 0 {
-                emptied.push(self.weights.name(id).to_owned());
-            }
-            forms.push(mask.form().name());
-            self.masks.set(id, mask);
-        }
-        if let Some(ranks) = &self.ranks {
-            ranks.agree("pruning masks", &self.masks.hash())?;
-        }
-        self.count_kept()?;
-        forms.sort_unstable();
-        forms.dedup();
-        Ok(Pruned {
-            kept: self.kept(),
-            emptied,
-            note: draw.note,
-            distances: draw.distances,
-            form: forms.join(" and "),
-            bytes: (before, self.device.ledger().total()),
-        })
     }
 
     /// Which of so many samples are this rank's.
@@ -552,95 +438,6 @@ impl Trainer {
             device: &self.device,
             dtype: self.dtype,
         }
-    }
-
-    /// Saves everything that the next step depends on. All ranks must.
-    pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
-        self.come_together()?;
-        self.ready_optimizer()?;
-        let optimizer = self.optimizer.as_ref().expect("just made");
-        let tensors = |(name, tensor): (&str, _)| (name.to_owned(), Stored::Tensor(tensor));
-        let mut files: Vec<(&str, Saved<'_>)> =
-            vec![(MODEL, self.weights.named().map(tensors).collect()), (OPTIMIZER, optimizer.saved())];
-        // Also where nothing of this stage is pruned: another's may be.
-        let mask = |(id, mask): (ParameterId, &Mask)| {
-            (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
-        };
-        let masks: Saved<'_> = self.masks.iter().map(mask).collect();
-        let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
-        let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
-        files.extend(
-            [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
-        );
-        checkpoints.save(&self.progress, files, self.ranks.as_ref())
-    }
-
-    /// Goes back to the newest whole checkpoint, if there is one. All ranks must.
-    pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
-        let Some(whole) = checkpoints.latest(self.ranks.as_ref(), report)? else { return Ok(None) };
-        self.restore(&whole)?;
-        Ok(Some(whole.path().to_owned()))
-    }
-
-    /// Goes back to a checkpoint. All ranks must.
-    pub fn restore(&mut self, whole: &Whole) -> Result<()> {
-        self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
-        whole.fill(&mut [self.weights.wanted(), optimizer.wanted()])?;
-        if let Some(pruner) = &mut self.pruner {
-            pruner.load(whole.words(PRUNER)?);
-        }
-        self.optimizer = Some(optimizer);
-        self.progress = whole.progress().clone();
-        self.together = (self.progress.step, self.ranks.as_ref().map(Ranks::sent).unwrap_or_default());
-        Ok(())
-    }
-
-    /// Prunes now, whatever the run's own time for it.
-    pub fn prune(&mut self) -> Result<Option<Pruned>> {
-        let at = self.plan.run.prune.as_ref().map_or(0, |prune| prune.at());
-        match self.ask_pruner(at)? {
-            Decision::Prune(draw) => self.apply(draw).map(Some),
-            Decision::Wait | Decision::Look(_) => Ok(None),
-        }
-    }
-
-    /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, with fresh state.
-    pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
-        self.take_masks(whole)?;
-        self.refuse_more_pruned(whole)?;
-        whole.fill(&mut [self.weights.wanted()])
-    }
-
-    /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
-    pub fn refuse_more_pruned(&self, whole: &Whole) -> Result<()> {
-        let (kept, all) = self.kept();
-        let wanted = self.plan.run.prune.as_ref().map(|prune| prune.sparsity);
-        if let Some(sparsity) = wanted.filter(|s| self.sparsity() > *s + 0.5 / all.max(1) as f64) {
-            return Err(whole.refuse(format!(
-                "it is pruned already to {:.4} ({kept} of {all} weights are left), and this run prunes to {sparsity}",
-                self.sparsity()
-            )));
-        }
-        Ok(())
-    }
-
-    fn take_masks(&mut self, whole: &Whole) -> Result<()> {
-        let mut stored = whole.words(MASKS)?;
-        for id in (0..self.weights.parameters()).map(ParameterId) {
-            let name = self.weights.name(id).to_owned();
-            let Some(words) = stored.remove(&name).filter(|_| self.weights.holds(id)) else { continue };
-            let len = self.weights.get(id).len();
-            let ragged = !len.is_multiple_of(32) && words.last().is_some_and(|last| last >> (len % 32) != 0);
-            if words.len() != len.div_ceil(32) || ragged {
-                return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
-            }
-            self.masks.set(id, Mask::new(&self.device, len, &words)?);
-        }
-        if let Some(name) = stored.into_keys().next() {
-            return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
-        }
-        self.count_kept()
     }
 }
 

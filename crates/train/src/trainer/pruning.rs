@@ -1,0 +1,135 @@
+//! Pruning in the course of a run: asking the method, and putting weights and state under what it has drawn.
+
+use espalier_plan::memory::StateBytes;
+use espalier_tensor::Mask;
+use espalier_tensor::ops::compress::apply;
+
+use super::{Pruned, Trainer};
+use crate::Result;
+use crate::data::Split;
+use crate::prune::{Decision, Draw, Moment, Network, Parts};
+use crate::weights::ParameterId;
+
+impl Trainer {
+    /// Candidates of the model that are kept, and all of them.
+    pub fn kept(&self) -> (u64, u64) {
+        self.kept
+    }
+
+    /// Counts them, each on one stage.
+    pub(super) fn count_kept(&mut self) -> Result<()> {
+        let counted = self.candidates.iter().filter(|id| self.groups.speaks_for(**id));
+        let (mut kept, mut all) = (0, 0);
+        for id in counted {
+            let len = self.weights.get(*id).len();
+            all += len as u64;
+            kept += self.masks.get(*id).map_or(len, Mask::kept) as u64;
+        }
+        self.kept = match &self.ranks {
+            None => (kept, all),
+            Some(ranks) => {
+                let sums = ranks.sum_over_stages(vec![kept, all])?;
+                (sums[0], sums[1])
+            }
+        };
+        Ok(())
+    }
+
+    /// The share of candidates that is gone.
+    pub fn sparsity(&self) -> f64 {
+        let (kept, all) = self.kept();
+        if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
+    }
+
+    /// Bytes held for each candidate weight, as they are now.
+    pub fn state_bytes(&self) -> StateBytes {
+        let own: usize = self.candidates.iter().map(|id| self.weights.get(*id).len()).sum();
+        let each = |bytes: usize| bytes as f64 / own as f64;
+        let sum = |of: &dyn Fn(ParameterId) -> usize| each(self.candidates.iter().map(|id| of(*id)).sum());
+        StateBytes {
+            weights: sum(&|id| self.weights.get(id).byte_len()),
+            gradients: each(self.gradient_bytes),
+            optimizer: sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
+            mask: sum(&|id| self.masks.get(id).map_or(0, Mask::bytes)),
+        }
+    }
+
+    /// What the pruning method does after so many steps.
+    pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
+        let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
+        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
+        if pruner.looks(Moment { step, steps: self.steps, epoch }) {
+            self.come_together()?;
+        }
+        let mut network = Network {
+            plan: &self.plan,
+            step,
+            steps: self.steps,
+            epoch,
+            candidates: &self.candidates,
+            masks: &self.masks,
+            weights: &mut self.weights,
+            groups: &self.groups,
+            ranks: self.ranks.as_ref(),
+            parts: Parts {
+                stage: &self.stage,
+                dataset: &self.dataset,
+                device: &self.device,
+                dtype: self.dtype,
+            },
+            order: &self.order,
+        };
+        let decision = pruner.before_step(&mut network);
+        self.pruner = Some(pruner);
+        decision
+    }
+
+    /// Puts weights and state under new masks, one parameter at a time.
+    pub(super) fn apply(&mut self, draw: Draw) -> Result<Pruned> {
+        let before = self.device.ledger().total();
+        let mut emptied = Vec::new();
+        let mut forms = Vec::new();
+        if draw.reset_state {
+            self.optimizer = None;
+            // Adam's correction of young moments counts from here.
+            self.progress.updates = 0;
+        }
+        for (id, words) in draw.masks {
+            let weight = self.weights.get_mut(id);
+            let mask = Mask::new(&self.device, weight.len(), &words)?;
+            apply(weight, &mask)?;
+            if let Some(optimizer) = &mut self.optimizer {
+                let group = self.groups.of(id);
+                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
+            }
+            if mask.kept() == 0 {
+                emptied.push(self.weights.name(id).to_owned());
+            }
+            forms.push(mask.form().name());
+            self.masks.set(id, mask);
+        }
+        if let Some(ranks) = &self.ranks {
+            ranks.agree("pruning masks", &self.masks.hash())?;
+        }
+        self.count_kept()?;
+        forms.sort_unstable();
+        forms.dedup();
+        Ok(Pruned {
+            kept: self.kept(),
+            emptied,
+            note: draw.note,
+            distances: draw.distances,
+            form: forms.join(" and "),
+            bytes: (before, self.device.ledger().total()),
+        })
+    }
+
+    /// Prunes now, whatever the run's own time for it.
+    pub fn prune(&mut self) -> Result<Option<Pruned>> {
+        let at = self.plan.run.prune.as_ref().map_or(0, |prune| prune.at());
+        match self.ask_pruner(at)? {
+            Decision::Prune(draw) => self.apply(draw).map(Some),
+            Decision::Wait | Decision::Look(_) => Ok(None),
+        }
+    }
+}
