@@ -31,6 +31,7 @@ const GPT: &str = r#"
     schedule = "constant"
 "#;
 
+/// At a rate at which an activation that rounding moves across the kink of a ReLU does not show.
 const RESNET8: &str = r#"
     seed = 4
     [model]
@@ -42,7 +43,7 @@ const RESNET8: &str = r#"
     [optimizer]
     name = "sgd"
     [learning_rate]
-    peak = 0.02
+    peak = 1e-4
     schedule = "constant"
 "#;
 
