@@ -27,6 +27,8 @@ use crate::{Error, Result};
 
 /// Folders that are being written start with this.
 const WRITING: &str = ".writing-";
+/// One that goes bears this name: whoever is killed while it goes leaves no checkpoint with holes.
+const REMOVING: &str = ".removing-";
 
 /// What several ranks need.
 const SHARED: &str = "the run folder must be one that all ranks share";
@@ -101,7 +103,7 @@ impl Checkpoints {
         outcome?.map_err(|why| Error::file(&target, format!("the checkpoint cannot be written: {why}")))?;
         if leads {
             for old in self.list()?.iter().rev().skip(self.keep.max(1)) {
-                fs::remove_dir_all(old).map_err(|why| Error::file(old, why))?;
+                remove_if_there(old).map_err(|why| Error::file(old, why))?;
             }
         }
         Ok(target)
@@ -112,7 +114,8 @@ impl Checkpoints {
         fs::create_dir_all(&self.folder)?;
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
-            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(WRITING.as_bytes())) {
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            if [WRITING, REMOVING].iter().any(|prefix| name.starts_with(prefix.as_bytes())) {
                 fs::remove_dir_all(path)?;
             }
         }
@@ -336,9 +339,13 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
+/// Takes a checkpoint's name away at once, and then its files.
 fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
-        _ => Ok(()),
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let going = path.with_file_name(format!("{REMOVING}{name}"));
+    match fs::rename(path, &going) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(why) => Err(why),
+        Ok(()) => fs::remove_dir_all(going),
     }
 }
