@@ -17,34 +17,22 @@ import statistics
 import subprocess
 import tempfile
 
+GPT = """
+    [model]
+    name = "gpt"
+    layers = 3
+    heads = 4
+    width = 128
+    context = 64
+    [data]
+    kind = "arithmetic"
+    [train]
+    batch = 16
+"""
+
 MODELS = {
-    "gpt (3 layers of 128, context 64, batch 16)": """
-        [model]
-        name = "gpt"
-        layers = 3
-        heads = 4
-        width = 128
-        context = 64
-        [data]
-        kind = "arithmetic"
-        [train]
-        batch = 16
-    """,
-    "gpt, 90 % pruned": """
-        [model]
-        name = "gpt"
-        layers = 3
-        heads = 4
-        width = 128
-        context = 64
-        [data]
-        kind = "arithmetic"
-        [train]
-        batch = 16
-        [prune]
-        method = "magnitude"
-        sparsity = 0.9
-    """,
+    "gpt (3 layers of 128, context 64, batch 16)": GPT,
+    "gpt, 90 % pruned": GPT + '[prune]\nmethod = "magnitude"\nsparsity = 0.9\n',
     "resnet8 (32 x 32, batch 64)": """
         [model]
         name = "resnet8"

@@ -46,16 +46,15 @@ fn word<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Choice for Name {
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("gpipe", Name::Gpipe),
-        ("1f1b", Name::OneFOneB),
-        ("interleaved", Name::Interleaved),
-        ("pipedream", Name::PipeDream),
-        ("2bw", Name::TwoBw),
-        ("chimera", Name::Chimera),
-        ("zb-h1", Name::ZbH1),
-        ("axonn", Name::Axonn),
-    ];
+    const ALL: &'static [(&'static str, Self)] = &{
+        let mut all = [("", Name::Gpipe); Name::ALL.len()];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = (Name::ALL[i].as_str(), Name::ALL[i]);
+            i += 1;
+        }
+        all
+    };
 }
 
 impl Pipeline {
@@ -141,11 +140,7 @@ impl Pipeline {
 
     /// When weights change.
     pub fn updates(&self) -> Updates {
-        match self.schedule {
-            Name::PipeDream => Updates::EveryMicroBatch,
-            Name::TwoBw => Updates::DoubleBuffered,
-            _ => Updates::Flush,
-        }
+        self.schedule.updates()
     }
 
     /// Steps between which an asynchronous pipeline runs empty.

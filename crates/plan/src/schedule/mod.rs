@@ -135,7 +135,7 @@ impl Name {
     ];
 
     /// As a person writes it.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Name::Gpipe => "gpipe",
             Name::OneFOneB => "1f1b",
@@ -145,6 +145,15 @@ impl Name {
             Name::Chimera => "chimera",
             Name::ZbH1 => "zb-h1",
             Name::Axonn => "axonn",
+        }
+    }
+
+    /// When its weights change.
+    pub fn updates(self) -> Updates {
+        match self {
+            Name::PipeDream => Updates::EveryMicroBatch,
+            Name::TwoBw => Updates::DoubleBuffered,
+            _ => Updates::Flush,
         }
     }
 

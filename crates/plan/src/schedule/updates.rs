@@ -63,19 +63,14 @@ impl Schedule {
     }
 
     /// One pipeline without a flush, from every rank's passes, each with its version, and steps among them.
-    pub(super) fn streamed(
-        name: super::Name,
-        options: &Options,
-        updates: Updates,
-        lists: Vec<Vec<Action>>,
-    ) -> Schedule {
+    pub(super) fn streamed(name: super::Name, options: &Options, lists: Vec<Vec<Action>>) -> Schedule {
         let &Options { stages, micro_batches, batches, .. } = options;
         let placement = Placement::round_robin(stages, 1, micro_batches);
         Schedule {
             name: name.as_str().into(),
             micro_batches,
             batches,
-            updates,
+            updates: name.updates(),
             message_driven: false,
             ranks: messages::fill_in(&placement, lists),
             placement,

@@ -87,7 +87,7 @@ impl Feed {
 
     /// Says which samples will be taken next. Where that is worth while they are made ready now, beside whatever the caller
     /// does. Being wrong costs time alone.
-    pub fn prepare(&self, samples: Samples) {
+    pub fn prepare(&self, samples: impl FnOnce() -> Samples) {
         if matches!(self.device, Device::Cpu(_)) {
             return;
         }
@@ -96,7 +96,7 @@ impl Feed {
             *ahead = Ahead::start(self.dataset.clone(), self.device.clone());
         }
         if let Some(ahead) = ahead.as_mut() {
-            ahead.ask(samples);
+            ahead.ask(samples());
         }
     }
 }

@@ -8,7 +8,7 @@
 use espalier_plan::config::{self, Scope};
 use rayon::prelude::*;
 
-use super::{Decision, Draw, Network, Words, count, random, select};
+use super::{Decision, Draw, Moment, Network, Words, count, random, select};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -25,6 +25,11 @@ impl Moves {
     /// As a run file has it.
     pub fn new(sparsity: f64, moving: config::Moving) -> Moves {
         Moves { sparsity, every: moving.every as u64, fraction: moving.fraction, until: moving.until }
+    }
+
+    /// Whether masks are drawn before a step.
+    pub fn looks(&self, at: Moment) -> bool {
+        at.step == 0 || self.due(at.step, at.steps).is_some()
     }
 
     /// The first masks.

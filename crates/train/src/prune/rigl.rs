@@ -23,7 +23,7 @@ pub struct Rigl(pub Moves);
 
 impl Pruner for Rigl {
     fn looks(&self, at: Moment) -> bool {
-        at.step == 0 || self.0.due(at.step, at.steps).is_some()
+        self.0.looks(at)
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {

@@ -12,7 +12,7 @@ use espalier_tensor::{Category, DType, Device, Tensor, random};
 use super::Worker;
 use crate::Result;
 use crate::checkpoint::Progress;
-use crate::data::{Feed, Order};
+use crate::data::{Feed, Order, Samples};
 use crate::layers::{Backward, BatchStatistics, Deferred, Forward, Mode, Outcome, Share, Stash};
 use crate::parallel::Ranks;
 use crate::parallel::data::Reducing;
@@ -122,17 +122,21 @@ impl<'a> NetworkWorker<'a> {
         (self.scene.first_step + (micro_batch / count) as u64, micro_batch % count)
     }
 
-    /// The samples of a micro-batch, and its place among those of the step.
-    fn samples(&self, micro_batch: usize) -> (Vec<(u64, usize)>, Share) {
-        let Scene { plan, ranks, order, .. } = &self.scene;
-        let (step, piece) = self.place(micro_batch);
-        let (batch, size) = (plan.run.train.batch, plan.micro_batch);
+    /// Where a micro-batch stands among the samples of its step.
+    fn share(&self, micro_batch: usize) -> Share {
+        let Scene { plan, ranks, .. } = &self.scene;
+        let (batch, samples) = (plan.run.train.batch, plan.micro_batch);
         let own = ranks.map_or(0..batch, |ranks| ranks.part(batch));
-        let first = own.start + piece * size;
         let synchronised = plan.run.parallel.batch_norm == BatchNorm::Synchronised;
         let norm_group = ranks.filter(|_| synchronised).map(|ranks| ranks.data().clone());
-        let samples = order.indices(step * batch as u64 + first as u64, size);
-        (samples, Share { first, samples: size, norm_group })
+        Share { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
+    }
+
+    /// The samples of a micro-batch: for the stages where they enter and where they are judged.
+    fn samples(&self, micro_batch: usize) -> Samples {
+        let (step, batch) = (self.place(micro_batch).0, self.scene.plan.run.train.batch as u64);
+        let Share { first, samples, .. } = self.share(micro_batch);
+        self.scene.order.indices(step * batch + first as u64, samples)
     }
 
     fn random(&self, micro_batch: usize) -> u64 {
@@ -189,13 +193,13 @@ fn version<'b>(newest: &'b Weights, flights: &'b Flights, version: usize) -> &'b
 impl Worker for NetworkWorker<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let Work { micro_batch, chunk, .. } = work;
-        let ((samples, share), random) = (self.samples(micro_batch), self.random(micro_batch));
+        let (share, random) = (self.share(micro_batch), self.random(micro_batch));
         let Scene { stage, feed, ref weights, ref flights, .. } = self.scene;
         let model = stage.model(chunk);
         let (mut inputs, mut targets) = (input, None);
         if model.is_first() || model.is_last() {
-            let batch = feed.take(&samples)?;
-            feed.prepare(self.samples(micro_batch + 1).0);
+            let batch = feed.take(&self.samples(micro_batch))?;
+            feed.prepare(|| self.samples(micro_batch + 1));
             if model.is_first() {
                 inputs = Some(batch.inputs);
             }
