@@ -1,23 +1,29 @@
 //! The bubble of every schedule, measured from the executor's own timeline beside the one that the schedule has in ideal
 //! time: `cargo bench -p espalier-train --bench bubble`.
 //!
-//! Ranks are threads. At 2 stages they compute: a forward is a matrix product, a backward two. At 4 and 8 stages, more than
-//! this machine may have cores, they sleep for as long. Medians over rounds, in which the schedules take turns, and the
-//! least disturbed round.
+//! Ranks are threads. Where there are as many cores they compute: a forward is a matrix product, a backward two. At 4 and 8
+//! stages they also sleep for as long. Schedules take turns.
+//!
+//! Cores that others share run at half their speed for a while and at full speed again, and a pipeline waits for its slowest
+//! stage; so beside the median stands the steadiest round, the one whose passes took most nearly the same time for the same
+//! work, and the spread of that time. It is chosen by the spread alone, not by its bubble.
 
 use std::time::{Duration, Instant};
 
 use espalier_comm::Communicator;
 use espalier_comm::threads;
-use espalier_plan::schedule::{Message, Name, Options, Schedule, Timeline, UnitCosts, Units, Work};
+use espalier_plan::schedule::{Message, Name, Options, Pass, Schedule, Timeline, UnitCosts, Units, Work};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::step::{Executor, Kind, Span, Trace, Worker};
 use espalier_train::{Error, Result};
 
-const SIDE: usize = 768;
+const SIDE: usize = 1024;
 const NAP: Duration = Duration::from_millis(6);
-const ROUNDS: usize = 7;
+/// Fewest and most rounds: they go on until every schedule has had a steady one.
+const ROUNDS: (usize, usize) = (5, 60);
+/// The spread of a steady round.
+const STEADY: f64 = 0.01;
 
 /// What a pass is made of.
 enum Effort {
@@ -84,16 +90,35 @@ impl Worker for Paced {
     fn forget(&mut self, _: usize) {}
 }
 
-/// The share of all ranks' time, from the first pass to the last, in which they compute nothing.
-fn bubble(ranks: &[Vec<Span>]) -> f64 {
-    let passes = || ranks.iter().flatten().filter(|span| matches!(span.kind, Kind::Compute { .. }));
-    let busy: f64 = passes().map(|span| span.end - span.start).sum();
-    let first = passes().map(|span| span.start).fold(f64::INFINITY, f64::min);
-    let last = passes().map(|span| span.end).fold(0.0, f64::max);
-    1.0 - busy / (ranks.len() as f64 * (last - first))
+/// What one round showed.
+#[derive(Clone, Copy)]
+struct Round {
+    /// The share of all ranks' time, from the first pass to the last, in which they compute nothing.
+    bubble: f64,
+    /// The standard deviation of a unit's time as a share of its mean, over all passes.
+    spread: f64,
 }
 
-fn measured(schedule: &Schedule, sleeps: bool) -> f64 {
+impl Round {
+    fn of(ranks: &[Vec<Span>]) -> Round {
+        let pass = |span: &Span| match span.kind {
+            Kind::Compute { pass, .. } => {
+                Some((span.start, span.end, if pass == Pass::Backward { 2.0 } else { 1.0 }))
+            }
+            _ => None,
+        };
+        let passes: Vec<(f64, f64, f64)> = ranks.iter().flatten().filter_map(pass).collect();
+        let busy: f64 = passes.iter().map(|(start, end, _)| end - start).sum();
+        let first = passes.iter().map(|(start, ..)| *start).fold(f64::INFINITY, f64::min);
+        let last = passes.iter().map(|(_, end, _)| *end).fold(0.0, f64::max);
+        let units: Vec<f64> = passes.iter().map(|(start, end, units)| (end - start) / units).collect();
+        let mean = units.iter().sum::<f64>() / units.len() as f64;
+        let variance = units.iter().map(|unit| (unit - mean).powi(2)).sum::<f64>() / units.len() as f64;
+        Round { bubble: 1.0 - busy / (ranks.len() as f64 * (last - first)), spread: variance.sqrt() / mean }
+    }
+}
+
+fn measured(schedule: &Schedule, sleeps: bool) -> Round {
     let origin = Instant::now();
     let run = |world: Communicator| -> Result<Vec<Span>> {
         let device = Device::cpu(1)?;
@@ -114,40 +139,55 @@ fn measured(schedule: &Schedule, sleeps: bool) -> f64 {
         })
     };
     let ranks = threads::run(schedule.stages(), Duration::from_secs(60), run).map_err(Error::from);
-    bubble(&ranks.expect("all ranks end well"))
+    Round::of(&ranks.expect("all ranks end well"))
 }
 
 fn main() {
     println!(
-        "{:<12} {:>6} {:>13} {:>8} {:>9} {:>9} {:>9}",
-        "schedule", "stages", "micro-batches", "work", "ideal", "median", "least"
+        "{:<12} {:>6} {:>13} {:>8} {:>9} {:>9} {:>9} {:>9}",
+        "schedule", "stages", "micro-batches", "work", "ideal", "median", "steadiest", "spread"
     );
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     for (stages, micro_batches) in [(2, 4), (2, 8), (4, 4), (4, 8), (8, 8), (8, 16)] {
-        let names = [Name::Gpipe, Name::OneFOneB, Name::Chimera, Name::ZbH1, Name::Interleaved, Name::Axonn];
-        let schedules: Vec<Schedule> = names
-            .iter()
-            .map(|name| name.schedule(&Options::new(stages, micro_batches)).expect("it fits"))
-            .collect();
-        let sleeps = stages > 2;
-        let mut rounds = vec![Vec::new(); schedules.len()];
-        for _ in 0..ROUNDS {
-            for (schedule, of) in schedules.iter().zip(&mut rounds) {
-                of.push(measured(schedule, sleeps));
+        for sleeps in [false, true] {
+            let worth = if sleeps { stages > 2 } else { stages <= cores };
+            if worth {
+                compare(stages, micro_batches, sleeps);
             }
         }
-        for (schedule, of) in schedules.iter().zip(&mut rounds) {
-            let costs = UnitCosts::new(schedule, Units::default());
-            let timeline = Timeline::walk(schedule, &costs).expect("a schedule of ours");
-            let ideal = timeline.idle.iter().sum::<f64>() / (stages as f64 * timeline.end);
-            of.sort_by(f64::total_cmp);
-            let work = if sleeps { "sleep" } else { "products" };
-            println!(
-                "{:<12} {stages:>6} {micro_batches:>13} {work:>8} {:>8.1}% {:>8.1}% {:>8.1}%",
-                schedule.name,
-                100.0 * ideal,
-                100.0 * of[of.len() / 2],
-                100.0 * of[0]
-            );
+    }
+}
+
+/// Measures every schedule of a shape, and prints a line for each.
+fn compare(stages: usize, micro_batches: usize, sleeps: bool) {
+    let names = [Name::Gpipe, Name::OneFOneB, Name::Chimera, Name::ZbH1, Name::Interleaved, Name::Axonn];
+    let schedule = |name: &Name| name.schedule(&Options::new(stages, micro_batches)).expect("it fits");
+    let schedules: Vec<Schedule> = names.iter().map(schedule).collect();
+    let mut rounds = vec![Vec::new(); schedules.len()];
+    for round in 0..ROUNDS.1 {
+        let steady = |of: &Vec<Round>| of.iter().any(|round| round.spread < STEADY);
+        if round >= ROUNDS.0 && rounds.iter().all(steady) {
+            break;
         }
+        for (schedule, of) in schedules.iter().zip(&mut rounds) {
+            of.push(measured(schedule, sleeps));
+        }
+    }
+    for (schedule, mut of) in schedules.iter().zip(rounds) {
+        let costs = UnitCosts::new(schedule, Units::default());
+        let timeline = Timeline::walk(schedule, &costs).expect("a schedule of ours");
+        let ideal = timeline.idle.iter().sum::<f64>() / (stages as f64 * timeline.end);
+        of.sort_by(|a: &Round, b: &Round| a.bubble.total_cmp(&b.bubble));
+        let median = of[of.len() / 2];
+        let steadiest = of.iter().min_by(|a, b| a.spread.total_cmp(&b.spread)).expect("a round");
+        let work = if sleeps { "sleep" } else { "products" };
+        println!(
+            "{:<12} {stages:>6} {micro_batches:>13} {work:>8} {:>8.1}% {:>8.1}% {:>8.1}% {:>8.1}%",
+            schedule.name,
+            100.0 * ideal,
+            100.0 * median.bubble,
+            100.0 * steadiest.bubble,
+            100.0 * steadiest.spread
+        );
     }
 }
