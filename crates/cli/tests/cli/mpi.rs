@@ -253,16 +253,17 @@ fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]
     panic!("still there: {:?}\n{}", marked(&mark), said(&output));
 }
 
-#[test]
-fn a_killed_rank_ends_the_run_which_goes_on_with_the_same_bits() {
+/// A rank that is killed ends the run, which goes on from its last checkpoint with the bits of never having been killed.
+fn goes_on_after_a_kill(layout: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let out = |name: &'static str| [&LONG[..], &["--json", "--out", name]].concat();
+    let out = |name: &'static str| [&LONG[..], layout, &["--json", "--out", name]].concat();
     let Some(mut whole) = mpi_command(4, folder.path(), &out("whole")) else { return };
     let whole = whole.output().unwrap();
     assert!(whole.status.success(), "{}", said(&whole));
     let (rank, step) = (random(4) as usize, 1 + random(100));
-    let output = struck("-KILL", rank, step, folder.path(), &["--out", "broken"]).unwrap();
+    let settings = [layout, &["--out", "broken"]].concat();
+    let output = struck("-KILL", rank, step, folder.path(), &settings).unwrap();
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", said(&output));
     assert!(said(&output).to_lowercase().contains("killed"), "the launcher says so: {}", said(&output));
     assert_whole(&folder.path().join("broken"));
@@ -276,16 +277,39 @@ fn a_killed_rank_ends_the_run_which_goes_on_with_the_same_bits() {
     );
 }
 
-/// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
 #[test]
-fn a_rank_that_hangs_is_named_when_the_time_limit_is_over() {
+fn a_run_goes_on_after_a_replica_was_killed() {
+    goes_on_after_a_kill(&[]);
+}
+
+#[test]
+fn a_run_goes_on_after_a_stage_was_killed() {
+    goes_on_after_a_kill(&STAGES);
+}
+
+/// Two stages of two replicas.
+const STAGES: [&str; 4] = ["--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"];
+
+/// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit does.
+fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run.toml"), TINY).unwrap();
     let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
+    let settings = [layout, &settings].concat();
     let Some(output) = struck("-STOP", 2, 5, folder.path(), &settings) else { return };
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     let text = said(&output);
     let names_it = |line: &str| line.contains(" waited 2.") && line.contains(" s for rank 2 in ");
     assert!(text.lines().any(|line| line.starts_with("error: rank ") && names_it(line)), "{text}");
     assert_whole(&folder.path().join("broken"));
+}
+
+#[test]
+fn a_replica_that_hangs_is_named() {
+    is_named_when_the_time_limit_is_over(&[]);
+}
+
+#[test]
+fn a_stage_that_hangs_is_named() {
+    is_named_when_the_time_limit_is_over(&STAGES);
 }
