@@ -50,19 +50,22 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", sentence(&error));
-            ExitCode::from(exit_code(&error))
-        }
+        Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Says what went wrong; returns the exit code of it.
+fn report(error: &anyhow::Error) -> u8 {
+    eprintln!("error: {}", sentence(error));
+    exit_code(error)
 }
 
 /// The one sentence of an error, with what to do about it where a setting of the run file helps.
 fn sentence(error: &anyhow::Error) -> String {
-    let cause = error.downcast_ref::<Error>().map(|error| match error {
-        Error::RankFailed { error, .. } => error,
-        error => error,
-    });
+    let mut cause = error.downcast_ref::<Error>();
+    while let Some(Error::RankFailed { error, .. } | Error::RanksLeft { error, .. }) = cause {
+        cause = Some(error);
+    }
     let advice = match cause {
         Some(Error::Tensor(espalier_tensor::Error::OutOfMemory { .. })) => {
             "; a smaller train.batch, more train.micro_batches, train.recompute = \"block\" or \
@@ -83,7 +86,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         // What the launcher says is input too.
         Some(Error::Comm(espalier_comm::Error::Variables { .. })) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
-        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => 3,
+        Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
         Some(Error::Diverged { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,

@@ -25,7 +25,7 @@ use serde_json::json;
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
 use crate::parallel::launched::Join;
-use crate::parallel::{Ranks, exchange, on_threads_within};
+use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
 use crate::prune::Observation;
 use crate::step::{Trace, chrome};
 use crate::summary::{Rates, Summary, Validation};
@@ -85,6 +85,31 @@ pub fn run(
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
+    run_watched(None, plan, dataset, device, place, stop, observer)
+}
+
+/// The same for a program that `give_up` ends where a rank hangs: its thread borrows all this, so there is no way back.
+pub fn run_or_give_up(
+    give_up: GiveUp,
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
+    run_watched(Some(give_up), plan, dataset, device, place, stop, observer)
+}
+
+fn run_watched(
+    give_up: Option<GiveUp>,
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
     if mesh_of(&plan).size() == 1 {
         return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
@@ -92,7 +117,7 @@ pub fn run(
     let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     // Rank 0 takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
-    let outcomes = on_threads_within(limit, &mesh, device, |ranks, device| {
+    let outcomes = on_threads_within(limit, give_up, &mesh, device, |ranks, device| {
         let (mut quiet, mut taken) = ((), None);
         if ranks.leads() {
             taken = observer.lock().expect("only taken from").take();
