@@ -103,6 +103,7 @@ impl From<Failure<Error>> for Error {
             Failure::Failed { error: Error::Comm(PeerFailed { failed, how, why, .. }), .. } => {
                 Error::RankEnded { rank: failed, how, why }
             }
+            Failure::Failed { error: error @ Error::RankEnded { .. }, .. } => error,
             Failure::Failed { rank, error } => Error::RankFailed { rank, error: Box::new(error) },
             Failure::Panicked { rank, message } => Error::RankEnded { rank, how: "panicked", why: message },
             Failure::Peer { rank, how, why } => Error::RankEnded { rank, how, why },

@@ -178,7 +178,7 @@ pub fn prune(plan: Plan, dataset: Dataset, device: &Device, whole: &Whole, folde
     // No step was taken, so no gradient was held yet.
     let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes() };
     summary.pruned(trainer.kept().0, trainer.sparsity(), state);
-    summary.weights_hash = Some(trainer.weights().hash());
+    summary.weights_hash = Some(trainer.weights().hash()?);
     summary.run = Some(folder.display().to_string());
     Ok(summary)
 }
@@ -236,8 +236,8 @@ impl Run {
             trainer.start_from(&Whole::find(from, trainer.ranks())?)?;
         }
         if let Some(ranks) = trainer.ranks() {
-            let (step, weights) = (trainer.progress().step, trainer.weights().hash());
-            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()))?;
+            let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
+            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()?))?;
         }
         if place.trace.is_some() {
             // The clocks of all ranks begin when the last has come.
@@ -391,14 +391,14 @@ impl Run {
     /// What the run came to; bytes are the largest over ranks.
     fn summary(&self) -> Result<Summary> {
         let ledger = self.trainer.device().ledger();
-        let mut hash = self.trainer.weights().hash();
+        let mut hash = self.trainer.weights().hash()?;
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
         if let Some(ranks) = self.trainer.ranks() {
             ranks.agree("weights at the end", &hash)?;
             bytes = ranks.largest(bytes)?;
-            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests())?);
+            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests()?)?);
         }
         let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);
