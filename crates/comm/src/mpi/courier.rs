@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ferrompi::{Communicator, Mpi, Request, Scope, Source, Tag, ThreadLevel};
 
+use super::cores::Room;
 use super::task::{Job, Task};
 use super::{Delivery, Failed, ROLL_CALL, Ticket, World};
 use crate::call::Operation;
@@ -24,9 +25,12 @@ const AROUND: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_micros(50);
 /// Looks at what is under way between two looks around.
 const LOOKS: u32 = 64;
-/// How long it keeps its core to itself while somebody waits: the time of a short message between two cores. After that
-/// others may need the core, even those who are waited for.
-const EAGER: Duration = Duration::from_micros(200);
+/// How long it keeps its core to itself while somebody waits, before it rests: a message of a megabyte is there by then. It does
+/// not yield: on a core that others compute on, that would give them milliseconds, and one who wakes up is let in at once.
+const EAGER: Duration = Duration::from_millis(1);
+/// The same where there are more ranks than cores: the time of a short message. After that the core may be needed by the very
+/// rank that is waited for, and then it does yield.
+const BRIEF: Duration = Duration::from_micros(20);
 /// How long a failed world is given to learn of it before the process ends.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -93,6 +97,7 @@ pub(super) struct Courier<'s, 'env> {
     letters: Vec<(Request<'s>, Box<[u8]>)>,
     rolls: Vec<Roll>,
     ended: Vec<bool>,
+    room: Room,
 }
 
 impl Courier<'_, '_> {
@@ -116,6 +121,10 @@ impl Courier<'_, '_> {
             Ok(comms) => comms,
             Err(error) => return drop(ready.send(Err(refused(error)))),
         };
+        let room = match Room::of(&world) {
+            Ok(room) => room,
+            Err(error) => return drop(ready.send(Err(refused(error)))),
+        };
         let shared = Arc::<World>::default();
         let members: Arc<[usize]> = (0..ranks).collect();
         let _ = ready.send(Ok((shared.clone(), members.clone(), rank)));
@@ -130,6 +139,7 @@ impl Courier<'_, '_> {
                 letters: Vec::new(),
                 rolls: Vec::new(),
                 ended: vec![false; ranks],
+                room,
             };
             if courier.work(&orders) {
                 return Ok(());
@@ -177,7 +187,7 @@ impl Courier<'_, '_> {
             }
             if busy {
                 moved = Instant::now();
-            } else if let Err(order) = self.rest(orders, moved) {
+            } else if let Err(order) = self.rest(orders, &mut moved) {
                 moved = Instant::now();
                 if self.obey(order) {
                     ending = Some(moved);
@@ -186,20 +196,28 @@ impl Courier<'_, '_> {
         }
     }
 
-    /// Waits a little, less where somebody waits for what is under way; an order that comes meanwhile is an `Err`.
-    fn rest(&self, orders: &Receiver<Order>, moved: Instant) -> Result<(), Order> {
+    /// Waits a little, less where somebody waits for what is under way and it has `moved` lately; an order that comes meanwhile
+    /// is an `Err`.
+    fn rest(&self, orders: &Receiver<Order>, moved: &mut Instant) -> Result<(), Order> {
         let waited_for = self.world.waiting.load(Ordering::Relaxed) > 0;
         let time = match (self.tasks.is_empty(), waited_for) {
-            (false, true) => {
-                if moved.elapsed() < EAGER {
-                    std::hint::spin_loop()
-                } else {
-                    std::thread::yield_now()
-                }
-                return Ok(());
-            }
-            (false, false) => REST,
             (true, _) => AROUND,
+            (false, false) => REST,
+            (false, true) => match (self.room, moved.elapsed()) {
+                (Room::Ample, still) if still >= EAGER => {
+                    // Long messages move only while they are looked at: after this rest it is eager again.
+                    *moved = Instant::now() + REST;
+                    REST
+                }
+                (Room::Scarce, still) if still >= BRIEF => {
+                    std::thread::yield_now();
+                    return Ok(());
+                }
+                _ => {
+                    std::hint::spin_loop();
+                    return Ok(());
+                }
+            },
         };
         match orders.recv_timeout(time) {
             Ok(order) => return Err(order),

@@ -9,6 +9,7 @@
 //! to build. MPI only carries: reductions are ours ([`task`]), in the order of ranks, so that sums have the bits that they
 //! have among threads, bf16 is summed in f32, and a NaN shows.
 
+mod cores;
 mod courier;
 mod task;
 
