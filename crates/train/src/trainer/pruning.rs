@@ -1,14 +1,19 @@
 //! Pruning in the course of a run: asking the method, and putting weights and state under what it has drawn.
 
+use std::collections::HashSet;
+
+use espalier_plan::Plan;
+use espalier_plan::config::{self, Kernels};
 use espalier_plan::memory::StateBytes;
-use espalier_tensor::Mask;
 use espalier_tensor::ops::compress::apply;
+use espalier_tensor::ops::sparse::SparseWeight;
+use espalier_tensor::{Device, Mask};
 
 use super::{Pruned, Trainer};
 use crate::Result;
 use crate::data::Split;
 use crate::prune::{Decision, Draw, Moment, Network, Parts};
-use crate::weights::ParameterId;
+use crate::weights::{ParameterId, Weights};
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.
@@ -50,7 +55,10 @@ impl Trainer {
             weights: sum(&|id| self.weights.get(id).byte_len()),
             gradients: each(self.gradient_bytes),
             optimizer: sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
-            mask: sum(&|id| self.masks.get(id).map_or(0, Mask::bytes)),
+            mask: sum(&|id| {
+                let pattern = self.weights.sparse(id).map_or(0, SparseWeight::bytes);
+                self.masks.get(id).map_or(0, Mask::bytes) + pattern
+            }),
         }
     }
 
@@ -106,7 +114,7 @@ impl Trainer {
                 emptied.push(self.weights.name(id).to_owned());
             }
             forms.push(mask.form().name());
-            self.masks.set(id, mask);
+            self.set_mask(id, mask)?;
         }
         if let Some(ranks) = &self.ranks {
             ranks.agree("pruning masks", &self.masks.hash())?;
@@ -124,6 +132,21 @@ impl Trainer {
         })
     }
 
+    /// Gives a parameter a mask, and chooses how it is multiplied.
+    pub(super) fn set_mask(&mut self, id: ParameterId, mask: Mask) -> Result<()> {
+        let few = mask.kept() as f64 <= Kernels::MOST_KEPT * mask.len() as f64;
+        // The pattern of the old mask goes first.
+        self.weights.multiply_by(id, None);
+        if few && self.sparse.contains(&id) {
+            let &[rows, columns] = self.weights.get(id).shape() else {
+                unreachable!("a linear layer's weight")
+            };
+            self.weights.multiply_by(id, Some(SparseWeight::new(&mask, [rows, columns])?));
+        }
+        self.masks.set(id, mask);
+        Ok(())
+    }
+
     /// Prunes now, whatever the run's own time for it.
     pub fn prune(&mut self) -> Result<Option<Pruned>> {
         let at = self.plan.run.prune.as_ref().map_or(0, |prune| prune.at());
@@ -132,4 +155,22 @@ impl Trainer {
             Decision::Wait | Decision::Look(_) => Ok(None),
         }
     }
+}
+
+/// The parameters that a plan wants multiplied without their zeros; an error on a card.
+pub(super) fn sparse_products(
+    plan: &Plan,
+    weights: &Weights,
+    device: &Device,
+) -> Result<HashSet<ParameterId>> {
+    if plan.run.prune.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
+        return Ok(HashSet::new());
+    }
+    if let Device::Cuda(_) = device {
+        let why =
+            "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
+        return Err(config::Error::NoEffect { field: "prune.kernels".into(), why }.into());
+    }
+    let names = plan.model.linear_weights();
+    Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
 }
