@@ -34,7 +34,7 @@ use crate::ops;
 use ahead::SentBlocks;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
-pub use compile::{Build, Source};
+pub use compile::{Build, Part, Source};
 use dnn::Convolutions;
 pub use kernel::{Args, Kernel};
 pub use probe::{Card, Probe};
