@@ -117,7 +117,7 @@ impl Trainer {
             self.set_mask(id, mask)?;
         }
         if let Some(ranks) = &self.ranks {
-            ranks.agree("pruning masks", &self.masks.hash())?;
+            ranks.agree("pruning masks", &self.masks.hash()?)?;
         }
         self.count_kept()?;
         forms.sort_unstable();
