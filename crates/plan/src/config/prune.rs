@@ -263,6 +263,11 @@ impl Prune {
         }
     }
 
+    /// Whether masks change after the first step too.
+    pub fn goes_on(&self) -> bool {
+        !self.at_start() || matches!(self.method, Method::Set(_) | Method::Rigl(_))
+    }
+
     /// Whether state is compressed, when optimizer state and gradient take `beside` bytes a weight.
     pub fn compresses(&self, beside: u64) -> bool {
         match self.state {

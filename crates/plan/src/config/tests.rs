@@ -398,11 +398,18 @@ fn pipelines_that_cannot_be() {
     insta::assert_snapshot!(sentence("schedule = \"gpipe\""), @"`parallel.schedule` has no effect with `parallel.pipeline` = 1: the model is on one rank");
     insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"1f1d\""), @r#"`parallel.schedule` must be "gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1" or "axonn", got "1f1d"; did you mean `1f1b`?"#);
     insta::assert_snapshot!(sentence("pipeline = 2\nchunks = 2"), @"`parallel`: chunks have no effect on 1f1b: only interleaved has them");
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule_file = \"mine.txt\"\nchunks = 3"), @"`parallel.chunks` has no effect with `parallel.schedule_file`, which places the parts itself");
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule_file = \"mine.txt\"\npipelines = 2"), @"`parallel.pipelines` has no effect with `parallel.schedule_file`, which places the parts itself");
     insta::assert_snapshot!(sentence("pipeline = 3\nschedule = \"chimera\""), @"`parallel`: chimera needs an even number of stages, got 3");
     insta::assert_snapshot!(sentence("pipeline = 3\ncut = [2]"), @"`parallel.cut` cuts the model into 2 parts, but there are 3");
     insta::assert_snapshot!(sentence("pipeline = 3\ncut = [3, 2]"), @"`parallel.cut` must be a list of block numbers, ascending, such as [3, 6], got a list of 2");
     insta::assert_snapshot!(sentence("pipeline = 2\ndrain = 10"), @r#"`parallel.drain` has no effect with `parallel.schedule` = "1f1b", which ends every step empty"#);
     insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"2bw\"\n[prune]\nmethod = \"gradual\""), @r#"`prune.method` prunes while the run goes on, but with "2bw" batches are always under way: prune before the first step, or use a schedule that ends every step"#);
+    // They prune before the first step, but move weights later.
+    for (method, schedule) in [("set", "2bw"), ("rigl", "2bw"), ("set", "pipedream"), ("rigl", "pipedream")] {
+        let fields = format!("pipeline = 2\nschedule = \"{schedule}\"\n[prune]\nmethod = \"{method}\"");
+        assert!(sentence(&fields).starts_with("`prune.method` prunes while the run goes on"), "{fields}");
+    }
     let clipped =
         RunFile::parse("[train]\nclip = 1.0\n[parallel]\npipeline = 2\nschedule = \"pipedream\"", &[]);
     insta::assert_snapshot!(clipped.unwrap_err(), @r#"`train.clip` is 1, but "pipedream" never has the gradient of the whole model at once: set it to 0"#);
