@@ -263,6 +263,12 @@ impl Prune {
         }
     }
 
+    /// The share of the candidates' weights that goes; none where what is counted are channels.
+    pub fn share_of_weights(&self) -> Option<f64> {
+        let channels = matches!(self.method, Method::EarlyBird { form: TicketForm::Channels, .. });
+        (!channels).then_some(self.sparsity)
+    }
+
     /// Whether masks change after the first step too.
     pub fn goes_on(&self) -> bool {
         !self.at_start() || matches!(self.method, Method::Set(_) | Method::Rigl(_))

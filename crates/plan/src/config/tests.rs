@@ -447,3 +447,33 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
         assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
     }
 }
+
+#[test]
+fn another_method_takes_the_place_of_one() {
+    let text = "seed = 3\n[prune]\nmethod = \"magnitude\"\nscope = \"layer\"\nat = 5\nsparsity = 0.7\nexclude = \"mlp\"";
+    let prune = |text: &str, method: &str| {
+        let run = RunFile::parse(&RunFile::with_method(text, method).unwrap(), &[]).unwrap();
+        assert_eq!(run.seed, 3);
+        run.prune.unwrap()
+    };
+    let snip = prune(text, "snip");
+    assert_eq!((snip.name(), snip.sparsity, &snip.exclude[..]), ("snip", 0.7, &["mlp".to_owned()][..]));
+    assert_eq!(prune(text, "2:4").sparsity, 0.5);
+    assert_eq!(prune(text, "magnitude").at(), 5, "the same one keeps its fields");
+    assert_eq!(prune("seed = 3\n[prune]\nmethod = \"2:4\"\nsparsity = 0.5", "random").sparsity, 0.9);
+    assert_eq!(prune("seed = 3", "grasp").name(), "grasp");
+}
+
+#[test]
+fn a_run_on_many_ranks_has_one_on_one() {
+    let text = "[train]\nbatch = 16\nmicro_batches = 2\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.001\n\
+                [parallel]\ndata = 4\npipeline = 2\nzero = true";
+    let run = RunFile::parse(text, &[]).unwrap();
+    let alone = run.alone();
+    assert_eq!(
+        (alone.parallel.data, alone.parallel.stages(), alone.micro_batch()),
+        (1, 1, run.micro_batch())
+    );
+    assert!(run.compresses() && alone.compresses(), "state that is shared out is compressed");
+    assert_eq!(RunFile::parse(&alone.to_toml().unwrap(), &[]).unwrap(), alone);
+}
