@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::reader::{Choice, MOST, Section};
-use super::{Error, fields};
+use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::spec::{Parameter, ScaledChannels};
 
 /// `[prune]`
@@ -260,6 +260,27 @@ impl Prune {
         self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT
     }
 
+    /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
+    pub(super) fn check_kernels(&self, run: &RunFile) -> Result<(), Error> {
+        if self.kernels == Kernels::Dense {
+            return Ok(());
+        }
+        let field = String::from("prune.kernels");
+        if run.train.precision != Precision::F32 {
+            let why = "with `train.precision` = \"bf16\": dense products are faster there".into();
+            return Err(Error::NoEffect { field, why });
+        }
+        if run.device.kind == DeviceKind::Cuda {
+            let why = "with `device.kind` = \"cuda\": dense products are faster there".into();
+            return Err(Error::NoEffect { field, why });
+        }
+        if !run.compresses() {
+            let problem = "is \"sparse\", which makes gradients of kept weights alone, but `prune.state` holds those of all";
+            return Err(Error::Conflict { field, problem: problem.into() });
+        }
+        Ok(())
+    }
+
     /// Whether a parameter is a candidate.
     pub fn covers(&self, parameter: &Parameter) -> bool {
         let named = |part: &String| parameter.name.contains(part.as_str());
@@ -287,6 +308,17 @@ impl Prune {
             Method::Snip { .. } | Method::Grasp { .. } | Method::Set(_) | Method::Rigl(_) => true,
             Method::Gradual { .. } | Method::EarlyBird { .. } | Method::Lottery { .. } => false,
         }
+    }
+
+    /// The share of the candidates' weights that goes; none where what is counted are channels.
+    pub fn share_of_weights(&self) -> Option<f64> {
+        let channels = matches!(self.method, Method::EarlyBird { form: TicketForm::Channels, .. });
+        (!channels).then_some(self.sparsity)
+    }
+
+    /// Whether masks change after the first step too.
+    pub fn goes_on(&self) -> bool {
+        !self.at_start() || matches!(self.method, Method::Set(_) | Method::Rigl(_))
     }
 
     /// Whether state is compressed, when optimizer state and gradient take `beside` bytes a weight.

@@ -194,6 +194,31 @@ fn a_layer_of_which_nothing_is_left_is_named() {
     }
 }
 
+/// A run that ends before its method prunes is not what was asked for.
+#[test]
+fn a_run_too_short_to_prune_says_so() {
+    let cases = [
+        (
+            &["prune.method=magnitude", "prune.at=9"][..],
+            "nothing was pruned: 4 steps are too few for magnitude",
+        ),
+        (
+            &["prune.method=early-bird", "prune.latest=9"],
+            "nothing was pruned: 4 steps are too few for early-bird",
+        ),
+        (&["prune.method=gradual", "prune.every=1", "prune.end=9"], "4 steps were too few: pruned to 0."),
+    ];
+    for (settings, expected) in cases {
+        let (plan, dataset, device) = prepare(&tiny_gpt(settings).set("train.steps=4"), 1);
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+        let mut heard = Heard::default();
+        run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        assert_eq!(heard.warnings.len(), 1, "{:?}", heard.warnings);
+        assert!(heard.warnings[0].starts_with(expected), "{:?}", heard.warnings);
+    }
+}
+
 #[test]
 fn a_lottery_of_too_few_epochs_is_refused() {
     let base = tiny_cnn(&["prune.method=lottery", "train.epochs=1", "train.batch=64"]);
