@@ -28,7 +28,7 @@ pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};
 pub use parallel::{BatchNorm, Parallel};
 pub use pipeline::Pipeline;
-pub use prune::{FlowScore, Method, Moving, Prune, Scope, StateForm, TicketForm};
+pub use prune::{FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
 pub use crate::spec::{Precision, Recompute};
@@ -142,6 +142,9 @@ impl RunFile {
             let why = "with `train.precision` = \"f32\": the weights are exact themselves".into();
             return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
+        if self.prune.as_ref().is_some_and(|prune| prune.kernels == Kernels::Sparse) {
+            self.check_sparse_kernels()?;
+        }
         let train = &self.train;
         self.parallel.check(train)?;
         self.parallel.check_state(self)?;
@@ -185,7 +188,7 @@ impl RunFile {
             if old.as_deref() != Some(method) {
                 let patterns = [old.as_deref(), Some(method)].contains(&Some("2:4"));
                 let stays = |key: &str| match key {
-                    "embeddings" | "exclude" | "state" => true,
+                    "embeddings" | "exclude" | "state" | "kernels" => true,
                     "sparsity" => !patterns,
                     _ => false,
                 };
@@ -197,6 +200,23 @@ impl RunFile {
             prune.insert("method".into(), Value::String(method.into()));
         }
         Ok(table.to_string())
+    }
+
+    /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
+    fn check_sparse_kernels(&self) -> Result<(), Error> {
+        let field = || String::from("prune.kernels");
+        let refuse = |why: &str| Err(Error::NoEffect { field: field(), why: why.to_owned() });
+        if self.train.precision != Precision::F32 {
+            return refuse("with `train.precision` = \"bf16\": dense products are faster there");
+        }
+        if self.device.kind == DeviceKind::Cuda {
+            return refuse("with `device.kind` = \"cuda\": dense products are faster there");
+        }
+        if !self.compresses() {
+            let problem = "is \"sparse\", which makes gradients of kept weights alone, but `prune.state` holds those of all";
+            return Err(Error::Conflict { field: field(), problem: problem.into() });
+        }
+        Ok(())
     }
 
     /// Samples that a rank runs at a time.

@@ -24,6 +24,8 @@ pub struct Prune {
     pub exclude: Vec<String>,
     /// Whether gradients and optimizer state hold kept weights alone.
     pub state: StateForm,
+    /// How linear layers multiply with pruned weights.
+    pub kernels: Kernels,
 }
 
 /// The fields of each method. `at` is the number of steps taken before it prunes.
@@ -177,6 +179,25 @@ impl Choice for StateForm {
         &[("auto", StateForm::Auto), ("compressed", StateForm::Compressed), ("dense", StateForm::Dense)];
 }
 
+/// How linear layers multiply with pruned weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// Zeros and all: with the very bits of a dense network under a mask, on every device.
+    Dense,
+    /// Kept weights alone, where so few are kept that this is faster: in f32 on a processor.
+    Sparse,
+}
+
+impl Kernels {
+    /// The largest share of kept weights at which sparse products are used.
+    pub const MOST_KEPT: f64 = 0.4;
+}
+
+impl Choice for Kernels {
+    const ALL: &'static [(&'static str, Self)] = &[("dense", Kernels::Dense), ("sparse", Kernels::Sparse)];
+}
+
 /// `prune.method` alone.
 #[derive(Clone, Copy, PartialEq)]
 enum Name {
@@ -232,6 +253,11 @@ impl Prune {
             self.method,
             Random { .. } | Magnitude { .. } | Snip { .. } | Grasp { .. } | TwoOfFour { .. }
         )
+    }
+
+    /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
+    pub fn multiplies_sparsely(&self) -> bool {
+        self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT
     }
 
     /// Whether a parameter is a candidate.
@@ -360,6 +386,7 @@ impl Prune {
                 .map(String::from)
                 .collect(),
             state: section.choice("state", StateForm::Auto)?,
+            kernels: section.choice("kernels", Kernels::Dense)?,
         };
         section.finish_variant("method", prune.name(), fields::PRUNE)?;
         if let Method::Gradual { initial, start, end, .. } = prune.method {

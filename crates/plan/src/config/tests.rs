@@ -195,13 +195,18 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got 1.0");
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got -0.1");
     insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 10 known words, got "magnitud"; did you mean `magnitude`?"#);
-    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: embeddings, exclude, samples, sparsity, state"#);
+    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: embeddings, exclude, kernels, samples, sparsity, state"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
     insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it pulls at batch-norm scales"#);
     insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");
     insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
     insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
     insta::assert_snapshot!(sentence("[optimizer]\nmaster = \"low-bits\""), @r#"`optimizer.master` has no effect with `train.precision` = "f32": the weights are exact themselves"#);
+    let sparse =
+        |rest: &str| sentence(&format!("[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"\n{rest}"));
+    insta::assert_snapshot!(sparse("[train]\nprecision = \"bf16\""), @r#"`prune.kernels` has no effect with `train.precision` = "bf16": dense products are faster there"#);
+    insta::assert_snapshot!(sparse("[device]\nkind = \"cuda\""), @r#"`prune.kernels` has no effect with `device.kind` = "cuda": dense products are faster there"#);
+    insta::assert_snapshot!(sparse("state = \"dense\""), @r#"`prune.kernels` is "sparse", which makes gradients of kept weights alone, but `prune.state` holds those of all"#);
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
     assert_eq!((run.sparsity, run.exclude.len(), run.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.

@@ -1,15 +1,20 @@
 //! Pruning in the course of a run: asking the method, and putting weights and state under what it has drawn.
 
+use std::collections::HashSet;
+
+use espalier_plan::Plan;
+use espalier_plan::config::{self, Kernels};
 use espalier_plan::memory::StateBytes;
-use espalier_tensor::Mask;
 use espalier_tensor::mask::Form;
 use espalier_tensor::ops::compress::apply;
+use espalier_tensor::ops::sparse::SparseWeight;
+use espalier_tensor::{Device, Mask};
 
 use super::{Pruned, Trainer};
 use crate::Result;
 use crate::data::Split;
 use crate::prune::{Decision, Draw, Moment, Network, Parts};
-use crate::weights::ParameterId;
+use crate::weights::{ParameterId, Weights};
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.
@@ -51,7 +56,10 @@ impl Trainer {
             sum(&|id| self.weights.get(id).byte_len()),
             self.gradient_bytes as u64,
             sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
-            sum(&|id| self.masks.get(id).map_or(0, Mask::bytes)),
+            sum(&|id| {
+                let pattern = self.weights.sparse(id).map_or(0, SparseWeight::bytes);
+                self.masks.get(id).map_or(0, Mask::bytes) + pattern
+            }),
         ];
         let held = match &self.ranks {
             Some(ranks) => ranks.sum_over_stages(held)?,
@@ -114,7 +122,7 @@ impl Trainer {
                 optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
             drawn.add(id, &mask);
-            self.masks.set(id, mask);
+            self.set_mask(id, mask)?;
         }
         if let Some(ranks) = &self.ranks {
             ranks.agree("pruning masks", &self.masks.hash())?;
@@ -129,6 +137,21 @@ impl Trainer {
             form: drawn.forms(),
             bytes: (before, self.device.ledger().total()),
         })
+    }
+
+    /// Gives a parameter a mask, and chooses how it is multiplied.
+    pub(super) fn set_mask(&mut self, id: ParameterId, mask: Mask) -> Result<()> {
+        let few = mask.kept() as f64 <= Kernels::MOST_KEPT * mask.len() as f64;
+        // The pattern of the old mask goes first.
+        self.weights.multiply_by(id, None);
+        if few && self.sparse.contains(&id) {
+            let &[rows, columns] = self.weights.get(id).shape() else {
+                unreachable!("a linear layer's weight")
+            };
+            self.weights.multiply_by(id, Some(SparseWeight::new(&mask, [rows, columns])?));
+        }
+        self.masks.set(id, mask);
+        Ok(())
     }
 
     /// Prunes now, whatever the run's own time for it.
@@ -167,4 +190,22 @@ impl Drawn {
         let flags = self.0[Drawn::FORMS.len()..].iter().enumerate();
         flags.filter(|(_, emptied)| **emptied > 0).map(|(i, _)| ParameterId(i))
     }
+}
+
+/// The parameters that a plan wants multiplied without their zeros; an error on a card.
+pub(super) fn sparse_products(
+    plan: &Plan,
+    weights: &Weights,
+    device: &Device,
+) -> Result<HashSet<ParameterId>> {
+    if plan.run.prune.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
+        return Ok(HashSet::new());
+    }
+    if let Device::Cuda(_) = device {
+        let why =
+            "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
+        return Err(config::Error::NoEffect { field: "prune.kernels".into(), why }.into());
+    }
+    let names = plan.model.linear_weights();
+    Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
 }

@@ -89,7 +89,7 @@ impl Trainer {
             if words.len() != len.div_ceil(32) || ragged {
                 return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
             }
-            self.masks.set(id, Mask::new(&self.device, len, &words)?);
+            self.set_mask(id, Mask::new(&self.device, len, &words)?)?;
         }
         if let Some(name) = stored.into_keys().next() {
             return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
