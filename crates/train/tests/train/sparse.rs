@@ -95,7 +95,7 @@ fn the_pattern_is_predicted_booked_and_shown() {
     assert_eq!(held as u64, predicted);
     let candidates: Vec<ParameterId> = trainer.masks().iter().map(|(id, _)| id).collect();
     let elements: usize = candidates.iter().map(|id| trainer.weights().get(*id).len()).sum();
-    assert_eq!(trainer.state_bytes().mask, held as f64 / elements as f64);
+    assert_eq!(trainer.state_bytes().unwrap().mask, held as f64 / elements as f64);
     let bare: usize = trainer.masks().iter().map(|(_, mask)| Mask::bytes(mask)).sum();
     assert!(bare < held);
 }
