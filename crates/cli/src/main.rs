@@ -50,19 +50,22 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", sentence(&error));
-            ExitCode::from(exit_code(&error))
-        }
+        Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Says what went wrong; returns the exit code of it.
+fn report(error: &anyhow::Error) -> u8 {
+    eprintln!("error: {}", sentence(error));
+    exit_code(error)
 }
 
 /// The one sentence of an error, with what to do about it where a setting of the run file helps.
 fn sentence(error: &anyhow::Error) -> String {
-    let cause = error.downcast_ref::<Error>().map(|error| match error {
-        Error::RankFailed { error, .. } => error,
-        error => error,
-    });
+    let mut cause = error.downcast_ref::<Error>();
+    while let Some(Error::RankFailed { error, .. } | Error::RanksLeft { error, .. }) = cause {
+        cause = Some(error);
+    }
     let advice = match cause {
         Some(Error::Tensor(espalier_tensor::Error::OutOfMemory { .. })) => {
             "; a smaller train.batch, more train.micro_batches, train.recompute = \"block\" or \
@@ -83,7 +86,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         // What the launcher says is input too.
         Some(Error::Comm(espalier_comm::Error::Variables { .. })) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
-        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => 3,
+        Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
         Some(Error::Diverged { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None => 1,
@@ -92,6 +95,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use espalier_comm::Failure;
     use espalier_tensor::memory::{Category, Ledger};
 
     use super::*;
@@ -110,6 +116,34 @@ mod tests {
         assert!(sentence(&failed).starts_with("rank 3 failed: out of memory"), "{}", sentence(&failed));
         assert!(sentence(&failed).contains("a smaller train.batch"), "{}", sentence(&failed));
         assert_eq!(sentence(&panicked), "rank 1 panicked: out of luck");
+    }
+
+    /// Whatever was the first to go wrong, on a card or among ranks, the rank that hangs is named behind it.
+    #[test]
+    fn a_rank_that_hangs_is_named_and_no_fault_of_the_user() {
+        let refused = espalier_tensor::Error::OutOfMemory {
+            asked: 4_000,
+            category: Category::Activations,
+            used: Ledger::default().usage(),
+        };
+        let first = Failure::Failed { rank: 3, error: Error::Tensor(refused) };
+        let hangs = |first, left| {
+            let waited = Duration::from_secs(5);
+            anyhow::Error::from(Error::from(Failure::LeftBehind { first: Box::new(first), left, waited }))
+        };
+        let error = hangs(first, vec![0, 2]);
+        assert_eq!(exit_code(&error), 3);
+        let text = sentence(&error);
+        assert!(text.starts_with("rank 3 failed: out of memory"), "{text}");
+        assert!(
+            text.contains("; the run ends without ranks 0 and 2, not heard of for another 5.0 s;"),
+            "{text}"
+        );
+        assert!(text.contains("a smaller train.batch"), "{text}");
+
+        let mistake = Error::File { path: "data.bin".into(), why: "it is empty".into() };
+        let error = hangs(Failure::Failed { rank: 1, error: mistake }, vec![0]);
+        assert_eq!((exit_code(&error), &*sentence(&error)), (2, "data.bin: it is empty"));
     }
 
     #[test]

@@ -1,7 +1,6 @@
-//! The ranks of a launcher but the first: they say nothing unless they are the cause of what went wrong.
-//!
-//! What is wrong with a run file is wrong on every rank, and a rank that fails stops all others. A person should read each
-//! sentence once.
+//! Ranks that end badly. Those of a launcher but the first say nothing unless they are the cause of what went wrong: what is
+//! wrong with a run file is wrong on every rank, and a rank that fails stops all others. A person should read each sentence
+//! once. Those that are threads here end with the process, even where one of them hangs.
 
 use std::process::ExitCode;
 use std::thread;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use espalier_train::Error;
 
-use crate::exit_code;
+use crate::{exit_code, report};
 
 /// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job with the first
 /// process that ends badly, and this one with it.
@@ -33,4 +32,11 @@ pub fn quietly(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<E
             Err(error.context(format!("rank {rank}")))
         }
     }
+}
+
+/// Ends the process although a rank hangs, with what the others have to say. Nothing is run on the way out: what hangs may
+/// hold a lock that a handler of the C library or of a card's driver would wait for.
+pub fn give_up(error: Error) -> ! {
+    let code = report(&error.into());
+    signal_hook::low_level::exit(code.into())
 }

@@ -16,7 +16,7 @@ use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::data::Dataset;
 use espalier_train::parallel::launched::Join;
-use espalier_train::run::{Outcome, Place, run, run_launched};
+use espalier_train::run::{Outcome, Place, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -191,7 +191,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
     let precision = plan.run.train.precision;
     let Outcome { summary, interrupted } = match &join {
-        None => run(plan, dataset, &device, &place, &stop, &mut observer)?,
+        None => run_or_give_up(ranks::give_up, plan, dataset, &device, &place, &stop, &mut observer)?,
         Some(join) => run_launched(join, plan, dataset, &device, &place, &stop, &mut observer)?,
     };
     if !leads {

@@ -2,8 +2,9 @@
 
 use std::any::Any;
 use std::fmt::{Debug, Display};
+use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, Seconds, ranks};
 
 /// The first rank to fail, and what it said.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,24 @@ pub enum Failure<E: Debug + Display> {
         /// What it said.
         why: String,
     },
+    /// A rank came to a bad end, and others to none.
+    #[error(
+        "{}; the run ends without {}, not heard of for another {}",
+        words(.first), ranks(.left), Seconds(*.waited)
+    )]
+    LeftBehind {
+        /// The bad end.
+        first: Box<Failure<E>>,
+        /// Those who hang, or compute on.
+        left: Vec<usize>,
+        /// How long they were waited for after it.
+        waited: Duration,
+    },
+}
+
+/// What a failure says. A function, since the derived bounds of a type that holds itself would never end.
+fn words<E: Debug + Display>(failure: &Failure<E>) -> String {
+    failure.to_string()
 }
 
 /// What a panic said.

@@ -120,18 +120,26 @@ impl Mask {
         4 * (len.div_ceil(32) + len.div_ceil(BLOCK))
     }
 
-    /// Its bits, on the host.
-    pub fn words(&self) -> Vec<u32> {
-        match &self.form {
-            Form::Bits { words, .. } => host(words),
+    /// Its bits, on the host. What a card failed at before shows here.
+    pub fn read_words(&self) -> Result<Vec<u32>> {
+        Ok(match &self.form {
+            Form::Bits { words, .. } => host(words)?,
             Form::Places(places) => {
                 let mut words = vec![0u32; self.len.div_ceil(32)];
-                for place in host(places) {
+                for place in host(places)? {
                     words[place as usize / 32] |= 1 << (place % 32);
                 }
                 words
             }
-        }
+        })
+    }
+
+    /// As [`Mask::read_words`], for tests and tools to which a broken card is the end.
+    ///
+    /// # Panics
+    /// Where the card failed in work queued before.
+    pub fn words(&self) -> Vec<u32> {
+        self.read_words().unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// The device it is on.
@@ -208,9 +216,9 @@ pub fn ones(words: &[u32]) -> impl Iterator<Item = usize> {
     })
 }
 
-fn host(words: &Tensor) -> Vec<u32> {
+fn host(words: &Tensor) -> Result<Vec<u32>> {
     assert_eq!(words.dtype(), DType::U32);
-    words.host_bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+    Ok(words.read_bytes()?.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
 }
 
 /// Cuts a slice at ranges that follow each other from its beginning to its end.

@@ -1,6 +1,7 @@
 //! What can stop a run, each with the sentence that a person reads.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use espalier_comm::Error::PeerFailed;
 use espalier_comm::Failure;
@@ -40,6 +41,16 @@ pub enum Error {
         how: &'static str,
         /// What it said.
         why: String,
+    },
+    /// A rank failed, and others did not come to their end, so that they hang or are far from it.
+    #[error("{error}; the run ends without {}, not heard of for another {:.1} s", ranks(.left), .waited.as_secs_f64())]
+    RanksLeft {
+        /// What the one that failed came to.
+        error: Box<Error>,
+        /// The others.
+        left: Vec<usize>,
+        /// How long they were waited for.
+        waited: Duration,
     },
     /// Ranks that must be the same are not.
     #[error("the {what} of {} are not those of rank {first}: the run cannot go on", ranks(.others))]
@@ -92,9 +103,15 @@ impl From<Failure<Error>> for Error {
             Failure::Failed { error: Error::Comm(PeerFailed { failed, how, why, .. }), .. } => {
                 Error::RankEnded { rank: failed, how, why }
             }
+            Failure::Failed { error: error @ Error::RankEnded { .. }, .. } => error,
             Failure::Failed { rank, error } => Error::RankFailed { rank, error: Box::new(error) },
             Failure::Panicked { rank, message } => Error::RankEnded { rank, how: "panicked", why: message },
             Failure::Peer { rank, how, why } => Error::RankEnded { rank, how, why },
+            Failure::LeftBehind { first, left, waited } => match Error::from(*first) {
+                // A person's mistake is one, whoever is still at work.
+                error if error.is_of_the_run() => error,
+                error => Error::RanksLeft { error: Box::new(error), left, waited },
+            },
         }
     }
 }
@@ -105,7 +122,8 @@ impl Error {
         match self {
             Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
             Error::Diverged { .. } | Error::Disagree { .. } => true,
-            Error::Tensor(_) | Error::Comm(_) | Error::RankFailed { .. } | Error::RankEnded { .. } => false,
+            Error::Tensor(_) | Error::Comm(_) => false,
+            Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. } => false,
         }
     }
 

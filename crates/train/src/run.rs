@@ -26,7 +26,7 @@ use serde_json::json;
 use crate::checkpoint::{Checkpoints, Whole};
 use crate::data::Dataset;
 use crate::parallel::launched::Join;
-use crate::parallel::{Ranks, exchange, on_threads_within};
+use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
 use crate::prune::Observation;
 use crate::step::{Trace, chrome};
 use crate::summary::{Rates, Summary, Validation};
@@ -86,6 +86,31 @@ pub fn run(
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
+    run_watched(None, plan, dataset, device, place, stop, observer)
+}
+
+/// The same for a program that `give_up` ends where a rank hangs: its thread borrows all this, so there is no way back.
+pub fn run_or_give_up(
+    give_up: GiveUp,
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
+    run_watched(Some(give_up), plan, dataset, device, place, stop, observer)
+}
+
+fn run_watched(
+    give_up: Option<GiveUp>,
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    place: &Place,
+    stop: &AtomicBool,
+    observer: &mut (dyn Observer + Send),
+) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
     if mesh_of(&plan).size() == 1 {
         return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
@@ -93,7 +118,7 @@ pub fn run(
     let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     // Rank 0 takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
-    let outcomes = on_threads_within(limit, &mesh, device, |ranks, device| {
+    let outcomes = on_threads_within(limit, give_up, &mesh, device, |ranks, device| {
         let (mut quiet, mut taken) = ((), None);
         if ranks.leads() {
             taken = observer.lock().expect("only taken from").take();
@@ -164,7 +189,7 @@ pub fn prune(
     // No step was taken, so no gradient was held yet.
     let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes()? };
     summary.pruned(trainer.kept().0, trainer.sparsity(), state);
-    summary.weights_hash = Some(trainer.weights().hash());
+    summary.weights_hash = Some(trainer.weights().hash()?);
     summary.run = Some(folder.display().to_string());
     Ok(summary)
 }
@@ -243,8 +268,8 @@ impl Run {
             trainer.start_from(&Whole::find(from, trainer.ranks())?)?;
         }
         if let Some(ranks) = trainer.ranks() {
-            let (step, weights) = (trainer.progress().step, trainer.weights().hash());
-            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()))?;
+            let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
+            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()?))?;
         }
         if place.trace.is_some() {
             // The clocks of all ranks begin when the last has come.
@@ -413,14 +438,14 @@ impl Run {
     /// What the run came to; bytes are the largest over ranks.
     fn summary(&self) -> Result<Summary> {
         let ledger = self.trainer.device().ledger();
-        let mut hash = self.trainer.weights().hash();
+        let mut hash = self.trainer.weights().hash()?;
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
         if let Some(ranks) = self.trainer.ranks() {
             ranks.agree("weights at the end", &hash)?;
             bytes = ranks.largest(bytes)?;
-            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests())?);
+            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests()?)?);
         }
         let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);

@@ -253,17 +253,19 @@ impl Weights {
     }
 
     /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others.
-    pub fn digests(&self) -> Vec<[u8; 32]> {
+    pub fn digests(&self) -> Result<Vec<[u8; 32]>> {
         let digest = |tensor: &Option<Tensor>| match tensor {
-            Some(tensor) => *blake3::Hasher::new().update_rayon(&tensor.host_bytes()).finalize().as_bytes(),
-            None => [0; 32],
+            Some(tensor) => {
+                Ok(*blake3::Hasher::new().update_rayon(&tensor.read_bytes()?).finalize().as_bytes())
+            }
+            None => Ok([0; 32]),
         };
         self.parameters.iter().chain(&self.buffers).map(digest).collect()
     }
 
     /// What stands for all that is held: blake3 of the digests.
-    pub fn hash(&self) -> String {
-        hash_of(&self.digests())
+    pub fn hash(&self) -> Result<String> {
+        Ok(hash_of(&self.digests()?))
     }
 }
 

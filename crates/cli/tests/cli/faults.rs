@@ -191,3 +191,24 @@ fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(text.contains("interrupted and saved"), "process {run} went on: {text}");
 }
+
+/// Rank 0 hangs where it opens a file, as on a disk that no longer answers: the other names it, and the process ends with that,
+/// to be started again where that is wanted.
+#[test]
+fn a_run_ends_although_a_rank_hangs() {
+    for (restarts, said_last) in [("0", "another 1.0 s\n"), ("1", "no restart is left of 1\n")] {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = folder.path().join("broken/metrics.jsonl");
+        fs::create_dir(folder.path().join("broken")).unwrap();
+        assert!(Command::new("mkfifo").arg(&metrics).status().unwrap().success());
+        let arguments = ["--ranks", "2", "--out", "broken", "--max-restarts", restarts];
+        let limit = ["--set", "parallel.timeout_s=1"];
+        let output = train_in(folder.path(), TINY, &[&arguments[..], &limit].concat());
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(3), "{text}");
+        let named = text.matches("error: rank 1 failed: rank 1 waited 1.0 s for rank 0 in ").count();
+        let left = text.matches("; the run ends without rank 0, not heard of for another 1.0 s").count();
+        assert_eq!((named, left), (1 + restarts.parse::<usize>().unwrap(), named), "{text}");
+        assert!(text.ends_with(said_last), "{text}");
+    }
+}

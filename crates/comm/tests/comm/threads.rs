@@ -1,7 +1,9 @@
 //! The transport of threads: the suite, and what happens where a rank fails, is late or calls something else.
 
-use std::sync::Barrier;
+use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
@@ -63,6 +65,54 @@ fn a_late_rank_is_named_by_those_who_wait() {
         Err::<(), _>(error)
     });
     assert!(matches!(failure, Err(Failure::Failed { error: Error::TimedOut { .. }, .. })), "{failure:?}");
+}
+
+/// A rank hangs for ever, as far as the others can tell, and two wait for each other's sake: whatever the first to give up says,
+/// the one that hangs is named.
+#[test]
+fn a_rank_that_hangs_is_given_up() {
+    let (wake, asleep) = mpsc::channel::<()>();
+    let asleep = Mutex::new(asleep);
+    let ended = AtomicU64::new(0);
+    let give_up = |failure: Failure<Error>| -> Infallible {
+        assert_eq!(ended.load(Ordering::Relaxed), 2, "the others have ended: {failure}");
+        wake.send(()).unwrap();
+        panic!("{failure}")
+    };
+    let work = |comm: Communicator| -> Result<(), Error> {
+        let outcome = match comm.rank() {
+            0 => comm.receive(vec![0u64], 1, 0).map(drop),
+            1 => comm.receive(vec![0u64], 2, 0).map(drop),
+            _ => {
+                asleep.lock().unwrap().recv_timeout(LONG).expect("it is given up long before");
+                return Ok(());
+            }
+        };
+        ended.fetch_add(1, Ordering::Relaxed);
+        outcome
+    };
+    let run = AssertUnwindSafe(|| threads::run_or_give_up(3, Duration::from_secs(1), give_up, work));
+    let said = catch_unwind(run).expect_err("it does not return");
+    let said = said.downcast_ref::<String>().unwrap();
+    assert!(said.contains(" waited 1.0 s for rank "), "{said}");
+    assert!(said.ends_with("; the run ends without rank 2, not heard of for another 1.0 s"), "{said}");
+}
+
+/// Whoever is only late comes to its end, and nothing is given up.
+#[test]
+fn a_rank_that_ends_after_another_failed_is_waited_for() {
+    let limit = Duration::from_secs(30);
+    let give_up = |failure| -> Infallible { panic!("{failure}") };
+    let failure = threads::run_or_give_up(2, limit, give_up, |comm| match comm.rank() {
+        0 => Err("no luck".to_owned()),
+        _ => {
+            std::thread::sleep(4 * SHORT);
+            comm.barrier().map_err(|e| e.to_string())
+        }
+    });
+    assert_eq!(failure.unwrap_err().to_string(), "rank 0 failed: no luck");
+    let ranks = threads::run_or_give_up(2, limit, give_up, |comm| Ok(comm.rank()));
+    assert_eq!(ranks.unwrap(), [0, 1]);
 }
 
 #[test]

@@ -142,8 +142,8 @@ impl RunFile {
             let why = "with `train.precision` = \"f32\": the weights are exact themselves".into();
             return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
-        if self.prune.as_ref().is_some_and(|prune| prune.kernels == Kernels::Sparse) {
-            self.check_sparse_kernels()?;
+        if let Some(prune) = &self.prune {
+            prune.check_kernels(self)?;
         }
         let train = &self.train;
         self.parallel.check(train)?;
@@ -200,23 +200,6 @@ impl RunFile {
             prune.insert("method".into(), Value::String(method.into()));
         }
         Ok(table.to_string())
-    }
-
-    /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
-    fn check_sparse_kernels(&self) -> Result<(), Error> {
-        let field = || String::from("prune.kernels");
-        let refuse = |why: &str| Err(Error::NoEffect { field: field(), why: why.to_owned() });
-        if self.train.precision != Precision::F32 {
-            return refuse("with `train.precision` = \"bf16\": dense products are faster there");
-        }
-        if self.device.kind == DeviceKind::Cuda {
-            return refuse("with `device.kind` = \"cuda\": dense products are faster there");
-        }
-        if !self.compresses() {
-            let problem = "is \"sparse\", which makes gradients of kept weights alone, but `prune.state` holds those of all";
-            return Err(Error::Conflict { field: field(), problem: problem.into() });
-        }
-        Ok(())
     }
 
     /// Samples that a rank runs at a time.

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::reader::{Choice, MOST, Section};
-use super::{Error, fields};
+use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::spec::{Parameter, ScaledChannels};
 
 /// `[prune]`
@@ -258,6 +258,27 @@ impl Prune {
     /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
     pub fn multiplies_sparsely(&self) -> bool {
         self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT
+    }
+
+    /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
+    pub(super) fn check_kernels(&self, run: &RunFile) -> Result<(), Error> {
+        if self.kernels == Kernels::Dense {
+            return Ok(());
+        }
+        let field = String::from("prune.kernels");
+        if run.train.precision != Precision::F32 {
+            let why = "with `train.precision` = \"bf16\": dense products are faster there".into();
+            return Err(Error::NoEffect { field, why });
+        }
+        if run.device.kind == DeviceKind::Cuda {
+            let why = "with `device.kind` = \"cuda\": dense products are faster there".into();
+            return Err(Error::NoEffect { field, why });
+        }
+        if !run.compresses() {
+            let problem = "is \"sparse\", which makes gradients of kept weights alone, but `prune.state` holds those of all";
+            return Err(Error::Conflict { field, problem: problem.into() });
+        }
+        Ok(())
     }
 
     /// Whether a parameter is a candidate.

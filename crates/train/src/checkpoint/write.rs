@@ -77,26 +77,24 @@ impl Checkpoints {
                 return Ok(Err(why));
             }
             let own = own_part(files, ranks)?;
-            let write = || {
-                write_own(&temporary, own, ranks).map_err(|why| {
-                    let said = why.to_string();
-                    device = why.downcast::<espalier_tensor::Error>().ok();
-                    said
-                })
+            // That a card cannot be read any more is not the disk's fault: it is told apart, to all.
+            let write = || match write_own(&temporary, own, ranks) {
+                Ok(written) => Ok(Ok(written)),
+                Err(why) => {
+                    device = Some(why.downcast::<espalier_tensor::Error>().map_err(|why| why.to_string())?);
+                    Ok(Err(device.as_ref().expect("just set").to_string()))
+                }
             };
-            match together(ranks, write)? {
-                Ok(written) => on_first(&|| {
-                    let written: Vec<&Written> = written.iter().flatten().collect();
-                    self.complete(progress, &written, &temporary, &target)
-                }),
-                Err(why) => Ok(Err(why)),
-            }
+            let written = match together(ranks, write)? {
+                Ok(written) => all_read(written)?,
+                Err(why) => return Ok(Err(why)),
+            };
+            on_first(&|| self.complete(progress, &written.iter().collect::<Vec<_>>(), &temporary, &target))
         };
         let outcome = attempt();
         if leads && !matches!(outcome, Ok(Ok(()))) {
             let _ = fs::remove_dir_all(&temporary);
         }
-        // That a card cannot be read any more is not the disk's fault.
         if let Some(failed) = device {
             return Err(Error::Tensor(failed));
         }
@@ -159,6 +157,14 @@ impl Checkpoints {
         fs::rename(temporary, target)?;
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// What all ranks wrote, if the cards of all could be read.
+fn all_read(written: Vec<Result<Vec<Written>, String>>) -> Result<Vec<Written>> {
+    let of = |(rank, written): (usize, Result<Vec<Written>, String>)| {
+        written.map_err(|why| Error::RankEnded { rank, how: "failed", why })
+    };
+    Ok(written.into_iter().enumerate().map(of).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// What of all that a rank holds it writes: the rule is at the top of this file.
@@ -347,5 +353,22 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(why) => Err(why),
         Ok(()) => fs::remove_dir_all(going),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_comm::Failure;
+
+    use super::*;
+
+    /// Every rank calls it what it is, and by the number of the rank: no file is at fault.
+    #[test]
+    fn a_card_that_cannot_be_read_is_no_fault_of_the_disk() {
+        let broken = "CUDA: copying to the host failed: out of luck".to_owned();
+        let heard = all_read(vec![Ok(Vec::new()), Err(broken), Ok(Vec::new())]).err().expect("rank 1 failed");
+        let ended = Error::from(Failure::Failed { rank: 0, error: heard });
+        assert!(matches!(ended, Error::RankEnded { rank: 1, .. }), "{ended}");
+        assert_eq!(ended.to_string(), "rank 1 failed: CUDA: copying to the host failed: out of luck");
     }
 }

@@ -26,7 +26,7 @@ use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_plan::mesh::{Axis, Mesh};
 
-pub use threads::{on_threads, on_threads_within};
+pub use threads::{GiveUp, on_threads, on_threads_within};
 pub(crate) use together::exchange;
 pub use together::together;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use espalier_comm::threads;
+use espalier_comm::{Communicator, threads};
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
 
@@ -13,19 +13,24 @@ use crate::{Error, Result};
 /// How long a rank waits for another where nobody says otherwise: as long as `parallel.timeout_s` is by itself.
 const LIMIT: Duration = Duration::from_secs(600);
 
+/// What ends the process where a rank hangs, with what to say.
+pub type GiveUp = fn(Error) -> !;
+
 /// Runs `work` on the ranks of a mesh, and returns what they return, in the order of ranks.
 pub fn on_threads<R: Send>(
     mesh: &Mesh,
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    on_threads_within(LIMIT, mesh, device, work)
+    on_threads_within(LIMIT, None, mesh, device, work)
 }
 
 /// The same where a rank waits at most `limit` for another. One that fails is noticed at once; the limit is for one that
-/// hangs, and must be longer than rank 0 takes to write a checkpoint.
+/// hangs, and must be longer than rank 0 takes to write a checkpoint. What hangs is waited for, unless there is somebody to
+/// `give_up`, which is to end the process.
 pub fn on_threads_within<R: Send>(
     limit: Duration,
+    give_up: Option<GiveUp>,
     mesh: &Mesh,
     device: &Device,
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
@@ -36,9 +41,13 @@ pub fn on_threads_within<R: Send>(
         Device::Cuda(_) if rank == 0 => Ok(device.clone()),
         Device::Cuda(cuda) => cuda.another().map(Device::Cuda),
     };
-    let outcome = threads::run(mesh.size(), limit, |world| -> Result<R> {
+    let rank = |world: Communicator| -> Result<R> {
         let device = own(world.rank())?;
         device.enter(|| work(Ranks::join(world, mesh)?, &device))
-    });
+    };
+    let outcome = match give_up {
+        None => threads::run(mesh.size(), limit, rank),
+        Some(give_up) => threads::run_or_give_up(mesh.size(), limit, |failure| give_up(failure.into()), rank),
+    };
     outcome.map_err(Error::from)
 }

@@ -229,7 +229,7 @@ impl Network<'_> {
             Scope::Layer => {
                 let mut layer = |id| -> Result<(ParameterId, Words)> {
                     let count = Self::kept_of(self.len(id), sparsity).min(self.alive(id));
-                    Ok((id, select::best(&self.bury(id, keys(id)?), count)))
+                    Ok((id, select::best(&self.bury(id, keys(id)?)?, count)))
                 };
                 ids.iter().map(|id| layer(*id)).collect()
             }
@@ -245,7 +245,7 @@ impl Network<'_> {
         mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
     ) -> Result<Vec<(ParameterId, Words)>> {
         let count = count.min(self.sum_over(ids, |id| self.alive(id))?);
-        let mut keys = |i: usize| Ok(self.bury(ids[i], keys(ids[i])?));
+        let mut keys = |i: usize| self.bury(ids[i], keys(ids[i])?);
         let words = match self.ranks.filter(|ranks| ranks.stages().size() > 1) {
             None => select::best_of_all(ids.len(), count, &mut keys)?,
             Some(ranks) => {
@@ -272,15 +272,15 @@ impl Network<'_> {
     }
 
     /// Keys in which those of weights that are gone already come last: a number of any other weight is above them.
-    pub fn bury(&self, id: ParameterId, mut keys: Vec<u32>) -> Vec<u32> {
+    pub fn bury(&self, id: ParameterId, mut keys: Vec<u32>) -> Result<Vec<u32>> {
         if let Some(mask) = self.masks.get(id) {
-            let kept = mask.words();
+            let kept = mask.read_words()?;
             keys.par_iter_mut()
                 .enumerate()
                 .filter(|(i, _)| !is_kept(&kept, *i))
                 .for_each(|(_, key)| *key = 0);
         }
-        keys
+        Ok(keys)
     }
 }
 

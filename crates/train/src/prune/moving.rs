@@ -61,7 +61,7 @@ impl Moves {
             let grown = growth(id, moving)?;
             debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
             let mut words =
-                select::best(&network.bury(id, network.magnitudes(id)?), kept(network, id) - moving);
+                select::best(&network.bury(id, network.magnitudes(id)?)?, kept(network, id) - moving);
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
             masks.push((id, words));
             moved += if network.groups.speaks_for(id) { moving } else { 0 };
@@ -88,13 +88,13 @@ pub fn best_free(
     id: ParameterId,
     keys: impl Fn(usize) -> u32 + Sync,
     count: usize,
-) -> Words {
-    let kept = network.masks.get(id).map(|mask| mask.words());
+) -> Result<Words> {
+    let kept = network.masks.get(id).map(|mask| mask.read_words()).transpose()?;
     let free = |i: usize| kept.as_ref().is_some_and(|kept| !super::is_kept(kept, i));
     // A free place is above every other, whatever its key.
     let key = |i: usize| if free(i) { keys(i).max(1) } else { 0 };
     let keys: Vec<u32> = (0..network.len(id)).into_par_iter().map(key).collect();
-    select::best(&keys, count)
+    Ok(select::best(&keys, count))
 }
 
 fn kept(network: &Network<'_>, id: ParameterId) -> usize {

@@ -78,7 +78,7 @@ impl Growth<'_> {
             None => gradient,
         };
         let gradient = gradient.read_f32()?;
-        let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id));
+        let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id))?;
         self.chosen.insert(id, words);
         Ok(())
     }

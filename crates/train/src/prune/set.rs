@@ -28,7 +28,7 @@ impl Pruner for Set {
         let seed = random::key(random::key(network.plan.run.seed, PURPOSE), network.step);
         Moves::draw(network, share, |id, count| {
             let key = random::key(seed, name_key(network.weights.name(id)));
-            Ok(best_free(network, id, |i| random::bits(key, i as u64), count))
+            best_free(network, id, |i| random::bits(key, i as u64), count)
         })
     }
 }

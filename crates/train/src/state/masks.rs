@@ -2,6 +2,7 @@
 
 use espalier_tensor::Mask;
 
+use crate::Result;
 use crate::weights::ParameterId;
 
 /// The masks of a model; without one a parameter is dense.
@@ -58,14 +59,14 @@ impl Masks {
     }
 
     /// blake3 of all bits in the order of the parameters: ranks compare it to know that they prune alike.
-    pub fn hash(&self) -> String {
+    pub fn hash(&self) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         for (id, mask) in self.iter() {
             hasher.update(&(id.0 as u64).to_le_bytes());
-            for word in mask.words() {
+            for word in mask.read_words()? {
                 hasher.update(&word.to_le_bytes());
             }
         }
-        hasher.finalize().to_hex().to_string()
+        Ok(hasher.finalize().to_hex().to_string())
     }
 }

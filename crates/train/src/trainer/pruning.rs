@@ -125,7 +125,7 @@ impl Trainer {
             self.set_mask(id, mask)?;
         }
         if let Some(ranks) = &self.ranks {
-            ranks.agree("pruning masks", &self.masks.hash())?;
+            ranks.agree("pruning masks", &self.masks.hash()?)?;
             drawn = Drawn(ranks.sum_over_stages(drawn.0)?);
         }
         self.count_kept()?;
@@ -164,6 +164,24 @@ impl Trainer {
     }
 }
 
+/// The parameters that a plan wants multiplied without their zeros; an error on a card.
+pub(super) fn sparse_products(
+    plan: &Plan,
+    weights: &Weights,
+    device: &Device,
+) -> Result<HashSet<ParameterId>> {
+    if plan.run.prune.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
+        return Ok(HashSet::new());
+    }
+    if let Device::Cuda(_) = device {
+        let why =
+            "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
+        return Err(config::Error::NoEffect { field: "prune.kernels".into(), why }.into());
+    }
+    let names = plan.model.linear_weights();
+    Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
+}
+
 /// How many masks of bits and of places were drawn, then for each parameter whether nothing is left of it: numbers that
 /// stages add up, since the one that speaks does not hold them all.
 struct Drawn(Vec<u64>);
@@ -190,22 +208,4 @@ impl Drawn {
         let flags = self.0[Drawn::FORMS.len()..].iter().enumerate();
         flags.filter(|(_, emptied)| **emptied > 0).map(|(i, _)| ParameterId(i))
     }
-}
-
-/// The parameters that a plan wants multiplied without their zeros; an error on a card.
-pub(super) fn sparse_products(
-    plan: &Plan,
-    weights: &Weights,
-    device: &Device,
-) -> Result<HashSet<ParameterId>> {
-    if plan.run.prune.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
-        return Ok(HashSet::new());
-    }
-    if let Device::Cuda(_) = device {
-        let why =
-            "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
-        return Err(config::Error::NoEffect { field: "prune.kernels".into(), why }.into());
-    }
-    let names = plan.model.linear_weights();
-    Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
 }

@@ -22,9 +22,9 @@ impl Trainer {
             vec![(MODEL, self.weights.named().map(tensors).collect()), (OPTIMIZER, optimizer.saved())];
         // Also where nothing of this stage is pruned: another's may be.
         let mask = |(id, mask): (ParameterId, &Mask)| {
-            (self.weights.name(id).to_owned(), Stored::Words(mask.words()))
+            Ok((self.weights.name(id).to_owned(), Stored::Words(mask.read_words()?)))
         };
-        let masks: Saved<'_> = self.masks.iter().map(mask).collect();
+        let masks: Saved<'_> = self.masks.iter().map(mask).collect::<Result<_>>()?;
         let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
         let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
         files.extend(

@@ -36,7 +36,7 @@ struct Shown {
 fn shown(mut trainer: Trainer) -> espalier_train::Result<Shown> {
     let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<_>>()?;
     let validation = trainer.evaluate()?.expect("some samples are held out").loss;
-    Ok(Shown { losses, validation, hashes: vec![trainer.weights().hash()] })
+    Ok(Shown { losses, validation, hashes: vec![trainer.weights().hash().unwrap()] })
 }
 
 /// On as many ranks as the run file asks for, all on this device.

@@ -27,7 +27,7 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String) {
         let alive = weights.iter().enumerate().filter(|(i, w)| **w != 0.0 && kept.binary_search(i).is_err());
         assert_eq!(alive.count(), 0, "{} has weights that were pruned", trainer.weights().name(id));
     }
-    (losses, trainer.weights().hash())
+    (losses, trainer.weights().hash().unwrap())
 }
 
 #[test]

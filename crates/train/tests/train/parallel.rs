@@ -38,7 +38,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
         losses: reports.iter().map(|report| report.loss).collect(),
         norms: reports.iter().map(|report| report.grad_norm).collect(),
         validation: trainer.evaluate()?.expect("some samples are held out").loss,
-        weights: trainer.weights().hash(),
+        weights: trainer.weights().hash().unwrap(),
     })
 }
 

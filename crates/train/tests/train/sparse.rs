@@ -24,7 +24,7 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
             (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
         let weights = trainer.weights();
         let sparse = weights.ids().filter(|id| weights.sparse(*id).is_some()).count();
-        Ok((losses, trainer.masks().hash(), sparse))
+        Ok((losses, trainer.masks().hash()?, sparse))
     };
     if mesh.size() == 1 {
         return walk(Trainer::new(plan, dataset, &device).unwrap()).unwrap();

@@ -7,11 +7,10 @@ use crate::error::Result;
 use crate::mask::{Form, Mask};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source(
-    "compress.cu",
-    concat!(include_str!("../../cuda/kept.cuh"), include_str!("../compress.cu")),
-    Build::FLOATS,
-);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[lanes::LANES, lanes::KEPT],
+    ..lanes::source("compress.cu", include_str!("../compress.cu"), Build::FLOATS)
+};
 
 /// Elements of one size are moved by one kernel.
 fn build(dtype: DType) -> Build {

@@ -19,11 +19,8 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state step alike.
     exact: true,
-    ..lanes::source(
-        "update.cu",
-        concat!(include_str!("../../cuda/kept.cuh"), include_str!("../update.cu")),
-        &[Build::PLAIN],
-    )
+    parts: &[lanes::LANES, lanes::KEPT],
+    ..lanes::source("update.cu", include_str!("../update.cu"), &[Build::PLAIN])
 };
 
 /// Flags of a target.

@@ -49,7 +49,7 @@ fn trainer(base: &Base, threads: usize) -> Trainer {
 
 /// The hashes of weights and masks.
 fn state(trainer: &Trainer) -> (String, String) {
-    (trainer.weights().hash(), trainer.masks().hash())
+    (trainer.weights().hash().unwrap(), trainer.masks().hash().unwrap())
 }
 
 /// Takes steps up to `steps`, on the device's own threads.

@@ -1,0 +1,169 @@
+//! The life of ranks on threads: they are started, heard of as they end, and not waited for longer than the caller wants.
+
+use std::convert::Infallible;
+use std::fmt::{Debug, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::End;
+use super::board::World;
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::failure::{Failure, panic_message};
+
+/// How long ranks are given to come to their end once one has failed, if the limit of a call is not shorter. They do so at
+/// their next call; a process that ends before them loses no more than one that is killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs `work` on this many ranks, each on a thread of its own, and returns what they return, in the order of ranks.
+///
+/// A call of theirs waits at most `limit`. A rank that hangs outside of any call is named by the others, and still waited for
+/// here, since it may hold what `work` borrows: [`run_or_give_up`] does not.
+///
+/// ```
+/// use std::time::Duration;
+/// use espalier_comm::{Error, Reduce, threads};
+///
+/// let sums = threads::run(4, Duration::from_secs(10), |comm| -> Result<u64, Error> {
+///     Ok(comm.all_reduce(vec![comm.rank() as u64], Reduce::Sum)?[0])
+/// });
+/// assert_eq!(sums.unwrap(), [6; 4]);
+/// ```
+pub fn run<R, E>(
+    ranks: usize,
+    limit: Duration,
+    work: impl Fn(Communicator) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, Failure<E>>
+where
+    R: Send,
+    E: Debug + Display + Send,
+{
+    run_watched(ranks, limit, None::<fn(Failure<E>) -> Infallible>, work)
+}
+
+/// The same for a caller who would rather end the process than wait for a rank that hangs: once a rank has failed, the
+/// others are given a little time to come to their end, and then `give_up` is called with what to say.
+///
+/// It cannot return. A thread cannot be ended from outside, and one that borrows from its caller cannot be left to itself
+/// either; so the end of the process is the only way on. To lend `work` nothing would be the other choice: every caller
+/// would have to share what now is plainly borrowed, and the thread would still be there.
+pub fn run_or_give_up<R, E>(
+    ranks: usize,
+    limit: Duration,
+    give_up: impl FnOnce(Failure<E>) -> Infallible,
+    work: impl Fn(Communicator) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, Failure<E>>
+where
+    R: Send,
+    E: Debug + Display + Send,
+{
+    run_watched(ranks, limit, Some(give_up), work)
+}
+
+fn run_watched<R, E>(
+    ranks: usize,
+    limit: Duration,
+    give_up: Option<impl FnOnce(Failure<E>) -> Infallible>,
+    work: impl Fn(Communicator) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, Failure<E>>
+where
+    R: Send,
+    E: Debug + Display + Send,
+{
+    assert!(ranks > 0, "a world has at least one rank");
+    let world = Arc::new(World::new(ranks));
+    let members: Arc<[usize]> = (0..ranks).collect();
+    let rank = |rank: usize| {
+        let end = End::new(world.clone(), 0, members.clone(), rank);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(Communicator::new(Arc::new(end), limit))));
+        match &outcome {
+            Ok(Ok(_)) => world.end(rank),
+            Ok(Err(error)) => world.fail(rank, "failed", error.to_string()),
+            Err(panic) => world.fail(rank, "panicked", panic_message(panic.as_ref())),
+        }
+        outcome
+    };
+    thread::scope(|scope| {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let mut helpers = 0;
+        while helpers < ranks.min(cores) && ranks > 1 {
+            let helper = thread::Builder::new().name(format!("espalier-comm-{helpers}"));
+            if helper.spawn_scoped(scope, || world.serve()).is_err() {
+                break;
+            }
+            helpers += 1;
+        }
+        let (ended, ends) = mpsc::channel();
+        let start = |r: usize| {
+            let (thread, tell) = (thread::Builder::new().name(format!("espalier-rank-{r}")), ended.clone());
+            // Nobody listens any more where this rank was given up.
+            let started = thread.spawn_scoped(scope, move || drop(tell.send((r, Ok(rank(r))))));
+            if let Err(e) = started {
+                world.fail(r, "failed", format!("no thread for it: {e}"));
+                let what = format!(
+                    "cannot start a thread for rank {r} of {ranks}: {e}; use fewer ranks in one process"
+                );
+                let _ = ended.send((r, Err(Failure::Launch(Error::Launch { what }))));
+            }
+        };
+        (0..ranks).for_each(start);
+        let patience = give_up.is_some().then(|| limit.min(PATIENCE));
+        let (mut outcomes, left) = gather(&ends, ranks, patience, || world.failed().is_some());
+        world.close();
+        let Some(failed) = world.failed() else {
+            return Ok(outcomes.into_iter().flatten().map(succeeded).collect());
+        };
+        let failure = match outcomes[failed.rank].take().expect("a rank that failed has ended") {
+            Err(no_thread) => no_thread,
+            Ok(Err(_)) => Failure::Panicked { rank: failed.rank, message: failed.why },
+            Ok(Ok(Err(error))) => Failure::Failed { rank: failed.rank, error },
+            Ok(Ok(Ok(_))) => unreachable!("a rank that failed returned a result"),
+        };
+        match (patience, give_up) {
+            (Some(waited), Some(give_up)) if !left.is_empty() => {
+                match give_up(Failure::LeftBehind { first: Box::new(failure), left, waited }) {}
+            }
+            _ => Err(failure),
+        }
+    })
+}
+
+/// What a rank came to: the result of its work, or its panic; or there was no thread for it.
+type Outcome<R, E> = Result<thread::Result<Result<R, E>>, Failure<E>>;
+
+/// Waits for all ranks; returns what those who have ended came to, and who has not. Once a rank `has_failed`, the others have
+/// as long as `patience` says, or as they need.
+fn gather<R, E: Debug + Display>(
+    ends: &Receiver<(usize, Outcome<R, E>)>,
+    ranks: usize,
+    patience: Option<Duration>,
+    has_failed: impl Fn() -> bool,
+) -> (Vec<Option<Outcome<R, E>>>, Vec<usize>) {
+    let mut outcomes: Vec<_> = (0..ranks).map(|_| None).collect();
+    let mut until: Option<Instant> = None;
+    for _ in 0..ranks {
+        let heard = match until {
+            None => ends.recv().ok(),
+            Some(until) => ends.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
+        };
+        let Some((rank, outcome)) = heard else { break };
+        outcomes[rank] = Some(outcome);
+        // A rank that fails is heard of here as soon as others can know of it.
+        if has_failed() {
+            until = until.or(patience.map(|patience| Instant::now() + patience));
+        }
+    }
+    let left = (0..ranks).filter(|&rank| outcomes[rank].is_none()).collect();
+    (outcomes, left)
+}
+
+/// What a rank returned in a world where none failed.
+fn succeeded<R, E: Debug + Display>(outcome: Outcome<R, E>) -> R {
+    match outcome {
+        Ok(Ok(Ok(result))) => result,
+        _ => unreachable!("a rank failed unnoticed"),
+    }
+}
