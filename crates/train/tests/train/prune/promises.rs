@@ -3,6 +3,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use espalier_tensor::mask::ones;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
@@ -156,6 +157,46 @@ fn counts_are_exact() {
             "2:4" => assert_eq!(2 * kept, all, "{name}"),
             _ => assert_eq!(kept as usize, share(all as usize), "{name}"),
         }
+    }
+}
+
+/// Sorted by hand: over all candidates, or in each; the earlier of two alike stays.
+#[test]
+fn the_largest_weights_stay() {
+    let by_hand = |groups: &[Vec<f32>], kept: usize| -> Vec<Vec<usize>> {
+        let mut all: Vec<(usize, usize)> = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(g, values)| (0..values.len()).map(move |i| (g, i)))
+            .collect();
+        all.sort_by(|&(g, i), &(h, j)| groups[h][j].abs().total_cmp(&groups[g][i].abs()));
+        let mut places = vec![Vec::new(); groups.len()];
+        all[..kept].iter().for_each(|&(g, i)| places[g].push(i));
+        places.iter_mut().for_each(|places| places.sort_unstable());
+        places
+    };
+    for (settings, share, global) in [
+        (&["prune.method=magnitude", "prune.sparsity=0.7"][..], 0.3, true),
+        (&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"], 0.3, false),
+        (&["prune.method=gradual", "prune.initial=0.6", "prune.scope=layer"], 0.4, false),
+        (&["prune.method=gradual", "prune.initial=0.6"], 0.4, true),
+    ] {
+        let before = trainer(&tiny_cnn(settings), 1);
+        let mut after = trainer(&tiny_cnn(settings), 1);
+        after.step().unwrap();
+        let found: Vec<(_, Vec<usize>)> =
+            after.masks().iter().map(|(id, mask)| (id, ones(&mask.words()).collect())).collect();
+        assert_eq!(found.len(), 3, "all matrices are candidates");
+        let values: Vec<Vec<f32>> = found.iter().map(|(id, _)| before.weights().get(*id).to_f32()).collect();
+        let kept = |values: &[Vec<f32>]| {
+            (share * values.iter().map(Vec::len).sum::<usize>() as f64).round() as usize
+        };
+        let expected = match global {
+            true => by_hand(&values, kept(&values)),
+            false => values.chunks(1).flat_map(|layer| by_hand(layer, kept(layer))).collect(),
+        };
+        let found: Vec<Vec<usize>> = found.into_iter().map(|(_, places)| places).collect();
+        assert_eq!(found, expected, "{settings:?}");
     }
 }
 
