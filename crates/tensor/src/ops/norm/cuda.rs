@@ -14,7 +14,7 @@ const BACKWARD_INPUT: Part =
 
 /// A norm's file of kernels.
 pub(crate) const fn source(name: &'static str, text: &'static str) -> Source {
-    Source { parts: &[lanes::LANES, BACKWARD_INPUT], ..lanes::source(name, text, Build::FLOATS) }
+    Source { parts: &[Part::LANES, BACKWARD_INPUT], ..lanes::source(name, text, Build::FLOATS) }
 }
 
 /// A norm's kernels, by their names in its file.
