@@ -44,6 +44,16 @@ pub struct Part {
     pub text: &'static str,
 }
 
+impl Part {
+    /// What most kernels share.
+    pub(crate) const LANES: Part = Part { name: "lanes.cuh", text: include_str!("lanes.cuh") };
+    /// What those over kept weights share besides.
+    pub(crate) const KEPT: Part = Part { name: "kept.cuh", text: include_str!("kept.cuh") };
+    /// What those with products of their own on the tensor cores share.
+    pub(crate) const TENSOR_CORES: Part =
+        Part { name: "tensor_cores.cuh", text: include_str!("tensor_cores.cuh") };
+}
+
 /// One way to build a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Build {

@@ -14,14 +14,9 @@ pub(crate) const THREADS: u32 = 256;
 /// Elements of such a block.
 pub(crate) const TILE: usize = 4096;
 
-/// What most kernels share.
-pub(crate) const LANES: Part = Part { name: "lanes.cuh", text: include_str!("lanes.cuh") };
-/// What the kernels over kept weights share besides.
-pub(crate) const KEPT: Part = Part { name: "kept.cuh", text: include_str!("kept.cuh") };
-
 /// A file of kernels that reads `lanes.cuh` and no other part.
 pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> Source {
-    Source { name, parts: &[LANES], text, exact: false, builds }
+    Source { name, parts: &[Part::LANES], text, exact: false, builds }
 }
 
 /// How many blocks cover `n` things, `each` of them in a block.

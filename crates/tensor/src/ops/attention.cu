@@ -7,7 +7,7 @@
 // includes nothing, since NVRTC may have no headers. Built once per head size: -DHEAD=64 (32, 64, 80, 96, 128).
 //
 // This file stands behind its parts, which attention/cuda.rs puts together:
-//   instructions, tiles, products       what the kernels share
+//   tiles, products                     what the kernels share
 //   forward, backward_query             a kernel each
 //   backward_key, backward_key_paired   one kernel in two forms, for heads up to 64 and above
 // A kernel's part opens with its settings: WARPS in a block, STACK of 16-row tiles a warp owns, TILE rows of the

@@ -11,14 +11,13 @@
 //! The walk over rows is that of `norm.rs`; here is what happens to one row.
 
 use crate::cpu::lanes;
-use crate::cuda::{self, Build, Source};
+use crate::cuda::Source;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::ops::norm::{self, Formula, cuda::Kernels};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source =
-    cuda::lanes::source("layer_norm.cu", include_str!("layer_norm.cu"), Build::FLOATS);
+pub(crate) static SOURCE: Source = norm::cuda::source("layer_norm.cu", include_str!("layer_norm.cu"));
 
 /// (y, statistics).
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {

@@ -24,7 +24,7 @@ constexpr int SHARED = 2 * ROWS * PITCH + STAGES * STAGE_BYTES;
 }  // namespace backward_query
 
 // dy * y summed over one row of the head; the four lanes that own the row share the work.
-__device__ __forceinline__ float row_sum(const half_word* y, const half_word* dy) {
+DEVICE float row_sum(const half_word* y, const half_word* dy) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < (PIECES + 3) / 4; ++i) {

@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     name: "attention.cu",
     parts: &[
-        Part { name: "attention/instructions.cuh", text: include_str!("instructions.cuh") },
+        Part::TENSOR_CORES,
         Part { name: "attention/tiles.cuh", text: include_str!("tiles.cuh") },
         Part { name: "attention/products.cuh", text: include_str!("products.cuh") },
         Part { name: "attention/forward.cuh", text: include_str!("forward.cuh") },

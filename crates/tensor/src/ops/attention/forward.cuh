@@ -13,6 +13,14 @@ namespace attention {
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float SLACK = 8.0f;
 
+DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
+
+DEVICE float log2_fast(float x) {
+    float r;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 namespace forward {
 constexpr int THREADS = FORWARD_WARPS * 32, STACK = FORWARD_STACK, TILE = FORWARD_TILE, CHUNK = FORWARD_CHUNK;
 constexpr int OWN = STACK * 16, ROWS = FORWARD_WARPS * OWN;

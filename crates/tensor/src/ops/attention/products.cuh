@@ -12,6 +12,12 @@ constexpr float SCALE = static_cast<float>(1.0 / root(HEAD));
 // Scores leave the product unscaled; exp2(SCALE_2 * score - ..) is the probability.
 constexpr float SCALE_2 = static_cast<float>(1.4426950408889634 / root(HEAD));
 
+DEVICE float exp2_fast(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 // The rows a warp owns, as left operand: in registers, or read from the tile whenever they are wanted.
 template <int STACK, bool KEEP>
 struct Own;
@@ -19,13 +25,13 @@ struct Own;
 template <int STACK>
 struct Own<STACK, true> {
     u32 kept[STACK][STEPS][4];
-    __device__ __forceinline__ void open(u32 rows) {
+    DEVICE void open(u32 rows) {
 #pragma unroll
         for (int m = 0; m < STACK; ++m)
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) load_matrices(kept[m][k], along(rows + stacked(), k) + m * 16 * PITCH);
     }
-    __device__ __forceinline__ void get(u32 (&left)[STACK][4], int k) const {
+    DEVICE void get(u32 (&left)[STACK][4], int k) const {
 #pragma unroll
         for (int m = 0; m < STACK; ++m)
 #pragma unroll
@@ -36,8 +42,8 @@ struct Own<STACK, true> {
 template <int STACK>
 struct Own<STACK, false> {
     u32 at;
-    __device__ __forceinline__ void open(u32 rows) { at = rows + stacked(); }
-    __device__ __forceinline__ void get(u32 (&left)[STACK][4], int k) const {
+    DEVICE void open(u32 rows) { at = rows + stacked(); }
+    DEVICE void get(u32 (&left)[STACK][4], int k) const {
 #pragma unroll
         for (int m = 0; m < STACK; ++m) load_matrices(left[m], along(at, k) + m * 16 * PITCH);
     }
@@ -45,7 +51,7 @@ struct Own<STACK, false> {
 
 // One step along the head of sum[own rows, CHUNK] += own * chunk^T.
 template <int STACK, int CHUNK, bool KEEP>
-__device__ __forceinline__ void score_step(float (&sum)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 chunk, int k) {
+DEVICE void score_step(float (&sum)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 chunk, int k) {
     u32 left[STACK][4];
     own.get(left, k);
 #pragma unroll
@@ -63,7 +69,7 @@ __device__ __forceinline__ void score_step(float (&sum)[STACK][CHUNK / 8][4], co
 // sum[own rows, HEAD] += weights[own rows, CHUNK] * chunk. The layout in which a product leaves its sums is
 // the layout in which the next one wants its left operand, so the weights only get rounded.
 template <int STACK, int CHUNK>
-__device__ __forceinline__ void gather(float (&sum)[STACK][HEAD / 8][4], const u32 (&weights)[STACK][CHUNK / 16][4], u32 chunk) {
+DEVICE void gather(float (&sum)[STACK][HEAD / 8][4], const u32 (&weights)[STACK][CHUNK / 16][4], u32 chunk) {
 #pragma unroll
     for (int k = 0; k < CHUNK / 16; ++k) {
 #pragma unroll
@@ -81,7 +87,7 @@ __device__ __forceinline__ void gather(float (&sum)[STACK][HEAD / 8][4], const u
 
 // Both at once, step by step: the scores of one chunk and the weighted rows of another.
 template <int STACK, int CHUNK, bool KEEP>
-__device__ __forceinline__ void beside(float (&score)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 seen, float (&sum)[STACK][HEAD / 8][4],
+DEVICE void beside(float (&score)[STACK][CHUNK / 8][4], const Own<STACK, KEEP>& own, u32 seen, float (&sum)[STACK][HEAD / 8][4],
                                        const u32 (&weights)[STACK][CHUNK / 16][4], u32 gathered) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -100,14 +106,14 @@ __device__ __forceinline__ void beside(float (&score)[STACK][CHUNK / 8][4], cons
 }
 
 template <int STACK, int CHUNK>
-__device__ __forceinline__ void round_weights(u32 (&weights)[STACK][CHUNK / 16][4], const float (&x)[STACK][CHUNK / 8][4]) {
+DEVICE void round_weights(u32 (&weights)[STACK][CHUNK / 16][4], const float (&x)[STACK][CHUNK / 8][4]) {
 #pragma unroll
     for (int m = 0; m < STACK; ++m)
 #pragma unroll
         for (int k = 0; k < CHUNK / 16; ++k)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                weights[m][k][i] = pack(x[m][2 * k + i / 2][i % 2 * 2], x[m][2 * k + i / 2][i % 2 * 2 + 1]);
+                weights[m][k][i] = f32_to_bf16x2(x[m][2 * k + i / 2][i % 2 * 2], x[m][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
 }  // namespace attention

@@ -7,6 +7,8 @@
 
 namespace attention {
 
+typedef unsigned short half_word;  // the bits of a bf16
+
 static_assert(HEAD % 16 == 0, "a product takes 16 columns of the head at a time");
 
 constexpr int STEPS = HEAD / 16;  // products along the head
@@ -21,17 +23,17 @@ constexpr int TEAM = 512;   // blocks that start together, see `place`
 constexpr bool SWIZZLED = (HEAD & (HEAD - 1)) == 0;
 constexpr int PITCH = SWIZZLED ? ROW_BYTES : ROW_BYTES + 16;
 
-__device__ __forceinline__ u32 piece_offset(u32 row, u32 piece) {
+DEVICE u32 piece_offset(u32 row, u32 piece) {
     const u32 swizzle = HEAD >= 64 ? row & 7 : (row >> 1) & 3;
     return row * PITCH + ((SWIZZLED ? piece ^ swizzle : piece) << 4);
 }
 
 // From a lane's address at column 0 to that at column 16 * step.
-__device__ __forceinline__ u32 along(u32 address, int step) { return SWIZZLED ? address ^ (step << 5) : address + (step << 5); }
+DEVICE u32 along(u32 address, int step) { return SWIZZLED ? address ^ (step << 5) : address + (step << 5); }
 
 // Rows first .. first + ROWS of a matrix into a tile; those at limit or beyond become zeros.
 template <int ROWS, int THREADS>
-__device__ __forceinline__ void copy_tile(u32 tile, const half_word* from, int stride, int first, int limit) {
+DEVICE void copy_tile(u32 tile, const half_word* from, int stride, int first, int limit) {
     constexpr int DOWN = THREADS / PIECES;
     if (THREADS % PIECES == 0 && ROWS % DOWN == 0 && DOWN % 8 == 0 && first + ROWS <= limit) {
         const int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
@@ -54,11 +56,11 @@ __device__ __forceinline__ void copy_tile(u32 tile, const half_word* from, int s
 // Where a lane stands in a tile when the warp loads four matrices. `stacked`: lanes walk down 16 rows, then
 // step one piece to the right: a left operand, or a right one that is transposed on the way. `abreast`: 8
 // rows, one piece to the right, the next 8 rows: a right operand whose rows are its columns.
-__device__ __forceinline__ u32 stacked() {
+DEVICE u32 stacked() {
     const u32 lane = threadIdx.x % 32;
     return piece_offset(lane % 16, lane / 16);
 }
-__device__ __forceinline__ u32 abreast() {
+DEVICE u32 abreast() {
     const u32 lane = threadIdx.x % 32;
     return piece_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
@@ -66,7 +68,7 @@ __device__ __forceinline__ u32 abreast() {
 // A warp's sums, times a factor per row, to its rows of a matrix, by way of its own rows of a tile so that
 // each lane writes 16 bytes. factor[m][i] belongs to row m * 16 + i * 8 + lane / 4.
 template <int STACK>
-__device__ __forceinline__ void write_rows(const float (&sum)[STACK][HEAD / 8][4], const float (&factor)[STACK][2], u32 tile, half_word* to,
+DEVICE void write_rows(const float (&sum)[STACK][HEAD / 8][4], const float (&factor)[STACK][2], u32 tile, half_word* to,
                                            int stride, int first, int limit) {
     const u32 lane = threadIdx.x % 32;
     __syncwarp();
@@ -77,7 +79,7 @@ __device__ __forceinline__ void write_rows(const float (&sum)[STACK][HEAD / 8][4
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const u32 at = tile + piece_offset(m * 16 + i * 8 + lane / 4, n) + lane % 4 * 4;
-                const u32 pair = pack(sum[m][n][2 * i] * factor[m][i], sum[m][n][2 * i + 1] * factor[m][i]);
+                const u32 pair = f32_to_bf16x2(sum[m][n][2 * i] * factor[m][i], sum[m][n][2 * i + 1] * factor[m][i]);
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pair) : "memory");
             }
     __syncwarp();
@@ -101,7 +103,7 @@ struct Place {
     long long batch;
 };
 template <int ROWS>
-__device__ __forceinline__ Place place(int seq, int heads) {
+DEVICE Place place(int seq, int heads) {
     const int blocks = (seq + ROWS - 1) / ROWS, all = gridDim.x / blocks;
     const int team = max(max((16 << 20) / (seq * ROW_BYTES * 2), TEAM / blocks), 1), teams = max(all / team, 1);
     const long long mine = (static_cast<long long>(blockIdx.x / blocks + 1) * teams - 1) / all;
@@ -112,12 +114,12 @@ __device__ __forceinline__ Place place(int seq, int heads) {
 
 // Stages of shared memory are taken in turn.
 template <int BYTES>
-__device__ __forceinline__ u32 next_stage(u32 stage, u32 first) {
+DEVICE u32 next_stage(u32 stage, u32 first) {
     return stage + BYTES == first + STAGES * BYTES ? first : stage + BYTES;
 }
 
 template <int STACK, int WIDTH>
-__device__ __forceinline__ void clear(float (&x)[STACK][WIDTH][4]) {
+DEVICE void clear(float (&x)[STACK][WIDTH][4]) {
 #pragma unroll
     for (int m = 0; m < STACK; ++m)
 #pragma unroll

@@ -1,14 +1,14 @@
 //! Compressing and expanding on a card.
 
 use crate::cuda::lanes::{self, THREADS, TILE};
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::mask::{Form, Mask};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[lanes::LANES, lanes::KEPT],
+    parts: &[Part::LANES, Part::KEPT],
     ..lanes::source("compress.cu", include_str!("../compress.cu"), Build::FLOATS)
 };
 

@@ -12,7 +12,8 @@ use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {
     parts: &[
-        lanes::LANES,
+        Part::LANES,
+        Part::TENSOR_CORES,
         Part { name: "conv/patches.cuh", text: include_str!("patches.cuh") },
         Part { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },
         Part { name: "conv/product_bf16.cuh", text: include_str!("product_bf16.cuh") },

@@ -3,49 +3,24 @@
 
 enum : int { STAGES = 3, TERMS = 32 };
 
-DEVICE u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
-
-// Copies 16 bytes to shared memory without waiting; zeros where `from` is null.
-DEVICE void copy_async(bf16* to, const bf16* from, const bf16* somewhere) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from ? from : somewhere), "r"(from ? 16 : 0)
-                 : "memory");
-}
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the last `pending` groups of copies are there.
-template <int pending>
-DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
-
-// What find(0) .. find(7) point to, into shared memory; `to` is aligned to 16 bytes.
+// What find(0) .. find(7) point to, into shared memory, zeros where it is null; `to` is aligned to 16 bytes. `somewhere`
+// can be read.
 template <class Find>
 DEVICE void fetch(bf16* to, const bf16* somewhere, bool vector, Find find) {
-    if (vector)
-        copy_async(to, find(0), somewhere);
-    else
+    if (vector) {
+        const bf16* const from = find(0);
+        copy_16(shared_address(to), from ? from : somewhere, from);
+    } else {
         store_pack(to, collect<8, bf16>(false, find));
+    }
 }
 
-// Four 8 x 8 matrices, of which each lane names a row; where TRANSPOSED, each is turned over on the way.
 template <bool TRANSPOSED>
 DEVICE void load_matrices(u32 (&to)[4], const bf16* row) {
     if (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(shared_address(row))
-                     : "memory");
+        load_matrices_transposed(to, shared_address(row));
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(shared_address(row))
-                     : "memory");
-}
-
-// sum [16 x 8] += a [16 x 16] b [16 x 8].
-DEVICE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        load_matrices(to, shared_address(row));
 }
 
 // The sums of a warp: I tiles of 16 rows by four of 8 columns.
@@ -89,15 +64,15 @@ template <class Fetch, class Compute>
 DEVICE void pipeline(int first, int end, Fetch fetch_stage, Compute compute) {
     for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
         if (first + ahead * TERMS < end) fetch_stage(ahead, first + ahead * TERMS);
-        commit_copies();
+        copies_close();
     }
     int stage = 0;
     for (int k0 = first; k0 < end; k0 += TERMS) {
-        wait_copies<STAGES - 2>();
+        copies_wait<STAGES - 2>();
         __syncthreads();
         const int next = k0 + (STAGES - 1) * TERMS;
         if (next < end) fetch_stage(stage == 0 ? STAGES - 1 : stage - 1, next);
-        commit_copies();
+        copies_close();
         compute(stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }

@@ -2,13 +2,22 @@
 
 use super::{all, empty_statistics};
 use crate::cuda::lanes::{self, Columns};
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 
-/// A norm's file of kernels, and their names in it.
+/// The walk over a row that both norms' kernels share.
+const BACKWARD_INPUT: Part =
+    Part { name: "norm/backward_input.cuh", text: include_str!("backward_input.cuh") };
+
+/// A norm's file of kernels.
+pub(crate) const fn source(name: &'static str, text: &'static str) -> Source {
+    Source { parts: &[Part::LANES, BACKWARD_INPUT], ..lanes::source(name, text, Build::FLOATS) }
+}
+
+/// A norm's kernels, by their names in its file.
 pub(crate) struct Kernels {
     pub(crate) source: &'static Source,
     pub(crate) forward: &'static str,
