@@ -32,7 +32,12 @@ impl Progress {
             let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} {eta}");
             ProgressBar::no_length().with_style(style.expect("a fixed template"))
         });
-        Progress { bar, steps: 0, last_line: None, seen: 0, profiled: None }
+        Progress { bar, ..Progress::lines() }
+    }
+
+    /// Lines wherever standard error goes, for what takes no steps.
+    pub fn lines() -> Progress {
+        Progress { bar: None, steps: 0, last_line: None, seen: 0, profiled: None }
     }
 
     /// Takes the times of a device's work, once the first steps are over.

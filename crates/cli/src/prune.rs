@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_plan::config::RunFile;
 use espalier_train::checkpoint::Whole;
 use espalier_train::{Error, run};
 
-use crate::progress;
-use crate::train::{Prepared, prepare};
+use crate::progress::{self, Progress};
+use crate::train::{Prepared, prepare_text, read};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -23,7 +24,7 @@ pub struct PruneArguments {
     #[arg(long)]
     method: String,
     /// The share of weights that goes, in [0, 1).
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     sparsity: Option<f64>,
     /// Override a field of the run file, as in `--set prune.scope=layer`. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
@@ -39,11 +40,13 @@ pub struct PruneArguments {
 /// Runs the command.
 pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     let whole = Whole::find(&arguments.checkpoint, None)?;
-    let mut overrides = vec![format!("prune.method=\"{}\"", arguments.method)];
-    overrides.extend(arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}")));
-    overrides.extend(arguments.overrides.iter().cloned());
-    let Prepared { plan, dataset, device, .. } = prepare(&whole.run_file(), &overrides, None)?;
-    let method = plan.run.prune.as_ref().expect("the method was given");
+    let sparsity = arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}"));
+    let overrides: Vec<String> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
+    let run_file = whole.run_file();
+    // The run may have been pruned by another method, whose fields this one does not have.
+    let text = RunFile::with_method(&read(&run_file)?, &arguments.method).map_err(Error::Plan)?;
+    let run = RunFile::parse(&text, &overrides).map_err(Error::Plan)?;
+    let method = run.prune.as_ref().expect("the method was given");
     if !method.prunes_once() {
         let problem = format!(
             "is \"{}\", which prunes in the course of training: write it into a run file's [prune]",
@@ -55,7 +58,10 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         })
         .into());
     }
-    let summary = device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out))?;
+    let Prepared { plan, dataset, device, .. } = prepare_text(&text, &run_file, &overrides, None)?;
+    let mut progress = Progress::lines();
+    let summary =
+        device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out, &mut progress))?;
     progress::summarise(&summary);
     if arguments.json {
         println!("{}", serde_json::to_string(&summary)?);

@@ -87,9 +87,18 @@ pub struct Prepared {
 
 /// Reads a run file and opens what it names.
 pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -> Result<Prepared> {
-    let text = read(path)?;
+    prepare_text(&read(path)?, path, overrides, launched)
+}
+
+/// The same from the text of a run file, as if it stood at `path`.
+pub fn prepare_text(
+    text: &str,
+    path: &Path,
+    overrides: &[String],
+    launched: Option<&Launched>,
+) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
-    let mut run_file = RunFile::parse_for(&text, overrides, started).map_err(Error::Plan)?;
+    let mut run_file = RunFile::parse_for(text, overrides, started).map_err(Error::Plan)?;
     let join = launched.map(|launched| {
         let cards = || Cuda::probe().usable();
         Join::new(launched.clone(), run_file.device.kind, cards, |name| std::env::var(name).ok())
@@ -218,7 +227,8 @@ fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
     Ok(ranks / stages)
 }
 
-fn read(path: &Path) -> Result<String> {
+/// The text of a run file.
+pub fn read(path: &Path) -> Result<String> {
     let why = |why| Error::File { path: path.to_owned(), why: format!("the run file cannot be read: {why}") };
     Ok(fs::read_to_string(path).map_err(why)?)
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::config::{Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
 use crate::schedule::{Action, Chunk, Schedule};
-use crate::spec::{Model, ShapeError};
+use crate::spec::{Model, Parameter, ShapeError};
 use crate::stages::Parts;
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
@@ -102,15 +102,20 @@ impl Memory {
         let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         let all = model.parameters();
+        let sparse = prune.is_some_and(Prune::multiplies_sparsely);
+        let linear = if sparse { model.linear_weights() } else { Vec::new() };
         for parameter in held.into_iter().map(|place| &all[place]) {
             let elements = parameter.elements();
             let mut sent = elements;
             match prune.filter(|prune| prune.covers(parameter)) {
                 None => dense = dense.saturating_add(elements),
                 Some(prune) => {
-                    let kept = ((1.0 - prune.sparsity) * elements as f64) as u64;
+                    let kept = kept_of(Some(prune), elements);
                     candidates = candidates.saturating_add(elements);
                     mask += mask_bytes(elements, kept);
+                    if linear.contains(&parameter.name) {
+                        mask += sparse_bytes(parameter, kept);
+                    }
                     sent = if compressed { kept } else { elements };
                 }
             }
@@ -220,6 +225,11 @@ impl StateBytes {
 /// Candidates that are kept: exactly so many.
 pub fn kept_of(prune: Option<&Prune>, candidates: u64) -> u64 {
     prune.map_or(candidates, |prune| ((1.0 - prune.sparsity) * candidates as f64).round() as u64)
+}
+
+/// Bytes that say where the kept weights of a matrix are, by rows and by columns.
+fn sparse_bytes(parameter: &Parameter, kept: u64) -> u64 {
+    4 * (parameter.shape.iter().map(|extent| *extent as u64 + 1).sum::<u64>() + 3 * kept)
 }
 
 /// Bytes of a mask in the smaller form: a bit a weight and a directory, or four bytes for each kept one.

@@ -164,6 +164,21 @@ fn check_ties(run: &RunFile, model: &Model, parts: &Parts) -> Result<(), Error> 
 /// What a pruning method needs of the model and of the length of the run.
 fn check_pruning(run: &RunFile, model: &Model) -> Result<(), Error> {
     let Some(prune) = &run.prune else { return Ok(()) };
+    let parameters = model.parameters();
+    for part in &prune.exclude {
+        if !parameters.iter().any(|parameter| parameter.name.contains(part.as_str())) {
+            let why = format!("for \"{part}\", which is in no name of {}'s parameters", model.name);
+            return Err(Error::NoEffect { field: "prune.exclude".into(), why });
+        }
+    }
+    if !parameters.iter().any(|parameter| prune.covers(parameter)) {
+        let problem = format!("is \"{}\", but nothing of {} is left to prune", prune.name(), model.name);
+        let hint = match prune.exclude.is_empty() {
+            true => ": it has no weight of two dimensions but embeddings",
+            false => ": see `prune.exclude`",
+        };
+        return Err(Error::Conflict { field: "prune.method".into(), problem: problem + hint });
+    }
     if let Method::EarlyBird { form: TicketForm::Channels, .. } = prune.method
         && !model.scaled_channels().iter().any(|channels| prune.covers_channels(channels))
     {
@@ -255,6 +270,10 @@ mod tests {
         assert!(plan(&image("resnet-18"), IMAGES).is_ok());
         let all = format!("{}\nexclude = \"conv\"", image("resnet8"));
         assert!(sentence(&all, IMAGES).contains("`prune.form`"), "excluded convolutions are no candidates");
+        let nothing = "[prune]\nmethod = \"random\"\nexclude = \"h.\"";
+        insta::assert_snapshot!(sentence(nothing, TEXT), @r#"`prune.method` is "random", but nothing of gpt is left to prune: see `prune.exclude`"#);
+        let misspelt = "[prune]\nmethod = \"random\"\nexclude = [\"attn\", \"mpl\"]";
+        insta::assert_snapshot!(sentence(misspelt, TEXT), @r#"`prune.exclude` has no effect for "mpl", which is in no name of gpt's parameters"#);
         let lottery = "[prune]\nmethod = \"lottery\"\n[train]\nsteps = 5";
         insta::assert_snapshot!(sentence(lottery, TEXT), @"`train.steps` is 5, but the lottery trains 12 times (11 rounds of `prune.rate`) and `prune.rewind` is 0: at least 12 are needed");
     }

@@ -81,7 +81,7 @@ fn memory(cuda: &Cuda, device: &Device) {
 
 const TURNED: Source = Source {
     name: "turned.cu",
-    shared: "",
+    parts: &[],
     text: r#"
         // y[i] = x[WIDTH - 1 - i] * scale + block sum of x, through dynamic shared memory.
         KERNEL(256) turned(const T* x, T* y, float scale, u32 width) {

@@ -79,6 +79,10 @@ impl Worker for Paced {
         Ok(())
     }
 
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     fn step(&mut self) -> Result<()> {
         Ok(())
     }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
+use espalier_plan::config::{Method, Prune};
 use espalier_plan::memory::StateBytes;
 use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Input;
@@ -160,27 +161,45 @@ fn limit_of(plan: &Plan) -> Duration {
     Duration::from_secs(plan.run.parallel.timeout_s as u64)
 }
 
-/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed.
-pub fn prune(plan: Plan, dataset: Dataset, device: &Device, whole: &Whole, folder: &Path) -> Result<Summary> {
+/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
+/// rank does it, however many the run has.
+pub fn prune(
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    whole: &Whole,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
     if folder.join("run.toml").exists() {
         return Err(Error::file(folder, "a run is here already: choose another folder"));
     }
     let checkpoints = checkpoints_of(&plan, folder);
-    let mut trainer = Trainer::new(plan.clone(), dataset, device)?;
+    let alone = Plan::new(plan.run.alone(), plan.facts).map_err(Error::Plan)?;
+    let mut trainer = Trainer::new(alone, dataset, device)?;
     trainer.restore(whole)?;
     trainer.refuse_more_pruned(whole)?;
-    trainer.prune()?.expect("a method that prunes before the first step");
-    trainer.save(&checkpoints)?;
+    let pruned = trainer.prune()?.expect("a method that prunes before the first step");
+    announce(observer, trainer.progress().step + 1, &pruned);
+    observer.saved(&trainer.save(&checkpoints)?);
     write(folder, "run.toml", &plan.run.to_toml()?)?;
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
     let mut summary = Summary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;
     // No step was taken, so no gradient was held yet.
-    let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes() };
+    let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes()? };
     summary.pruned(trainer.kept().0, trainer.sparsity(), state);
     summary.weights_hash = Some(trainer.weights().hash()?);
     summary.run = Some(folder.display().to_string());
     Ok(summary)
+}
+
+/// Tells what was pruned, and of what nothing is left.
+fn announce(observer: &mut dyn Observer, step: u64, pruned: &Pruned) {
+    observer.pruned(step, pruned);
+    for name in &pruned.emptied {
+        observer.warning(&format!("nothing is left of {name}: every weight was pruned"));
+    }
 }
 
 fn checkpoints_of(plan: &Plan, folder: &Path) -> Checkpoints {
@@ -224,12 +243,25 @@ impl Run {
                 "a run is here already: add --resume to go on, or choose another --out",
             ));
         }
+        if let Some(path) = place.trace.as_ref().filter(|_| leads) {
+            // Not after hours of training.
+            File::create(path)
+                .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
+        }
         let checkpoints = checkpoints_of(&plan, &folder);
         let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
         if place.resume {
             let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
             if trainer.load(&checkpoints, report)?.is_none() {
                 observer.warning("no whole checkpoint was found: the run starts from its beginning");
+            }
+            if let Some(wanted) = plan.run.prune.as_ref().and_then(Prune::share_of_weights)
+                && trainer.is_pruned_beyond(wanted)
+            {
+                observer.warning(&format!(
+                    "the checkpoint is pruned to {:.4} already, and `prune.sparsity` = {wanted} brings nothing back",
+                    trainer.sparsity()
+                ));
             }
         }
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
@@ -324,8 +356,26 @@ impl Run {
                 return Ok(Outcome { summary: self.summary()?, interrupted: true });
             }
         }
+        if let Some(text) = self.short_of_its_sparsity() {
+            observer.warning(&text);
+        }
         self.write_trace()?;
         Ok(Outcome { summary: self.summary()?, interrupted: false })
+    }
+
+    /// Where the run ended before its method had pruned as much as it should.
+    fn short_of_its_sparsity(&self) -> Option<String> {
+        let prune = self.plan.run.prune.as_ref().filter(|prune| prune.sparsity > 0.0)?;
+        let ((kept, all), steps) = (self.trainer.kept(), self.trainer.steps());
+        if kept == all {
+            return Some(format!("nothing was pruned: {steps} steps are too few for {}", prune.name()));
+        }
+        // The others draw once, and then all of it.
+        let is_gradual = matches!(prune.method, Method::Gradual { .. });
+        let (reached, wanted) = (self.trainer.sparsity(), prune.sparsity);
+        (is_gradual && reached + 0.5 / all as f64 + 1e-3 < wanted).then(|| {
+            format!("{steps} steps were too few: pruned to {reached:.4}, and `prune.sparsity` is {wanted}")
+        })
     }
 
     /// Writes what all ranks did when, where that is wanted.
@@ -363,10 +413,7 @@ impl Run {
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) -> Result<()> {
-        observer.pruned(step, pruned);
-        for name in &pruned.emptied {
-            observer.warning(&format!("nothing is left of {name}: every weight was pruned"));
-        }
+        announce(observer, step, pruned);
         let (kept, all) = pruned.kept;
         let mut line = json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } });
         if !pruned.distances.is_empty() {
@@ -407,7 +454,7 @@ impl Run {
         summary.loss = self.last_loss;
         summary.validation = self.validation();
         summary.rate(rates);
-        summary.pruned(self.trainer.kept().0, self.trainer.sparsity(), self.trainer.state_bytes());
+        summary.pruned(self.trainer.kept().0, self.trainer.sparsity(), self.trainer.state_bytes()?);
         for (category, peak) in Category::ALL.into_iter().zip(peaks) {
             summary.measured(category, *peak as usize);
         }

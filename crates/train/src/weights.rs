@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::ops::cast::cast;
+use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
@@ -58,6 +59,8 @@ pub struct Weights {
     buffers: Vec<Option<Tensor>>,
     names: Vec<String>,
     buffer_names: Vec<String>,
+    /// Of those that are multiplied without their zeros, where these are not.
+    sparse: Vec<Option<SparseWeight>>,
 }
 
 impl Weights {
@@ -80,6 +83,7 @@ impl Weights {
             buffers: vec![None; buffers.len()],
             names: parameters.iter().map(|p| p.name.clone()).collect(),
             buffer_names: buffers.iter().map(|b| b.name.clone()).collect(),
+            sparse: vec![None; parameters.len()],
         };
         for &place in &held.parameters {
             weights.parameters[place] =
@@ -124,14 +128,16 @@ impl Weights {
         Ok(true)
     }
 
-    /// A copy whose parameters are f32; statistics are shared.
+    /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
     pub fn widened(&self) -> Result<Weights> {
         self.copied(|weights, id| weights.widened_one(id))
     }
 
     /// A copy of the parameters as they are now; statistics are shared.
     pub fn version(&self) -> Result<Weights> {
-        self.copied(|weights, id| Ok(weights.get(id).duplicate(Category::Weights)?))
+        let mut copy = self.copied(|weights, id| Ok(weights.get(id).duplicate(Category::Weights)?))?;
+        copy.sparse = self.sparse.clone();
+        Ok(copy)
     }
 
     fn copied(&self, copy: impl Fn(&Weights, ParameterId) -> Result<Tensor>) -> Result<Weights> {
@@ -143,7 +149,18 @@ impl Weights {
             buffers: self.buffers.clone(),
             names: self.names.clone(),
             buffer_names: self.buffer_names.clone(),
+            sparse: vec![None; self.parameters.len()],
         })
+    }
+
+    /// Where a parameter that is multiplied without its zeros has its other elements.
+    pub fn sparse(&self, id: ParameterId) -> Option<&SparseWeight> {
+        self.sparse[id.0].as_ref()
+    }
+
+    /// Says how a parameter is multiplied from now on: whatever is not in the pattern must be and stay zero.
+    pub fn multiply_by(&mut self, id: ParameterId, sparse: Option<SparseWeight>) {
+        self.sparse[id.0] = sparse;
     }
 
     /// A copy of a parameter as f32.

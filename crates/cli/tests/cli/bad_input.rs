@@ -103,6 +103,13 @@ fn an_output_folder_that_cannot_be_written() {
     assert_eq!(fs::read_to_string(folder.path().join("file")).unwrap(), "in the way");
 }
 
+/// It is found out before the first step, not behind the last.
+#[test]
+fn a_trace_that_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    refused(folder.path(), TINY, &["--trace", "nowhere/trace.json"], &["nowhere/trace.json", "trace"]);
+}
+
 #[test]
 fn a_checkpoint_of_another_model() {
     let folder = tempfile::tempdir().unwrap();

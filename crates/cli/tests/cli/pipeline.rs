@@ -54,6 +54,7 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
                 |category: &str| events.iter().filter(|e| e["tid"] == rank && e["cat"] == category).count();
             // Four steps of four micro-batches, each forward and backward at least once.
             assert!(of("compute") >= 32 && of("step") >= 4 && of("send") > 0, "{schedule}, rank {rank}");
+            assert!(of("all-reduce") >= 8, "each sum is started, and waited for: {schedule}, rank {rank}");
         }
     }
     // Those that flush are the same function; the others are near it.

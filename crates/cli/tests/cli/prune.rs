@@ -56,12 +56,15 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
     assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
     let thin = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9", "-o", "thin"]);
     assert!(thin.status.success(), "{}", said(&thin));
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["nowhere", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
         (&["dense", "--method", "magnitud", "-o", "x"], "did you mean `magnitude`?"),
         (&["dense", "--method", "magnitude", "--sparsity", "1.0", "-o", "x"], "a number in [0, 1)"),
         (&["dense", "--method", "magnitude", "--sparsity=-0.5", "-o", "x"], "a number in [0, 1)"),
+        (&["dense", "--method", "magnitude", "--sparsity", "-0.5", "-o", "x"], "a number in [0, 1)"),
+        (&["run.toml", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
         (&["dense", "--method", "gradual", "-o", "x"], "in the course of training"),
+        (&["dense", "--method", "lottery", "-o", "x"], "in the course of training"),
         (&["thin", "--method", "magnitude", "--sparsity", "0.5", "-o", "x"], "pruned already to 0.9"),
         (&["dense", "--method", "magnitude", "-o", "thin"], "a run is here already"),
     ];
@@ -91,4 +94,77 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
         &["--out", "z", "--from", "thin", "--set", "prune.method=random", "--set", "prune.sparsity=0.5"],
     );
     assert!(said(&output).contains("pruned already to 0.9"), "{}", said(&output));
+}
+
+/// The folder holds the fields of the method before, which are not those of the next.
+#[test]
+fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
+    let first =
+        ["dense", "--method", "magnitude", "--sparsity", "0.4", "--set", "prune.exclude=mlp", "-o", "0"];
+    assert!(prune(at, &first).status.success());
+    let rounds = [("2:4", None), ("snip", Some("0.75")), ("grasp", Some("0.8")), ("random", Some("0.85"))];
+    for (round, (method, sparsity)) in rounds.into_iter().enumerate() {
+        let (from, to) = (round.to_string(), (round + 1).to_string());
+        let mut arguments = vec![&from[..], "--method", method, "-o", &to, "--json"];
+        arguments.extend(sparsity.into_iter().flat_map(|sparsity| ["--sparsity", sparsity]));
+        let output = prune(at, &arguments);
+        assert!(output.status.success(), "{method}: {}", said(&output));
+        let found = json(&output.stdout)["sparsity"].as_f64().unwrap();
+        match sparsity {
+            Some(asked) => assert!((found - asked.parse::<f64>().unwrap()).abs() < 1e-3, "{method}: {found}"),
+            // Two of four, less those of them that were gone.
+            None => assert!((0.5..0.75).contains(&found), "{method}: {found}"),
+        }
+        let text = std::fs::read_to_string(at.join(&to).join("run.toml")).unwrap();
+        assert!(text.contains("exclude = [\"mlp\"]"), "the candidates are the same: {text}");
+    }
+}
+
+/// One rank prunes what many have trained, and many train on.
+#[test]
+fn the_checkpoint_of_a_pipeline_is_pruned_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let ranks = ["train.micro_batches=2", "parallel.pipeline=2", "parallel.data=2", "parallel.zero=true"];
+    let set = ranks.iter().flat_map(|set| ["--set", set]);
+    let arguments: Vec<&str> = ["--out", "dense"].into_iter().chain(set).collect();
+    assert!(train_in(at, TINY, &arguments).status.success());
+    for method in ["magnitude", "snip", "grasp"] {
+        let output = prune(at, &["dense", "--method", method, "--sparsity", "0.8", "-o", method, "--json"]);
+        assert!(output.status.success(), "{method}: {}", said(&output));
+        assert!((json(&output.stdout)["sparsity"].as_f64().unwrap() - 0.8).abs() < 1e-3, "{method}");
+        let run_file = std::fs::read_to_string(at.join(method).join("run.toml")).unwrap();
+        let resume = ["--out", method, "--resume", "--json", "--set", "train.steps=6"];
+        let output = train_in(at, &run_file, &resume);
+        assert!(output.status.success(), "{method}: {}", said(&output));
+        assert_eq!(json(&output.stdout)["layout"]["pipeline"], 2, "it is still the same run");
+    }
+}
+
+#[test]
+fn what_pruning_did_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
+    let output = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9999", "-o", "none"]);
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("mask as index"), "{text}");
+    assert!(text.contains("warning: nothing is left of h.0.attn.c_attn.weight"), "{text}");
+
+    // What is gone stays gone, and whoever asks for less hears of it.
+    assert!(prune(at, &["dense", "--method", "magnitude", "-o", "thin"]).status.success());
+    let run_file = std::fs::read_to_string(at.join("thin/run.toml")).unwrap();
+    let less = ["--out", "thin", "--resume", "--set", "train.steps=5", "--set", "prune.sparsity=0.5"];
+    let output = train_in(at, &run_file, &less);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("warning: the checkpoint is pruned to 0.9"), "{}", said(&output));
+
+    // State of kept weights is no state of all.
+    let output = train_in(at, TINY, &["--out", "thin", "--resume", "--set", "train.steps=6"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("is state of kept weights alone there, and of all weights in this run"));
 }

@@ -100,6 +100,13 @@ fn what_actions_prints_can_be_read_back() {
     }
 }
 
+/// Where batches wait for one another, the first two of 2bw wait less than the later ones.
+#[test]
+fn no_time_is_negative() {
+    let text = said(&schedule("2bw --stages 8 --micro-batches 1"));
+    assert!(text.contains("fill and drain   idle 15 units less, once in a run"), "{text}");
+}
+
 #[test]
 fn json_is_the_last_line() {
     let output = schedule("gpipe --stages 2 --micro-batches 2 --actions --json");

@@ -21,7 +21,7 @@ pub(crate) const MOST: usize = 12;
 /// The kernels.
 pub(super) static SOURCE: Source = Source {
     name: "combine.cu",
-    shared: "",
+    parts: &[],
     text: include_str!("card.cu"),
     exact: true,
     builds: &[Build::F32, Build::BF16, Build::of(DType::U32)],

@@ -91,6 +91,7 @@ pub(super) const PRUNE: &[&str] = &[
     "embeddings",
     "exclude",
     "state",
+    "kernels",
     "scope",
     "at",
     "initial",

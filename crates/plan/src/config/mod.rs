@@ -28,7 +28,7 @@ pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};
 pub use parallel::{BatchNorm, Parallel};
 pub use pipeline::Pipeline;
-pub use prune::{FlowScore, Method, Moving, Prune, Scope, StateForm, TicketForm};
+pub use prune::{FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
 pub use crate::spec::{Precision, Recompute};
@@ -36,7 +36,7 @@ pub use crate::spec::{Precision, Recompute};
 use std::path::Path;
 
 use serde::Serialize;
-use toml::Table;
+use toml::{Table, Value};
 
 use reader::Section;
 
@@ -142,6 +142,9 @@ impl RunFile {
             let why = "with `train.precision` = \"f32\": the weights are exact themselves".into();
             return Err(Error::NoEffect { field: "optimizer.master".into(), why });
         }
+        if let Some(prune) = &self.prune {
+            prune.check_kernels(self)?;
+        }
         let train = &self.train;
         self.parallel.check(train)?;
         self.parallel.check_state(self)?;
@@ -160,6 +163,43 @@ impl RunFile {
             }
         }
         Ok(())
+    }
+
+    /// The same run on one rank, in micro-batches of the same size and with the same form of state.
+    pub fn alone(&self) -> RunFile {
+        let mut alone = self.clone();
+        alone.train.micro_batches *= self.parallel.data;
+        let Parallel { timeout_s, .. } = self.parallel;
+        let batch_norm = BatchNorm::Local;
+        alone.parallel =
+            Parallel { data: 1, batch_norm, zero: false, average_every: 1, timeout_s, pipeline: None };
+        if let Some(prune) = alone.prune.as_mut().filter(|_| self.compresses()) {
+            prune.state = StateForm::Compressed;
+        }
+        alone
+    }
+
+    /// The text of a run file in which another pruning method takes the place of its own: what says which weights are
+    /// candidates stays, and the sparsity where both have one; the fields of the old method go.
+    pub fn with_method(text: &str, method: &str) -> Result<String, Error> {
+        let mut table = table(text, &[])?;
+        if let Some(Value::Table(prune)) = table.get_mut("prune") {
+            let old = prune.get("method").and_then(Value::as_str).map(String::from);
+            if old.as_deref() != Some(method) {
+                let patterns = [old.as_deref(), Some(method)].contains(&Some("2:4"));
+                let stays = |key: &str| match key {
+                    "embeddings" | "exclude" | "state" | "kernels" => true,
+                    "sparsity" => !patterns,
+                    _ => false,
+                };
+                prune.retain(|key, _| stays(key));
+            }
+        }
+        table.entry("prune").or_insert_with(|| Value::Table(Table::new()));
+        if let Some(Value::Table(prune)) = table.get_mut("prune") {
+            prune.insert("method".into(), Value::String(method.into()));
+        }
+        Ok(table.to_string())
     }
 
     /// Samples that a rank runs at a time.

@@ -77,6 +77,13 @@ impl Pipeline {
                 let why = "with `parallel.schedule_file`, which has an order of its own".into();
                 return Err(Error::NoEffect { field: section.field("schedule"), why });
             }
+            let of_names = [("chunks", pipeline.chunks), ("pipelines", pipeline.pipelines)];
+            if let Some((key, _)) = of_names.into_iter().find(|(_, value)| value.is_some())
+                && pipeline.schedule_file.is_some()
+            {
+                let why = "with `parallel.schedule_file`, which places the parts itself".into();
+                return Err(Error::NoEffect { field: section.field(key), why });
+            }
             return Ok(Some(pipeline));
         }
         match ["schedule", "schedule_file", "chunks", "pipelines", "cut", "drain"]
@@ -192,7 +199,7 @@ impl Pipeline {
             return conflict("train.clip", problem);
         }
         match &run.prune {
-            Some(prune) if !prune.at_start() => conflict(
+            Some(prune) if prune.goes_on() => conflict(
                 "prune.method",
                 format!(
                     "prunes while the run goes on, but with \"{}\" batches are always under way: prune before the \

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::reader::{Choice, MOST, Section};
-use super::{Error, fields};
+use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::spec::{Parameter, ScaledChannels};
 
 /// `[prune]`
@@ -24,6 +24,8 @@ pub struct Prune {
     pub exclude: Vec<String>,
     /// Whether gradients and optimizer state hold kept weights alone.
     pub state: StateForm,
+    /// How linear layers multiply with pruned weights.
+    pub kernels: Kernels,
 }
 
 /// The fields of each method. `at` is the number of steps taken before it prunes.
@@ -177,6 +179,25 @@ impl Choice for StateForm {
         &[("auto", StateForm::Auto), ("compressed", StateForm::Compressed), ("dense", StateForm::Dense)];
 }
 
+/// How linear layers multiply with pruned weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// Zeros and all: with the very bits of a dense network under a mask, on every device.
+    Dense,
+    /// Kept weights alone, where so few are kept that this is faster: in f32 on a processor.
+    Sparse,
+}
+
+impl Kernels {
+    /// The largest share of kept weights at which sparse products are used.
+    pub const MOST_KEPT: f64 = 0.4;
+}
+
+impl Choice for Kernels {
+    const ALL: &'static [(&'static str, Self)] = &[("dense", Kernels::Dense), ("sparse", Kernels::Sparse)];
+}
+
 /// `prune.method` alone.
 #[derive(Clone, Copy, PartialEq)]
 enum Name {
@@ -234,6 +255,32 @@ impl Prune {
         )
     }
 
+    /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
+    pub fn multiplies_sparsely(&self) -> bool {
+        self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT
+    }
+
+    /// Sparse products are f32's on a processor, and make gradients of kept weights alone.
+    pub(super) fn check_kernels(&self, run: &RunFile) -> Result<(), Error> {
+        if self.kernels == Kernels::Dense {
+            return Ok(());
+        }
+        let field = String::from("prune.kernels");
+        if run.train.precision != Precision::F32 {
+            let why = "with `train.precision` = \"bf16\": dense products are faster there".into();
+            return Err(Error::NoEffect { field, why });
+        }
+        if run.device.kind == DeviceKind::Cuda {
+            let why = "with `device.kind` = \"cuda\": dense products are faster there".into();
+            return Err(Error::NoEffect { field, why });
+        }
+        if !run.compresses() {
+            let problem = "is \"sparse\", which makes gradients of kept weights alone, but `prune.state` holds those of all";
+            return Err(Error::Conflict { field, problem: problem.into() });
+        }
+        Ok(())
+    }
+
     /// Whether a parameter is a candidate.
     pub fn covers(&self, parameter: &Parameter) -> bool {
         let named = |part: &String| parameter.name.contains(part.as_str());
@@ -261,6 +308,17 @@ impl Prune {
             Method::Snip { .. } | Method::Grasp { .. } | Method::Set(_) | Method::Rigl(_) => true,
             Method::Gradual { .. } | Method::EarlyBird { .. } | Method::Lottery { .. } => false,
         }
+    }
+
+    /// The share of the candidates' weights that goes; none where what is counted are channels.
+    pub fn share_of_weights(&self) -> Option<f64> {
+        let channels = matches!(self.method, Method::EarlyBird { form: TicketForm::Channels, .. });
+        (!channels).then_some(self.sparsity)
+    }
+
+    /// Whether masks change after the first step too.
+    pub fn goes_on(&self) -> bool {
+        !self.at_start() || matches!(self.method, Method::Set(_) | Method::Rigl(_))
     }
 
     /// Whether state is compressed, when optimizer state and gradient take `beside` bytes a weight.
@@ -349,6 +407,7 @@ impl Prune {
                 .map(String::from)
                 .collect(),
             state: section.choice("state", StateForm::Auto)?,
+            kernels: section.choice("kernels", Kernels::Dense)?,
         };
         section.finish_variant("method", prune.name(), fields::PRUNE)?;
         if let Method::Gradual { initial, start, end, .. } = prune.method {

@@ -195,13 +195,18 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got 1.0");
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got -0.1");
     insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 10 known words, got "magnitud"; did you mean `magnitude`?"#);
-    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: embeddings, exclude, samples, sparsity, state"#);
+    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: embeddings, exclude, kernels, samples, sparsity, state"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
     insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it pulls at batch-norm scales"#);
     insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");
     insta::assert_snapshot!(prune("method = \"gradual\"\nstart = 20\nend = 10"), @"`prune.end` is 10, which is not after `prune.start` = 20");
     insta::assert_snapshot!(prune("method = \"rigl\"\nfraction = 1.5"), @"`prune.fraction` must be a number in (0, 1), got 1.5");
     insta::assert_snapshot!(sentence("[optimizer]\nmaster = \"low-bits\""), @r#"`optimizer.master` has no effect with `train.precision` = "f32": the weights are exact themselves"#);
+    let sparse =
+        |rest: &str| sentence(&format!("[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"\n{rest}"));
+    insta::assert_snapshot!(sparse("[train]\nprecision = \"bf16\""), @r#"`prune.kernels` has no effect with `train.precision` = "bf16": dense products are faster there"#);
+    insta::assert_snapshot!(sparse("[device]\nkind = \"cuda\""), @r#"`prune.kernels` has no effect with `device.kind` = "cuda": dense products are faster there"#);
+    insta::assert_snapshot!(sparse("state = \"dense\""), @r#"`prune.kernels` is "sparse", which makes gradients of kept weights alone, but `prune.state` holds those of all"#);
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
     assert_eq!((run.sparsity, run.exclude.len(), run.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.
@@ -398,11 +403,18 @@ fn pipelines_that_cannot_be() {
     insta::assert_snapshot!(sentence("schedule = \"gpipe\""), @"`parallel.schedule` has no effect with `parallel.pipeline` = 1: the model is on one rank");
     insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"1f1d\""), @r#"`parallel.schedule` must be "gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1" or "axonn", got "1f1d"; did you mean `1f1b`?"#);
     insta::assert_snapshot!(sentence("pipeline = 2\nchunks = 2"), @"`parallel`: chunks have no effect on 1f1b: only interleaved has them");
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule_file = \"mine.txt\"\nchunks = 3"), @"`parallel.chunks` has no effect with `parallel.schedule_file`, which places the parts itself");
+    insta::assert_snapshot!(sentence("pipeline = 2\nschedule_file = \"mine.txt\"\npipelines = 2"), @"`parallel.pipelines` has no effect with `parallel.schedule_file`, which places the parts itself");
     insta::assert_snapshot!(sentence("pipeline = 3\nschedule = \"chimera\""), @"`parallel`: chimera needs an even number of stages, got 3");
     insta::assert_snapshot!(sentence("pipeline = 3\ncut = [2]"), @"`parallel.cut` cuts the model into 2 parts, but there are 3");
     insta::assert_snapshot!(sentence("pipeline = 3\ncut = [3, 2]"), @"`parallel.cut` must be a list of block numbers, ascending, such as [3, 6], got a list of 2");
     insta::assert_snapshot!(sentence("pipeline = 2\ndrain = 10"), @r#"`parallel.drain` has no effect with `parallel.schedule` = "1f1b", which ends every step empty"#);
     insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"2bw\"\n[prune]\nmethod = \"gradual\""), @r#"`prune.method` prunes while the run goes on, but with "2bw" batches are always under way: prune before the first step, or use a schedule that ends every step"#);
+    // They prune before the first step, but move weights later.
+    for (method, schedule) in [("set", "2bw"), ("rigl", "2bw"), ("set", "pipedream"), ("rigl", "pipedream")] {
+        let fields = format!("pipeline = 2\nschedule = \"{schedule}\"\n[prune]\nmethod = \"{method}\"");
+        assert!(sentence(&fields).starts_with("`prune.method` prunes while the run goes on"), "{fields}");
+    }
     let clipped =
         RunFile::parse("[train]\nclip = 1.0\n[parallel]\npipeline = 2\nschedule = \"pipedream\"", &[]);
     insta::assert_snapshot!(clipped.unwrap_err(), @r#"`train.clip` is 1, but "pipedream" never has the gradient of the whole model at once: set it to 0"#);
@@ -439,4 +451,34 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
             RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
         assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
     }
+}
+
+#[test]
+fn another_method_takes_the_place_of_one() {
+    let text = "seed = 3\n[prune]\nmethod = \"magnitude\"\nscope = \"layer\"\nat = 5\nsparsity = 0.7\nexclude = \"mlp\"";
+    let prune = |text: &str, method: &str| {
+        let run = RunFile::parse(&RunFile::with_method(text, method).unwrap(), &[]).unwrap();
+        assert_eq!(run.seed, 3);
+        run.prune.unwrap()
+    };
+    let snip = prune(text, "snip");
+    assert_eq!((snip.name(), snip.sparsity, &snip.exclude[..]), ("snip", 0.7, &["mlp".to_owned()][..]));
+    assert_eq!(prune(text, "2:4").sparsity, 0.5);
+    assert_eq!(prune(text, "magnitude").at(), 5, "the same one keeps its fields");
+    assert_eq!(prune("seed = 3\n[prune]\nmethod = \"2:4\"\nsparsity = 0.5", "random").sparsity, 0.9);
+    assert_eq!(prune("seed = 3", "grasp").name(), "grasp");
+}
+
+#[test]
+fn a_run_on_many_ranks_has_one_on_one() {
+    let text = "[train]\nbatch = 16\nmicro_batches = 2\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.001\n\
+                [parallel]\ndata = 4\npipeline = 2\nzero = true";
+    let run = RunFile::parse(text, &[]).unwrap();
+    let alone = run.alone();
+    assert_eq!(
+        (alone.parallel.data, alone.parallel.stages(), alone.micro_batch()),
+        (1, 1, run.micro_batch())
+    );
+    assert!(run.compresses() && alone.compresses(), "state that is shared out is compressed");
+    assert_eq!(RunFile::parse(&alone.to_toml().unwrap(), &[]).unwrap(), alone);
 }

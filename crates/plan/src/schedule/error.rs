@@ -53,6 +53,14 @@ pub enum Error {
         /// A sentence.
         problem: String,
     },
+    /// Lists that cannot be run in the order in which messages arrive.
+    #[error("message-driven ranks need {expected}, but {got}")]
+    MessageDriven {
+        /// `whole backwards`
+        expected: &'static str,
+        /// `rank 0 has W0`
+        got: String,
+    },
     /// A file that cannot be read as a schedule.
     #[error("line {line}: {problem}")]
     Syntax {

@@ -10,6 +10,9 @@ use super::{Action, Chunk, Error, Message, Pass, Payload, Schedule, Updates, Wor
 impl Schedule {
     /// Checks all lists, or says what is wrong with the first action that cannot be.
     pub fn validate(&self) -> Result<(), Error> {
+        if self.message_driven {
+            self.check_message_driven()?;
+        }
         let mut ranks: Vec<Rank> = (0..self.stages()).map(|rank| Rank::new(self, rank)).collect();
         let mut channels: Channels = HashMap::new();
         let mut meetings = Meetings::default();
@@ -42,6 +45,31 @@ impl Schedule {
         })?;
         for (index, rank) in ranks.iter().enumerate() {
             rank.finish().map_err(|problem| Error::Unfinished { rank: index, problem })?;
+        }
+        Ok(())
+    }
+}
+
+impl Schedule {
+    /// What AxoNN's rule takes for granted: an arrived message says what to run, and what the pass makes goes on at once.
+    fn check_message_driven(&self) -> Result<(), Error> {
+        let refuse = |expected, got| Err(Error::MessageDriven { expected, got });
+        let ranks = self.placement.pipeline(0);
+        if self.placement.copies() > 1 || !ranks.iter().copied().eq(0..self.stages()) {
+            let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
+            let got = match self.placement.copies() {
+                1 => format!("the pipeline is {}", list.join(" ")),
+                copies => format!("there are {copies} pipelines"),
+            };
+            return refuse("one pipeline with a part on each rank, in their order", got);
+        }
+        let halves =
+            |action: &&Action| matches!(action, Action::BackwardInput(_) | Action::BackwardWeight(_));
+        for (rank, list) in self.ranks.iter().enumerate() {
+            if let Some(half) = list.iter().find(halves) {
+                let got = format!("of rank {rank} `{}` is half of one", self.token(rank, half));
+                return refuse("whole backwards", got);
+            }
         }
         Ok(())
     }

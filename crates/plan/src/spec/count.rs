@@ -167,6 +167,19 @@ impl Model {
         matches!(last, Layer::Linear { .. } | Layer::TiedLinear { .. }).then_some(last)
     }
 
+    /// The weights of linear layers other than the head, by name.
+    pub fn linear_weights(&self) -> Vec<String> {
+        let (mut all, head) = (Vec::new(), self.head());
+        self.for_each(&mut |layer| {
+            if let Layer::Linear { name, .. } = layer
+                && head != Some(layer)
+            {
+                all.push(format!("{name}.weight"));
+            }
+        });
+        all
+    }
+
     /// All parameters in the order of first use, each once.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut all = Vec::new();

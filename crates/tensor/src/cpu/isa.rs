@@ -67,7 +67,8 @@ fn amx_granted() -> bool {
 /// Compiles a function once for each [`Isa`] and picks one at run time by its first argument.
 ///
 /// The body is plain Rust; the compiler vectorises it for each target. Helpers that it calls must be
-/// `#[inline(always)]`, or they would be compiled for the base target.
+/// `#[inline(always)]`, or they would be compiled for the base target. Type parameters stand in brackets, and a constant
+/// behind them: `[T: Float; const N]`.
 ///
 /// ```
 /// espalier_tensor::simd! {
@@ -84,36 +85,36 @@ fn amx_granted() -> bool {
 /// ```
 #[macro_export]
 macro_rules! simd {
-    ($($(#[$meta:meta])* $vis:vis fn $name:ident $([$($g:ident: $bound:path),*])?
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident $([$($g:ident: $bound:path),* $(; const $n:ident)?])?
        ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name$(<$($g: $bound),*>)?(isa: $crate::cpu::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name$(<$($g: $bound),* $(, const $n: usize)?>)?(isa: $crate::cpu::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn plain$(<$($g: $bound),*>)?($($arg: $ty),*) $(-> $ret)? $body
+            fn plain$(<$($g: $bound),* $(, const $n: usize)?>)?($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma")]
-                fn avx2$(<$($g: $bound),*>)?($($arg: $ty),*) $(-> $ret)? {
-                    plain$(::<$($g),*>)?($($arg),*)
+                fn avx2$(<$($g: $bound),* $(, const $n: usize)?>)?($($arg: $ty),*) $(-> $ret)? {
+                    plain$(::<$($g),* $(, $n)?>)?($($arg),*)
                 }
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-                fn avx512$(<$($g: $bound),*>)?($($arg: $ty),*) $(-> $ret)? {
-                    plain$(::<$($g),*>)?($($arg),*)
+                fn avx512$(<$($g: $bound),* $(, const $n: usize)?>)?($($arg: $ty),*) $(-> $ret)? {
+                    plain$(::<$($g),* $(, $n)?>)?($($arg),*)
                 }
                 // SAFETY: an `Isa` above `Portable` is only ever handed out where the processor has it.
                 unsafe {
                     match isa {
-                        $crate::cpu::Isa::Portable => plain$(::<$($g),*>)?($($arg),*),
-                        $crate::cpu::Isa::Avx2 => avx2$(::<$($g),*>)?($($arg),*),
-                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Amx => avx512$(::<$($g),*>)?($($arg),*),
+                        $crate::cpu::Isa::Portable => plain$(::<$($g),* $(, $n)?>)?($($arg),*),
+                        $crate::cpu::Isa::Avx2 => avx2$(::<$($g),* $(, $n)?>)?($($arg),*),
+                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Amx => avx512$(::<$($g),* $(, $n)?>)?($($arg),*),
                     }
                 }
             }
             #[cfg(not(target_arch = "x86_64"))]
             {
                 let _ = isa;
-                plain$(::<$($g),*>)?($($arg),*)
+                plain$(::<$($g),* $(, $n)?>)?($($arg),*)
             }
         }
     )*};

@@ -1,7 +1,7 @@
 //! Kernels from source: NVRTC compiles them on the machine they run on, for the card that is there.
 //!
-//! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it. One source can be built several
-//! ways: for an element type (the define ELEMENT, which the prelude turns into `T`) and with integer defines.
+//! A source is CUDA C++ that includes nothing; `prelude.cuh` is put before it, and the parts that it names. One
+//! source can be built several ways: for an element type (the define ELEMENT, which the prelude turns into `T`) and with integer defines.
 //! What was compiled is kept in a folder of the user's cache under a hash of all that went in, so that only the
 //! first run waits for the compiler.
 
@@ -23,8 +23,9 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 pub struct Source {
     /// Its name, unique among sources; compiler messages show it.
     pub name: &'static str,
-    /// What it has in common with other sources, to be read between the prelude and the text; may be empty.
-    pub shared: &'static str,
+    /// What is read between the prelude and the text, in this order: what it has in common with other sources, and
+    /// what was given a file of its own.
+    pub parts: &'static [Part],
     /// CUDA C++.
     pub text: &'static str,
     /// Whether a product and a sum are always rounded apart, as on the host. Otherwise the compiler joins them where it
@@ -32,6 +33,25 @@ pub struct Source {
     pub exact: bool,
     /// The ways in which it is built, for the check that every source compiles.
     pub builds: &'static [Build],
+}
+
+/// A file of CUDA C++ that is no source by itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// Its name; compiler messages show it.
+    pub name: &'static str,
+    /// CUDA C++.
+    pub text: &'static str,
+}
+
+impl Part {
+    /// What most kernels share.
+    pub(crate) const LANES: Part = Part { name: "lanes.cuh", text: include_str!("lanes.cuh") };
+    /// What those over kept weights share besides.
+    pub(crate) const KEPT: Part = Part { name: "kept.cuh", text: include_str!("kept.cuh") };
+    /// What those with products of their own on the tensor cores share.
+    pub(crate) const TENSOR_CORES: Part =
+        Part { name: "tensor_cores.cuh", text: include_str!("tensor_cores.cuh") };
 }
 
 /// One way to build a source.
@@ -128,11 +148,7 @@ pub fn version() -> Result<(u32, u32)> {
 pub fn compile(source: &Source, build: &Build, target: Target) -> Result<Vec<u8>> {
     library::nvrtc()?;
     let options = options(source, build, target);
-    let text = format!(
-        "#line 1 \"prelude.cuh\"\n{PRELUDE}\n#line 1 \"shared.cuh\"\n{}\n#line 1 \"{}\"\n{}",
-        source.shared, source.name, source.text
-    );
-    let text = CString::new(text).expect("a source without NUL");
+    let text = CString::new(whole_text(source)).expect("a source without NUL");
     let name = CString::new(source.name).expect("a name without NUL");
     let program = Program::new(&text, &name)?;
     let c_options: Vec<CString> =
@@ -185,13 +201,19 @@ fn cache_file(source: &Source, build: &Build, target: Target) -> Result<Option<P
     };
     let (major, minor) = version()?;
     let mut hash = blake3::Hasher::new();
-    for part in [PRELUDE, source.shared, source.name, source.text, &options(source, build, target).join("\n")]
-    {
+    for part in [&whole_text(source), &options(source, build, target).join("\n")] {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     hash.update(&major.to_le_bytes()).update(&minor.to_le_bytes());
     let hash = hash.finalize().to_hex();
     Ok(Some(folder.join("espalier/kernels").join(format!("{}-{target}-{}", source.name, &hash[..32]))))
+}
+
+/// Prelude, parts and text, each under its own name and with its own lines.
+fn whole_text(source: &Source) -> String {
+    let parts = source.parts.iter().map(|part| (part.name, part.text));
+    let files = [("prelude.cuh", PRELUDE)].into_iter().chain(parts).chain([(source.name, source.text)]);
+    files.map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
 fn options(source: &Source, build: &Build, target: Target) -> Vec<String> {
@@ -299,7 +321,7 @@ mod tests {
         }
         let source = Source {
             name: "wrong.cu",
-            shared: "",
+            parts: &[],
             text: "\nKERNEL(32) wrong() { nonsense(); }",
             exact: false,
             builds: &[Build::PLAIN],
@@ -307,6 +329,26 @@ mod tests {
         let message = compile(&source, &Build::PLAIN, Target::Machine(80)).unwrap_err().to_string();
         assert!(message.contains("wrong.cu(2)") && message.contains("nonsense"), "{message}");
         assert!(message.contains("sm_80"), "{message}");
+    }
+
+    #[test]
+    fn a_mistake_in_a_part_is_shown_with_the_part_s_name_and_line() {
+        if !nvrtc_found() {
+            return;
+        }
+        let source = Source {
+            name: "right.cu",
+            parts: &[
+                Part { name: "first.cuh", text: "DEVICE int one() { return 1; }" },
+                Part { name: "second.cuh", text: "\n\nDEVICE int two() { return one() + nonsense(); }" },
+            ],
+            text: "KERNEL(32) right(int* to) { *to = two(); }",
+            exact: false,
+            builds: &[Build::PLAIN],
+        };
+        let message = compile(&source, &Build::PLAIN, Target::Machine(80)).unwrap_err().to_string();
+        assert!(message.contains("second.cuh(3)") && message.contains("nonsense"), "{message}");
+        assert!(!message.contains("\"one\"") && !message.contains("right.cu("), "{message}");
     }
 
     #[test]
@@ -324,7 +366,7 @@ mod tests {
         if !nvrtc_found() {
             return;
         }
-        let source = Source { name: "a.cu", shared: "", text: "", exact: false, builds: &[] };
+        let source = Source { name: "a.cu", parts: &[], text: "", exact: false, builds: &[] };
         let file = |build, target| cache_file(&source, &build, target).unwrap();
         let all = [
             file(Build::F32, Target::Machine(80)),

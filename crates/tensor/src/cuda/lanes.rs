@@ -1,8 +1,8 @@
-//! How the kernels that include `lanes.cuh` are launched: the three ways in which threads stand over data.
+//! How the kernels that read `lanes.cuh` are launched: the three ways in which threads stand over data.
 //!
 //! Everything follows from shapes, so that sums are cut the same way in every run.
 
-use super::compile::{Build, Source};
+use super::compile::{Build, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -14,9 +14,9 @@ pub(crate) const THREADS: u32 = 256;
 /// Elements of such a block.
 pub(crate) const TILE: usize = 4096;
 
-/// A file of kernels that includes `lanes.cuh`.
+/// A file of kernels that reads `lanes.cuh` and no other part.
 pub(crate) const fn source(name: &'static str, text: &'static str, builds: &'static [Build]) -> Source {
-    Source { name, shared: include_str!("lanes.cuh"), text, exact: false, builds }
+    Source { name, parts: &[Part::LANES], text, exact: false, builds }
 }
 
 /// How many blocks cover `n` things, `each` of them in a block.

@@ -34,7 +34,7 @@ use crate::ops;
 use ahead::SentBlocks;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
-pub use compile::{Build, Source};
+pub use compile::{Build, Part, Source};
 use dnn::Convolutions;
 pub use kernel::{Args, Kernel};
 pub use probe::{Card, Probe};
@@ -58,11 +58,11 @@ pub const SOURCES: &[&Source] = &[
     &ops::dropout::cuda::SOURCE,
     &ops::elementwise::cuda::SOURCE,
     &ops::embedding::cuda::SOURCE,
-    &ops::layer_norm::cuda::SOURCE,
+    &ops::layer_norm::SOURCE,
     &ops::layout::cuda::SOURCE,
     &ops::pool::cuda::SOURCE,
     &ops::reduce::cuda::SOURCE,
-    &ops::rms_norm::cuda::SOURCE,
+    &ops::rms_norm::SOURCE,
     &ops::update::cuda::SOURCE,
 ];
 

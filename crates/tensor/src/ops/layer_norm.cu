@@ -59,61 +59,25 @@ DEVICE void forward(const T* x, Weights scale, Weights shift, T* y, float* stati
     if (threadIdx.x == 0) reinterpret_cast<float2*>(statistics)[row] = make_float2(mean, rstd);
 }
 
-template <int N, bool REMAKE>
-DEVICE void backward_input(const T* dy, const T* x, Weights scale, Weights shift, const float* statistics,
-                           const T* residual, T* dx, T* y, i64 rows, i64 c) {
-    const i64 row = row_in_grid();
-    if (row >= rows) return;
-    const bool add = REMAKE && residual;
-    dy += row * c, x += row * c, dx += row * c;
-    if (REMAKE) y += row * c;
-    if (add) residual += row * c;
-    const float2 known = reinterpret_cast<const float2*>(statistics)[row];
-    const float mean = known.x, rstd = known.y;
+// A row on the way back, as norm/backward_input.cuh wants it.
+struct Row {
+    enum : int { NUMBERS = 2 };
+    float mean, rstd;
+    float mean_d = 0.0f, mean_dh = 0.0f;
 
-    // d = dy scale, h = (x - mean) rstd.
-    Raw<T, N> held_dy[HELD], held_x[HELD], held_r[HELD];
-    const auto again = [&](i64 i, int k, float(&d)[N], float(&h)[N], float(&a)[N]) {
-        if (k < HELD)
-            held_dy[k].get(d), held_x[k].get(h);
-        else
-            load(dy + i, d), load(x + i, h);
-        scale.get(i, a);
-        for (int j = 0; j < N; ++j) d[j] *= a[j], h[j] = (h[j] - mean) * rstd;
-    };
-    for_row<N>(c, [&](i64 i, int k) {
-        if (k < HELD) {
-            held_dy[k].read(dy + i);
-            held_x[k].read(x + i);
-            if (add) held_r[k].read(residual + i);
-        }
-    });
-    float sum_d = 0.0f, sum_dh = 0.0f;
-    for_row<N>(c, [&](i64 i, int k) {
-        float d[N], h[N], a[N];
-        again(i, k, d, h, a);
-        for (int j = 0; j < N; ++j) sum_d += d[j], sum_dh += d[j] * h[j];
-    });
-    const float per_element = 1.0f / c;
-    const float mean_d = row_sum(sum_d) * per_element, mean_dh = row_sum(sum_dh) * per_element;
-    for_row<N>(c, [&](i64 i, int k) {
-        float d[N], h[N], a[N], r[N] = {};
-        again(i, k, d, h, a);
-        if (add && k < HELD) held_r[k].get(r);
-        if (add && k == HELD) load(residual + i, r);
-        for (int j = 0; j < N; ++j) {
-            d[j] = rstd * (d[j] - mean_d - h[j] * mean_dh);
-            if (add) d[j] += r[j];
-        }
-        store(dx + i, d);
-        if (REMAKE) {
-            float b[N];
-            shift.get(i, b);
-            for (int j = 0; j < N; ++j) h[j] = h[j] * a[j] + b[j];
-            store(y + i, h);
-        }
-    });
-}
+    DEVICE Row(const float* at) {
+        const float2 known = *reinterpret_cast<const float2*>(at);
+        mean = known.x, rstd = known.y;
+    }
+    DEVICE float h(float x) const { return (x - mean) * rstd; }
+    DEVICE float y(float h, float scale, float shift) const { return h * scale + shift; }
+    DEVICE void add(float d, float h) { mean_d += d, mean_dh += d * h; }
+    DEVICE void finish(i64 c) {
+        const float per_element = 1.0f / c;
+        mean_d = row_sum(mean_d) * per_element, mean_dh = row_sum(mean_dh) * per_element;
+    }
+    DEVICE float dx(float d, float h) const { return rstd * (d - mean_d - h * mean_dh); }
+};
 
 template <int N>
 DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
@@ -154,17 +118,17 @@ KERNEL(512) layer_norm_forward(const T* x, const void* scale, const void* shift,
 KERNEL(512) layer_norm_backward_input(const T* dy, const T* x, const void* scale, int wide,
                                        const float* statistics, T* dx, i64 rows, i64 c) {
     if (c % LANES == 0)
-        backward_input<LANES, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
+        backward_input<Row, LANES, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
     else
-        backward_input<1, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
+        backward_input<Row, 1, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
 }
 
 KERNEL(512) layer_norm_backward_remaking(const T* dy, const T* x, const void* scale, const void* shift, int wide,
                                           const float* statistics, const T* residual, T* dx, T* y, i64 rows, i64 c) {
     if (c % LANES == 0)
-        backward_input<LANES, true>(dy, x, {scale, wide}, {shift, wide}, statistics, residual, dx, y, rows, c);
+        backward_input<Row, LANES, true>(dy, x, {scale, wide}, {shift, wide}, statistics, residual, dx, y, rows, c);
     else
-        backward_input<1, true>(dy, x, {scale, wide}, {shift, wide}, statistics, residual, dx, y, rows, c);
+        backward_input<Row, 1, true>(dy, x, {scale, wide}, {shift, wide}, statistics, residual, dx, y, rows, c);
 }
 
 KERNEL(256) layer_norm_backward_weights(const T* dy, const T* x, const float* statistics, float* partial, i64 rows,

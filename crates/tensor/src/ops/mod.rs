@@ -15,6 +15,7 @@ mod image;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
+mod norm;
 pub(crate) mod pieces;
 pub mod pool;
 pub mod reduce;

@@ -47,58 +47,20 @@ DEVICE void forward(const T* x, Weights scale, T* y, float* statistics, i64 rows
     if (threadIdx.x == 0) statistics[row] = rstd;
 }
 
-template <int N, bool REMAKE>
-DEVICE void backward_input(const T* dy, const T* x, Weights scale, const float* statistics, const T* residual,
-                           T* dx, T* y, i64 rows, i64 c) {
-    const i64 row = row_in_grid();
-    if (row >= rows) return;
-    const bool add = REMAKE && residual;
-    dy += row * c, x += row * c, dx += row * c;
-    if (REMAKE) y += row * c;
-    if (add) residual += row * c;
-    const float rstd = statistics[row];
+// A row on the way back, as norm/backward_input.cuh wants it.
+struct Row {
+    enum : int { NUMBERS = 1 };
+    float rstd;
+    float mean_dh = 0.0f;
 
-    // d = dy scale, h = x rstd.
-    Raw<T, N> held_dy[HELD], held_x[HELD], held_r[HELD];
-    const auto again = [&](i64 i, int k, float(&d)[N], float(&h)[N], float(&a)[N]) {
-        if (k < HELD)
-            held_dy[k].get(d), held_x[k].get(h);
-        else
-            load(dy + i, d), load(x + i, h);
-        scale.get(i, a);
-        for (int j = 0; j < N; ++j) d[j] *= a[j], h[j] *= rstd;
-    };
-    for_row<N>(c, [&](i64 i, int k) {
-        if (k < HELD) {
-            held_dy[k].read(dy + i);
-            held_x[k].read(x + i);
-            if (add) held_r[k].read(residual + i);
-        }
-    });
-    float sum_dh = 0.0f;
-    for_row<N>(c, [&](i64 i, int k) {
-        float d[N], h[N], a[N];
-        again(i, k, d, h, a);
-        for (int j = 0; j < N; ++j) sum_dh += d[j] * h[j];
-    });
-    const float mean_dh = row_sum(sum_dh) / c;
-    for_row<N>(c, [&](i64 i, int k) {
-        float d[N], h[N], a[N], r[N] = {};
-        again(i, k, d, h, a);
-        if (add && k < HELD) held_r[k].get(r);
-        if (add && k == HELD) load(residual + i, r);
-        for (int j = 0; j < N; ++j) {
-            // Spelt out, so that both kernels round alike.
-            d[j] = rstd * fmaf(-h[j], mean_dh, d[j]);
-            if (add) d[j] += r[j];
-        }
-        store(dx + i, d);
-        if (REMAKE) {
-            for (int j = 0; j < N; ++j) h[j] *= a[j];
-            store(y + i, h);
-        }
-    });
-}
+    DEVICE Row(const float* at) : rstd(*at) {}
+    DEVICE float h(float x) const { return x * rstd; }
+    DEVICE float y(float h, float scale, float) const { return h * scale; }
+    DEVICE void add(float d, float h) { mean_dh += d * h; }
+    DEVICE void finish(i64 c) { mean_dh = row_sum(mean_dh) / c; }
+    // Spelt out, so that both kernels round alike.
+    DEVICE float dx(float d, float h) const { return rstd * fmaf(-h, mean_dh, d); }
+};
 
 template <int N>
 DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
@@ -132,17 +94,17 @@ OCCUPIED rms_norm_forward(const T* x, const void* scale, int wide, T* y, float* 
 KERNEL(512) rms_norm_backward_input(const T* dy, const T* x, const void* scale, int wide, const float* statistics,
                                      T* dx, i64 rows, i64 c) {
     if (c % LANES == 0)
-        backward_input<LANES, false>(dy, x, {scale, wide}, statistics, nullptr, dx, nullptr, rows, c);
+        backward_input<Row, LANES, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
     else
-        backward_input<1, false>(dy, x, {scale, wide}, statistics, nullptr, dx, nullptr, rows, c);
+        backward_input<Row, 1, false>(dy, x, {scale, wide}, {}, statistics, nullptr, dx, nullptr, rows, c);
 }
 
 KERNEL(512) rms_norm_backward_remaking(const T* dy, const T* x, const void* scale, int wide, const float* statistics,
                                         const T* residual, T* dx, T* y, i64 rows, i64 c) {
     if (c % LANES == 0)
-        backward_input<LANES, true>(dy, x, {scale, wide}, statistics, residual, dx, y, rows, c);
+        backward_input<Row, LANES, true>(dy, x, {scale, wide}, {}, statistics, residual, dx, y, rows, c);
     else
-        backward_input<1, true>(dy, x, {scale, wide}, statistics, residual, dx, y, rows, c);
+        backward_input<Row, 1, true>(dy, x, {scale, wide}, {}, statistics, residual, dx, y, rows, c);
 }
 
 KERNEL(256) rms_norm_backward_weights(const T* dy, const T* x, const float* statistics, float* partial, i64 rows,

@@ -2,13 +2,17 @@
 //!
 //! x: [batch, in]; W: [out, in], by rows (CSR: the kept weights of each row, each with its column); y: [batch, out].
 //!
-//! Training does not use this: weights stay dense, because dense products are faster at the sparsities that pruning
-//! reaches. It is here so that this claim can be measured on the machine at hand (`espalier bench sparse`), and so that
-//! the day it is no longer true can be seen.
+//! On a card, and in bf16, training does not use this: dense products are faster there at the sparsities that pruning
+//! reaches. In f32 on a processor sparse ones are, and a layer may be trained with them ([`SparseWeight`]). `espalier bench
+//! sparse` measures both on the machine at hand.
 
 pub mod cuda;
 mod host;
 mod panels;
+mod sampled;
+mod weight;
+
+pub use weight::SparseWeight;
 
 use crate::device::Device;
 use crate::dtype::{DType, Float};
@@ -17,15 +21,33 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// The kept weights of a matrix by rows, on its device. Clones share the memory.
+/// Where a matrix has its kept weights, by rows. Clones share the memory.
 #[derive(Debug, Clone)]
-pub struct Csr {
+struct Pattern {
     rows: usize,
     columns: usize,
     /// u32 `[rows + 1]`: where each row begins among the kept weights; the last says where they end.
     offsets: Tensor,
     /// u32 `[kept]`: the column of each kept weight, ascending in a row. Each is below `columns`.
     places: Tensor,
+}
+
+impl Pattern {
+    /// Booked as mask. Offsets ascend from 0 to the number of places.
+    fn new(device: &Device, columns: usize, offsets: &[u32], places: &[u32]) -> Result<Pattern> {
+        Ok(Pattern {
+            rows: offsets.len() - 1,
+            columns,
+            offsets: Tensor::from_slice(device, &[offsets.len()], offsets, Category::Mask)?,
+            places: Tensor::from_slice(device, &[places.len()], places, Category::Mask)?,
+        })
+    }
+}
+
+/// The kept weights of a matrix by rows, on its device. Clones share the memory.
+#[derive(Debug, Clone)]
+pub struct Csr {
+    pattern: Pattern,
     /// `[kept]`.
     values: Tensor,
 }
@@ -54,10 +76,7 @@ impl Csr {
             // Rows without columns left no bytes to walk over.
             offsets.resize(rows + 1, 0);
             Ok(Csr {
-                rows,
-                columns,
-                offsets: Tensor::from_slice(&device, &[rows + 1], &offsets, Category::Mask)?,
-                places: Tensor::from_slice(&device, &[places.len()], &places, Category::Mask)?,
+                pattern: Pattern::new(&device, columns, &offsets, &places)?,
                 values: Tensor::from_slice(&device, &[values.len()], &values, Category::Weights)?,
             })
         })
@@ -65,12 +84,12 @@ impl Csr {
 
     /// Rows: outputs of the layer.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.pattern.rows
     }
 
     /// Columns: inputs of the layer.
     pub fn columns(&self) -> usize {
-        self.columns
+        self.pattern.columns
     }
 
     /// Weights kept.
@@ -106,8 +125,8 @@ pub fn matmul(x: &Tensor, w: &Csr, category: Category) -> Result<Tensor> {
     check(x, w);
     match x.device() {
         Device::Cpu(cpu) => {
-            let mut y = Tensor::empty(&x.device(), &[x.rows(), w.rows], x.dtype(), category)?;
-            host::matmul(&cpu, x, w, &mut y)?;
+            let mut y = Tensor::empty(&x.device(), &[x.rows(), w.rows()], x.dtype(), category)?;
+            host::matmul(&cpu, x, w, None, &mut y)?;
             Ok(y)
         }
         Device::Cuda(_) => cuda::Plan::new(w, x.rows(), cuda::Way::REPEATABLE)?.run(x, category),
@@ -117,11 +136,11 @@ pub fn matmul(x: &Tensor, w: &Csr, category: Category) -> Result<Tensor> {
 fn check(x: &Tensor, w: &Csr) {
     assert_eq!(
         x.width(),
-        w.columns,
+        w.columns(),
         "a product of {:?} and a matrix [{}, {}]^T",
         x.shape(),
-        w.rows,
-        w.columns
+        w.rows(),
+        w.columns()
     );
     assert_eq!(x.dtype(), w.dtype(), "a product of two types");
 }

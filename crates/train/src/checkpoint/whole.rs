@@ -14,7 +14,7 @@ use safetensors::tensor::{Dtype, Metadata};
 
 use super::shard::{PIECES, Piece, Pieces, part_of};
 use super::write::{dtype_of, hash};
-use super::{Checkpoints, FORMAT, MANIFEST, Manifest, Progress, refuse};
+use super::{Checkpoints, FORMAT, MANIFEST, Manifest, OPTIMIZER, Progress, refuse};
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
 
@@ -97,9 +97,12 @@ impl Whole {
         if path.join(MANIFEST).exists() {
             return Whole::read(path, ranks);
         }
-        let inside = Checkpoints::new(path.join("checkpoints"), 1, "", "").list_of_first(ranks)?;
         let mut broken =
             refuse(path, format!("it is neither a checkpoint (no {MANIFEST}) nor a run folder with one"));
+        if path.is_file() {
+            return Err(broken);
+        }
+        let inside = Checkpoints::new(path.join("checkpoints"), 1, "", "").list_of_first(ranks)?;
         for path in inside.into_iter().rev() {
             match Whole::read(&path, ranks) {
                 Ok(whole) => return Ok(whole),
@@ -211,6 +214,16 @@ impl Whole {
                     return Err(self.refuse(format!("{file} has no tensor {name}, which this run needs")));
                 };
                 let ((shape, _), dtype) = (room.place(), dtype_of(room.tensor()));
+                if *file == OPTIMIZER && (entry.shape.len() == 1) != (shape.len() == 1) {
+                    let form =
+                        |compressed| if compressed { "of kept weights alone" } else { "of all weights" };
+                    return Err(self.refuse(format!(
+                        "{name} is state {} there, and {} in this run: take `[prune]` from the run file of the checkpoint, \
+                         or begin with its weights by --from",
+                        form(entry.shape.len() == 1),
+                        form(shape.len() == 1),
+                    )));
+                }
                 if entry.shape != shape || entry.dtype != dtype {
                     return Err(self.refuse(format!(
                         "{name} is {:?} {:?} there, and {dtype:?} {shape:?} in this run",

@@ -74,7 +74,7 @@ impl Chain {
         let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
         let dh = self.first.input_gradient(&dy, x.shape(), pass.weights)?;
         let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
-        self.first.send_gradients(h, dy, pass.sink)?;
+        self.first.send_gradients(h, dy, pass)?;
         norm.send_gradients(dh, x, statistics, pass)?;
         Ok(dx)
     }
@@ -97,7 +97,7 @@ impl Layer for Chain {
             Before::Nothing => {
                 let x = pass.stash.pop();
                 let shape = x.shape().to_vec();
-                self.first.send_gradients(x, dy.clone(), pass.sink)?;
+                self.first.send_gradients(x, dy.clone(), pass)?;
                 input_gradient.then(|| self.first.input_gradient(&dy, &shape, pass.weights)).transpose()
             }
             Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),
@@ -130,6 +130,6 @@ fn through_activation(
     let dh = linear.input_gradient(&dy, saved.shape(), pass.weights)?;
     let (dx, h) = activation::backward_remaking(kind, &saved, dh)?;
     drop(saved);
-    linear.send_gradients(h, dy, pass.sink)?;
+    linear.send_gradients(h, dy, pass)?;
     Ok(dx)
 }

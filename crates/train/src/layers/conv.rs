@@ -29,7 +29,7 @@ impl Layer for ConvLayer {
         let shape = x.shape().to_vec();
         let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
         let (conv, bias, upstream) = (self.conv, self.bias, dy.clone());
-        let gradients = Box::new(move || {
+        let gradients = Box::new(move |_| {
             let weight = conv::backward_weight(&x, &upstream, conv)?;
             let bias = bias.map(|_| sum_rows(&upstream, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())

@@ -23,7 +23,7 @@ impl Layer for Embedding {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let (ids, vocab) = (pass.stash.pop(), self.vocab);
-        let gradients = Box::new(move || Ok(vec![embedding::backward(&ids, &dy, vocab)?]));
+        let gradients = Box::new(move |_| Ok(vec![embedding::backward(&ids, &dy, vocab)?]));
         pass.sink.accept(&[self.table], gradients)?;
         Ok(None)
     }
@@ -43,7 +43,7 @@ impl Layer for PositionEmbedding {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let (upstream, context) = (dy.clone(), self.context);
-        let gradients = Box::new(move || Ok(vec![embedding::positions_backward(&upstream, context)?]));
+        let gradients = Box::new(move |_| Ok(vec![embedding::positions_backward(&upstream, context)?]));
         pass.sink.accept(&[self.table], gradients)?;
         Ok(Some(dy))
     }

@@ -168,7 +168,7 @@ fn in_one_piece(
     let logits = linear.product(&x, pass.weights, Category::Workspace)?;
     let dlogits = scale.differentiate(&mut losses, logits)?;
     let gradient = linear.input_gradient(&dlogits, x.shape(), pass.weights)?;
-    linear.send_gradients(x, dlogits, pass.sink)?;
+    linear.send_gradients(x, dlogits, pass)?;
     Ok(Outcome { total: losses.sum()?, gradient })
 }
 
@@ -252,7 +252,7 @@ impl Sums {
 
     fn send(self, linear: &Linear, sink: &mut dyn GradientSink) -> Result<()> {
         let Sums { weight, bias, dtype, classes } = self;
-        let gradients = Box::new(move || {
+        let gradients = Box::new(move |_| {
             let whole = |sum: Tensor| match classes {
                 None => Ok(sum),
                 Some(classes) if sum.shape().len() == 1 => {

@@ -2,12 +2,13 @@
 //! layers that run it ([`Chain`](super::Chain), [`Head`](super::Head)) decide that.
 
 use espalier_plan::spec::WeightOrder;
-use espalier_tensor::ops::activation::Activation;
+use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Tensor};
 
-use super::GradientSink;
+use super::{Backward, Wanted};
 use crate::Result;
 use crate::weights::{ParameterId, Weights};
 
@@ -37,13 +38,33 @@ impl Linear {
     /// `x W + b`.
     pub fn product(&self, x: &Tensor, weights: &Weights, category: Category) -> Result<Tensor> {
         let bias = self.bias.map(|id| weights.get(id));
-        let transposed = self.order == WeightOrder::OutIn;
-        let y = matmul(x, false, weights.get(self.weight), transposed, bias, category)?;
+        let y = self.multiply(x, self.order == WeightOrder::OutIn, bias, weights, category)?;
         Ok(with_rows_of(x, y))
+    }
+
+    /// `x W^T + b` where the stored weight is to be transposed, otherwise `x W + b`: without its zeros where that is chosen.
+    fn multiply(
+        &self,
+        x: &Tensor,
+        transposed: bool,
+        bias: Option<&Tensor>,
+        weights: &Weights,
+        category: Category,
+    ) -> Result<Tensor> {
+        let weight = weights.get(self.weight);
+        Ok(match weights.sparse(self.weight) {
+            Some(sparse) => sparse.product(x, weight, transposed, bias, category)?,
+            None => matmul(x, false, weight, transposed, bias, category)?,
+        })
     }
 
     /// `x W + b + plus`, which has the output's shape.
     pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &Weights) -> Result<Tensor> {
+        if weights.sparse(self.weight).is_some() {
+            let mut y = self.product(x, weights, Category::Activations)?;
+            add_into(&mut y, plus)?;
+            return Ok(y);
+        }
         let bias = self.bias.map(|id| weights.get(id));
         let transposed = self.order == WeightOrder::OutIn;
         let weight = weights.get(self.weight);
@@ -57,6 +78,11 @@ impl Linear {
         kind: Activation,
         weights: &Weights,
     ) -> Result<(Tensor, Tensor)> {
+        if weights.sparse(self.weight).is_some() {
+            let before = self.product(x, weights, Category::Activations)?;
+            let after = activation::forward(kind, &before)?;
+            return Ok((before, after));
+        }
         let bias = self.bias.map(|id| weights.get(id));
         let transposed = self.order == WeightOrder::OutIn;
         let (before, after) = matmul_activated(x, false, weights.get(self.weight), transposed, bias, kind)?;
@@ -66,22 +92,27 @@ impl Linear {
     /// The gradient of an input of the given shape.
     pub fn input_gradient(&self, dy: &Tensor, shape: &[usize], weights: &Weights) -> Result<Tensor> {
         let transposed = self.order == WeightOrder::InOut;
-        let dx = matmul(dy, false, weights.get(self.weight), transposed, None, Category::Activations)?;
+        let dx = self.multiply(dy, transposed, None, weights, Category::Activations)?;
         Ok(dx.reshape(shape))
     }
 
     /// Hands the gradients of weight and bias to the sink.
-    pub fn send_gradients(&self, x: Tensor, dy: Tensor, sink: &mut dyn GradientSink) -> Result<()> {
+    pub fn send_gradients(&self, x: Tensor, dy: Tensor, pass: &mut Backward<'_>) -> Result<()> {
         let (order, bias) = (self.order, self.bias);
-        let gradients = Box::new(move || {
-            let weight = match order {
-                WeightOrder::OutIn => matmul(&dy, true, &x, false, None, Category::Workspace)?,
-                WeightOrder::InOut => matmul(&x, true, &dy, false, None, Category::Workspace)?,
+        let sparse = pass.weights.sparse(self.weight).cloned();
+        let gradients = Box::new(move |wanted| {
+            let (rows, columns) = match order {
+                WeightOrder::OutIn => (&dy, &x),
+                WeightOrder::InOut => (&x, &dy),
+            };
+            let weight = match sparse.filter(|_| wanted == Wanted::Kept) {
+                Some(sparse) => sparse.sampled_product(rows, columns, Category::Workspace)?,
+                None => matmul(rows, true, columns, false, None, Category::Workspace)?,
             };
             let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
         });
-        sink.accept(&self.parameters(), gradients)
+        pass.sink.accept(&self.parameters(), gradients)
     }
 }
 

@@ -182,7 +182,17 @@ impl Default for Stash {
 }
 
 /// Computes the gradients of some parameters when called: the product that needs no neighbour's result.
-pub type WeightGradients = Box<dyn FnOnce() -> Result<Vec<Tensor>> + Send>;
+pub type WeightGradients = Box<dyn FnOnce(Wanted) -> Result<Vec<Tensor>> + Send>;
+
+/// What a sink wants of gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// All elements, in the shape of the parameter.
+    All,
+    /// Those of kept weights: a layer that can spare itself the others gives `[kept]`, in their order, and one that cannot
+    /// gives all.
+    Kept,
+}
 
 /// The one door that every gradient of a parameter passes.
 pub trait GradientSink {

@@ -49,7 +49,7 @@ impl Norm {
         match *self {
             Norm::Layer { scale, shift } => {
                 let dtype = pass.weights.get(scale).dtype();
-                let gradients = Box::new(move || {
+                let gradients = Box::new(move |_| {
                     let (scale, shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
                     Ok(vec![scale, shift])
                 });
@@ -58,7 +58,7 @@ impl Norm {
             Norm::Rms { scale } => {
                 let dtype = pass.weights.get(scale).dtype();
                 let gradients =
-                    Box::new(move || Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
+                    Box::new(move |_| Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
                 pass.sink.accept(&[scale], gradients)
             }
         }
@@ -136,7 +136,7 @@ impl Layer for BatchNorm {
                 batch_norm::backward_part(&dy, &x, scale, &mean, &rstd, |own| sum_over(group, own))?
             }
         };
-        pass.sink.accept(&[self.scale, self.shift], Box::new(move || Ok(vec![scale, shift])))?;
+        pass.sink.accept(&[self.scale, self.shift], Box::new(move |_| Ok(vec![scale, shift])))?;
         Ok(Some(dx))
     }
 }

@@ -9,6 +9,9 @@ use std::ops::Range;
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::schedule::Placement;
 use espalier_plan::{Cut, Plan};
+use espalier_tensor::ops::elementwise::scale_into;
+use espalier_tensor::ops::flat;
+use espalier_tensor::{Category, DType, Tensor};
 
 use super::Ranks;
 use crate::Result;
@@ -141,16 +144,21 @@ impl Groups {
             if ids.is_empty() {
                 continue;
             }
-            let mut own = Vec::new();
-            for id in &ids {
-                own.extend(weights.buffer(*id).read_f32()?.into_iter().map(f64::from));
+            // One message, put together where they are: on a card nobody waits for it.
+            let lengths: Vec<usize> = ids.iter().map(|id| weights.buffer(*id).len()).collect();
+            let device = weights.buffer(ids[0]).device();
+            let mut all = Tensor::empty(&device, &[lengths.iter().sum()], DType::F32, Category::Workspace)?;
+            let mut first = 0;
+            for (id, length) in ids.iter().zip(&lengths) {
+                flat::put(&mut all, first, weights.buffer(*id), 0..*length)?;
+                first += length;
             }
-            let sums = group.all_reduce::<Vec<f64>>(own, Reduce::Sum)?;
-            let mut means = sums.iter().map(|sum| (sum / group.size() as f64) as f32);
-            for id in ids {
-                let statistic = weights.buffer_mut(id);
-                let mean: Vec<u8> = means.by_ref().take(statistic.len()).flat_map(f32::to_le_bytes).collect();
-                statistic.copy_from_host(&mean)?;
+            let mut all = group.all_reduce(all, Reduce::Sum)?;
+            scale_into(&mut all, 1.0 / group.size() as f32)?;
+            first = 0;
+            for (id, length) in ids.into_iter().zip(lengths) {
+                flat::put(weights.buffer_mut(id), 0, &all, first..first + length)?;
+                first += length;
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
-use crate::layers::{GradientSink, Share, WeightGradients};
+use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::pass::{Loss, Pass};
@@ -139,7 +139,7 @@ impl GradientSink for Sums {
         if !parameters.iter().any(|id| self.sums.contains_key(id)) {
             return Ok(());
         }
-        for (id, mut gradient) in parameters.iter().zip(gradients()?) {
+        for (id, mut gradient) in parameters.iter().zip(gradients(Wanted::All)?) {
             let Some(sum) = self.sums.get_mut(id) else { continue };
             if self.factor != 1.0 {
                 scale_into(&mut gradient, self.factor)?;

@@ -12,7 +12,7 @@ use espalier_tensor::{Tensor, random};
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words, select};
 use crate::Result;
-use crate::layers::{GradientSink, Share, WeightGradients};
+use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
 use crate::parallel::Ranks;
 use crate::pass::Loss;
 use crate::weights::ParameterId;
@@ -89,7 +89,7 @@ impl GradientSink for Growth<'_> {
         if parameters.iter().all(|id| self.moving(*id) == 0) {
             return Ok(());
         }
-        for (&id, gradient) in parameters.iter().zip(gradients()?) {
+        for (&id, gradient) in parameters.iter().zip(gradients(Wanted::All)?) {
             if self.moving(id) == 0 {
                 continue;
             }

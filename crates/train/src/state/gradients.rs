@@ -10,11 +10,11 @@ use espalier_tensor::ops::compress::{compress, compress_add};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::reduce::{squared_norm, squared_norm_all};
-use espalier_tensor::{Category, Tensor};
+use espalier_tensor::{Category, Mask, Tensor};
 
 use super::Masks;
 use crate::Result;
-use crate::layers::{GradientSink, WeightGradients};
+use crate::layers::{GradientSink, Wanted, WeightGradients};
 use crate::parallel::groups::Groups;
 use crate::weights::ParameterId;
 
@@ -133,10 +133,13 @@ impl<'a> Gradients<'a> {
 
 impl GradientSink for Gradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for (&id, mut gradient) in parameters.iter().zip(gradients()?) {
-            let mask = self.masks.compressing(id);
+        let wanted = if self.masks.compress() { Wanted::Kept } else { Wanted::All };
+        for (&id, mut gradient) in parameters.iter().zip(gradients(wanted)?) {
+            // A layer may have made the kept elements alone.
+            let whole = |mask: &&Mask| gradient.len() == mask.len();
+            let mask = self.masks.compressing(id).filter(whole);
             if let Some(measured) = self.measured.as_mut().filter(|m| !m.without.contains(&id)) {
-                measured.squares += match self.masks.get(id) {
+                measured.squares += match self.masks.get(id).filter(whole) {
                     Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?)?,
                     None => squared_norm(&gradient)?,
                 };

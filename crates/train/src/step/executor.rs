@@ -142,6 +142,12 @@ impl Executor {
                 self.traced(Kind::AllReduce, start);
             }
             Action::Step => {
+                // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
+                worker.settle()?;
+                if self.others.is_some() {
+                    self.traced(Kind::AllReduce, start);
+                }
+                let start = self.now();
                 worker.step()?;
                 self.traced(Kind::Step, start);
             }

@@ -36,7 +36,10 @@ pub trait Worker {
     /// Sums a chunk's gradients over its copies.
     fn all_reduce(&mut self, chunk: usize) -> Result<()>;
 
-    /// Updates the weights of all chunks.
+    /// Waits for what the ranks must add up before any of them updates its weights.
+    fn settle(&mut self) -> Result<()>;
+
+    /// Updates the weights of all chunks, once that is settled.
     fn step(&mut self) -> Result<()>;
 
     /// Keeps the newest weights beyond the next step.

@@ -105,7 +105,16 @@ pub(crate) struct NetworkWorker<'a> {
     sums: Vec<(Summed, usize)>,
     /// By micro-batch, so that running statistics do not depend on the order of the schedule.
     statistics: Vec<(usize, BatchStatistics)>,
+    settled: Option<Settled<'a>>,
     pub outcome: Taken,
+}
+
+/// What the ranks have added up before a step.
+struct Settled<'a> {
+    gradients: Gradients<'a>,
+    grad_norm: f64,
+    /// Whether the step can be taken.
+    finite: bool,
 }
 
 impl<'a> NetworkWorker<'a> {
@@ -113,7 +122,8 @@ impl<'a> NetworkWorker<'a> {
         let outcome = Taken { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
         let sink = sink(&scene);
         let missing = missing(&scene);
-        NetworkWorker { scene, sink, missing, sums: Vec::new(), statistics: Vec::new(), outcome }
+        let (sums, statistics) = (Vec::new(), Vec::new());
+        NetworkWorker { scene, sink, missing, sums, statistics, settled: None, outcome }
     }
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
@@ -290,7 +300,7 @@ impl Worker for NetworkWorker<'_> {
         self.sink.send_all(self.scene.stage.parameters(chunk), zeros)
     }
 
-    fn step(&mut self) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
         let fresh = sink(&self.scene);
         let mut gradients = std::mem::replace(&mut self.sink, fresh).finish()?;
         self.missing = missing(&self.scene);
@@ -298,8 +308,8 @@ impl Worker for NetworkWorker<'_> {
         for (sum, predictions) in self.sums.drain(..) {
             self.outcome.totals.add(Totals::of(sum.read()?, predictions));
         }
-        let Scene { plan, groups, ranks, masks, .. } = self.scene;
-        let scene = &mut self.scene;
+        let Scene { plan, groups, ranks, .. } = self.scene;
+        let scene = &self.scene;
         for (id, strength) in
             scene.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
         {
@@ -330,7 +340,15 @@ impl Worker for NetworkWorker<'_> {
             finite = totals.loss().is_finite();
         }
         let grad_norm = squares.sqrt();
-        let taken = finite && grad_norm.is_finite();
+        self.settled = Some(Settled { gradients, grad_norm, finite: finite && grad_norm.is_finite() });
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let Settled { gradients, grad_norm, finite: taken } =
+            self.settled.take().expect("a step is settled before it is taken");
+        let Scene { plan, groups, ranks, masks, .. } = self.scene;
+        let (scene, parallel) = (&mut self.scene, &plan.run.parallel);
         let mut statistics = std::mem::take(&mut self.statistics);
         if taken {
             let clip = plan.run.train.clip;

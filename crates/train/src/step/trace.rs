@@ -21,7 +21,7 @@ pub enum Kind {
     Send,
     /// Waiting for a message.
     Wait,
-    /// Starting or waiting for sums of gradients.
+    /// Starting sums of gradients, or waiting for them and for all ranks' loss and norm.
     AllReduce,
     /// Updating weights.
     Step,

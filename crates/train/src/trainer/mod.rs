@@ -8,6 +8,7 @@
 mod pruning;
 mod saved;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,6 +30,7 @@ use crate::stage::Stage;
 use crate::state::{Masks, NoiseScale, Optimizer};
 use crate::step::{Executor, Flights, NetworkWorker, Scene, Taken, Trace};
 use crate::weights::{ParameterId, Weights};
+use pruning::sparse_products;
 
 pub use crate::checkpoint::Progress;
 
@@ -58,6 +60,8 @@ pub struct Trainer {
     kept: (u64, u64),
     masks: Masks,
     pruner: Option<Box<dyn Pruner>>,
+    /// What is multiplied without its zeros once most of it is zero.
+    sparse: HashSet<ParameterId>,
     /// None until the first step, by when it is known what is kept.
     optimizer: Option<Optimizer>,
     noise: NoiseScale,
@@ -166,6 +170,7 @@ impl Trainer {
             list_began: 0,
             masks: Masks::new(weights.parameters(), plan.run.compresses()),
             pruner: prune::pruner(&plan, steps)?,
+            sparse: sparse_products(&plan, &weights, device)?,
             optimizer: None,
             noise: NoiseScale::default(),
             progress: Progress { step: 0, updates: 0, bad_steps: 0, best_validation: None },

@@ -1,14 +1,20 @@
 //! Pruning in the course of a run: asking the method, and putting weights and state under what it has drawn.
 
+use std::collections::HashSet;
+
+use espalier_plan::Plan;
+use espalier_plan::config::{self, Kernels};
 use espalier_plan::memory::StateBytes;
-use espalier_tensor::Mask;
+use espalier_tensor::mask::Form;
 use espalier_tensor::ops::compress::apply;
+use espalier_tensor::ops::sparse::SparseWeight;
+use espalier_tensor::{Device, Mask};
 
 use super::{Pruned, Trainer};
 use crate::Result;
 use crate::data::Split;
 use crate::prune::{Decision, Draw, Moment, Network, Parts};
-use crate::weights::ParameterId;
+use crate::weights::{ParameterId, Weights};
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.
@@ -41,17 +47,31 @@ impl Trainer {
         if all == 0 { 0.0 } else { 1.0 - kept as f64 / all as f64 }
     }
 
-    /// Bytes held for each candidate weight, as they are now.
-    pub fn state_bytes(&self) -> StateBytes {
-        let own: usize = self.candidates.iter().map(|id| self.weights.get(*id).len()).sum();
-        let each = |bytes: usize| bytes as f64 / own as f64;
-        let sum = |of: &dyn Fn(ParameterId) -> usize| each(self.candidates.iter().map(|id| of(*id)).sum());
-        StateBytes {
-            weights: sum(&|id| self.weights.get(id).byte_len()),
-            gradients: each(self.gradient_bytes),
-            optimizer: sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
-            mask: sum(&|id| self.masks.get(id).map_or(0, Mask::bytes)),
-        }
+    /// Bytes held for each candidate weight, as they are now, over all stages: one may have no candidate. All ranks must
+    /// ask.
+    pub fn state_bytes(&self) -> Result<StateBytes> {
+        let sum = |of: &dyn Fn(ParameterId) -> usize| self.candidates.iter().map(|id| of(*id) as u64).sum();
+        let held: Vec<u64> = vec![
+            sum(&|id| self.weights.get(id).len()),
+            sum(&|id| self.weights.get(id).byte_len()),
+            self.gradient_bytes as u64,
+            sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
+            sum(&|id| {
+                let pattern = self.weights.sparse(id).map_or(0, SparseWeight::bytes);
+                self.masks.get(id).map_or(0, Mask::bytes) + pattern
+            }),
+        ];
+        let held = match &self.ranks {
+            Some(ranks) => ranks.sum_over_stages(held)?,
+            None => held,
+        };
+        let each = |bytes: u64| bytes as f64 / held[0].max(1) as f64;
+        Ok(StateBytes {
+            weights: each(held[1]),
+            gradients: each(held[2]),
+            optimizer: each(held[3]),
+            mask: each(held[4]),
+        })
     }
 
     /// What the pruning method does after so many steps.
@@ -87,8 +107,7 @@ impl Trainer {
     /// Puts weights and state under new masks, one parameter at a time.
     pub(super) fn apply(&mut self, draw: Draw) -> Result<Pruned> {
         let before = self.device.ledger().total();
-        let mut emptied = Vec::new();
-        let mut forms = Vec::new();
+        let mut drawn = Drawn::of(self.weights.parameters());
         if draw.reset_state {
             self.optimizer = None;
             // Adam's correction of young moments counts from here.
@@ -102,26 +121,37 @@ impl Trainer {
                 let group = self.groups.of(id);
                 optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
-            if mask.kept() == 0 {
-                emptied.push(self.weights.name(id).to_owned());
-            }
-            forms.push(mask.form().name());
-            self.masks.set(id, mask);
+            drawn.add(id, &mask);
+            self.set_mask(id, mask)?;
         }
         if let Some(ranks) = &self.ranks {
             ranks.agree("pruning masks", &self.masks.hash()?)?;
+            drawn = Drawn(ranks.sum_over_stages(drawn.0)?);
         }
         self.count_kept()?;
-        forms.sort_unstable();
-        forms.dedup();
         Ok(Pruned {
             kept: self.kept(),
-            emptied,
+            emptied: drawn.emptied().map(|id| self.weights.name(id).to_owned()).collect(),
             note: draw.note,
             distances: draw.distances,
-            form: forms.join(" and "),
+            form: drawn.forms(),
             bytes: (before, self.device.ledger().total()),
         })
+    }
+
+    /// Gives a parameter a mask, and chooses how it is multiplied.
+    pub(super) fn set_mask(&mut self, id: ParameterId, mask: Mask) -> Result<()> {
+        let few = mask.kept() as f64 <= Kernels::MOST_KEPT * mask.len() as f64;
+        // The pattern of the old mask goes first.
+        self.weights.multiply_by(id, None);
+        if few && self.sparse.contains(&id) {
+            let &[rows, columns] = self.weights.get(id).shape() else {
+                unreachable!("a linear layer's weight")
+            };
+            self.weights.multiply_by(id, Some(SparseWeight::new(&mask, [rows, columns])?));
+        }
+        self.masks.set(id, mask);
+        Ok(())
     }
 
     /// Prunes now, whatever the run's own time for it.
@@ -131,5 +161,51 @@ impl Trainer {
             Decision::Prune(draw) => self.apply(draw).map(Some),
             Decision::Wait | Decision::Look(_) => Ok(None),
         }
+    }
+}
+
+/// The parameters that a plan wants multiplied without their zeros; an error on a card.
+pub(super) fn sparse_products(
+    plan: &Plan,
+    weights: &Weights,
+    device: &Device,
+) -> Result<HashSet<ParameterId>> {
+    if plan.run.prune.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
+        return Ok(HashSet::new());
+    }
+    if let Device::Cuda(_) = device {
+        let why =
+            "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
+        return Err(config::Error::NoEffect { field: "prune.kernels".into(), why }.into());
+    }
+    let names = plan.model.linear_weights();
+    Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
+}
+
+/// How many masks of bits and of places were drawn, then for each parameter whether nothing is left of it: numbers that
+/// stages add up, since the one that speaks does not hold them all.
+struct Drawn(Vec<u64>);
+
+impl Drawn {
+    const FORMS: [&str; 2] = ["bits", "index"];
+
+    fn of(parameters: usize) -> Drawn {
+        Drawn(vec![0; Drawn::FORMS.len() + parameters])
+    }
+
+    fn add(&mut self, id: ParameterId, mask: &Mask) {
+        let form = usize::from(matches!(mask.form(), Form::Places(_)));
+        self.0[form] += 1;
+        self.0[Drawn::FORMS.len() + id.0] += u64::from(mask.kept() == 0);
+    }
+
+    fn forms(&self) -> String {
+        let drawn = Drawn::FORMS.iter().zip(&self.0).filter(|(_, count)| **count > 0);
+        drawn.map(|(form, _)| *form).collect::<Vec<_>>().join(" and ")
+    }
+
+    fn emptied(&self) -> impl Iterator<Item = ParameterId> {
+        let flags = self.0[Drawn::FORMS.len()..].iter().enumerate();
+        flags.filter(|(_, emptied)| **emptied > 0).map(|(i, _)| ParameterId(i))
     }
 }

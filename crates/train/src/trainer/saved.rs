@@ -65,13 +65,18 @@ impl Trainer {
     pub fn refuse_more_pruned(&self, whole: &Whole) -> Result<()> {
         let (kept, all) = self.kept();
         let wanted = self.plan.run.prune.as_ref().map(|prune| prune.sparsity);
-        if let Some(sparsity) = wanted.filter(|s| self.sparsity() > *s + 0.5 / all.max(1) as f64) {
+        if let Some(sparsity) = wanted.filter(|sparsity| self.is_pruned_beyond(*sparsity)) {
             return Err(whole.refuse(format!(
                 "it is pruned already to {:.4} ({kept} of {all} weights are left), and this run prunes to {sparsity}",
                 self.sparsity()
             )));
         }
         Ok(())
+    }
+
+    /// Whether more is gone than so large a share of the candidates.
+    pub fn is_pruned_beyond(&self, sparsity: f64) -> bool {
+        self.sparsity() > sparsity + 0.5 / self.kept().1.max(1) as f64
     }
 
     fn take_masks(&mut self, whole: &Whole) -> Result<()> {
@@ -84,7 +89,7 @@ impl Trainer {
             if words.len() != len.div_ceil(32) || ragged {
                 return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
             }
-            self.masks.set(id, Mask::new(&self.device, len, &words)?);
+            self.set_mask(id, Mask::new(&self.device, len, &words)?)?;
         }
         if let Some(name) = stored.into_keys().next() {
             return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));

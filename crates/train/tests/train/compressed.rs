@@ -137,7 +137,7 @@ fn state_bytes_of_a_prunable_weight() {
         let (plan, dataset, device) = prepare(&pruned(&base, "magnitude", sparsity), 1);
         let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
         trainer.step().unwrap();
-        let each = trainer.state_bytes();
+        let each = trainer.state_bytes().unwrap();
         assert!(each.total() <= most, "{each:?}");
         assert!((trainer.sparsity() - sparsity).abs() < 1e-4);
     }

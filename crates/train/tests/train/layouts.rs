@@ -14,7 +14,7 @@ use espalier_train::prune::{count, differing};
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, prepare, tiny_gpt};
+use crate::support::{Base, Heard, images, prepare, tiny_gpt};
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
@@ -58,6 +58,30 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
             assert_eq!(whole.loss, shared.loss, "{what}");
             let held = |of: &Summary| of.memory["optimizer"].measured.unwrap() as f64;
             assert!(held(&shared) < 0.55 * held(&whole), "{what}");
+        }
+    }
+}
+
+/// Rank 0 speaks for stages that it does not hold, and holds no candidate where it has the embeddings alone.
+#[test]
+fn what_is_said_of_pruning_is_of_all_stages() {
+    let base = gpt().set("model.tied=false").set("prune.method=magnitude");
+    let said = |base: &Base| {
+        let (plan, dataset, device) = prepare(&base.set("train.steps=2"), 2);
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+        let mut heard = Heard::default();
+        let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        (outcome.summary.state_bytes_per_parameter, heard.warnings)
+    };
+    for sparsity in ["prune.sparsity=0.3", "prune.sparsity=0.9995"] {
+        let base = base.set(sparsity);
+        let (bytes, warnings) = said(&base);
+        assert_eq!(warnings.is_empty(), sparsity == "prune.sparsity=0.3", "{warnings:?}");
+        for (stages, data, schedule) in [(2, 1, "1f1b"), (5, 1, "gpipe"), (2, 2, "chimera")] {
+            let (there, theirs) = said(&on(&base, stages, data, schedule));
+            assert!((there - bytes).abs() < 1e-9, "{stages} stages: {there} {bytes}");
+            assert_eq!(theirs, warnings, "{stages} stages");
         }
     }
 }

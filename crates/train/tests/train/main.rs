@@ -11,6 +11,7 @@ mod pipeline;
 mod prune;
 mod resume;
 mod shards;
+mod sparse;
 mod steps;
 mod support;
 mod zero;

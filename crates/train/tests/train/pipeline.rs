@@ -1,6 +1,6 @@
 //! Pipelines: every schedule gives what one rank gives.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,8 +19,8 @@ use espalier_train::weights::{ParameterId, Weights};
 
 use crate::support::{Base, images, prepare, tiny_gpt};
 
-/// Losses and gradient norms of some steps, and the loss of held-out data.
-type Shown = (Vec<f64>, Vec<f64>, f64);
+/// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
+type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
 
 fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
     let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
@@ -29,6 +29,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
         reports.iter().map(|report| report.loss).collect(),
         reports.iter().map(|report| report.grad_norm).collect(),
         evaluation.loss,
+        trainer.weights().ids().map(|id| (id.0, trainer.weights().get(id).to_f32())).collect(),
     ))
 }
 
@@ -43,13 +44,23 @@ fn run(base: &Base, steps: usize) -> Shown {
     let all = on_threads(&mesh, &device, |ranks, device| {
         shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
     });
-    all.unwrap().into_iter().next().unwrap()
+    let mut all = all.unwrap().into_iter();
+    let mut shown = all.next().unwrap();
+    all.for_each(|other| shown.3.extend(other.3));
+    shown
 }
 
-/// The largest relative difference.
+/// The largest relative difference; of weights, to the largest of their tensor.
 fn apart(a: &Shown, b: &Shown) -> f64 {
     let pairs = a.0.iter().zip(&b.0).chain(a.1.iter().zip(&b.1)).chain([(&a.2, &b.2)]);
-    pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+    let shown = pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
+    assert!(a.3.keys().eq(b.3.keys()), "every weight is on some stage");
+    let weights = a.3.values().zip(b.3.values()).map(|(a, b)| {
+        let most = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
+        let size = most(&mut a.iter().copied()).max(f32::MIN_POSITIVE);
+        f64::from(most(&mut a.iter().zip(b).map(|(a, b)| a - b)) / size)
+    });
+    weights.fold(shown, f64::max)
 }
 
 fn gpt() -> Base {

@@ -133,6 +133,16 @@ fn lists_that_deadlock_or_break_the_rules() {
     insta::assert_snapshot!(refused("pipeline 0 1 runs 0\npipeline 1 0 runs 1\nF0 B0 F1.0 B1\nF0 B0 F1 B1"), @"rank 0, action 5 (`F1.0`): the micro-batch goes through pipeline 1");
 }
 
+/// The executor takes messages as they come only where that says what to run.
+#[test]
+fn lists_that_arrivals_cannot_drive() {
+    insta::assert_snapshot!(refused("message-driven\nF0 F1 B0 W0 B1 W1\nF0 B0 W0 F1 B1 W1"), @"message-driven ranks need whole backwards, but of rank 0 `B0` is half of one");
+    insta::assert_snapshot!(refused("message-driven\npipeline 0 1 1 0\nF0.0 F0.1 B0.1 B0.0\nF0.0 F0.1 B0.1 B0.0"), @"message-driven ranks need one pipeline with a part on each rank, in their order, but the pipeline is 0 1 1 0");
+    insta::assert_snapshot!(refused("message-driven\npipeline 0 1 runs 0\npipeline 1 0 runs 1\nF0 F1 B1 B0\nF1 F0 B0 B1"), @"message-driven ranks need one pipeline with a part on each rank, in their order, but there are 2 pipelines");
+    insta::assert_snapshot!(refused("message-driven\npipeline 1 0\nF0 B0\nF0 B0"), @"message-driven ranks need one pipeline with a part on each rank, in their order, but the pipeline is 1 0");
+    read("message-driven\nF0 F1 B0 B1\nF0 B0 F1 B1");
+}
+
 #[test]
 fn files_that_cannot_be_read() {
     insta::assert_snapshot!(refused(""), @"line 1: there is no line of actions, such as `F0 F1 B0 B1`");

@@ -27,7 +27,7 @@ use plan::{Key, Kind, Plan};
 /// The kernels that stand in where cuBLASLt has none.
 pub const EPILOGUE: Source = Source {
     name: "epilogue.cu",
-    shared: "",
+    parts: &[],
     text: include_str!("epilogue.cu"),
     exact: false,
     builds: Build::FLOATS,

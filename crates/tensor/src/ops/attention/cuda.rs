@@ -6,7 +6,7 @@
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::Sizes;
-use crate::cuda::{Args, Build, Cuda, Source, lanes};
+use crate::cuda::{Args, Build, Cuda, Part, Source, lanes};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
@@ -15,7 +15,15 @@ use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {
     name: "attention.cu",
-    shared: "",
+    parts: &[
+        Part::TENSOR_CORES,
+        Part { name: "attention/tiles.cuh", text: include_str!("tiles.cuh") },
+        Part { name: "attention/products.cuh", text: include_str!("products.cuh") },
+        Part { name: "attention/forward.cuh", text: include_str!("forward.cuh") },
+        Part { name: "attention/backward_query.cuh", text: include_str!("backward_query.cuh") },
+        Part { name: "attention/backward_key.cuh", text: include_str!("backward_key.cuh") },
+        Part { name: "attention/backward_key_paired.cuh", text: include_str!("backward_key_paired.cuh") },
+    ],
     text: include_str!("../attention.cu"),
     exact: false,
     builds: &[head(32), head(64), head(80), head(96), head(128)],
@@ -23,7 +31,7 @@ pub(crate) static SOURCE: Source = Source {
 
 pub(crate) static SOURCE_F32: Source = Source {
     name: "attention_f32.cu",
-    shared: "",
+    parts: &[],
     text: include_str!("../attention_f32.cu"),
     exact: false,
     builds: &[head(1), head(40), head(64), head(128), head(256)],

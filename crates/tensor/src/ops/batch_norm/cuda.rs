@@ -1,5 +1,6 @@
 //! Batch normalisation on a card.
 
+use super::moments::Partial;
 use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
@@ -9,12 +10,6 @@ use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source =
     lanes::source("batch_norm.cu", include_str!("../batch_norm.cu"), Build::FLOATS);
-
-/// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
-pub(super) struct Partial {
-    pub(super) numbers: Tensor,
-    pub(super) piece: usize,
-}
 
 /// Each piece's mean and sum of squared distances from it.
 pub(super) fn moments(cuda: &Cuda, x: &Tensor) -> Result<Partial> {

@@ -1,17 +1,16 @@
 //! Compressing and expanding on a card.
 
 use crate::cuda::lanes::{self, THREADS, TILE};
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::mask::{Form, Mask};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source(
-    "compress.cu",
-    concat!(include_str!("../../cuda/kept.cuh"), include_str!("../compress.cu")),
-    Build::FLOATS,
-);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[Part::LANES, Part::KEPT],
+    ..lanes::source("compress.cu", include_str!("../compress.cu"), Build::FLOATS)
+};
 
 /// Elements of one size are moved by one kernel.
 fn build(dtype: DType) -> Build {

@@ -3,14 +3,24 @@
 
 use super::{Sizes, dnn};
 use crate::cuda::lanes::{self, Columns, THREADS};
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::cast::cast;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("conv.cu", include_str!("../conv.cu"), Build::FLOATS);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[
+        Part::LANES,
+        Part::TENSOR_CORES,
+        Part { name: "conv/patches.cuh", text: include_str!("patches.cuh") },
+        Part { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },
+        Part { name: "conv/product_bf16.cuh", text: include_str!("product_bf16.cuh") },
+        Part { name: "conv/filter.cuh", text: include_str!("filter.cuh") },
+    ],
+    ..lanes::source("conv.cu", include_str!("../conv.cu"), Build::FLOATS)
+};
 
 /// Blocks of the weight's gradient that fill a card; the sum over pixels is cut to have about as many.
 const BLOCKS: usize = 512;

@@ -74,11 +74,11 @@ impl Plan {
         let mut plan = Plan { product: None, w: w.clone(), batch, way };
         if batch > 0 && w.kept() > 0 {
             let rows = Rows {
-                rows: w.rows,
-                columns: w.columns,
+                rows: w.rows(),
+                columns: w.columns(),
                 kept: w.kept(),
-                offsets: w.offsets.cuda_buffer().address(),
-                places: w.places.cuda_buffer().address(),
+                offsets: w.pattern.offsets.cuda_buffer().address(),
+                places: w.pattern.places.cuda_buffer().address(),
                 values: w.values.cuda_buffer().address(),
                 dtype: w.dtype(),
             };
@@ -89,7 +89,7 @@ impl Plan {
             };
             let example =
                 |width: usize| Tensor::zeros(&w.device(), &[batch, width], w.dtype(), Category::Workspace);
-            let (x, y) = (example(w.columns)?, example(w.rows)?);
+            let (x, y) = (example(w.columns())?, example(w.rows())?);
             let examples = (x.cuda_buffer().address(), y.cuda_buffer().address());
             // SAFETY: the plan keeps the matrix; its tensors hold what a `Csr` says, the examples batch x width numbers.
             let product =
@@ -103,7 +103,7 @@ impl Plan {
     pub fn run(&mut self, x: &Tensor, category: Category) -> Result<Tensor> {
         check(x, &self.w);
         assert_eq!(x.rows(), self.batch, "a product that was planned for another batch");
-        let (device, rows, columns) = (x.device(), self.w.rows, self.w.columns);
+        let (device, rows, columns) = (x.device(), self.w.rows(), self.w.columns());
         let Some(product) = &mut self.product else {
             return Tensor::zeros(&device, &[self.batch, rows], x.dtype(), category);
         };

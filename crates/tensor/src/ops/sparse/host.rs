@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
 
-use super::Csr;
 use super::panels::{self, Packed, Panels, Sums};
+use super::{Csr, Pattern};
 
 /// Rows of W whose sums wait to be written out together: some lines of y are then filled at once.
 const ROWS: usize = 64;
@@ -26,11 +26,11 @@ const MOST_WIDTH: usize = 96;
 /// Products of one task: enough to hide the cost of handing it to a thread.
 const TASK: usize = 1 << 17;
 
-/// `y = x W^T`.
-pub(super) fn matmul(cpu: &Cpu, x: &Tensor, w: &Csr, y: &mut Tensor) -> Result<()> {
+/// `y = x W^T + bias`.
+pub(super) fn matmul(cpu: &Cpu, x: &Tensor, w: &Csr, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
     with_float!(x.dtype(), T => {
         let panels = Panels::turn::<T>(cpu, x)?;
-        product::<T>(cpu, &panels, w, y.slice_mut::<T>());
+        product::<T>(cpu, &panels, w, bias.map(|bias| bias.slice::<T>()), y.slice_mut::<T>());
     });
     Ok(())
 }
@@ -74,28 +74,37 @@ impl Kernel for bf16 {
     }
 }
 
-fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, y: &mut [T]) {
-    let (offsets, places, values) =
-        (w.offsets.slice::<u32>(), w.places.slice::<u32>(), w.values.slice::<T>());
+fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, bias: Option<&[T]>, y: &mut [T]) {
+    let Pattern { offsets, places, rows: w_rows, columns } = &w.pattern;
+    let (offsets, places, values) = (offsets.slice::<u32>(), places.slice::<u32>(), w.values.slice::<T>());
+    let (w_rows, columns) = (*w_rows, *columns);
     // Rows of a task by what W keeps on average: a matter of its size, not of the threads.
-    let a_row = (w.kept() / w.rows.max(1)).max(1) * panels.width;
+    let a_row = (w.kept() / w_rows.max(1)).max(1) * panels.width;
     let rows = TASK.div_ceil(a_row).next_multiple_of(ROWS);
-    let tasks = w.rows.div_ceil(rows);
+    let tasks = w_rows.div_ceil(rows);
     let y = Disjoint::new(y);
     cpu.for_each(panels.count() * tasks, |task| {
         let (panel, task) = (task / tasks, task % tasks);
         let (cells, vectors) = (panels.panel(panel), panels.vectors(panel));
         let wide = vectors * panels.lanes * T::EACH;
         let mut sums = [0f32; ROWS * MOST_WIDTH];
-        let end = ((task + 1) * rows).min(w.rows);
+        let end = ((task + 1) * rows).min(w_rows);
         for start in (task * rows..end).step_by(ROWS) {
             let count = ROWS.min(end - start);
-            let at = panel * panels.width * w.rows + start;
+            let at = panel * panels.width * w_rows + start;
             let live = panels.rows(panel);
             for step in (0..count).step_by(STEP) {
                 let (first, last) = (start + step, start + (step + STEP).min(count));
                 let (offsets, sums) = (&offsets[first..=last], &mut sums[step * wide..]);
-                let job = Job { offsets, places, values, cells, columns: w.columns, sums };
+                let job = Job {
+                    offsets,
+                    places,
+                    values,
+                    cells,
+                    columns,
+                    bias: bias.map(|bias| &bias[first..last]),
+                    sums,
+                };
                 // SAFETY: the processor has its `Isa`. A `Csr` has offsets up to its number of places and values, and
                 // places below its columns, of which each panel has as many as x; the sums hold ROWS of the widest
                 // panel.
@@ -103,10 +112,10 @@ fn product<T: Kernel>(cpu: &Cpu, panels: &Panels, w: &Csr, y: &mut [T]) {
                 // The lines that will be written are asked for meanwhile: rows of y lie far apart.
                 for b in live * step / count..live * (last - start) / count {
                     // SAFETY: no other task has these rows of x and of W.
-                    fetch(unsafe { y.piece(at + b * w.rows..at + b * w.rows + count) });
+                    fetch(unsafe { y.piece(at + b * w_rows..at + b * w_rows + count) });
                 }
             }
-            let sums = Sums { sums: &sums, wide, rows: count, live, y: &y, at, stride: w.rows };
+            let sums = Sums { sums: &sums, wide, rows: count, live, y: &y, at, stride: w_rows };
             // SAFETY: no other task has these rows of x and of W, and the processor has its `Isa`.
             unsafe { panels::write(cpu.isa(), sums) };
         }
@@ -135,6 +144,8 @@ struct Job<'a, T> {
     /// `[columns][vectors][lanes]`.
     cells: &'a [u32],
     columns: usize,
+    /// Of these rows: what their sums start from.
+    bias: Option<&'a [T]>,
     /// `[rows][rows of x]`.
     sums: &'a mut [f32],
 }
@@ -204,12 +215,13 @@ unsafe fn rows<L: Lanes, T: Cells<L, EACH>, const EACH: usize, const V: usize>(j
     debug_assert!(job.cells.len() == job.columns * V * L::N);
     debug_assert!(job.sums.len() >= (job.offsets.len() - 1) * EACH * V * L::N);
     let mut out = job.sums.as_mut_ptr();
-    for ends in job.offsets.windows(2) {
+    for (row, ends) in job.offsets.windows(2).enumerate() {
         let kept = ends[0] as usize..ends[1] as usize;
         let (places, values) = (&job.places[kept.clone()], &job.values[kept]);
         // SAFETY: the caller's promise covers every access.
         unsafe {
-            let mut sums = [[L::splat(0.0); EACH]; V];
+            let start = job.bias.map_or(0.0, |bias| bias[row].to_f32());
+            let mut sums = [[L::splat(start); EACH]; V];
             for (&place, value) in places.iter().zip(values) {
                 debug_assert!((place as usize) < job.columns);
                 let weight = L::splat(value.to_f32());

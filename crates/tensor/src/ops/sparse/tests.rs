@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::mask::Mask;
 use crate::ops::matmul::matmul as dense_matmul;
 use crate::random;
 use crate::testing::{assert_close, check, devices, tensor, values};
@@ -140,5 +141,55 @@ fn two_in_four_agree_with_the_dense_product() {
             Err(Error::Unsupported { what }) => eprintln!("SKIPPED, the 2:4 pattern: {what}"),
             Err(other) => panic!("{other}"),
         }
+    }
+}
+
+/// The bits of a mask that keeps what is not zero.
+fn mask_of(device: &Device, w: &[f32]) -> Mask {
+    let mut words = vec![0u32; w.len().div_ceil(32)];
+    w.iter().enumerate().filter(|(_, w)| **w != 0.0).for_each(|(i, _)| words[i / 32] |= 1 << (i % 32));
+    Mask::new(device, w.len(), &words).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Both products of a linear layer and the gradient of its weight, against plain loops, on one thread and on several
+    /// with the same bits.
+    #[test]
+    fn a_sparse_weight_does_what_a_dense_one_does(
+        batch in 1usize..230, rows in 1usize..100, columns in 1usize..90, share in 0.0f64..1.0, seed: u64,
+    ) {
+        let w = pruned(seed, rows, columns, share);
+        let (x, dy) = (values(seed ^ 1, batch * columns, 1.0), values(seed ^ 2, batch * rows, 1.0));
+        let bias = values(seed ^ 3, rows, 1.0);
+        let mut expected = reference(&x, &w, batch, rows, columns);
+        expected.iter_mut().enumerate().for_each(|(i, y)| *y += f64::from(bias[i % rows]));
+        let turned: Vec<f32> = (0..rows * columns).map(|i| w[i % rows * columns + i / rows]).collect();
+        let dx = reference(&dy, &turned, batch, columns, rows);
+        let gradient = |place: usize| -> f64 {
+            let (r, c) = (place / columns, place % columns);
+            (0..batch).map(|b| f64::from(dy[b * rows + r]) * f64::from(x[b * columns + c])).sum()
+        };
+        let dw: Vec<f64> = (0..w.len()).filter(|i| w[*i] != 0.0).map(gradient).collect();
+        let run = |device: &Device| {
+            let weight = tensor(device, DType::F32, &[rows, columns], &w);
+            let (x, dy) = (tensor(device, DType::F32, &[batch, columns], &x), tensor(device, DType::F32, &[batch, rows], &dy));
+            let bias = tensor(device, DType::F32, &[rows], &bias);
+            let mask = mask_of(device, &w);
+            let alone = device.ledger().current(Category::Mask);
+            let sparse = SparseWeight::new(&mask, [rows, columns]).unwrap();
+            assert_eq!(device.ledger().current(Category::Mask) - alone, sparse.bytes());
+            [
+                sparse.product(&x, &weight, true, Some(&bias), Category::Activations).unwrap(),
+                sparse.product(&dy, &weight, false, None, Category::Activations).unwrap(),
+                sparse.sampled_product(&dy, &x, Category::Gradients).unwrap(),
+            ].map(|tensor| tensor.to_f32())
+        };
+        let [one, many] = [1, 3].map(|threads| run(&Device::cpu(threads).unwrap()));
+        for (computed, expected) in one.iter().zip([&expected, &dx, &dw]) {
+            assert_close(computed, expected, 1e-5);
+        }
+        prop_assert_eq!(one, many, "the same bits on any number of threads");
     }
 }

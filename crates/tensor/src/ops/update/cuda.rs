@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use super::rule::Moments;
 use super::{Norms, Rule, SquaredNorms, Step, Target};
 use crate::cuda::lanes::{self, THREADS, TILE};
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -19,11 +19,8 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     // Memory is what a step waits for: exact arithmetic costs nothing, and dense, masked and compressed state step alike.
     exact: true,
-    ..lanes::source(
-        "update.cu",
-        concat!(include_str!("../../cuda/kept.cuh"), include_str!("../update.cu")),
-        &[Build::PLAIN],
-    )
+    parts: &[Part::LANES, Part::KEPT],
+    ..lanes::source("update.cu", include_str!("../update.cu"), &[Build::PLAIN])
 };
 
 /// Flags of a target.

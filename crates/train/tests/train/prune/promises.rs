@@ -3,6 +3,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use espalier_tensor::mask::ones;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
@@ -159,6 +160,46 @@ fn counts_are_exact() {
     }
 }
 
+/// Sorted by hand: over all candidates, or in each; the earlier of two alike stays.
+#[test]
+fn the_largest_weights_stay() {
+    let by_hand = |groups: &[Vec<f32>], kept: usize| -> Vec<Vec<usize>> {
+        let mut all: Vec<(usize, usize)> = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(g, values)| (0..values.len()).map(move |i| (g, i)))
+            .collect();
+        all.sort_by(|&(g, i), &(h, j)| groups[h][j].abs().total_cmp(&groups[g][i].abs()));
+        let mut places = vec![Vec::new(); groups.len()];
+        all[..kept].iter().for_each(|&(g, i)| places[g].push(i));
+        places.iter_mut().for_each(|places| places.sort_unstable());
+        places
+    };
+    for (settings, share, global) in [
+        (&["prune.method=magnitude", "prune.sparsity=0.7"][..], 0.3, true),
+        (&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"], 0.3, false),
+        (&["prune.method=gradual", "prune.initial=0.6", "prune.scope=layer"], 0.4, false),
+        (&["prune.method=gradual", "prune.initial=0.6"], 0.4, true),
+    ] {
+        let before = trainer(&tiny_cnn(settings), 1);
+        let mut after = trainer(&tiny_cnn(settings), 1);
+        after.step().unwrap();
+        let found: Vec<(_, Vec<usize>)> =
+            after.masks().iter().map(|(id, mask)| (id, ones(&mask.words()).collect())).collect();
+        assert_eq!(found.len(), 3, "all matrices are candidates");
+        let values: Vec<Vec<f32>> = found.iter().map(|(id, _)| before.weights().get(*id).to_f32()).collect();
+        let kept = |values: &[Vec<f32>]| {
+            (share * values.iter().map(Vec::len).sum::<usize>() as f64).round() as usize
+        };
+        let expected = match global {
+            true => by_hand(&values, kept(&values)),
+            false => values.chunks(1).flat_map(|layer| by_hand(layer, kept(layer))).collect(),
+        };
+        let found: Vec<Vec<usize>> = found.into_iter().map(|(_, places)| places).collect();
+        assert_eq!(found, expected, "{settings:?}");
+    }
+}
+
 /// Along the input of each matrix: GPT-2's lie input first.
 #[test]
 fn two_of_every_four_inputs_stay() {
@@ -191,6 +232,31 @@ fn a_layer_of_which_nothing_is_left_is_named() {
     assert_eq!(heard.warnings.len(), 2, "{:?}", heard.warnings);
     for warning in &heard.warnings {
         assert!(warning.starts_with("nothing is left of ") && warning.contains(".weight"), "{warning}");
+    }
+}
+
+/// A run that ends before its method prunes is not what was asked for.
+#[test]
+fn a_run_too_short_to_prune_says_so() {
+    let cases = [
+        (
+            &["prune.method=magnitude", "prune.at=9"][..],
+            "nothing was pruned: 4 steps are too few for magnitude",
+        ),
+        (
+            &["prune.method=early-bird", "prune.latest=9"],
+            "nothing was pruned: 4 steps are too few for early-bird",
+        ),
+        (&["prune.method=gradual", "prune.every=1", "prune.end=9"], "4 steps were too few: pruned to 0."),
+    ];
+    for (settings, expected) in cases {
+        let (plan, dataset, device) = prepare(&tiny_gpt(settings).set("train.steps=4"), 1);
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+        let mut heard = Heard::default();
+        run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        assert_eq!(heard.warnings.len(), 1, "{:?}", heard.warnings);
+        assert!(heard.warnings[0].starts_with(expected), "{:?}", heard.warnings);
     }
 }
 

@@ -1,0 +1,191 @@
+//! Attention on the host: one task owns one head of one sequence.
+//!
+//! Forward, a block of queries meets the keys block by block and keeps a running maximum and sum; backward, the
+//! probabilities are formed again from the logsumexp. Queries before a block of keys are left out of its products.
+
+use super::Sizes;
+use super::scores::{dot, gradients, scaled, softmax};
+use crate::cpu::Cpu;
+use crate::cpu::gemm::{Matrix, MatrixMut, serial};
+use crate::cpu::scratch::{Disjoint, Scratch};
+use crate::device::Device;
+use crate::dtype::{DType, Element, Float};
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+use crate::with_float;
+
+/// Queries in a block: many, because each product packs its keys anew.
+pub(super) const QUERIES: usize = 256;
+/// Keys in a block: few, because half of the block on the diagonal is not needed. Divides `QUERIES`.
+pub(super) const KEYS: usize = 64;
+
+pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
+    let device = qkv.device();
+    let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Activations)?;
+    let mut logsumexp = Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Activations)?;
+    with_float!(qkv.dtype(), T => {
+        let qkv = qkv.slice::<T>();
+        let space = || Space::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
+        let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let y = Disjoint::new(y.slice_mut::<T>());
+        let logsumexp = Disjoint::new(logsumexp.slice_mut::<f32>());
+        cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
+            // SAFETY: a task has the rows of one head of one sequence to itself.
+            let logsumexp = unsafe { logsumexp.piece(task * z.t..(task + 1) * z.t) };
+            forward_head::<T>(cpu, z, z.head(qkv, task), space, logsumexp, |row, values, factor| {
+                let at = z.row(task, row);
+                // SAFETY: as above: no other task has this head's columns in this row.
+                let y = unsafe { y.piece(at..at + z.d) };
+                scaled(cpu.isa(), values, factor, y);
+            });
+        }));
+    });
+    Ok((y, logsumexp))
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    dy: &Tensor,
+    qkv: &Tensor,
+    y: &Tensor,
+    logsumexp: &Tensor,
+    z: &Sizes,
+) -> Result<Tensor> {
+    let device = qkv.device();
+    let mut dqkv = qkv.empty_like(Category::Activations)?;
+    with_float!(qkv.dtype(), T => {
+        let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
+        let logsumexp = logsumexp.slice::<f32>();
+        let space = || Space::new(&device, T::DTYPE, &[3 * z.t * z.d, z.t], 2);
+        let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let dqkv = Disjoint::new(dqkv.slice_mut::<T>());
+        cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
+            let head = z.head(qkv, task);
+            let at = z.row(task, 0);
+            let logsumexp = &logsumexp[task * z.t..(task + 1) * z.t];
+            backward_head::<T>(cpu, z, head, &dy[at..], &y[at..], logsumexp, space);
+            let sums = space.sums[0].slice::<f32>();
+            for part in 0..3 {
+                for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
+                    let at = z.qkv_row(task, row) + part * z.c;
+                    // SAFETY: a task has one head of one sequence, its columns in every row, to itself.
+                    let dqkv = unsafe { dqkv.piece(at..at + z.d) };
+                    scaled(cpu.isa(), sum, 1.0, dqkv);
+                }
+            }
+        }));
+    });
+    Ok(dqkv)
+}
+
+/// A task's scratch space: running sums, blocks of scores in f32, blocks of probabilities in the tensor's type.
+#[derive(Debug)]
+struct Space {
+    sums: Vec<Tensor>,
+    scores: Vec<Tensor>,
+    probabilities: Vec<Tensor>,
+}
+
+impl Space {
+    fn new(device: &Device, dtype: DType, sums: &[usize], blocks: usize) -> Result<Space> {
+        let empty = |len: usize, dtype| Tensor::empty(device, &[len], dtype, Category::Workspace);
+        let block = |dtype| (0..blocks).map(|_| empty(QUERIES * KEYS, dtype)).collect::<Result<Vec<_>>>();
+        Ok(Space {
+            sums: sums.iter().map(|&len| empty(len, DType::F32)).collect::<Result<Vec<_>>>()?,
+            scores: block(DType::F32)?,
+            probabilities: block(dtype)?,
+        })
+    }
+}
+
+/// Rows that start `first` rows into a strided slice.
+fn rows<T>(data: &[T], stride: usize, first: usize) -> Matrix<'_, T> {
+    Matrix { data: &data[first * stride..], row_stride: stride, col_stride: 1 }
+}
+
+/// The same for writing.
+fn rows_mut<T>(data: &mut [T], stride: usize, first: usize) -> MatrixMut<'_, T> {
+    MatrixMut { data: &mut data[first * stride..], row_stride: stride }
+}
+
+/// The transpose.
+fn turned<T>(m: Matrix<'_, T>) -> Matrix<'_, T> {
+    Matrix { data: m.data, row_stride: m.col_stride, col_stride: m.row_stride }
+}
+
+fn forward_head<T: Float>(
+    cpu: &Cpu,
+    z: &Sizes,
+    [q, k, v]: [&[T]; 3],
+    space: &mut Space,
+    logsumexp: &mut [f32],
+    write: impl Fn(usize, &[f32], f32),
+) {
+    let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
+    let [sums, running] = &mut space.sums[..] else { unreachable!("two sums forward") };
+    let (out, running) = (sums.slice_mut::<f32>(), running.slice_mut::<f32>());
+    let (maxima, totals) = running.split_at_mut(QUERIES);
+    let scores = space.scores[0].slice_mut::<f32>();
+    let p = space.probabilities[0].slice_mut::<T>();
+    for i in (0..z.t).step_by(QUERIES) {
+        let m = QUERIES.min(z.t - i);
+        maxima.fill(f32::NEG_INFINITY);
+        totals.fill(0.0);
+        out.fill(0.0);
+        for j in (0..i + m).step_by(KEYS) {
+            // The first query of the block that sees any of these keys.
+            let skip = j.saturating_sub(i);
+            let (m, n) = (m - skip, KEYS.min(i + m - j));
+            let (q, k, v) = (rows(q, stride, i + skip), rows(k, stride, j), rows(v, stride, j));
+            serial(isa, m, n, d, q, turned(k), rows_mut(scores, KEYS, 0), false);
+            let running = [&mut maxima[skip..skip + m], &mut totals[skip..skip + m]];
+            softmax(isa, scores, p, i + skip - j, n, z.scale, running, &mut out[skip * d..], d);
+            serial(isa, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
+        }
+        for r in 0..m {
+            write(i + r, &out[r * d..(r + 1) * d], 1.0 / totals[r]);
+            logsumexp[i + r] = maxima[r] + totals[r].ln();
+        }
+    }
+}
+
+/// Leaves dq, dk and dv in `space.sums[0]`: [3, t, d].
+fn backward_head<T: Float>(
+    cpu: &Cpu,
+    z: &Sizes,
+    [q, k, v]: [&[T]; 3],
+    dy: &[T],
+    y: &[T],
+    logsumexp: &[f32],
+    space: &mut Space,
+) {
+    let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
+    let [sums, inner] = &mut space.sums[..] else { unreachable!("two sums backward") };
+    let (sums, inner) = (sums.slice_mut::<f32>(), inner.slice_mut::<f32>());
+    let [s, dp] = &mut space.scores[..] else { unreachable!("two blocks of scores backward") };
+    let (s, dp) = (s.slice_mut::<f32>(), dp.slice_mut::<f32>());
+    let [p, ds] = &mut space.probabilities[..] else { unreachable!("two blocks of probabilities backward") };
+    let (p, ds) = (p.slice_mut::<T>(), ds.slice_mut::<T>());
+    sums.fill(0.0);
+    let (dq, dkv) = sums.split_at_mut(z.t * d);
+    let (dk, dv) = dkv.split_at_mut(z.t * d);
+    for (r, inner) in inner.iter_mut().enumerate() {
+        *inner = dot(isa, &dy[r * z.c..][..d], &y[r * z.c..][..d]);
+    }
+    for j in (0..z.t).step_by(KEYS) {
+        let n = KEYS.min(z.t - j);
+        for i in (j..z.t).step_by(QUERIES) {
+            let m = QUERIES.min(z.t - i);
+            let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
+            let (k, v) = (rows(k, stride, j), rows(v, stride, j));
+            serial(isa, m, n, d, q, turned(k), rows_mut(s, KEYS, 0), false);
+            serial(isa, m, n, d, dy, turned(v), rows_mut(dp, KEYS, 0), false);
+            let (logsumexp, inner) = (&logsumexp[i..i + m], &inner[i..i + m]);
+            gradients(isa, s, dp, p, ds, i - j, n, z.scale, logsumexp, inner);
+            serial(isa, n, d, m, turned(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
+            serial(isa, n, d, m, turned(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
+            serial(isa, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
+        }
+    }
+}

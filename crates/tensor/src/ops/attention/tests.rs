@@ -1,0 +1,131 @@
+//! Attention against plain loops with the whole matrix of scores.
+
+use proptest::prelude::*;
+
+use super::host::{KEYS, QUERIES};
+use super::*;
+use crate::dtype::DType;
+use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
+
+/// `(y, logsumexp)` with the whole matrix of scores.
+fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
+    let (mut y, mut logsumexp) = (vec![0.0; z.batch * z.t * z.c], vec![0.0; z.tasks() * z.t]);
+    for task in 0..z.tasks() {
+        for i in 0..z.t {
+            let p = plain_scores(qkv, z, task, i);
+            let total = p.iter().map(|s| s.exp()).sum::<f64>().ln();
+            logsumexp[task * z.t + i] = total;
+            for (j, s) in p.iter().enumerate() {
+                for l in 0..z.d {
+                    y[z.row(task, i) + l] += (s - total).exp() * qkv[z.qkv_row(task, j) + 2 * z.c + l];
+                }
+            }
+        }
+    }
+    (y, logsumexp)
+}
+
+/// A query's scores of the keys it sees.
+fn plain_scores(qkv: &[f64], z: &Sizes, task: usize, i: usize) -> Vec<f64> {
+    let at = |j: usize, part: usize| &qkv[z.qkv_row(task, j) + part * z.c..][..z.d];
+    (0..=i).map(|j| dot(at(i, 0), at(j, 1)) / (z.d as f64).sqrt()).collect()
+}
+
+fn plain_backward(dy: &[f64], qkv: &[f64], z: &Sizes) -> Vec<f64> {
+    let mut dqkv = vec![0.0; qkv.len()];
+    for task in 0..z.tasks() {
+        let at = |j: usize, part: usize| z.qkv_row(task, j) + part * z.c;
+        for i in 0..z.t {
+            let dy = &dy[z.row(task, i)..][..z.d];
+            let scores = plain_scores(qkv, z, task, i);
+            let total = scores.iter().map(|s| s.exp()).sum::<f64>();
+            let p: Vec<f64> = scores.iter().map(|s| s.exp() / total).collect();
+            let dp: Vec<f64> = (0..=i).map(|j| dot(dy, &qkv[at(j, 2)..][..z.d])).collect();
+            let inner = dot(&p, &dp);
+            for j in 0..=i {
+                let ds = p[j] * (dp[j] - inner) / (z.d as f64).sqrt();
+                for l in 0..z.d {
+                    dqkv[at(i, 0) + l] += ds * qkv[at(j, 1) + l];
+                    dqkv[at(j, 1) + l] += ds * qkv[at(i, 0) + l];
+                    dqkv[at(j, 2) + l] += p[j] * dy[l];
+                }
+            }
+        }
+    }
+    dqkv
+}
+
+fn sizes(batch: usize, t: usize, heads: usize, d: usize) -> Sizes {
+    Sizes { batch, t, c: heads * d, heads, d, scale: 1.0 / (d as f32).sqrt() }
+}
+
+/// Both passes against the plain loops, everywhere. The gradient in bf16 may be off by 2^-6 of its largest
+/// element: y, the probabilities and ds are rounded on the way to it.
+fn compare(z: &Sizes, seed: u64) {
+    let shape = [z.batch, z.t, 3 * z.c];
+    let qkv = values(seed, shape.iter().product(), 1.5);
+    let dy = values(seed + 1, qkv.len() / 3, 1.0);
+    let (y, logsumexp) = plain_forward(&wide(&qkv), z);
+    let dqkv = plain_backward(&wide(&dy), &wide(&qkv), z);
+    let run = |device: &Device, dtype| {
+        let qkv = tensor(device, dtype, &shape, &qkv);
+        let dy = tensor(device, dtype, &[z.batch, z.t, z.c], &dy);
+        let (y, logsumexp) = forward(&qkv, z.heads).unwrap();
+        let dqkv = backward(&dy, &qkv, &y, &logsumexp, z.heads).unwrap();
+        [y, logsumexp, dqkv]
+    };
+    check(&[y, logsumexp], |device, dtype| run(device, dtype)[..2].to_vec());
+    for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 64.0)] {
+        for threads in devices() {
+            let [one, two, three] = threads.each_ref().map(|device| run(device, dtype)[2].clone());
+            assert!(
+                one.host_bytes() == two.host_bytes() && one.host_bytes() == three.host_bytes(),
+                "bits on more threads"
+            );
+            assert_close(&one.to_f32(), &dqkv, tolerance);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn both_passes_agree_with_plain_loops(
+        (batch, t, heads, d) in (1usize..4, 1usize..90, 1usize..4, 1usize..40),
+        seed in 0u64..1000,
+    ) {
+        compare(&sizes(batch, t, heads, d), seed);
+    }
+}
+
+#[test]
+fn sequences_longer_than_a_block_agree_with_plain_loops() {
+    for (t, d) in [(KEYS + 1, 8), (QUERIES, 16), (2 * KEYS + QUERIES + 3, 64)] {
+        compare(&sizes(1, t, 2, d), 3);
+    }
+}
+
+/// A card has kernels of their own for the first five; 256 is the largest that it takes.
+#[test]
+fn usual_head_sizes_agree_with_plain_loops() {
+    for d in [32, 64, 80, 96, 128, 160, 256] {
+        compare(&sizes(2, 150, 2, d), 5);
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let device = Device::cpu(1).unwrap();
+    let qkv = tensor(&device, DType::F32, &[1, 70, 24], &values(1, 70 * 24, 60.0));
+    let (y, logsumexp) = forward(&qkv, 2).unwrap();
+    let dqkv = backward(&y, &qkv, &y, &logsumexp, 2).unwrap();
+    assert!(y.to_f32().iter().chain(&dqkv.to_f32()).all(|x| x.is_finite()));
+}
+
+#[test]
+fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
+    let z = sizes(1, 4, 2, 3);
+    let (qkv, dy) = (wide(&values(1, 72, 1.0)), wide(&values(2, 24, 1.0)));
+    let dqkv: Vec<f32> = plain_backward(&dy, &qkv, &z).into_iter().map(|x| x as f32).collect();
+    assert_close(&dqkv, &gradient(&qkv, |qkv| dot(&plain_forward(qkv, &z).0, &dy)), 1e-6);
+}

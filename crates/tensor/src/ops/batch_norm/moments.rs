@@ -1,0 +1,70 @@
+//! The moments of some rows, whole or in parts: taken in pieces, joined in f64, sent as sums.
+
+use super::{cuda, host};
+use crate::device::Device;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+/// Numbers of pieces of rows: `[pieces, 2, c]`, each piece of as many rows but perhaps the last.
+pub(super) struct Partial {
+    pub(super) numbers: Tensor,
+    pub(super) piece: usize,
+}
+
+/// What is known of some rows: how many they are, each channel's mean, and its sum of squared distances from it.
+pub(super) struct Moments {
+    pub(super) rows: f64,
+    mean: Vec<f64>,
+    squares: Vec<f64>,
+}
+
+impl Moments {
+    /// Those of x. A card is waited for, as its pieces are joined on the host.
+    pub(super) fn of(x: &Tensor) -> Result<Moments> {
+        let (device, c) = (x.device(), x.width());
+        let Partial { numbers, piece } = match &device {
+            Device::Cpu(cpu) => host::moments(cpu, x)?,
+            Device::Cuda(card) => cuda::moments(card, x)?,
+        };
+        let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
+        for part in numbers.read_f32()?.chunks_exact(2 * c) {
+            let more = (piece as f64).min(x.rows() as f64 - n);
+            let (share, spread) = (more / (n + more), n * more / (n + more));
+            n += more;
+            for k in 0..c {
+                let delta = f64::from(part[k]) - centre[k];
+                centre[k] += delta * share;
+                squares[k] += f64::from(part[c + k]) + delta * delta * spread;
+            }
+        }
+        Ok(Moments { rows: n, mean: centre, squares })
+    }
+
+    /// As numbers that add up over parts: each channel's sum, its sum of squares, and the rows.
+    pub(super) fn to_sums(&self) -> Vec<f64> {
+        let n = self.rows;
+        let sums = self.mean.iter().map(|mean| n * mean);
+        let squares = self.squares.iter().zip(&self.mean).map(|(squares, mean)| squares + n * mean * mean);
+        sums.chain(squares).chain([n]).collect()
+    }
+
+    /// From such numbers, added up.
+    pub(super) fn from_sums(sums: &[f64]) -> Moments {
+        let c = sums.len() / 2;
+        let rows = sums[2 * c];
+        let mean: Vec<f64> = sums[..c].iter().map(|sum| sum / rows.max(1.0)).collect();
+        let around = |(square, mean): (&f64, &f64)| (square - rows * mean * mean).max(0.0);
+        let squares = sums[c..2 * c].iter().zip(&mean).map(around).collect();
+        Moments { rows, mean, squares }
+    }
+
+    /// The mean, and one over the deviation, as the kernels want them.
+    pub(super) fn statistics(&self, device: &Device, eps: f32) -> Result<(Tensor, Tensor)> {
+        let mean: Vec<f32> = self.mean.iter().map(|mean| *mean as f32).collect();
+        let rstd = |squares: &f64| (1.0 / (squares / self.rows.max(1.0) + f64::from(eps)).sqrt()) as f32;
+        let rstd: Vec<f32> = self.squares.iter().map(rstd).collect();
+        let tensor = |data: &[f32]| Tensor::from_slice(device, &[data.len()], data, Category::Activations);
+        Ok((tensor(&mean)?, tensor(&rstd)?))
+    }
+}

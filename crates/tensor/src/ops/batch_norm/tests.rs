@@ -1,0 +1,162 @@
+//! Batch norm against the textbook, whole and in parts.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::dtype::DType;
+use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
+
+const EPS: f32 = 1e-5;
+
+/// `(y, mean, rstd)` by the textbook.
+fn plain_forward(x: &[f64], scale: &[f64], shift: &[f64]) -> [Vec<f64>; 3] {
+    let c = scale.len();
+    let n = (x.len() / c) as f64;
+    let column = |k: usize| x.iter().skip(k).step_by(c);
+    let mean: Vec<f64> = (0..c).map(|k| column(k).sum::<f64>() / n).collect();
+    let variance = |k: usize| column(k).map(|x| (x - mean[k]).powi(2)).sum::<f64>() / n;
+    let rstd: Vec<f64> = (0..c).map(|k| 1.0 / (variance(k) + f64::from(EPS)).sqrt()).collect();
+    let y = |(i, x): (usize, &f64)| (x - mean[i % c]) * rstd[i % c] * scale[i % c] + shift[i % c];
+    [x.iter().enumerate().map(y).collect(), mean, rstd]
+}
+
+/// `(dx, dscale, dshift)` by the formula above.
+fn plain_backward(dy: &[f64], x: &[f64], scale: &[f64]) -> [Vec<f64>; 3] {
+    let c = scale.len();
+    let n = (x.len() / c) as f64;
+    let (mut dscale, mut dshift) = (vec![0.0; c], vec![0.0; c]);
+    let [xhat, _, rstd] = plain_forward(x, &vec![1.0; c], &vec![0.0; c]);
+    for (i, dy) in dy.iter().enumerate() {
+        dscale[i % c] += dy * xhat[i];
+        dshift[i % c] += dy;
+    }
+    let dx = |(i, dy): (usize, &f64)| {
+        let k = i % c;
+        scale[k] * rstd[k] * (dy - (dshift[k] + xhat[i] * dscale[k]) / n)
+    };
+    [dy.iter().enumerate().map(dx).collect(), dscale, dshift]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn both_passes_agree_with_the_textbook(
+        (batch, h, w, c) in (1usize..9, 1usize..20, 2usize..20, 1usize..200),
+        seed in 0u64..1000,
+    ) {
+        let shape = [batch, h, w, c];
+        let x = values(seed, shape.iter().product(), 1.0);
+        let dy = values(seed + 1, x.len(), 1.0);
+        let (scale, shift) = (values(seed + 2, c, 1.0), values(seed + 3, c, 1.0));
+        let (scale64, shift64) = (wide(&scale), wide(&shift));
+        let [y, mean, rstd] = plain_forward(&wide(&x), &scale64, &shift64);
+        let [dx, dscale, dshift] = plain_backward(&wide(&dy), &wide(&x), &scale64);
+        let expected = [y.clone(), mean, rstd.clone(), y, dx, dscale, dshift];
+        check(&expected, |device, dtype| {
+            let x = tensor(device, dtype, &shape, &x);
+            let dy = tensor(device, dtype, &shape, &dy);
+            let (scale, shift) = (tensor(device, dtype, &[c], &scale), tensor(device, dtype, &[c], &shift));
+            let (y, mean, rstd) = forward(&x, &scale, &shift, EPS).unwrap();
+            let variance = rstd.to_f32().iter().map(|r| 1.0 / (r * r) - EPS).collect::<Vec<_>>();
+            let variance = tensor(device, DType::F32, &[c], &variance);
+            let again = evaluate(&x, &scale, &shift, &mean, &variance, EPS).unwrap();
+            let (dx, dscale, dshift) = backward(&dy, &x, &scale, &mean, &rstd).unwrap();
+            vec![y, mean, rstd, again, dx, dscale, dshift]
+        });
+    }
+}
+
+/// Parts of a batch that add up their sums give what the whole batch gives.
+#[test]
+fn parts_of_a_batch_are_normalised_as_the_whole() {
+    let (rows, c) = (700, 70);
+    let x: Vec<f32> = values(1, rows * c, 1.0).iter().map(|x| x + 3.0).collect();
+    let dy = values(2, rows * c, 1.0);
+    let [scale, shift] = [3, 4].map(|seed| values(seed, c, 1.0));
+    let on = |[device, ..]: &[Device; 3]| [DType::F32, DType::Bf16].map(|dtype| (device.clone(), dtype));
+    for (device, dtype) in devices().iter().flat_map(on) {
+        let channels = |data: &[f32]| tensor(&device, dtype, &[c], data);
+        let (scale, shift) = (channels(&scale), channels(&shift));
+        let part = |data: &[f32], rows: std::ops::Range<usize>| {
+            tensor(&device, dtype, &[rows.len(), c], &data[rows.start * c..rows.end * c])
+        };
+        // Uneven parts, as a cut image has them; each adds its numbers to what the others brought.
+        let cuts = [0..1, 1..300, 300..rows];
+        let add = |sums: Vec<Vec<f64>>| -> Vec<f64> {
+            (0..2 * c + 1).map(|k| sums.iter().map(|sums| sums[k]).sum()).collect()
+        };
+        let all = add(cuts.iter().map(|at| Moments::of(&part(&x, at.clone())).unwrap().to_sums()).collect());
+        let whole = part(&x, 0..rows);
+        let (y, mean, rstd) = forward(&whole, &scale, &shift, EPS).unwrap();
+        let (dx, dscale, dshift) = backward(&part(&dy, 0..rows), &whole, &scale, &mean, &rstd).unwrap();
+        let brought = |at: &std::ops::Range<usize>| {
+            sums_of(&part(&dy, at.clone()), &part(&x, at.clone()), &mean).unwrap()
+        };
+        let back = add(cuts.iter().map(brought).collect());
+
+        let (mut ys, mut dxs, mut dscales, mut dshifts) = (vec![], vec![], vec![0.0; c], vec![0.0; c]);
+        for at in cuts {
+            let (x, dy) = (part(&x, at.clone()), part(&dy, at.clone()));
+            let mut seen = 0;
+            let (y, m, r, n) = forward_part::<Error>(&x, &scale, &shift, EPS, |own| {
+                seen = own[2 * c] as usize;
+                Ok(all.clone())
+            })
+            .unwrap();
+            assert_eq!((seen, n), (at.len(), rows));
+            assert_close(&m.to_f32(), &wide(&mean.to_f32()), 1e-6);
+            assert_close(&r.to_f32(), &wide(&rstd.to_f32()), 1e-6);
+            let (dx, dscale, dshift) =
+                backward_part::<Error>(&dy, &x, &scale, &m, &r, |_| Ok(back.clone())).unwrap();
+            ys.extend(y.to_f32());
+            dxs.extend(dx.to_f32());
+            dscales.iter_mut().zip(dscale.to_f32()).for_each(|(sum, part)| *sum += part);
+            dshifts.iter_mut().zip(dshift.to_f32()).for_each(|(sum, part)| *sum += part);
+        }
+        let tolerance = if dtype == DType::F32 { 2e-6 } else { 1e-2 };
+        assert_close(&ys, &wide(&y.to_f32()), tolerance);
+        assert_close(&dxs, &wide(&dx.to_f32()), tolerance);
+        assert_close(&dscales, &wide(&dscale.to_f32()), tolerance);
+        assert_close(&dshifts, &wide(&dshift.to_f32()), tolerance);
+    }
+}
+
+#[test]
+fn the_textbook_backward_is_the_derivative_of_its_forward() {
+    let (x, dy) = (wide(&values(1, 24, 1.0)), wide(&values(2, 24, 1.0)));
+    let (scale, shift) = (wide(&values(3, 3, 1.0)), wide(&values(4, 3, 1.0)));
+    let loss = |x: &[f64], scale: &[f64], shift: &[f64]| dot(&plain_forward(x, scale, shift)[0], &dy);
+    let [dx, dscale, dshift] = plain_backward(&dy, &x, &scale);
+    let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
+    assert_close(&narrow(dx), &gradient(&x, |x| loss(x, &scale, &shift)), 1e-5);
+    assert_close(&narrow(dscale), &gradient(&scale, |scale| loss(&x, scale, &shift)), 1e-5);
+    assert_close(&narrow(dshift), &gradient(&shift, |shift| loss(&x, &scale, shift)), 1e-5);
+}
+
+#[test]
+fn running_statistics_follow_the_batches() {
+    let (mean, rstd) = (values(1, 300, 1.0), values(2, 300, 1.0));
+    let rstd: Vec<f32> = rstd.iter().map(|r| r.abs() + 0.25).collect();
+    let unbiased = |r: &f32| (f64::from(*r).powi(-2) - f64::from(EPS)) * 12.0 / 11.0;
+    let running_mean = mean.iter().map(|m| 0.9 + 0.1 * f64::from(*m)).collect();
+    let running_variance = rstd.iter().map(|r| 1.8 + 0.1 * unbiased(r)).collect();
+    check(&[running_mean, running_variance], |device, _| {
+        let f32s = |data: &[f32]| tensor(device, DType::F32, &[300], data);
+        let (mut running_mean, mut running_variance) = (f32s(&[1.0; 300]), f32s(&[2.0; 300]));
+        fold(&f32s(&mean), &f32s(&rstd), 12, EPS, &mut running_mean, &mut running_variance).unwrap();
+        vec![running_mean, running_variance]
+    });
+}
+
+#[test]
+fn a_mean_far_from_zero_costs_no_accuracy() {
+    let x: Vec<f32> = values(1, 60_000, 1.0).iter().map(|x| x * 0.125 + 1000.0).collect();
+    let [_, mean, rstd] = plain_forward(&wide(&x), &[1.0, 1.0], &[0.0, 0.0]);
+    for [device, ..] in devices() {
+        let one = tensor(device, DType::F32, &[2], &[1.0, 1.0]);
+        let x = tensor(device, DType::F32, &[30_000, 2], &x);
+        let (_, m, r) = forward(&x, &one, &one, EPS).unwrap();
+        assert_close(&m.to_f32(), &mean, 1e-7);
+        assert_close(&r.to_f32(), &rstd, 1e-5);
+    }
+}

@@ -1,0 +1,52 @@
+// The weight in the orders that products read, and its gradient back from one of them.
+
+// Where a block of a filter's move stands: `count` channels from `first` on, `kept` of which the weight has. Element
+// (channel, tap) of the weight is in shared memory at channel taps + tap, so both sides go to memory in order.
+struct Slice {
+    const int first, count, kept;
+
+    DEVICE Slice(int c, int channels, int run)
+        : first(blockIdx.x * run), count(min(run, channels - first)), kept(max(0, min(run, c - first))) {}
+
+    DEVICE static int min(int a, int b) { return a < b ? a : b; }
+    DEVICE static int max(int a, int b) { return a > b ? a : b; }
+};
+
+KERNEL(256) conv_filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, int channels, int taps, int shift) {
+    extern __shared__ uint4 shared[];
+    T* const slice = reinterpret_cast<T*>(shared);
+    const int run = 1 << shift;
+    const Slice at(c, channels, run);
+    const T* const from = w + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
+    T* const to = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) slice[i] = i < at.kept * taps ? from[i] : from_f32<T>(0.0f);
+    __syncthreads();
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
+        const int tap = i >> shift, channel = i & (run - 1);
+        if (channel < at.count) to[static_cast<i64>(tap) * channels + channel] = slice[channel * taps + tap];
+    }
+}
+
+KERNEL(256) conv_filter_back(const T* __restrict__ rows, T* __restrict__ dw, int c, int channels, int taps, int shift) {
+    extern __shared__ uint4 shared[];
+    T* const slice = reinterpret_cast<T*>(shared);
+    const int run = 1 << shift;
+    const Slice at(c, channels, run);
+    const T* const from = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
+    T* const to = dw + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
+    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
+        const int tap = i >> shift, channel = i & (run - 1);
+        if (channel < at.count) slice[channel * taps + tap] = from[static_cast<i64>(tap) * channels + channel];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < at.kept * taps; i += THREADS) to[i] = slice[i];
+}
+
+KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {
+    const i64 i = thread_in_grid();
+    const int area = s.kernel * s.kernel;
+    if (i >= static_cast<i64>(s.o) * s.c * area) return;
+    const i64 c = i / (area * s.o), o = i % s.o;
+    const int uv = i / s.o % area;
+    rows[i] = w[(o * s.c + c) * area + uv];
+}

@@ -1,0 +1,119 @@
+//! A pruned weight of a linear layer that is trained with sparse products: where its kept elements are, in both directions.
+//!
+//! The weight itself stays dense, as everything else knows it; each product takes the kept elements out of it anew, which
+//! costs little beside the product and leaves no second copy that could be out of date. Only where they are is held, until
+//! the mask changes: by rows, by columns, and in which order the second meets the first.
+//!
+//! W: `[rows, columns]`, f32, on the processor.
+
+use crate::cpu::Cpu;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::mask::{Mask, ones};
+use crate::memory::Category;
+use crate::ops::compress::compress;
+use crate::tensor::Tensor;
+
+use super::{Csr, Pattern, check, host, offset, sampled};
+
+/// Kept elements that one task picks.
+const PICK: usize = 1 << 14;
+
+/// Where the kept elements of a matrix are. Clones share the memory.
+#[derive(Debug, Clone)]
+pub struct SparseWeight {
+    mask: Mask,
+    cpu: Cpu,
+    by_rows: Pattern,
+    by_columns: Pattern,
+    /// u32 `[kept]`: of each kept element by columns, its place among those by rows.
+    order: Tensor,
+}
+
+impl SparseWeight {
+    /// Of a matrix of this shape under a mask; booked as mask.
+    pub fn new(mask: &Mask, shape: [usize; 2]) -> Result<SparseWeight> {
+        let [rows, columns] = shape;
+        assert_eq!(mask.len(), rows * columns, "the mask of a matrix {shape:?}");
+        let device = mask.device();
+        let Device::Cpu(cpu) = device.clone() else {
+            return Err(Error::Unsupported { what: "sparse weights are for processors".to_owned() });
+        };
+        offset(mask.kept())?;
+        let places: Vec<usize> = ones(&mask.words()).collect();
+        let (mut row_ends, mut column_ends) = (vec![0u32; rows + 1], vec![0u32; columns + 1]);
+        for place in &places {
+            row_ends[place / columns + 1] += 1;
+            column_ends[place % columns + 1] += 1;
+        }
+        for ends in [&mut row_ends, &mut column_ends] {
+            (1..ends.len()).for_each(|i| ends[i] += ends[i - 1]);
+        }
+        let (mut rows_of, mut order) = (vec![0u32; places.len()], vec![0u32; places.len()]);
+        let mut next = column_ends.clone();
+        for (k, place) in places.iter().enumerate() {
+            let at = &mut next[place % columns];
+            (rows_of[*at as usize], order[*at as usize]) = ((place / columns) as u32, k as u32);
+            *at += 1;
+        }
+        let columns_of: Vec<u32> = places.iter().map(|place| (place % columns) as u32).collect();
+        Ok(SparseWeight {
+            mask: mask.clone(),
+            cpu,
+            by_rows: Pattern::new(&device, columns, &row_ends, &columns_of)?,
+            by_columns: Pattern::new(&device, rows, &column_ends, &rows_of)?,
+            order: Tensor::from_slice(&device, &[order.len()], &order, Category::Mask)?,
+        })
+    }
+
+    /// Bytes that it holds beside the mask.
+    pub fn bytes(&self) -> usize {
+        SparseWeight::bytes_for([self.by_rows.rows, self.by_rows.columns], self.mask.kept())
+    }
+
+    /// Bytes for a matrix of this shape of which so many elements are kept.
+    pub fn bytes_for([rows, columns]: [usize; 2], kept: usize) -> usize {
+        4 * (rows + 1 + columns + 1 + 3 * kept)
+    }
+
+    /// `x W^T + bias` where `transposed`, otherwise `x W + bias`: a row for each row of x.
+    pub fn product(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        transposed: bool,
+        bias: Option<&Tensor>,
+        category: Category,
+    ) -> Result<Tensor> {
+        let values = compress(weight, &self.mask, Category::Workspace)?;
+        let w = match transposed {
+            true => Csr { pattern: self.by_rows.clone(), values },
+            false => Csr { pattern: self.by_columns.clone(), values: self.turned(&values)? },
+        };
+        check(x, &w);
+        let mut y = Tensor::empty(&x.device(), &[x.rows(), w.rows()], x.dtype(), category)?;
+        host::matmul(&self.cpu, x, &w, bias, &mut y)?;
+        Ok(y)
+    }
+
+    /// The kept elements of `a^T b`, in their order: the gradient of W where a row of `a` meets its rows and one of `b` its
+    /// columns. a: `[batch, rows]`, b: `[batch, columns]`.
+    pub fn sampled_product(&self, a: &Tensor, b: &Tensor, category: Category) -> Result<Tensor> {
+        let Pattern { rows, columns, .. } = &self.by_rows;
+        assert_eq!((a.width(), b.width(), a.rows()), (*rows, *columns, b.rows()), "a sampled product");
+        let mut sums = Tensor::empty(&a.device(), &[self.mask.kept()], DType::F32, category)?;
+        sampled::product(&self.cpu, a, b, &self.by_rows, sums.slice_mut())?;
+        Ok(sums)
+    }
+
+    /// Kept elements by rows, in the order of columns.
+    fn turned(&self, values: &Tensor) -> Result<Tensor> {
+        let mut turned = values.empty_like(Category::Workspace)?;
+        let (values, order) = (values.slice::<f32>(), self.order.slice::<u32>());
+        self.cpu.for_pieces(turned.slice_mut::<f32>(), PICK, |range, turned| {
+            turned.iter_mut().zip(&order[range]).for_each(|(to, from)| *to = values[*from as usize]);
+        });
+        Ok(turned)
+    }
+}

@@ -1,0 +1,101 @@
+//! Training that multiplies without zeros learns what training with them learns.
+
+use std::sync::Arc;
+
+use espalier_plan::mesh::Mesh;
+use espalier_tensor::{Category, Mask};
+use espalier_train::parallel::on_threads;
+use espalier_train::trainer::Trainer;
+use espalier_train::weights::ParameterId;
+
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
+
+fn gpt(method: &str) -> Base {
+    let base = tiny_gpt(&["train.micro_batches=2", "prune.sparsity=0.9", "optimizer.name=sgd"]);
+    base.set("learning_rate.peak=0.1").set(format!("prune.method={method}"))
+}
+
+/// Losses, what is kept, and how many parameters are multiplied without their zeros at the end.
+fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    let walk = |mut trainer: Trainer| -> espalier_train::Result<_> {
+        let losses =
+            (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
+        let weights = trainer.weights();
+        let sparse = weights.ids().filter(|id| weights.sparse(*id).is_some()).count();
+        Ok((losses, trainer.masks().hash()?, sparse))
+    };
+    if mesh.size() == 1 {
+        return walk(Trainer::new(plan, dataset, &device).unwrap()).unwrap();
+    }
+    let dataset = Arc::new(dataset);
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        walk(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+    });
+    all.unwrap().swap_remove(0)
+}
+
+fn assert_near(a: &[f64], b: &[f64], what: &str) {
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() < 1e-5 * a.abs(), "{what}: {a} and {b}");
+    }
+}
+
+#[test]
+fn every_method_learns_the_same() {
+    let more = |method: &str| match method {
+        "gradual" => vec!["prune.start=1", "prune.end=6", "prune.every=2"],
+        "rigl" | "set" => vec!["prune.every=2"],
+        "early-bird" => vec!["prune.every=1", "prune.latest=3"],
+        "lottery" => vec!["prune.sparsity=0.7", "prune.rate=0.4"],
+        _ => vec![],
+    };
+    for method in ["magnitude", "snip", "grasp", "gradual", "rigl", "set", "early-bird", "lottery"] {
+        let base = more(method).into_iter().fold(gpt(method), |base, change| base.set(change));
+        let (losses, kept, none) = train(&base, 10);
+        let (sparse_losses, sparse_kept, some) = train(&base.set("prune.kernels=sparse"), 10);
+        // Four linear layers in each of two blocks; the head is tied. Where less goes in all, some keep too much.
+        let enough = if method == "lottery" { 2 } else { 8 };
+        assert!(none == 0 && some >= enough, "{method}: {some}");
+        assert_near(&losses, &sparse_losses, method);
+        assert_eq!(kept, sparse_kept, "{method}");
+    }
+}
+
+/// Two stages of two replicas, input and weight gradients apart.
+#[test]
+fn ranks_learn_the_same_without_zeros() {
+    let base = gpt("magnitude").set("prune.kernels=sparse");
+    let alone = train(&base.set("train.micro_batches=4"), 5);
+    for schedule in ["1f1b", "zb-h1"] {
+        let layout = base.set("parallel.data=2").set("parallel.pipeline=2");
+        let (losses, _, sparse) = train(&layout.set(format!("parallel.schedule={schedule}")), 5);
+        assert_eq!(sparse, 4, "of one stage");
+        assert_near(&alone.0, &losses, schedule);
+    }
+}
+
+#[test]
+fn little_pruned_weights_and_convolutions_are_multiplied_as_they_are() {
+    assert_eq!(train(&gpt("magnitude").set("prune.kernels=sparse").set("prune.sparsity=0.3"), 1).2, 0);
+    let cnn = tiny_cnn(&["prune.method=magnitude", "prune.kernels=sparse"]);
+    let (losses, ..) = train(&cnn, 5);
+    assert_eq!(losses, train(&cnn.set("prune.kernels=dense"), 5).0, "its only linear layer is the head");
+}
+
+#[test]
+fn the_pattern_is_predicted_booked_and_shown() {
+    let base = gpt("magnitude").set("prune.scope=layer").set("prune.kernels=sparse").set("train.steps=2");
+    let (plan, dataset, device) = prepare(&base, 2);
+    let predicted = plan.memory.mask;
+    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    trainer.step().unwrap();
+    let held = device.ledger().current(Category::Mask);
+    assert_eq!(held as u64, predicted);
+    let candidates: Vec<ParameterId> = trainer.masks().iter().map(|(id, _)| id).collect();
+    let elements: usize = candidates.iter().map(|id| trainer.weights().get(*id).len()).sum();
+    assert_eq!(trainer.state_bytes().unwrap().mask, held as f64 / elements as f64);
+    let bare: usize = trainer.masks().iter().map(|(_, mask)| Mask::bytes(mask)).sum();
+    assert!(bare < held);
+}
