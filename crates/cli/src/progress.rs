@@ -117,8 +117,12 @@ impl Observer for Progress {
     fn pruned(&mut self, step: u64, pruned: &Pruned) {
         let (kept, all) = pruned.kept;
         let note = if pruned.note.is_empty() { String::new() } else { format!("; {}", pruned.note) };
+        let sparse = match pruned.sparse {
+            0 => String::new(),
+            n => format!(", {n} linear layers without zeros"),
+        };
         self.say(&format!(
-            "before step {step}: pruned to {} of {} weights ({:.2} % gone), mask as {}; {} in use, {} before{note}",
+            "before step {step}: pruned to {} of {} weights ({:.2} % gone), mask as {}{sparse}; {} in use, {} before{note}",
             count(kept as f64),
             count(all as f64),
             100.0 * (1.0 - kept as f64 / all as f64),

@@ -168,3 +168,21 @@ fn what_pruning_did_is_said() {
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("is state of kept weights alone there, and of all weights in this run"));
 }
+
+/// On one rank, and on two stages of which rank 0 does not hold them all; resumed too.
+#[test]
+fn layers_that_skip_zeros_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let sparse =
+        ["--set", "prune.method=magnitude", "--set", "prune.kernels=sparse", "--set", "model.layers=2"];
+    for (out, layout) in [("one", &[][..]), ("two", &["--set", "parallel.pipeline=2"])] {
+        let output = train_in(at, TINY, &[&sparse[..], layout, &["--out", out]].concat());
+        let text = said(&output);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains("mask as bits, 8 linear layers without zeros; "), "{text}");
+        let more = [&sparse[..], layout, &["--out", out, "--resume", "--set", "train.steps=6"]].concat();
+        let output = train_in(at, TINY, &more);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+}

@@ -118,6 +118,8 @@ pub struct Pruned {
     pub distances: Vec<f64>,
     /// How the masks are stored: `bits`, `index`, or both.
     pub form: String,
+    /// How many parameters are multiplied without their zeros from now on.
+    pub sparse: usize,
     /// Bytes in use before and after.
     pub bytes: (usize, usize),
 }

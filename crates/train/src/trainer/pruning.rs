@@ -121,20 +121,27 @@ impl Trainer {
                 let group = self.groups.of(id);
                 optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
-            drawn.add(id, &mask);
+            drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
+            if mask.kept() == 0 {
+                drawn.add(id, Fate::Emptied);
+            }
             self.set_mask(id, mask)?;
+            if self.weights.sparse(id).is_some() {
+                drawn.add(id, Fate::Sparse);
+            }
         }
         if let Some(ranks) = &self.ranks {
             ranks.agree("pruning masks", &self.masks.hash()?)?;
-            drawn = Drawn(ranks.sum_over_stages(drawn.0)?);
+            drawn.counts = ranks.sum_over_stages(drawn.counts)?;
         }
         self.count_kept()?;
         Ok(Pruned {
             kept: self.kept(),
-            emptied: drawn.emptied().map(|id| self.weights.name(id).to_owned()).collect(),
+            emptied: drawn.met(Fate::Emptied).map(|id| self.weights.name(id).to_owned()).collect(),
             note: draw.note,
             distances: draw.distances,
             form: drawn.forms(),
+            sparse: drawn.met(Fate::Sparse).count(),
             bytes: (before, self.device.ledger().total()),
         })
     }
@@ -182,30 +189,44 @@ pub(super) fn sparse_products(
     Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
 }
 
-/// How many masks of bits and of places were drawn, then for each parameter whether nothing is left of it: numbers that
-/// stages add up, since the one that speaks does not hold them all.
-struct Drawn(Vec<u64>);
+/// What became of the parameters that got masks, counted by parameter: stages add it up, since the one that speaks does not
+/// hold them all.
+struct Drawn {
+    parameters: usize,
+    counts: Vec<u64>,
+}
+
+/// What may become of one.
+#[derive(Clone, Copy)]
+enum Fate {
+    /// Its mask is stored as bits.
+    Bits,
+    /// As places.
+    Places,
+    /// Nothing is left of it.
+    Emptied,
+    /// It is multiplied without its zeros.
+    Sparse,
+}
 
 impl Drawn {
-    const FORMS: [&str; 2] = ["bits", "index"];
-
     fn of(parameters: usize) -> Drawn {
-        Drawn(vec![0; Drawn::FORMS.len() + parameters])
+        Drawn { parameters, counts: vec![0; (Fate::Sparse as usize + 1) * parameters] }
     }
 
-    fn add(&mut self, id: ParameterId, mask: &Mask) {
-        let form = usize::from(matches!(mask.form(), Form::Places(_)));
-        self.0[form] += 1;
-        self.0[Drawn::FORMS.len() + id.0] += u64::from(mask.kept() == 0);
+    fn add(&mut self, id: ParameterId, fate: Fate) {
+        self.counts[fate as usize * self.parameters + id.0] += 1;
+    }
+
+    /// The parameters that met a fate, on whatever stage.
+    fn met(&self, fate: Fate) -> impl Iterator<Item = ParameterId> {
+        let counts = self.counts[fate as usize * self.parameters..][..self.parameters].iter().enumerate();
+        counts.filter(|(_, count)| **count > 0).map(|(i, _)| ParameterId(i))
     }
 
     fn forms(&self) -> String {
-        let drawn = Drawn::FORMS.iter().zip(&self.0).filter(|(_, count)| **count > 0);
-        drawn.map(|(form, _)| *form).collect::<Vec<_>>().join(" and ")
-    }
-
-    fn emptied(&self) -> impl Iterator<Item = ParameterId> {
-        let flags = self.0[Drawn::FORMS.len()..].iter().enumerate();
-        flags.filter(|(_, emptied)| **emptied > 0).map(|(i, _)| ParameterId(i))
+        let forms = [(Fate::Bits, "bits"), (Fate::Places, "index")];
+        let drawn = forms.into_iter().filter(|(fate, _)| self.met(*fate).next().is_some());
+        drawn.map(|(_, form)| form).collect::<Vec<_>>().join(" and ")
     }
 }
