@@ -191,7 +191,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
     let precision = plan.run.train.precision;
     let Outcome { summary, interrupted } = match &join {
-        None => run_or_give_up(ranks::give_up, plan, dataset, &device, &place, &stop, &mut observer)?,
+        None => run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop, &mut observer)?,
         Some(join) => run_launched(join, plan, dataset, &device, &place, &stop, &mut observer)?,
     };
     if !leads {

@@ -69,12 +69,8 @@ impl SparseWeight {
 
     /// Bytes that it holds beside the mask.
     pub fn bytes(&self) -> usize {
-        SparseWeight::bytes_for([self.by_rows.rows, self.by_rows.columns], self.mask.kept())
-    }
-
-    /// Bytes for a matrix of this shape of which so many elements are kept.
-    pub fn bytes_for([rows, columns]: [usize; 2], kept: usize) -> usize {
-        4 * (rows + 1 + columns + 1 + 3 * kept)
+        let patterns = [&self.by_rows, &self.by_columns].into_iter().flat_map(|p| [&p.offsets, &p.places]);
+        patterns.chain([&self.order]).map(Tensor::byte_len).sum()
     }
 
     /// `x W^T + bias` where `transposed`, otherwise `x W + bias`: a row for each row of x.

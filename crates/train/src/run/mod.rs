@@ -7,8 +7,10 @@
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
 //! all go through the same loop; rank 0 alone writes and talks.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+mod metrics;
+mod prune;
+
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +19,6 @@ use std::time::{Duration, Instant};
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Prune};
-use espalier_plan::memory::StateBytes;
 use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
@@ -33,6 +34,8 @@ use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result};
+use metrics::Metrics;
+pub use prune::prune;
 
 /// Hears what happens; every method may be left out.
 pub trait Observer {
@@ -86,23 +89,12 @@ pub fn run(
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
-    run_watched(None, plan, dataset, device, place, stop, observer)
+    run_or_give_up(None, plan, dataset, device, place, stop, observer)
 }
 
 /// The same for a program that `give_up` ends where a rank hangs: its thread borrows all this, so there is no way back.
+/// Without it, what hangs is waited for.
 pub fn run_or_give_up(
-    give_up: GiveUp,
-    plan: Plan,
-    dataset: Dataset,
-    device: &Device,
-    place: &Place,
-    stop: &AtomicBool,
-    observer: &mut (dyn Observer + Send),
-) -> Result<Outcome> {
-    run_watched(Some(give_up), plan, dataset, device, place, stop, observer)
-}
-
-fn run_watched(
     give_up: Option<GiveUp>,
     plan: Plan,
     dataset: Dataset,
@@ -159,39 +151,6 @@ fn mesh_of(plan: &Plan) -> Mesh {
 /// How long a rank waits for another.
 fn limit_of(plan: &Plan) -> Duration {
     Duration::from_secs(plan.run.parallel.timeout_s as u64)
-}
-
-/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
-/// rank does it, however many the run has.
-pub fn prune(
-    plan: Plan,
-    dataset: Dataset,
-    device: &Device,
-    whole: &Whole,
-    folder: &Path,
-    observer: &mut dyn Observer,
-) -> Result<Summary> {
-    if folder.join("run.toml").exists() {
-        return Err(Error::file(folder, "a run is here already: choose another folder"));
-    }
-    let checkpoints = checkpoints_of(&plan, folder);
-    let alone = Plan::new(plan.run.alone(), plan.facts).map_err(Error::Plan)?;
-    let mut trainer = Trainer::new(alone, dataset, device)?;
-    trainer.restore(whole)?;
-    trainer.refuse_more_pruned(whole)?;
-    let pruned = trainer.prune()?.expect("a method that prunes before the first step");
-    announce(observer, trainer.progress().step + 1, &pruned);
-    observer.saved(&trainer.save(&checkpoints)?);
-    write(folder, "run.toml", &plan.run.to_toml()?)?;
-    write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
-    let mut summary = Summary::planned(&plan, device.name());
-    summary.steps = trainer.progress().step;
-    // No step was taken, so no gradient was held yet.
-    let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes()? };
-    summary.pruned(trainer.kept().0, trainer.sparsity(), state);
-    summary.weights_hash = Some(trainer.weights().hash()?);
-    summary.run = Some(folder.display().to_string());
-    Ok(summary)
 }
 
 /// Tells what was pruned, and of what nothing is left.
@@ -476,56 +435,4 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
         fs::rename(&temporary, &path)
     };
     attempt().map_err(|why| Error::file(&path, format!("cannot be written: {why}")))
-}
-
-/// metrics.jsonl: a line per logged step and per evaluation.
-struct Metrics {
-    /// None on a rank that does not write.
-    file: Option<File>,
-    path: PathBuf,
-}
-
-impl Metrics {
-    /// Opens it for a run that has done `step` steps; lines of steps that will be taken again are dropped.
-    fn open(path: &Path, step: u64) -> Result<Metrics> {
-        let fail = |why: std::io::Error| Error::file(path, why);
-        if let Ok(old) = File::open(path) {
-            let still_true = |line: &String| {
-                let parsed: Option<serde_json::Value> = serde_json::from_str(line).ok();
-                parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
-            };
-            let kept: Vec<String> =
-                BufReader::new(old).lines().map_while(Result::ok).filter(still_true).collect();
-            fs::write(path, kept.iter().map(|line| format!("{line}\n")).collect::<String>()).map_err(fail)?;
-        }
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-        Ok(Metrics { file: Some(file), path: path.into() })
-    }
-
-    fn line(&mut self, value: serde_json::Value) -> Result<()> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        writeln!(file, "{value}").map_err(|why| Error::file(&self.path, why))
-    }
-
-    fn step(&mut self, report: &StepReport, rates: Rates, time: f64) -> Result<()> {
-        let mut line = json!({
-            "step": report.step, "loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm,
-            "accuracy": report.accuracy, "sparsity": report.sparsity, "time": time,
-        });
-        match rates.tokens_per_s {
-            Some(tokens) => line["tokens_per_s"] = json!(tokens),
-            None => line["images_per_s"] = json!(rates.samples_per_s),
-        }
-        if let Some(noise) = report.noise_scale {
-            line["noise_scale"] = json!(noise);
-        }
-        if !report.taken {
-            line["skipped"] = json!(true);
-        }
-        self.line(line)
-    }
-
-    fn evaluation(&mut self, step: u64, validation: &Validation) -> Result<()> {
-        self.line(json!({ "step": step, "validation": validation }))
-    }
 }

@@ -1,0 +1,47 @@
+//! A run folder made by pruning a checkpoint, with no step taken.
+
+use std::path::Path;
+
+use espalier_plan::Plan;
+use espalier_plan::memory::StateBytes;
+use espalier_tensor::Device;
+
+use super::{Observer, announce, checkpoints_of, write};
+use crate::checkpoint::Whole;
+use crate::data::Dataset;
+use crate::summary::Summary;
+use crate::trainer::Trainer;
+use crate::{Error, Result};
+
+/// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
+/// rank does it, however many the run has.
+pub fn prune(
+    plan: Plan,
+    dataset: Dataset,
+    device: &Device,
+    whole: &Whole,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
+    if folder.join("run.toml").exists() {
+        return Err(Error::file(folder, "a run is here already: choose another folder"));
+    }
+    let checkpoints = checkpoints_of(&plan, folder);
+    let alone = Plan::new(plan.run.alone(), plan.facts).map_err(Error::Plan)?;
+    let mut trainer = Trainer::new(alone, dataset, device)?;
+    trainer.restore(whole)?;
+    trainer.refuse_more_pruned(whole)?;
+    let pruned = trainer.prune()?.expect("a method that prunes before the first step");
+    announce(observer, trainer.progress().step + 1, &pruned);
+    observer.saved(&trainer.save(&checkpoints)?);
+    write(folder, "run.toml", &plan.run.to_toml()?)?;
+    write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
+    let mut summary = Summary::planned(&plan, device.name());
+    summary.steps = trainer.progress().step;
+    // No step was taken, so no gradient was held yet.
+    let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes()? };
+    summary.pruned(trainer.kept().0, trainer.sparsity(), state);
+    summary.weights_hash = Some(trainer.weights().hash()?);
+    summary.run = Some(folder.display().to_string());
+    Ok(summary)
+}
