@@ -6,6 +6,7 @@ mod gradients;
 mod layouts;
 mod local;
 mod memory;
+mod oracle;
 mod parallel;
 mod pipeline;
 mod prune;

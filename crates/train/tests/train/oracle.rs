@@ -1,0 +1,361 @@
+//! The same numbers as PyTorch: what two small networks give there, stored with the script that made them (`../oracle`).
+//!
+//! A tiny GPT-2 of Hugging Face's and a network of convolutions and batch norms, each dense and masked: logits, loss,
+//! all gradients and three steps of AdamW in f32.
+//! Everything is compared with f64. How far PyTorch itself is off that in the same precision stands in the file, and
+//! [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16 is rounded at other places.
+
+use std::collections::BTreeMap;
+
+use espalier_plan::config::RunFile;
+use espalier_plan::{DataFacts, Plan};
+use espalier_tensor::ops::compress::apply;
+use espalier_tensor::ops::matmul::matmul;
+use espalier_tensor::ops::update::Step;
+use espalier_tensor::{Category, DType, Device, Mask, Tensor};
+use espalier_train::checkpoint::Stored;
+use espalier_train::layers::{Backward, BatchStatistics, Forward, Mode, Scale, Share, Stash};
+use espalier_train::model::Model;
+use espalier_train::state::{Gradients, Masks, Optimizer};
+use espalier_train::weights::{ParameterId, Weights};
+use safetensors::{Dtype, SafeTensors};
+
+/// How many times PyTorch's own error is allowed.
+const SLACK: f64 = 2.0;
+/// Whatever PyTorch's error is: that of a few roundings to f32.
+const LEAST: f64 = 2e-6;
+/// A tensor's error is measured against its norm, or against this share of the norm of all of them: the gradient of a
+/// bias that a softmax cannot see is rounding and nothing else.
+const SMALL: f64 = 0.01;
+
+/// What the script wrote, and the network it is of.
+struct Oracle {
+    tensors: BTreeMap<String, Vec<f32>>,
+    words: BTreeMap<String, Vec<u32>>,
+    /// Of u8: samples and labels.
+    bytes: BTreeMap<String, (Vec<usize>, Vec<u8>)>,
+    /// What PyTorch itself is off by: the worst tensor, and all together.
+    own: serde_json::Value,
+    text: &'static str,
+    facts: DataFacts,
+    head: &'static str,
+}
+
+const GPT: &str = r#"
+    [model]
+    name = "gpt"
+    layers = 2
+    heads = 2
+    width = 16
+    context = 16
+    [data]
+    kind = "arithmetic"
+"#;
+
+const CNN: &str = r#"
+    [model]
+    name = "custom"
+    layers = [
+        { type = "conv", output = 8, kernel = 3, padding = 1, bias = false },
+        { type = "batch_norm" },
+        { type = "relu" },
+        { type = "residual", branch = [
+            { type = "conv", output = 12, kernel = 3, stride = 2, padding = 1, bias = false },
+            { type = "batch_norm" },
+            { type = "relu" },
+            { type = "conv", output = 12, kernel = 3, padding = 1, bias = false },
+            { type = "batch_norm" },
+        ], shortcut = [
+            { type = "conv", output = 12, kernel = 1, stride = 2, bias = false },
+            { type = "batch_norm" },
+        ] },
+        { type = "relu" },
+        { type = "max_pool", kernel = 2 },
+        { type = "global_avg_pool" },
+        { type = "linear", output = 5 },
+    ]
+    [data]
+    kind = "shapes"
+"#;
+
+impl Oracle {
+    fn read(file: &[u8], text: &'static str, facts: DataFacts, head: &'static str) -> Oracle {
+        let (_, header) = SafeTensors::read_metadata(file).unwrap();
+        let own = &header.metadata().as_ref().unwrap()["own"];
+        let own = serde_json::from_str(own).unwrap();
+        let (mut tensors, mut words, mut bytes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for (name, view) in SafeTensors::deserialize(file).unwrap().tensors() {
+            let fours = || view.data().chunks_exact(4).map(|four| <[u8; 4]>::try_from(four).unwrap());
+            match view.dtype() {
+                Dtype::F32 => drop(tensors.insert(name, fours().map(f32::from_le_bytes).collect())),
+                Dtype::U32 => drop(words.insert(name, fours().map(u32::from_le_bytes).collect())),
+                Dtype::U8 => drop(bytes.insert(name, (view.shape().to_vec(), view.data().to_vec()))),
+                other => panic!("{name} is of {other:?}"),
+            }
+        }
+        Oracle { tensors, words, bytes, own, text, facts, head }
+    }
+
+    fn gpt() -> Oracle {
+        let facts = DataFacts { vocab: Some(24), image: None, classes: None };
+        Oracle::read(include_bytes!("../oracle/gpt.safetensors"), GPT, facts, "wte.weight")
+    }
+
+    fn cnn() -> Oracle {
+        let facts = DataFacts { vocab: None, image: Some((8, 8, 3)), classes: Some(5) };
+        Oracle::read(include_bytes!("../oracle/cnn.safetensors"), CNN, facts, "layers.7.weight")
+    }
+
+    /// Inputs and targets of a micro-batch.
+    fn batch(&self, i: usize, device: &Device, dtype: DType) -> (Tensor, Tensor) {
+        let part = |name: &str| {
+            let (shape, bytes) = &self.bytes[name];
+            let size = bytes.len() / shape[0];
+            (shape[1..].to_vec(), &bytes[i * size..(i + 1) * size])
+        };
+        let ids = |shape: &[usize], bytes: &[u8]| {
+            let ids: Vec<u32> = bytes.iter().map(|id| u32::from(*id)).collect();
+            Tensor::from_slice(device, shape, &ids, Category::Activations).unwrap()
+        };
+        if self.facts.vocab.is_some() {
+            let (shape, tokens) = part("tokens");
+            let seq = shape[0] - 1;
+            return (ids(&[1, seq], &tokens[..seq]), ids(&[seq], &tokens[1..]));
+        }
+        let (shape, pixels) = part("pixels");
+        let pixels: Vec<f32> = pixels.iter().map(|p| (f32::from(*p) - 128.0) / 64.0).collect();
+        let x = Tensor::from_f32(device, &shape, dtype, &pixels, Category::Activations).unwrap();
+        let (shape, labels) = part("labels");
+        (x, ids(&shape, labels))
+    }
+
+    fn network(&self, case: Case) -> Network<'_> {
+        let set = [
+            format!("train.precision={}", if case.dtype == DType::F32 { "f32" } else { "bf16" }),
+            "optimizer.eps=1e-6".into(),
+            "optimizer.weight_decay=0.1".into(),
+        ];
+        let plan = Plan::new(RunFile::parse(self.text, &set).unwrap(), self.facts).unwrap();
+        let device = Device::cpu(2).unwrap();
+        let mut weights = Weights::initialise(&plan.model, &device, case.dtype, 0).unwrap();
+        let mut masks = Masks::new(weights.parameters(), case.compressed);
+        for id in weights.ids() {
+            let name = weights.name(id).to_owned();
+            let values = &self.tensors[&format!("init/{name}")];
+            let shape = weights.get(id).shape().to_vec();
+            let weight = weights.get_mut(id);
+            *weight = Tensor::from_f32(&device, &shape, case.dtype, values, Category::Weights).unwrap();
+            if let Some(words) = self.words.get(&format!("mask/{name}")).filter(|_| case.masked) {
+                let mask = Mask::new(&device, values.len(), words).unwrap();
+                apply(weight, &mask).unwrap();
+                masks.set(id, mask);
+            }
+        }
+        Network { oracle: self, case, model: Model::build(&plan.model, false), plan, device, weights, masks }
+    }
+
+    /// What is expected of a parameter; of kept weights alone where it is masked.
+    fn expected(&self, what: &str, name: &str) -> &[f32] {
+        let name = format!("{what}/{name}");
+        self.tensors.get(&name).unwrap_or_else(|| panic!("the file has no {name}"))
+    }
+
+    /// How much worse we are than PyTorch is: at most [`SLACK`].
+    fn assert_close(&self, what: &str, compared: &[Compared]) {
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let size = |c: &Compared| {
+            norm(&mut c.truth.iter().zip(&c.start).map(|(a, b)| f64::from(*a) - f64::from(*b)))
+        };
+        let error = |c: &Compared| {
+            assert_eq!(c.ours.len(), c.truth.len(), "{what} of {}", c.name);
+            norm(&mut c.ours.iter().zip(&c.truth).map(|(a, b)| f64::from(*a) - f64::from(*b)))
+        };
+        let all = norm(&mut compared.iter().map(size));
+        let off = norm(&mut compared.iter().map(error)) / all;
+        let own = |which: &str| (SLACK * self.own[what][which].as_f64().unwrap()).max(LEAST);
+        assert!(off <= own("total"), "{what}: off by {off:.2e} of {all}, allowed {:.2e}", own("total"));
+        for c in compared {
+            let off = error(c) / size(c).max(SMALL * all);
+            assert!(
+                off <= own("worst"),
+                "{what} of {}: off by {off:.2e}, allowed {:.2e}",
+                c.name,
+                own("worst")
+            );
+        }
+    }
+}
+
+/// One tensor of ours and PyTorch's; its size is how far it is from where it started.
+struct Compared {
+    name: String,
+    ours: Vec<f32>,
+    truth: Vec<f32>,
+    start: Vec<f32>,
+}
+
+/// In what form a network is trained.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    dtype: DType,
+    masked: bool,
+    /// Whether gradients and state are those of kept weights alone.
+    compressed: bool,
+}
+
+const F32: [Case; 3] = cases(DType::F32);
+
+const fn cases(dtype: DType) -> [Case; 3] {
+    [
+        Case { dtype, masked: false, compressed: false },
+        Case { dtype, masked: true, compressed: false },
+        Case { dtype, masked: true, compressed: true },
+    ]
+}
+
+/// A network with the weights and masks of the file.
+struct Network<'a> {
+    oracle: &'a Oracle,
+    case: Case,
+    plan: Plan,
+    device: Device,
+    model: Model,
+    weights: Weights,
+    masks: Masks,
+}
+
+impl Network<'_> {
+    /// What the file calls a result of this case.
+    fn what(&self, result: &str) -> String {
+        format!("{}/{result}", if self.case.masked { "masked" } else { "dense" })
+    }
+
+    /// Sends a micro-batch through: its loss, and what batch norm measured; gradients of the loss by `scale` go to the sink.
+    fn pass(&self, i: usize, samples: f32, sink: &mut Gradients<'_>) -> (f64, Tensor, Vec<BatchStatistics>) {
+        let (x, targets) = self.oracle.batch(i, &self.device, self.case.dtype);
+        let (mut stash, mut statistics) = (Stash::new(), Vec::new());
+        let share = Share { first: 0, samples: x.shape()[0], norm_group: None };
+        let (weights, random) = (&self.weights, 0);
+        let mut forward = Forward {
+            weights,
+            mode: Mode::Train,
+            random,
+            share: &share,
+            stash: &mut stash,
+            statistics: &mut statistics,
+        };
+        let x = self.model.forward(x, &mut forward).unwrap();
+        let read = x.duplicate(Category::Workspace).unwrap();
+        let mut backward = Backward { weights, random, share: &share, stash: &mut stash, sink };
+        let rows = targets.len() as f32;
+        let scale = Scale { loss: 1.0 / (rows * samples), temperature: 1.0 };
+        let outcome = self.model.loss(x, &targets, scale, &mut backward).unwrap();
+        self.model.backward(outcome.gradient, &mut backward).unwrap();
+        (outcome.total.read().unwrap().loss_sum / f64::from(rows), read, statistics)
+    }
+
+    /// The kept ones of values that may be all of a parameter's.
+    fn kept(&self, id: ParameterId, values: Vec<f32>) -> Vec<f32> {
+        match self.masks.get(id) {
+            Some(mask) if values.len() == mask.len() => {
+                let words = mask.words();
+                let kept = |i: &usize| words[i / 32] >> (i % 32) & 1 == 1;
+                (0..values.len()).filter(kept).map(|i| values[i]).collect()
+            }
+            _ => values,
+        }
+    }
+
+    fn assert_gradients(&self, result: &str, gradients: &Gradients<'_>) {
+        let what = self.what(result);
+        let compared = |id: ParameterId| {
+            let name = self.weights.name(id).to_owned();
+            let truth = self.oracle.expected(&what, &name).to_vec();
+            let ours = self.kept(id, gradients.get(id).expect(&name).to_f32());
+            Compared { ours, start: vec![0.0; truth.len()], truth, name }
+        };
+        self.oracle.assert_close(&what, &self.weights.ids().map(compared).collect::<Vec<_>>());
+    }
+
+    /// Weights, or their masters, after the steps, as the file has them.
+    fn assert_after(&self, result: &str, optimizer: &Optimizer) {
+        let what = self.what(result);
+        let masters: BTreeMap<_, _> = optimizer.saved().into_iter().collect();
+        let compared = |id: ParameterId| {
+            let name = self.weights.name(id).to_owned();
+            let start = self.kept(id, self.oracle.tensors[&format!("init/{name}")].clone());
+            let weight = self.weights.get(id).to_f32();
+            if let Some(mask) = self.masks.get(id) {
+                let alive = weight.iter().filter(|w| **w != 0.0).count();
+                assert!(alive <= mask.kept(), "{name} has weights that were pruned");
+            }
+            let ours = match masters.get(&format!("master/{name}")) {
+                Some(Stored::Tensor(master)) => master.to_f32(),
+                _ => weight,
+            };
+            let truth = self.oracle.expected(&what, &name).to_vec();
+            Compared { ours: self.kept(id, ours), truth, start, name }
+        };
+        self.oracle.assert_close(&what, &self.weights.ids().map(compared).collect::<Vec<_>>());
+    }
+
+    /// Three steps of AdamW, each over some of the micro-batches.
+    fn three_steps(&mut self, batches: impl Fn(usize) -> Vec<usize>) -> Optimizer {
+        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, None).unwrap();
+        for number in 1..=3 {
+            let mut statistics = Vec::new();
+            let batches = batches(number - 1);
+            let mut gradients = Gradients::new(&self.masks);
+            for i in &batches {
+                statistics.extend(self.pass(*i, batches.len() as f32, &mut gradients).2);
+            }
+            let step = Step { lr: 0.01, gradient_scale: 1.0, number: number as u64 };
+            optimizer.step(&mut self.weights, &self.masks, &gradients, step).unwrap();
+            for measured in statistics {
+                measured.fold_into(&mut self.weights).unwrap();
+            }
+        }
+        optimizer
+    }
+
+    fn assert_running_statistics(&self) {
+        let what = self.what("running");
+        let running = self.weights.named().filter(|(name, _)| name.contains("running"));
+        let compared = |(name, tensor): (&str, &Tensor)| {
+            let truth = self.oracle.expected(&self.what("after"), name).to_vec();
+            Compared { name: name.into(), ours: tensor.to_f32(), start: vec![0.0; truth.len()], truth }
+        };
+        let compared: Vec<_> = running.map(compared).collect();
+        if !compared.is_empty() {
+            self.oracle.assert_close(&what, &compared);
+        }
+    }
+}
+
+#[test]
+fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
+    for oracle in [Oracle::gpt(), Oracle::cnn()] {
+        for case in F32 {
+            let mut network = oracle.network(case);
+            let mut gradients = Gradients::new(&network.masks);
+            let (loss, read, _) = network.pass(0, 1.0, &mut gradients);
+            let expected = f64::from(oracle.tensors[&network.what("loss")][0]);
+            assert!((loss - expected).abs() < LEAST * expected, "{case:?}: {loss}, not {expected}");
+            network.assert_gradients("gradient", &gradients);
+            drop(gradients);
+            let head = |name: &str| network.weights.parameter(name).map(|id| network.weights.get(id));
+            let weight = head(oracle.head).unwrap();
+            let bias = head(&oracle.head.replace("weight", "bias"));
+            let logits = matmul(&read, false, weight, true, bias, Category::Workspace).unwrap();
+            let what = network.what("logits");
+            let truth = oracle.tensors[&what].clone();
+            let start = vec![0.0; truth.len()];
+            let compared = Compared { name: String::new(), ours: logits.to_f32(), truth, start };
+            oracle.assert_close(&what, &[compared]);
+
+            let optimizer = network.three_steps(|step| vec![step]);
+            network.assert_after("after", &optimizer);
+            network.assert_running_statistics();
+        }
+    }
+}
