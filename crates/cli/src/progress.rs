@@ -11,7 +11,7 @@ use espalier_train::data::{Dataset, Split};
 use espalier_train::prune::Observation;
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, Pruned, StepReport};
-use espalier_train::{Bytes, Rates, Summary};
+use espalier_train::{Bytes, KeptOfLayer, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::profile;
@@ -186,6 +186,7 @@ pub fn summarise(summary: &Summary) {
         eprintln!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
     }
     state(summary);
+    layers(summary);
     let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else { return };
     let speed = match (summary.tokens_per_s, summary.images_per_s) {
         (Some(tokens), _) => format!(", {} tokens/s", count(tokens)),
@@ -230,6 +231,31 @@ fn state(summary: &Summary) {
             "  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)"
         );
     }
+}
+
+/// The share of each layer that is kept; of many layers those with the least and the most.
+fn layers(summary: &Summary) {
+    let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
+    let line = |layer: &KeptOfLayer| {
+        let KeptOfLayer { name, kept, of } = layer;
+        eprintln!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
+    };
+    const ENDS: usize = 4;
+    if layers.len() <= 4 * ENDS {
+        eprintln!("\nkept of each layer");
+        return layers.iter().for_each(line);
+    }
+    let mut sorted: Vec<&KeptOfLayer> = layers.iter().collect();
+    sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
+    let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
+    if most - least < 0.001 {
+        eprintln!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
+        return;
+    }
+    eprintln!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
+    sorted[..ENDS].iter().for_each(|layer| line(layer));
+    eprintln!("       ...");
+    sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));
 }
 
 fn bytes(n: usize) -> String {

@@ -98,7 +98,7 @@ impl Memory {
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
-        let (mut dense, mut candidates, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64);
+        let (mut dense, mut candidates, mut mask, mut packed) = (0u64, Vec::new(), 0u64, 0u64);
         let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         let all = model.parameters();
@@ -110,8 +110,8 @@ impl Memory {
             match prune.filter(|prune| prune.covers(parameter)) {
                 None => dense = dense.saturating_add(elements),
                 Some(prune) => {
-                    let kept = kept_of(Some(prune), elements);
-                    candidates = candidates.saturating_add(elements);
+                    let kept = prune.kept_of(elements);
+                    candidates.push(elements);
                     mask += mask_bytes(elements, kept);
                     if linear.contains(&parameter.name) {
                         mask += sparse_bytes(parameter, kept);
@@ -125,8 +125,11 @@ impl Memory {
                 packed += bytes;
             }
         }
-        let parameters = dense.saturating_add(candidates);
-        let stored = if compressed { dense + kept_of(prune, candidates) } else { parameters };
+        let parameters = candidates.iter().fold(dense, |sum, elements| sum.saturating_add(*elements));
+        let stored = match prune.filter(|_| compressed) {
+            Some(prune) => dense + prune.kept_of_all(&candidates),
+            None => parameters,
+        };
         let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
         let own = if zero { lengths.iter().map(|n| n.div_ceil(ranks)).sum() } else { stored };
         let mut statistics: Vec<usize> =
@@ -220,11 +223,6 @@ impl StateBytes {
     pub fn total(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.mask
     }
-}
-
-/// Candidates that are kept: exactly so many.
-pub fn kept_of(prune: Option<&Prune>, candidates: u64) -> u64 {
-    prune.map_or(candidates, |prune| ((1.0 - prune.sparsity) * candidates as f64).round() as u64)
 }
 
 /// Bytes that say where the kept weights of a matrix are, by rows and by columns.

@@ -10,7 +10,6 @@
 //! ```
 
 use crate::config::{Error, Length, Method, Prune, RunFile};
-use crate::memory::kept_of;
 use crate::spec::Model;
 
 /// What each round keeps.
@@ -59,7 +58,7 @@ impl Rounds {
             let output = Some(&parameter.name) == head.as_ref();
             *(if output { &mut now.output } else { &mut now.others }) += parameter.elements() as usize;
         }
-        let goal = kept_of(Some(prune), (now.output + now.others) as u64) as usize;
+        let goal = prune.kept_of((now.output + now.others) as u64) as usize;
         let mut kept = Vec::new();
         while now.output + now.others > goal {
             now = now.after(rate, goal);
@@ -181,7 +180,7 @@ mod tests {
                 .sum();
             let rounds = rounds(&run);
             let last = rounds.kept.last().map_or(candidates, |k| (k.output + k.others) as u64);
-            assert_eq!(last, kept_of(Some(prune), candidates), "{sparsity}");
+            assert_eq!(last, prune.kept_of(candidates), "{sparsity}");
         }
         assert_eq!(rounds(&run(&["prune.sparsity=0"])).kept, []);
         // 52,000 weights and 10,240 of the output layer to 6,224: 52000 0.8^12 + 10240 0.9^12 = 6465, with 13: 5461.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
-use espalier_plan::memory::{StateBytes, kept_of};
+use espalier_plan::config::Prune;
+use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
 use espalier_tensor::Category;
 use serde::Serialize;
 
-use crate::trainer::Evaluation;
+use crate::trainer::{Evaluation, Trainer};
 
 /// What a run, or the plan of one, comes to.
 #[derive(Debug, Clone, Serialize)]
@@ -38,6 +39,8 @@ pub struct Summary {
     pub kept: u64,
     /// The share of prunable parameters that is gone.
     pub sparsity: f64,
+    /// What is kept of each, in the order of the model; none where nothing is pruned, or where only a run can know.
+    pub kept_by_layer: Option<Vec<KeptOfLayer>>,
     /// Bytes of weights, gradients, optimizer state and mask for each prunable parameter.
     pub state_bytes_per_parameter: f64,
     /// The same by category.
@@ -54,6 +57,24 @@ pub struct Summary {
     pub weights_hash: Option<String>,
     /// The run folder.
     pub run: Option<String>,
+}
+
+/// What is kept of one prunable parameter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KeptOfLayer {
+    /// The parameter.
+    pub name: String,
+    /// Its weights that are kept,
+    pub kept: u64,
+    /// and all of them.
+    pub of: u64,
+}
+
+impl KeptOfLayer {
+    /// As a share of all.
+    pub fn share(&self) -> f64 {
+        self.kept as f64 / self.of.max(1) as f64
+    }
 }
 
 /// Bytes of one category.
@@ -146,9 +167,18 @@ impl Summary {
         let run = &plan.run;
         let prune = run.prune.as_ref();
         let covered = |p: &Parameter| prune.map_or(p.prunable, |prune| prune.covers(p));
-        let candidates: u64 =
-            plan.model.parameters().iter().filter(|p| covered(p)).map(|p| p.elements()).sum();
-        let kept = kept_of(prune, candidates);
+        let parameters = plan.model.parameters();
+        let covered: Vec<&Parameter> = parameters.iter().filter(|p| covered(p)).collect();
+        let elements: Vec<u64> = covered.iter().map(|p| p.elements()).collect();
+        let candidates: u64 = elements.iter().sum();
+        let kept = prune.map_or(candidates, |prune| prune.kept_of_all(&elements));
+        let of_layer = |prune: &Prune, parameter: &&Parameter| KeptOfLayer {
+            name: parameter.name.clone(),
+            kept: prune.kept_of(parameter.elements()),
+            of: parameter.elements(),
+        };
+        let by_layer = prune.filter(|prune| prune.is_by_layer());
+        let kept_by_layer = by_layer.map(|prune| covered.iter().map(|p| of_layer(prune, p)).collect());
         let state_bytes = StateBytes::predict(run);
         Summary {
             steps: 0,
@@ -170,6 +200,7 @@ impl Summary {
             parameters: plan.parameters,
             kept,
             sparsity: if candidates == 0 { 0.0 } else { 1.0 - kept as f64 / candidates as f64 },
+            kept_by_layer,
             state_bytes_per_parameter: state_bytes.total(),
             state_bytes,
             memory,
@@ -190,8 +221,9 @@ impl Summary {
     }
 
     /// Records what is left of the prunable parameters, and what each holds.
-    pub fn pruned(&mut self, kept: u64, sparsity: f64, state_bytes: StateBytes) {
-        (self.kept, self.sparsity, self.state_bytes) = (kept, sparsity, state_bytes);
+    pub fn pruned(&mut self, trainer: &Trainer, state_bytes: StateBytes) {
+        (self.kept, self.sparsity, self.state_bytes) = (trainer.kept().0, trainer.sparsity(), state_bytes);
+        self.kept_by_layer = (self.sparsity > 0.0).then(|| trainer.kept_by_layer());
         self.state_bytes_per_parameter = state_bytes.total();
     }
 

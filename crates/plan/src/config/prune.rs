@@ -3,6 +3,11 @@
 //! Defaults are those of each method's paper, where it names one: SNIP and GraSP score a batch before the first step;
 //! Early-Bird compares the last five masks at a tolerance of 0.1; a lottery round removes a fifth; SET and RigL move 0.3 of
 //! the kept weights at first, every 100 steps, until three quarters of the run.
+//!
+//! Magnitudes are compared within a layer, as Zhu & Gupta do: layers differ in the scale that they are initialised with (a
+//! GPT's output projections are smaller by the root of twice its depth), which says nothing of what they are worth, and
+//! one threshold for all would empty the smaller ones. A lottery, which has trained the weights to the end, has one for all,
+//! as published for deep networks.
 
 use serde::Serialize;
 
@@ -77,6 +82,8 @@ pub enum Method {
     EarlyBird {
         /// What is drawn.
         form: TicketForm,
+        /// Over what the threshold is; channels have one for all.
+        scope: Scope,
         /// Steps between draws; 0: an epoch.
         every: usize,
         /// How many masks must agree.
@@ -316,6 +323,31 @@ impl Prune {
         (!channels).then_some(self.sparsity)
     }
 
+    /// Whether each candidate keeps a share that is known before anything is scored.
+    pub fn is_by_layer(&self) -> bool {
+        match self.method {
+            Method::Random { scope, .. }
+            | Method::Magnitude { scope, .. }
+            | Method::Gradual { scope, .. }
+            | Method::EarlyBird { scope, .. } => scope == Scope::Layer,
+            Method::Set(_) | Method::Rigl(_) | Method::TwoOfFour { .. } => true,
+            Method::Snip { .. } | Method::Grasp { .. } | Method::Lottery { .. } => false,
+        }
+    }
+
+    /// How many weights of a candidate of so many stay; where one threshold is over all candidates, its even share.
+    pub fn kept_of(&self, elements: u64) -> u64 {
+        ((1.0 - self.sparsity) * elements as f64).round() as u64
+    }
+
+    /// How many weights of some candidates stay together: exactly so many.
+    pub fn kept_of_all(&self, candidates: &[u64]) -> u64 {
+        match self.is_by_layer() {
+            true => candidates.iter().map(|elements| self.kept_of(*elements)).sum(),
+            false => self.kept_of(candidates.iter().sum()),
+        }
+    }
+
     /// Whether masks change after the first step too.
     pub fn goes_on(&self) -> bool {
         !self.at_start() || matches!(self.method, Method::Set(_) | Method::Rigl(_))
@@ -341,7 +373,7 @@ impl Prune {
         }
         let name = section.choice("method", Name::Magnitude)?;
         let at = |section: &mut Section| section.whole("at", 0, 0, MOST);
-        let scope = |section: &mut Section| section.choice("scope", Scope::Global);
+        let scope = |section: &mut Section| section.choice("scope", Scope::Layer);
         let moving = |section: &mut Section| -> Result<Moving, Error> {
             Ok(Moving {
                 every: section.whole("every", 100, 1, MOST)?,
@@ -374,8 +406,15 @@ impl Prune {
                     let why = "with `prune.form` = \"weights\": it pulls at batch-norm scales".into();
                     return Err(Error::NoEffect { field: section.field("l1"), why });
                 }
+                let usual = if form == TicketForm::Channels { Scope::Global } else { Scope::Layer };
+                let scope = section.choice("scope", usual)?;
+                if form == TicketForm::Channels && scope == Scope::Layer {
+                    let why = "with `prune.form` = \"channels\", which have one threshold for all".into();
+                    return Err(Error::NoEffect { field: section.field("scope"), why });
+                }
                 Method::EarlyBird {
                     form,
+                    scope,
                     every: section.whole("every", 0, 0, MOST)?,
                     window: section.whole("window", 5, 2, 100)?,
                     tolerance: section

@@ -25,6 +25,8 @@ const TICKET: &str = "ticket";
 #[derive(Debug)]
 pub struct EarlyBird {
     sparsity: f64,
+    /// Of weights.
+    scope: Scope,
     every: u64,
     window: usize,
     tolerance: f64,
@@ -50,7 +52,7 @@ struct Channels {
 impl EarlyBird {
     /// The search that a run file asks for.
     pub fn new(plan: &Plan, prune: &Prune) -> EarlyBird {
-        let Method::EarlyBird { form, every, window, tolerance, l1, latest } = prune.method else {
+        let Method::EarlyBird { form, scope, every, window, tolerance, l1, latest } = prune.method else {
             panic!("the fields of early-bird, not of {}", prune.name());
         };
         let parameters = plan.model.parameters();
@@ -65,6 +67,7 @@ impl EarlyBird {
         });
         EarlyBird {
             sparsity: prune.sparsity,
+            scope,
             every: every as u64,
             window,
             tolerance,
@@ -86,7 +89,7 @@ impl EarlyBird {
     fn draw(&self, network: &Network<'_>) -> Result<Vec<(ParameterId, Words)>> {
         let magnitudes = |id| network.magnitudes(id);
         match &self.channels {
-            None => network.keep_best(self.sparsity, Scope::Global, magnitudes),
+            None => network.keep_best(self.sparsity, self.scope, magnitudes),
             Some(layers) => {
                 let scales: Vec<ParameterId> = here(layers, network).map(|layer| layer.scale).collect();
                 let all = network.sum_over(&scales, |id| network.len(id))?;

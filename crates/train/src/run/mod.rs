@@ -10,6 +10,7 @@
 mod metrics;
 mod prune;
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,11 +154,20 @@ fn limit_of(plan: &Plan) -> Duration {
     Duration::from_secs(plan.run.parallel.timeout_s as u64)
 }
 
-/// Tells what was pruned, and of what nothing is left.
-fn announce(observer: &mut dyn Observer, step: u64, pruned: &Pruned) {
+/// Tells what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.
+fn announce(observer: &mut dyn Observer, step: u64, pruned: &Pruned, warned: &mut HashSet<String>) {
     observer.pruned(step, pruned);
-    for name in &pruned.emptied {
+    for name in pruned.emptied.iter().filter(|name| warned.insert(format!("nothing of {name}"))) {
         observer.warning(&format!("nothing is left of {name}: every weight was pruned"));
+    }
+    for layer in pruned.thin.iter().filter(|layer| warned.insert(layer.name.clone())) {
+        observer.warning(&format!(
+            "only {} of {} weights are left of {} ({:.2} %)",
+            layer.kept,
+            layer.of,
+            layer.name,
+            100.0 * layer.share()
+        ));
     }
 }
 
@@ -179,6 +189,8 @@ struct Run {
     validation: Option<Evaluation>,
     trace: Option<PathBuf>,
     begin: Instant,
+    /// The layers of which it was said that little is left.
+    warned: HashSet<String>,
 }
 
 impl Run {
@@ -257,6 +269,7 @@ impl Run {
             validation: None,
             trace: place.trace.clone(),
             begin: Instant::now(),
+            warned: HashSet::new(),
         })
     }
 
@@ -372,7 +385,7 @@ impl Run {
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) -> Result<()> {
-        announce(observer, step, pruned);
+        announce(observer, step, pruned, &mut self.warned);
         let (kept, all) = pruned.kept;
         let mut line = json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } });
         if !pruned.distances.is_empty() {
@@ -413,7 +426,7 @@ impl Run {
         summary.loss = self.last_loss;
         summary.validation = self.validation();
         summary.rate(rates);
-        summary.pruned(self.trainer.kept().0, self.trainer.sparsity(), self.trainer.state_bytes()?);
+        summary.pruned(&self.trainer, self.trainer.state_bytes()?);
         for (category, peak) in Category::ALL.into_iter().zip(peaks) {
             summary.measured(category, *peak as usize);
         }

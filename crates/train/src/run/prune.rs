@@ -1,5 +1,6 @@
 //! A run folder made by pruning a checkpoint, with no step taken.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use espalier_plan::Plan;
@@ -32,7 +33,7 @@ pub fn prune(
     trainer.restore(whole)?;
     trainer.refuse_more_pruned(whole)?;
     let pruned = trainer.prune()?.expect("a method that prunes before the first step");
-    announce(observer, trainer.progress().step + 1, &pruned);
+    announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
     write(folder, "run.toml", &plan.run.to_toml()?)?;
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
@@ -40,7 +41,7 @@ pub fn prune(
     summary.steps = trainer.progress().step;
     // No step was taken, so no gradient was held yet.
     let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes()? };
-    summary.pruned(trainer.kept().0, trainer.sparsity(), state);
+    summary.pruned(&trainer, state);
     summary.weights_hash = Some(trainer.weights().hash()?);
     summary.run = Some(folder.display().to_string());
     Ok(summary)

@@ -29,6 +29,7 @@ use crate::prune::{self, Decision, Observation, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, NoiseScale, Optimizer};
 use crate::step::{Executor, Flights, NetworkWorker, Scene, Taken, Trace};
+use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
 
@@ -56,8 +57,8 @@ pub struct Trainer {
     weights: Weights,
     /// What may be pruned of what this rank holds.
     candidates: Vec<ParameterId>,
-    /// Candidates of the whole model that are kept, and all of them.
-    kept: (u64, u64),
+    /// What is kept of each candidate of the whole model.
+    kept: Vec<KeptOfLayer>,
     masks: Masks,
     pruner: Option<Box<dyn Pruner>>,
     /// What is multiplied without its zeros once most of it is zero.
@@ -112,6 +113,8 @@ pub struct Pruned {
     pub kept: (u64, u64),
     /// Parameters of which nothing is left.
     pub emptied: Vec<String>,
+    /// Those of which next to nothing is.
+    pub thin: Vec<KeptOfLayer>,
     /// What the method says of it.
     pub note: String,
     /// How far the mask is from those drawn before it, where the method compares them.
@@ -185,7 +188,7 @@ impl Trainer {
             dtype,
             weights,
             candidates,
-            kept: (0, 0),
+            kept: Vec::new(),
             dataset,
             plan,
         };

@@ -14,31 +14,45 @@ use super::{Pruned, Trainer};
 use crate::Result;
 use crate::data::Split;
 use crate::prune::{Decision, Draw, Moment, Network, Parts};
+use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.
     pub fn kept(&self) -> (u64, u64) {
-        self.kept
+        self.kept.iter().fold((0, 0), |(kept, all), layer| (kept + layer.kept, all + layer.of))
+    }
+
+    /// What is kept of each candidate, on whatever stage.
+    pub fn kept_by_layer(&self) -> Vec<KeptOfLayer> {
+        self.kept.clone()
     }
 
     /// Counts them, each on one stage.
     pub(super) fn count_kept(&mut self) -> Result<()> {
-        let counted = self.candidates.iter().filter(|id| self.groups.speaks_for(**id));
-        let (mut kept, mut all) = (0, 0);
-        for id in counted {
+        let mut counts = vec![0; 2 * self.weights.parameters()];
+        for id in self.candidates.iter().filter(|id| self.groups.speaks_for(**id)) {
             let len = self.weights.get(*id).len();
-            all += len as u64;
-            kept += self.masks.get(*id).map_or(len, Mask::kept) as u64;
+            counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
+            counts[2 * id.0 + 1] = len as u64;
         }
-        self.kept = match &self.ranks {
-            None => (kept, all),
-            Some(ranks) => {
-                let sums = ranks.sum_over_stages(vec![kept, all])?;
-                (sums[0], sums[1])
-            }
+        if let Some(ranks) = &self.ranks {
+            counts = ranks.sum_over_stages(counts)?;
+        }
+        let layers = counts.chunks(2).enumerate().filter(|(_, layer)| layer[1] > 0);
+        let layer = |(i, layer): (usize, &[u64])| {
+            let name = self.weights.name(ParameterId(i)).to_owned();
+            KeptOfLayer { name, kept: layer[0], of: layer[1] }
         };
+        self.kept = layers.map(layer).collect();
         Ok(())
+    }
+
+    /// The candidates of which fewer than one in a hundred is left; where no more is asked for, fewer than half of it.
+    fn thin(&self) -> Vec<KeptOfLayer> {
+        let wanted = self.plan.run.prune.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
+        let least = if wanted > 0.01 { 0.01 } else { wanted / 2.0 };
+        self.kept.iter().filter(|layer| layer.kept > 0 && layer.share() < least).cloned().collect()
     }
 
     /// The share of candidates that is gone.
@@ -138,6 +152,7 @@ impl Trainer {
         Ok(Pruned {
             kept: self.kept(),
             emptied: drawn.met(Fate::Emptied).map(|id| self.weights.name(id).to_owned()).collect(),
+            thin: self.thin(),
             note: draw.note,
             distances: draw.distances,
             form: drawn.forms(),

@@ -4,13 +4,23 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use espalier_tensor::mask::ones;
-use espalier_tensor::{Category, Mask};
+use espalier_tensor::{Category, DType, Mask};
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
+use espalier_train::weights::ParameterId;
 
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 
-const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
+/// Each with a rate at which every weight that is kept moves.
+const OPTIMIZERS: [(&str, f64); 7] = [
+    ("sgd", 0.5),
+    ("momentum", 0.1),
+    ("nesterov", 0.1),
+    ("adam", 0.01),
+    ("adamw", 0.01),
+    ("lars", 20.0),
+    ("lamb", 0.01),
+];
 
 fn pruned(base: &Base, method: &str, sparsity: f64) -> Base {
     base.set(format!("prune.method={method}")).set(format!("prune.sparsity={sparsity}"))
@@ -20,25 +30,33 @@ fn pruned(base: &Base, method: &str, sparsity: f64) -> Base {
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String) {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let moves = steps >= 200 && trainer.weights().get(ParameterId(0)).dtype() == DType::F32;
+    let first: Vec<Vec<f32>> = trainer.weights().ids().map(|id| trainer.weights().get(id).to_f32()).collect();
     let losses = (0..steps).map(|_| trainer.step().unwrap().loss).collect();
     for (id, mask) in trainer.masks().iter() {
         let weights = trainer.weights().get(id).to_f32();
+        // Equal bits of weights that nothing moves would show nothing. A few may stand still: those that make a query's
+        // element where no weight of the key's is left. (In bf16 it is the master that moves.)
+        let still = ones(&mask.words()).filter(|i| weights[*i] == first[id.0][*i]).count();
+        let name = trainer.weights().name(id);
+        assert!(!moves || still * 10 <= mask.kept(), "{still} of {} of {name} stand still", mask.kept());
         let kept: Vec<usize> = ones(&mask.words()).collect();
         let alive = weights.iter().enumerate().filter(|(i, w)| **w != 0.0 && kept.binary_search(i).is_err());
-        assert_eq!(alive.count(), 0, "{} has weights that were pruned", trainer.weights().name(id));
+        assert_eq!(alive.count(), 0, "{name} has weights that were pruned");
     }
     (losses, trainer.weights().hash().unwrap())
 }
 
 #[test]
 fn compressed_state_trains_as_dense_state_bit_for_bit() {
-    for optimizer in OPTIMIZERS {
+    for (optimizer, rate) in OPTIMIZERS {
         for (precision, micro_batches) in [("f32", 1), ("f32", 4), ("bf16", 1), ("bf16", 4)] {
             let base = tiny_gpt(&["train.clip=0.5", "prune.embeddings=true"])
                 .set(format!("optimizer.name={optimizer}"))
+                .set(format!("learning_rate.peak={rate}"))
                 .set(format!("train.precision={precision}"))
                 .set(format!("train.micro_batches={micro_batches}"));
-            let base = pruned(&base, "magnitude", 0.9);
+            let base = pruned(&base, "magnitude", 0.8);
             let dense = train(&base.set("prune.state=dense"), 200);
             let compressed = train(&base.set("prune.state=compressed"), 200);
             assert!(dense == compressed, "{optimizer} {precision} {micro_batches}");

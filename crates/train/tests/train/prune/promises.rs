@@ -4,6 +4,7 @@
 use std::sync::atomic::AtomicBool;
 
 use espalier_tensor::mask::ones;
+use espalier_train::Summary;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
@@ -149,12 +150,12 @@ fn counts_are_exact() {
                     trainer.masks().iter().map(|(_, mask)| (mask.len(), mask.kept())).collect();
                 assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3)]);
             }
-            "set" | "rigl" | "rigl in bf16" => {
+            "2:4" => assert_eq!(2 * kept, all, "{name}"),
+            _ if prepare(&base, 1).0.run.prune.unwrap().is_by_layer() => {
                 for (id, mask) in trainer.masks().iter() {
                     assert_eq!(mask.kept(), share(mask.len()), "{name}: {}", trainer.weights().name(id));
                 }
             }
-            "2:4" => assert_eq!(2 * kept, all, "{name}"),
             _ => assert_eq!(kept as usize, share(all as usize), "{name}"),
         }
     }
@@ -176,10 +177,10 @@ fn the_largest_weights_stay() {
         places
     };
     for (settings, share, global) in [
-        (&["prune.method=magnitude", "prune.sparsity=0.7"][..], 0.3, true),
-        (&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"], 0.3, false),
-        (&["prune.method=gradual", "prune.initial=0.6", "prune.scope=layer"], 0.4, false),
-        (&["prune.method=gradual", "prune.initial=0.6"], 0.4, true),
+        (&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=global"][..], 0.3, true),
+        (&["prune.method=magnitude", "prune.sparsity=0.7"], 0.3, false),
+        (&["prune.method=gradual", "prune.initial=0.6"], 0.4, false),
+        (&["prune.method=gradual", "prune.initial=0.6", "prune.scope=global"], 0.4, true),
     ] {
         let before = trainer(&tiny_cnn(settings), 1);
         let mut after = trainer(&tiny_cnn(settings), 1);
@@ -222,16 +223,45 @@ fn two_of_every_four_inputs_stay() {
 
 #[test]
 fn a_layer_of_which_nothing_is_left_is_named() {
-    let base = tiny_cnn(&["prune.method=magnitude", "prune.sparsity=0.999", "train.steps=2"]);
-    let (plan, dataset, device) = prepare(&base, 1);
-    let folder = tempfile::tempdir().unwrap();
-    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
-    let mut heard = Heard::default();
-    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+    let settings = ["prune.method=magnitude", "prune.scope=global", "prune.sparsity=0.999", "train.steps=2"];
+    let (heard, _) = hear(&tiny_cnn(&settings));
     // One of 872 weights stays, so two of three layers are empty.
     assert_eq!(heard.warnings.len(), 2, "{:?}", heard.warnings);
     for warning in &heard.warnings {
         assert!(warning.starts_with("nothing is left of ") && warning.contains(".weight"), "{warning}");
+    }
+}
+
+fn hear(base: &Base) -> (Heard, Summary) {
+    let (plan, dataset, device) = prepare(base, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+    let mut heard = Heard::default();
+    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+    (heard, outcome.summary)
+}
+
+/// A GPT's output projections start smaller than its other matrices by the root of twice its depth. One threshold for all
+/// magnitudes leaves next to nothing of them, which is said by name and once; by default each layer keeps its share.
+#[test]
+fn no_layer_is_emptied_for_the_scale_it_starts_at() {
+    let settings = ["prune.method=gradual", "prune.initial=0.89", "prune.end=3", "train.steps=4"];
+    let base = tiny_gpt(&settings).set("model.width=32").set("model.layers=4").set("learning_rate.peak=1e-5");
+    let (heard, summary) = hear(&base);
+    assert_eq!(heard.warnings, [""; 0]);
+    let layers = summary.kept_by_layer.unwrap();
+    assert_eq!(layers.len(), 16, "four matrices in each layer, no tables");
+    assert!(layers.iter().all(|layer| (layer.share() - 0.1).abs() < 1e-3), "{layers:?}");
+    assert_eq!(layers.iter().map(|layer| layer.kept).sum::<u64>(), summary.kept);
+
+    let (heard, summary) = hear(&base.set("prune.scope=global"));
+    let layers = summary.kept_by_layer.unwrap();
+    let thin: Vec<_> = layers.iter().filter(|layer| layer.share() < 0.01).collect();
+    assert!(thin.len() == 8 && thin.iter().all(|layer| layer.name.ends_with("c_proj.weight")), "{layers:?}");
+    assert_eq!(heard.warnings.len(), 8, "each once, though it is pruned twice: {:?}", heard.warnings);
+    for layer in thin {
+        let named = |warning: &&String| warning.contains(&format!("left of {}", layer.name));
+        assert_eq!(heard.warnings.iter().filter(named).count(), 1, "{}: {:?}", layer.name, heard.warnings);
     }
 }
 

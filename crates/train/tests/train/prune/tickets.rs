@@ -36,7 +36,12 @@ fn peak_at(bench: &mut Bench, from: usize) {
 #[test]
 fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     // 11 of 110 weights are kept: moving k of them changes 2 k of 110 places.
-    let base = perceptron(&["prune.method=early-bird", "prune.window=3", "prune.tolerance=0.05"]);
+    let base = perceptron(&[
+        "prune.method=early-bird",
+        "prune.scope=global",
+        "prune.window=3",
+        "prune.tolerance=0.05",
+    ]);
     let mut bench = Bench::new(&base);
     let mut early = method(&bench, 100);
     peak_at(&mut bench, 0);
