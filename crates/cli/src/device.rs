@@ -5,6 +5,8 @@ use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
 use espalier_train::parallel::launched::Join;
 
+use crate::say::say;
+
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
 pub fn open(wish: &config::Device, threads: usize) -> Result<Device> {
@@ -40,11 +42,11 @@ pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
             let Some(card) = probe.cards.first() else { return Device::cpu(threads) };
             match open_card(&probe) {
                 Ok(device) => {
-                    eprintln!("device: {card} (device.kind = \"cpu\" would use the processor)");
+                    say!("device: {card} (device.kind = \"cpu\" would use the processor)");
                     Ok(device)
                 }
                 Err(why) => {
-                    eprintln!("device: the processor, although there is a card ({}): {why}", card.name);
+                    say!("device: the processor, although there is a card ({}): {why}", card.name);
                     Device::cpu(threads)
                 }
             }

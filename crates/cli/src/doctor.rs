@@ -12,6 +12,8 @@ use espalier_tensor::memory::Size;
 use espalier_train::parallel::launched::MPI;
 use serde_json::{Value, json};
 
+use crate::say;
+
 #[derive(Args)]
 #[command(after_help = "Example:
   espalier doctor --json")]
@@ -24,9 +26,9 @@ pub struct DoctorArguments {
 /// Runs the command.
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
     let findings = Findings::look()?;
-    eprint!("{}", findings.table());
+    say::on_standard_error(format_args!("{}", findings.table()));
     if arguments.json {
-        println!("{}", findings.json());
+        say::json(&findings.json());
     }
     Ok(ExitCode::SUCCESS)
 }

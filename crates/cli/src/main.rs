@@ -1,5 +1,8 @@
 //! `espalier`: the one binary. It reads arguments, talks to a person or a program, and calls the libraries.
 
+// They panic where nobody listens any more, and the run would end with that.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod chart;
 mod device;
@@ -9,6 +12,7 @@ mod progress;
 mod prune;
 mod ranks;
 mod restart;
+mod say;
 mod schedule;
 mod train;
 
@@ -16,6 +20,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use espalier_train::Error;
+
+use say::say;
 
 /// Prunes neural networks and trains them in parallel.
 #[derive(Parser)]
@@ -56,7 +62,7 @@ fn main() -> ExitCode {
 
 /// Says what went wrong; returns the exit code of it.
 fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("error: {}", sentence(error));
+    say!("error: {}", sentence(error));
     exit_code(error)
 }
 
@@ -89,6 +95,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
         Some(Error::Diverged { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
+        None if error.is::<std::io::Error>() => 3,
         None => 1,
     }
 }

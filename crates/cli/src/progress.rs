@@ -15,6 +15,7 @@ use espalier_train::{Bytes, KeptOfLayer, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::profile;
+use crate::say::say;
 
 /// Shows a run as it goes.
 pub struct Progress {
@@ -59,8 +60,8 @@ impl Progress {
 
     fn say(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| say!("{text}")),
+            None => say!("{text}"),
         }
     }
 }
@@ -98,7 +99,7 @@ impl Observer for Progress {
         let due = self.last_line.is_none_or(|at| at.elapsed() > Duration::from_secs(5));
         if due || report.step == self.steps {
             self.last_line = Some(Instant::now());
-            eprintln!("step {:>6}/{}  {text}", report.step, self.steps);
+            say!("step {:>6}/{}  {text}", report.step, self.steps);
         }
     }
 
@@ -144,7 +145,7 @@ impl Observer for Progress {
 /// One paragraph before the first step; `transport` joins the ranks, where they are processes.
 pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<&str>) {
     let train = &plan.run.train;
-    eprintln!(
+    say!(
         "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {}{} in {} micro-batch{}",
         plan.model.name,
         count(plan.parameters as f64),
@@ -173,17 +174,17 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
 
 /// The closing tables.
 pub fn summarise(summary: &Summary) {
-    eprintln!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
+    say!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
     for name in Category::ALL.map(Category::name) {
         let Bytes { predicted, measured } = summary.memory[name];
         // A category that this run does not have would only be a row of zeros.
         if predicted.unwrap_or(0) > 0 || measured.unwrap_or(0) > 0 {
             let show = |value: Option<usize>| value.map_or("-".into(), bytes);
-            eprintln!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
+            say!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
         }
     }
     if let Some(peak) = summary.peak_bytes {
-        eprintln!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
+        say!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
     }
     state(summary);
     layers(summary);
@@ -193,7 +194,7 @@ pub fn summarise(summary: &Summary) {
         (_, Some(images)) => format!(", {} images/s", count(images)),
         _ => String::new(),
     };
-    eprintln!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
+    say!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
     let validation = &summary.validation;
     if let Some(loss) = validation.loss {
         let score = match (validation.perplexity, validation.accuracy) {
@@ -202,10 +203,10 @@ pub fn summarise(summary: &Summary) {
             _ => String::new(),
         };
         let best = validation.best_loss.map_or(String::new(), |best| format!("; best loss {best:.4}"));
-        eprintln!("validation loss {loss:.4}, {score}{best}");
+        say!("validation loss {loss:.4}, {score}{best}");
     }
     if let Some(run) = &summary.run {
-        eprintln!("run folder {run}");
+        say!("run folder {run}");
     }
 }
 
@@ -215,7 +216,7 @@ fn state(summary: &Summary) {
         return;
     }
     let each = &summary.state_bytes;
-    eprintln!(
+    say!(
         "\nstate of a prunable weight: {:.3} bytes at {:.1} % sparsity (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
         each.total(),
         100.0 * summary.sparsity,
@@ -227,9 +228,7 @@ fn state(summary: &Summary) {
     // SAMO counts for mixed precision with Adam, its f32 gradients included.
     if summary.precision == "bf16" {
         let samo = 24.0 * (1.0 - summary.sparsity) + 2.0;
-        eprintln!(
-            "  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)"
-        );
+        say!("  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)");
     }
 }
 

@@ -10,6 +10,7 @@ use espalier_train::checkpoint::Whole;
 use espalier_train::{Error, run};
 
 use crate::progress::{self, Progress};
+use crate::say;
 use crate::train::{Prepared, prepare_text, read};
 
 #[derive(Args)]
@@ -64,7 +65,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out, &mut progress))?;
     progress::summarise(&summary);
     if arguments.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        say::json(&serde_json::to_string(&summary)?);
     }
     Ok(ExitCode::SUCCESS)
 }

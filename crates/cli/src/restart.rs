@@ -18,6 +18,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
+use crate::say::say;
+
 /// Exit codes after which nothing is gained by trying again.
 const FINAL: [i32; 4] = [0, 2, 4, 130];
 
@@ -33,14 +35,11 @@ pub fn supervise(restarts: usize, folder: &Path, first: &[OsString], again: &[Os
         // Where the run had not begun, what stopped it will stop it again.
         if restart > restarts || signals.asked_to_stop() || !folder.join("run.toml").exists() {
             if restarts > 0 && restart > restarts {
-                eprintln!("the run {}; no restart is left of {restarts}", ended(status));
+                say!("the run {}; no restart is left of {restarts}", ended(status));
             }
             return Ok(exit_code(status));
         }
-        eprintln!(
-            "the run {}; restart {restart} of {restarts}, from its last good checkpoint",
-            ended(status)
-        );
+        say!("the run {}; restart {restart} of {restarts}, from its last good checkpoint", ended(status));
         arguments = again;
     }
     unreachable!("restarts are counted without end")

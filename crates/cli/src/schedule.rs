@@ -14,6 +14,8 @@ use clap::Args;
 use espalier_plan::schedule::{Ink, Name, Options, Report, Schedule, Timeline, Units};
 use espalier_train::Error;
 
+use crate::say;
+
 #[derive(Args)]
 #[command(
     after_help = "Schedules: gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, zb-h1, axonn; docs/schedules.md explains them.
@@ -80,19 +82,16 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
     };
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let ink = if colour { Ink::Colour } else { Ink::Plain };
-    eprint!("{}\n{}", timeline.picture(&schedule, ink), figures(&report));
-    let mut lines = String::new();
+    say::on_standard_error(format_args!("{}\n{}", timeline.picture(&schedule, ink), figures(&report)));
     if arguments.actions {
-        lines += &schedule.to_string();
+        match io::stdout().write_all(schedule.to_string().as_bytes()) {
+            // Whoever reads has seen enough, as `head` does.
+            Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}
+            outcome => outcome.context("the actions cannot be written to standard output")?,
+        }
     }
     if arguments.json {
-        lines += &serde_json::to_string(&report).expect("a report is plain data");
-        lines.push('\n');
-    }
-    match io::stdout().write_all(lines.as_bytes()) {
-        // Whoever reads has seen enough, as `head` does.
-        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}
-        outcome => outcome?,
+        say::json(&serde_json::to_string(&report).expect("a report is plain data"));
     }
     Ok(ExitCode::SUCCESS)
 }

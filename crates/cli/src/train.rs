@@ -22,6 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::progress::{self, Progress};
+use crate::say::{self, say};
 use crate::{device, profile, ranks, restart};
 
 /// Exit code of a run that was interrupted and has saved.
@@ -206,7 +207,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     print_json(arguments, &summary);
     if interrupted {
         let set: String = overrides.iter().map(|o| format!(" --set '{o}'")).collect();
-        eprintln!(
+        say!(
             "interrupted and saved; go on with: espalier train {}{set} --out {} --resume",
             path.display(),
             place.folder.display()
@@ -269,7 +270,7 @@ impl TrainArguments {
 
 fn print_json(arguments: &TrainArguments, summary: &Summary) {
     if arguments.json {
-        println!("{}", serde_json::to_string(summary).expect("a summary is plain data"));
+        say::json(&serde_json::to_string(summary).expect("a summary is plain data"));
     }
 }
 

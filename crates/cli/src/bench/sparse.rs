@@ -21,6 +21,7 @@ use espalier_tensor::DType;
 use espalier_train::Error;
 
 use crate::device;
+use crate::say::{self, say};
 use contest::Contest;
 use report::{Report, Sweep};
 
@@ -96,10 +97,10 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     let contest = Contest { device, dtype: arguments.precision, batch: arguments.batch as usize };
     let mut report = Report::new(&contest, arguments.sparsity);
 
-    eprint!("{}", report.heading());
+    say::on_standard_error(format_args!("{}", report.heading()));
     for &size in &sizes {
         report.rows.push(contest.measure(size, arguments.sparsity, true, ROW)?);
-        eprintln!("{}", report.line(report.rows.last().expect("just measured")));
+        say!("{}", report.line(report.rows.last().expect("just measured")));
     }
     // Where nothing multiplies sparsely, there is nothing to look for.
     if report.rows.iter().any(|row| row.sparse.is_ok()) {
@@ -114,12 +115,12 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
         }
     }
     for sentence in report.sentences() {
-        eprintln!("{sentence}");
+        say!("{sentence}");
     }
     draft.finish(&report.figure().svg())?;
-    eprintln!("figure: {}", arguments.out.display());
+    say!("figure: {}", arguments.out.display());
     if arguments.json {
-        println!("{}", report.json(&arguments.out));
+        say::json(&report.json(&arguments.out));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ mod prune;
 mod ranks;
 mod schedule;
 mod train;
+mod unheard;
 
 use std::fs;
 use std::path::Path;

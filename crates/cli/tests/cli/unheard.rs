@@ -1,0 +1,92 @@
+//! Where nobody listens: standard error or standard output is a full disk (`/dev/full`) or a pipe whose reader has gone
+//! (`2>&1 | head`). What is said is lost; the work is not. With `eprintln!` and `println!` each of these would be a panic.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::{TINY, command, json, said};
+
+/// A place that takes nothing: a full disk, or a pipe that nobody reads.
+#[derive(Clone, Copy, Debug)]
+enum Deaf {
+    Full,
+    Closed,
+}
+
+impl Deaf {
+    fn end(self) -> Stdio {
+        match self {
+            Deaf::Full => File::options().write(true).open("/dev/full").unwrap().into(),
+            Deaf::Closed => std::io::pipe().unwrap().1.into(),
+        }
+    }
+}
+
+fn here(folder: &Path, arguments: &[&str]) -> Command {
+    fs::write(folder.join("run.toml"), TINY).unwrap();
+    command(folder, arguments)
+}
+
+fn finished(output: &Output, why: &str) {
+    assert_eq!(output.status.code(), Some(0), "{why}: {}", said(output));
+}
+
+#[test]
+fn a_run_goes_on_where_standard_error_takes_nothing() {
+    for deaf in [Deaf::Full, Deaf::Closed] {
+        for more in [&[][..], &["--ranks", "2"], &["--max-restarts", "1"]] {
+            let folder = tempfile::tempdir().unwrap();
+            let arguments = [&["--json", "--out", "run", "--set", "train.eval_every=2"], more].concat();
+            let output = here(folder.path(), &arguments).stderr(deaf.end()).output().unwrap();
+            finished(&output, &format!("{deaf:?} {more:?}"));
+            assert_eq!(json(&output.stdout)["steps"], 4);
+            assert!(folder.path().join("run/checkpoints/step-000004/manifest.json").exists());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let output = here(folder.path(), &["--set", "train.bacth=4"]).stderr(deaf.end()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "an exit code is heard all the same");
+    }
+}
+
+#[test]
+fn a_run_goes_on_where_standard_output_takes_nothing() {
+    for deaf in [Deaf::Full, Deaf::Closed] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = here(folder.path(), &["--json", "--out", "run"]).stdout(deaf.end()).output().unwrap();
+        finished(&output, &format!("{deaf:?}"));
+        assert_eq!(
+            said(&output).matches("warning: the line of JSON is lost").count(),
+            1,
+            "{}",
+            said(&output)
+        );
+        let neither = here(folder.path(), &["--json", "--out", "other"])
+            .stdout(deaf.end())
+            .stderr(deaf.end())
+            .output()
+            .unwrap();
+        finished(&neither, &format!("{deaf:?}, both"));
+        assert!(folder.path().join("other/checkpoints/step-000004/manifest.json").exists());
+    }
+}
+
+#[test]
+fn other_commands_do_not_panic_either() {
+    let commands: [&[&str]; 3] = [
+        &["schedule", "1f1b", "--stages", "2", "--micro-batches", "4", "--json"],
+        &["schedule", "1f1b", "--stages", "2", "--micro-batches", "4", "--actions"],
+        &["doctor", "--json"],
+    ];
+    for arguments in commands {
+        for deaf in [Deaf::Full, Deaf::Closed] {
+            let run = || {
+                let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+                command.args(arguments).stdout(deaf.end()).stderr(deaf.end()).status().unwrap().code()
+            };
+            // A file of actions that is not all there is no success; a reader that has seen enough is.
+            let lost = arguments.contains(&"--actions") && matches!(deaf, Deaf::Full);
+            assert_eq!(run(), Some(if lost { 3 } else { 0 }), "{deaf:?} {arguments:?}");
+        }
+    }
+}
