@@ -69,7 +69,7 @@ pub struct Outcome {
 }
 
 /// Where a run lives, and whether it goes on from a checkpoint there.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Place {
     /// The run folder.
     pub folder: PathBuf,
@@ -79,6 +79,13 @@ pub struct Place {
     pub from: Option<PathBuf>,
     /// Where to write what every rank did when.
     pub trace: Option<PathBuf>,
+}
+
+impl Place {
+    /// A new run in a folder.
+    pub fn at(folder: impl Into<PathBuf>) -> Place {
+        Place { folder: folder.into(), ..Place::default() }
+    }
 }
 
 /// Trains to the end, or until `stop` is set: on as many ranks as the plan says, which share the threads of the device.

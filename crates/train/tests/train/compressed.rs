@@ -93,7 +93,7 @@ fn the_ends_of_the_scale() {
 
 fn run_to(folder: &Path, base: &Base, steps: usize, resume: bool) -> String {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { folder: folder.into(), resume, from: None, trace: None };
+    let place = Place { resume, ..Place::at(folder) };
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
     outcome.summary.weights_hash.unwrap()
 }

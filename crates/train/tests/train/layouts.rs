@@ -31,8 +31,7 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
 
 fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place =
-        Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None, trace: None };
+    let place = Place { resume: folder.join("run.toml").exists(), ..Place::at(folder) };
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
 }
 
@@ -69,7 +68,7 @@ fn what_is_said_of_pruning_is_of_all_stages() {
     let said = |base: &Base| {
         let (plan, dataset, device) = prepare(&base.set("train.steps=2"), 2);
         let folder = tempfile::tempdir().unwrap();
-        let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+        let place = Place::at(folder.path());
         let mut heard = Heard::default();
         let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
         (outcome.summary.state_bytes_per_parameter, heard.warnings)

@@ -81,8 +81,7 @@ fn run_heard(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome, Error> {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place =
-        Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None, trace: None };
+    let place = Place { resume: folder.join("run.toml").exists(), ..Place::at(folder) };
     run(plan, dataset, &device, &place, stop, observer)
 }
 

@@ -259,7 +259,7 @@ fn run_heard(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome, Error> {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
-    let place = Place { folder: folder.into(), resume, from: None, trace: None };
+    let place = Place { resume, ..Place::at(folder) };
     run(plan, dataset, &device, &place, stop, observer)
 }
 

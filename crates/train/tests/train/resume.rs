@@ -22,7 +22,7 @@ fn train_heard(
     observer: &mut (dyn Observer + Send),
 ) -> Result<String, Error> {
     let (plan, dataset, device) = support::prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { folder: folder.into(), resume, from: None, trace: None };
+    let place = Place { resume, ..Place::at(folder) };
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), observer)?;
     Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
 }
@@ -128,7 +128,7 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
     let folder = tempfile::tempdir().unwrap();
     let base = support::tiny_gpt(&["train.log_every=1"]);
     let (plan, dataset, device) = support::prepare(&base.set("train.steps=6"), 1);
-    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+    let place = Place::at(folder.path());
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(true), &mut ()).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.summary.steps, 1, "it finishes the step and stops");

@@ -121,7 +121,7 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
 
     let folder = tempfile::tempdir().unwrap();
     let (plan, dataset, device) = support::prepare(&base, 2);
-    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+    let place = Place::at(folder.path());
     let mut heard = Heard::default();
     let error = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");

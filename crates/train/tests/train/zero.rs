@@ -129,7 +129,7 @@ fn the_noise_scale_and_local_statistics_are_the_same() {
 fn summary(base: &Base, ranks: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
     let folder = tempfile::tempdir().unwrap();
-    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+    let place = Place::at(folder.path());
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
 }
 
@@ -190,8 +190,7 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
 fn run_to(folder: &Path, base: &Base, ranks: usize, zero: bool, steps: usize) -> String {
     let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place =
-        Place { folder: folder.into(), resume: folder.join("run.toml").exists(), from: None, trace: None };
+    let place = Place { resume: folder.join("run.toml").exists(), ..Place::at(folder) };
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
     outcome.summary.weights_hash.unwrap()
 }

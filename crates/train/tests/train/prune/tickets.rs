@@ -167,7 +167,7 @@ fn distances_and_the_step_of_the_ticket_are_written_down() {
         .set("prune.tolerance=0.6");
     let (plan, dataset, device) = prepare(&base, 1);
     let folder = tempfile::tempdir().unwrap();
-    let place = Place { folder: folder.path().into(), resume: false, from: None, trace: None };
+    let place = Place::at(folder.path());
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
