@@ -14,8 +14,25 @@ pub struct Data {
     /// Which data, and where.
     #[serde(flatten)]
     pub source: Source,
-    /// The share of the samples that is held out for validation.
-    pub validation: f64,
+    /// What validation is measured on.
+    #[serde(flatten)]
+    pub held_out: HeldOut,
+}
+
+/// Samples that nothing is learnt from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum HeldOut {
+    /// The end of the data.
+    Share {
+        /// The share of the samples, in [0, 1).
+        validation: f64,
+    },
+    /// Files of their own, of the same kind; all of `path` is then learnt from.
+    Files {
+        /// Files, and for text folders.
+        validation_path: Vec<PathBuf>,
+    },
 }
 
 /// The fields of each kind of data.
@@ -139,10 +156,18 @@ impl Data {
         matches!(self.source, Source::Text { .. } | Source::Tokens { .. } | Source::Arithmetic { .. })
     }
 
+    /// Whether nothing is held out, so that there is nothing to validate on.
+    pub fn holds_out_nothing(&self) -> bool {
+        self.held_out == HeldOut::Share { validation: 0.0 }
+    }
+
     /// Makes relative paths relative to `folder`, that of the run file.
     pub fn resolve_paths(&mut self, folder: &Path) {
         // Joining keeps an absolute path as it is.
         let resolve = |path: &mut PathBuf| *path = folder.join(&*path);
+        if let HeldOut::Files { validation_path } = &mut self.held_out {
+            validation_path.iter_mut().for_each(resolve);
+        }
         match &mut self.source {
             Source::Text { path, tokenizer, .. } => path.iter_mut().chain(tokenizer).for_each(resolve),
             Source::Tokens { path, .. } => path.iter_mut().for_each(resolve),
@@ -159,7 +184,7 @@ impl Data {
         let kind = section.choice("kind", if text { Kind::Arithmetic } else { Kind::Shapes })?;
         let source = match kind {
             Kind::Text => Source::Text {
-                path: read_paths(section, "a text file or folder, or a list of them")?,
+                path: read_paths(section, TEXT_FILES)?,
                 tokenizer: section.text("tokenizer", "the path of a tokenizer.json")?.map(PathBuf::from),
                 extensions: section
                     .texts("extensions", "a list of extensions, such as [\"txt\"]")?
@@ -168,7 +193,7 @@ impl Data {
                     .collect(),
             },
             Kind::Tokens => Source::Tokens {
-                path: read_paths(section, "a file of token ids, or a list of them")?,
+                path: read_paths(section, TOKEN_FILES)?,
                 dtype: section.choice("dtype", TokenType::U16)?,
             },
             Kind::Idx => Source::Idx { files: read_idx(section)? },
@@ -184,12 +209,36 @@ impl Data {
                 digits: section.whole("digits", 2, 1, 9)?,
             },
         };
-        let validation =
-            section.number("validation", 0.1, "a number in [0, 1)", |x| (0.0..1.0).contains(&x))?;
-        let data = Data { source, validation };
+        let held_out = match kind {
+            Kind::Text => read_held_out(section, TEXT_FILES)?,
+            Kind::Tokens => read_held_out(section, TOKEN_FILES)?,
+            _ => read_share(section)?,
+        };
+        let data = Data { source, held_out };
         section.finish_variant("kind", data.kind(), fields::DATA)?;
         Ok(data)
     }
+}
+
+const TEXT_FILES: &str = "a text file or folder, or a list of them";
+const TOKEN_FILES: &str = "a file of token ids, or a list of them";
+
+fn read_share(section: &mut Section) -> Result<HeldOut, Error> {
+    let validation = section.number("validation", 0.1, "a number in [0, 1)", |x| (0.0..1.0).contains(&x))?;
+    Ok(HeldOut::Share { validation })
+}
+
+fn read_held_out(section: &mut Section, expected: &str) -> Result<HeldOut, Error> {
+    let paths = section.texts("validation_path", expected)?;
+    if paths.is_empty() {
+        return read_share(section);
+    }
+    if section.has("validation") {
+        let problem = "and `data.validation_path` exclude each other: hold out a share, or other files";
+        return Err(Error::Conflict { field: section.field("validation"), problem: problem.into() });
+    }
+    section.get("validation");
+    Ok(HeldOut::Files { validation_path: paths.into_iter().map(PathBuf::from).collect() })
 }
 
 fn read_idx(section: &mut Section) -> Result<IdxFiles, Error> {

@@ -70,6 +70,7 @@ pub(super) const DATA: &[&str] = &[
     "kind",
     "path",
     "validation",
+    "validation_path",
     "tokenizer",
     "extensions",
     "dtype",

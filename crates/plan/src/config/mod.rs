@@ -20,7 +20,7 @@ mod reader;
 mod tests;
 mod train;
 
-pub use data::{Data, IdxFiles, Source, TokenType};
+pub use data::{Data, HeldOut, IdxFiles, Source, TokenType};
 pub use error::Error;
 pub(crate) use error::{did_you_mean, nearest};
 pub use learning_rate::{LearningRate, Schedule};
@@ -157,7 +157,7 @@ impl RunFile {
             return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
         }
         for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {
-            if value > 0 && self.data.validation == 0.0 {
+            if value > 0 && self.data.holds_out_nothing() {
                 let why = "with `data.validation` = 0".into();
                 return Err(Error::NoEffect { field: format!("train.{key}"), why });
             }

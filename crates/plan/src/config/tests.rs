@@ -157,6 +157,10 @@ fn settings_without_effect() {
     insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
     insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2");
+    let apart = "[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = \"b\"\n";
+    insta::assert_snapshot!(sentence(&format!("{apart}validation = 0")), @"`data.validation` and `data.validation_path` exclude each other: hold out a share, or other files");
+    assert!(parse(&format!("{apart}[train]\neval_every = 5")).is_ok());
+    insta::assert_snapshot!(sentence("[data]\nvalidation_path = \"b\""), @r#"`data.validation_path` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
     insta::assert_snapshot!(sentence("[train]\neval_every = 5\n[data]\nvalidation = 0"), @"`train.eval_every` has no effect with `data.validation` = 0");
     insta::assert_snapshot!(sentence("[checkpoint]\nkeep = 5"), @"`checkpoint.keep` has no effect with `checkpoint.every` = 0: there is one, at the end");
     insta::assert_snapshot!(sentence("[data]\nkind = \"arithmetic\"\nsize = 5"), @r#"`data.size` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
@@ -329,6 +333,7 @@ fn valid_files() -> Vec<String> {
         .collect();
     files.push(custom("{type=\"flatten\"}, {type=\"linear\"}"));
     files.push("[data]\nkind = \"text\"\npath = \"a\"\ntokenizer = \"b\"".into());
+    files.push("[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = [\"b\", \"c\"]".into());
     files.push("[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"".into());
     for data in
         ["idx\"\npath = \"a", "idx\"\nimages = \"a\"\nlabels = \"b", "cifar10\"\npath = \"c", "shapes"]

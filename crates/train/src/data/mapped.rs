@@ -73,6 +73,11 @@ impl Mapped {
         Ok(stream)
     }
 
+    /// The files, in the order in which they are read.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|part| part.path.clone()).collect()
+    }
+
     /// Ids in all files.
     pub(super) fn len(&self) -> u64 {
         self.files.last().map_or(0, |part| part.end)
@@ -183,10 +188,13 @@ mod tests {
         let path = folder.path().join("ids.bin");
         fs::write(&path, [70_000u32, 1, 2].map(u32::to_le_bytes).concat()).unwrap();
         let windows = Windows { seq: 2, validation: 0.0, seed: 0 };
-        let tokens = Tokens::files(std::slice::from_ref(&path), Width::U32, 70_001, windows).unwrap();
+        let tokens = Tokens::files(std::slice::from_ref(&path), None, Width::U32, 70_001, windows).unwrap();
         let batch = Dataset::Tokens(tokens).batch(Split::Train, &[(0, 0)]).unwrap();
         assert_eq!(batch.targets, [1, 2]);
-        assert!(matches!(Tokens::files(&[path], Width::U32, 70_000, windows), Err(Error::Vocabulary { .. })));
+        assert!(matches!(
+            Tokens::files(&[path], None, Width::U32, 70_000, windows),
+            Err(Error::Vocabulary { .. })
+        ));
     }
 
     /// The error names the file and the place in it, at opening and, for a file too large for that, on reading.

@@ -37,7 +37,7 @@ pub use error::Error;
 pub use feed::{Batch, Feed, Samples};
 pub use images::{Images, Standard};
 pub use mapped::Width;
-pub use order::Order;
+pub use order::{Order, spread};
 pub use shapes::{CLASSES as SHAPES, Shapes};
 pub use text::Text;
 pub use tokenizer::Tokenizer;

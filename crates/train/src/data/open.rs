@@ -1,7 +1,7 @@
 //! From the run file's `[data]` to an opened dataset, and from a batch on the host to one on the device.
 
 use espalier_plan::RunFile;
-use espalier_plan::config::{IdxFiles, Source, TokenType};
+use espalier_plan::config::{HeldOut, IdxFiles, Source, TokenType};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
@@ -10,13 +10,16 @@ use super::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Wi
 impl Dataset {
     /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and vocabulary.
     pub fn open(run: &RunFile) -> Result<Dataset, Error> {
-        let validation = run.data.validation;
+        let (validation, apart) = match &run.data.held_out {
+            HeldOut::Share { validation } => (*validation, None),
+            HeldOut::Files { validation_path } => (0.0, Some(validation_path)),
+        };
         let windows = || Windows { seq: run.model.context().unwrap_or(1), validation, seed: run.seed };
         Ok(match &run.data.source {
             Source::Text { path, tokenizer, extensions } => {
                 let (paths, extensions) = (path.clone(), extensions.clone());
                 let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
-                Dataset::Tokens(Tokens::text(&text, windows())?)
+                Dataset::Tokens(Tokens::text(&text, apart.map(Vec::as_slice), windows())?)
             }
             Source::Tokens { path, dtype } => {
                 let width = match dtype {
@@ -24,7 +27,7 @@ impl Dataset {
                     TokenType::U32 => Width::U32,
                 };
                 let vocab = run.model.vocab().expect("a run file with token files says how many there are");
-                Dataset::Tokens(Tokens::files(path, width, vocab, windows())?)
+                Dataset::Tokens(Tokens::files(path, apart.map(Vec::as_slice), width, vocab, windows())?)
             }
             Source::Idx { files: IdxFiles::Folder { path } } => {
                 Dataset::Images(Images::idx(path, validation)?)

@@ -44,6 +44,13 @@ impl Order {
     }
 }
 
+/// The `i`th of `count` samples out of `all`: the middle of each of `count` equal parts, in order. Files of a split stand one
+/// after another, so the first samples would be those of one or two of them.
+pub fn spread(i: usize, count: usize, all: usize) -> usize {
+    debug_assert!(i < count && count <= all);
+    ((2 * i as u128 + 1) * all as u128 / (2 * count as u128)) as usize
+}
+
 /// A permutation of `0..len` by random access.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Permutation {
@@ -109,6 +116,17 @@ mod tests {
                 pieces.extend(order.indices(start + pieces.len() as u64, *cut));
             }
             prop_assert_eq!(order.indices(start, cuts.iter().sum()), pieces);
+        }
+
+        /// Different samples, the largest gap between them one more than the smallest, and no end of the split left out.
+        #[test]
+        fn a_part_is_spread_over_the_whole(all in 1usize..5000, count in 1usize..300) {
+            let count = count.min(all);
+            let picks: Vec<usize> = (0..count).map(|i| spread(i, count, all)).collect();
+            let gaps = picks.windows(2).map(|pair| pair[1] - pair[0]);
+            prop_assert!(gaps.clone().all(|gap| gap >= 1 && gap.abs_diff(all / count) <= 1));
+            prop_assert!(picks[0] <= all / count && all - 1 - picks[count - 1] <= all / count);
+            prop_assert!(count < all || picks.into_iter().eq(0..all));
         }
 
         /// Neither another epoch nor another seed repeats the order.

@@ -59,7 +59,7 @@ impl Text {
     }
 
     /// The files that are meant, in the order in which they are read.
-    fn files(&self) -> Result<Vec<PathBuf>, Error> {
+    pub(super) fn files(&self) -> Result<Vec<PathBuf>, Error> {
         let setting = |field, expected, got: &str| Error::Setting { field, expected, got: got.into() };
         if self.paths.is_empty() {
             return Err(setting("paths", "at least one file or folder", "none"));
@@ -175,7 +175,7 @@ mod tests {
     fn text_becomes_windows() {
         let folder = folder(&[("a.txt", b"abcdefghij")]);
         let text = Text { paths: vec![folder.path().join("a.txt")], ..Text::default() };
-        let tokens = Tokens::text(&text, Windows { seq: 4, validation: 0.5, seed: 0 }).unwrap();
+        let tokens = Tokens::text(&text, None, Windows { seq: 4, validation: 0.5, seed: 0 }).unwrap();
         let data = Dataset::Tokens(tokens);
         assert_eq!(data.facts(), DataFacts { vocab: Some(256), image: None, classes: None });
         assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"ghij".map(u32::from));

@@ -2,7 +2,7 @@
 //!
 //! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one as
 //! targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut at the same
-//! places every time. The validation split is the end of the stream, in windows that never move.
+//! places every time. The validation split is the end of the stream, or another stream, in windows that never move.
 
 use super::{
     DataFacts, Error, HostBatch, Inputs, Split,
@@ -12,7 +12,10 @@ use super::{
     tokenizer::Tokenizer,
 };
 use espalier_tensor::random;
-use std::path::PathBuf;
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"windows ");
@@ -32,11 +35,13 @@ pub struct Windows {
 #[derive(Debug)]
 pub struct Tokens {
     stream: Stream,
+    /// What is held out, where that is not the end of `stream`.
+    apart: Option<Stream>,
     tokenizer: Option<Tokenizer>,
     vocab: usize,
     seq: usize,
     key: u64,
-    /// Where the training part of the stream ends.
+    /// Where the first validation window starts.
     held_out: u64,
     /// Windows of each split.
     train: usize,
@@ -57,17 +62,36 @@ pub(super) enum Stream {
 }
 
 impl Tokens {
-    /// Text files or folders of them.
-    pub fn text(text: &Text, windows: Windows) -> Result<Tokens, Error> {
+    /// Text files or folders of them; `apart` are those that are held out, in the place of a share.
+    pub fn text(text: &Text, apart: Option<&[PathBuf]>, windows: Windows) -> Result<Tokens, Error> {
         let (stream, tokenizer) = text.read()?;
         let name = text.paths[0].clone();
-        Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)
+        let tokens = Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)?;
+        let Some(paths) = apart else { return Ok(tokens) };
+        let mut apart = Text { paths: paths.to_vec(), ..text.clone() };
+        if !paths.iter().any(|path| path.is_dir()) {
+            apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
+        }
+        check_apart(&text.files()?, &apart.files()?)?;
+        tokens.hold_out(&paths[0], apart.read()?.0)
     }
 
-    /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`.
-    pub fn files(paths: &[PathBuf], width: Width, vocab: usize, windows: Windows) -> Result<Tokens, Error> {
+    /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`; `apart` are
+    /// those that are held out, in the place of a share.
+    pub fn files(
+        paths: &[PathBuf],
+        apart: Option<&[PathBuf]>,
+        width: Width,
+        vocab: usize,
+        windows: Windows,
+    ) -> Result<Tokens, Error> {
         let files = Mapped::open(paths, width, vocab)?;
-        Tokens::new(paths[0].clone(), Stream::Files(files), vocab, None, windows)
+        let trained = files.paths();
+        let tokens = Tokens::new(paths[0].clone(), Stream::Files(files), vocab, None, windows)?;
+        let Some(paths) = apart else { return Ok(tokens) };
+        let apart = Mapped::open(paths, width, vocab)?;
+        check_apart(&trained, &apart.paths())?;
+        tokens.hold_out(&paths[0], Stream::Files(apart))
     }
 
     /// Made-up sums.
@@ -93,21 +117,33 @@ impl Tokens {
         let (length, window) = (stream.len(), seq as u64 + 1);
         let kept_back =
             if validation > 0.0 { ((length as f64 * validation).round() as u64).max(window) } else { 0 };
-        let held_out = length.saturating_sub(kept_back);
-        if held_out < window {
+        let train_end = length.saturating_sub(kept_back);
+        if train_end < window {
             let split = if kept_back > 0 { "training and validation" } else { "training" };
             let expected = if kept_back > 0 { 2 * window } else { window };
             if length < expected {
                 return Err(Error::TooShort { path, split, expected, got: length });
             }
-            return Err(Error::TooShort { path, split: "training", expected: window, got: held_out });
+            return Err(Error::TooShort { path, split: "training", expected: window, got: train_end });
         }
         // As many windows as fit after the largest offset, so that every epoch has the same number.
-        let train = ((held_out - seq as u64) / seq as u64).max(1);
-        let slack = (held_out - 1 - train * seq as u64).min(seq as u64 - 1);
+        let train = ((train_end - seq as u64) / seq as u64).max(1);
+        let slack = (train_end - 1 - train * seq as u64).min(seq as u64 - 1);
         let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
         let key = random::key(seed, PURPOSE);
-        Ok(Tokens { stream, tokenizer, vocab, seq, key, held_out, train, validation, slack })
+        let (apart, held_out) = (None, train_end);
+        Ok(Tokens { stream, apart, tokenizer, vocab, seq, key, held_out, train, validation, slack })
+    }
+
+    /// The same with another stream as its validation split.
+    fn hold_out(mut self, path: &Path, apart: Stream) -> Result<Tokens, Error> {
+        let (got, expected) = (apart.len(), self.seq as u64 + 1);
+        if got < expected {
+            return Err(Error::TooShort { path: path.into(), split: "validation", expected, got });
+        }
+        (self.held_out, self.validation) = (0, ((got - 1) / self.seq as u64) as usize);
+        self.apart = Some(apart);
+        Ok(self)
     }
 
     /// What turns text into these ids and back; none for token files.
@@ -132,9 +168,12 @@ impl Tokens {
         let mut window = Vec::with_capacity(self.seq + 1);
         for &(epoch, index) in picks {
             assert!(index < self.len(split), "window {index} of a split of {}", self.len(split));
-            let offset = if split == Split::Train { self.offset(epoch) } else { self.held_out };
+            let (stream, offset) = match split {
+                Split::Train => (&self.stream, self.offset(epoch)),
+                Split::Validation => (self.apart.as_ref().unwrap_or(&self.stream), self.held_out),
+            };
             window.clear();
-            self.stream.read(offset + (index * self.seq) as u64, self.seq + 1, &mut window)?;
+            stream.read(offset + (index * self.seq) as u64, self.seq + 1, &mut window)?;
             ids.extend_from_slice(&window[..self.seq]);
             targets.extend_from_slice(&window[1..]);
         }
@@ -145,6 +184,20 @@ impl Tokens {
     /// Where the first window of an epoch starts.
     fn offset(&self, epoch: u64) -> u64 {
         u64::from(random::bits(self.key, epoch)) % (self.slack + 1)
+    }
+}
+
+/// What is trained on must not be what is measured on.
+fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
+    let same = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let trained: HashSet<PathBuf> = trained.iter().map(same).collect();
+    match held_out.iter().find(|path| trained.contains(&same(path))) {
+        Some(path) => Err(Error::Setting {
+            field: "validation_path",
+            expected: "files that `data.path` does not train on",
+            got: path.display().to_string(),
+        }),
+        None => Ok(()),
     }
 }
 

@@ -57,7 +57,8 @@ impl Metrics {
         self.line(line)
     }
 
-    pub fn evaluation(&mut self, step: u64, validation: &Validation) -> Result<()> {
-        self.line(json!({ "step": step, "validation": validation }))
+    /// `time` is when it was done: what lies between it and the step's own `time` was spent on evaluating.
+    pub fn evaluation(&mut self, step: u64, validation: &Validation, time: f64) -> Result<()> {
+        self.line(json!({ "step": step, "validation": validation, "time": time }))
     }
 }

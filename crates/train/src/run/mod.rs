@@ -320,7 +320,7 @@ impl Run {
                 self.validation = self.trainer.evaluate()?;
                 if let Some(evaluation) = self.validation {
                     observer.evaluated(step, evaluation);
-                    self.metrics.evaluation(step, &self.validation())?;
+                    self.metrics.evaluation(step, &self.validation(), self.begin.elapsed().as_secs_f64())?;
                 }
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.

@@ -20,7 +20,7 @@ use espalier_plan::schedule::Updates;
 use espalier_tensor::{DType, Device};
 
 use crate::Result;
-use crate::data::{Dataset, Feed, Order, Split};
+use crate::data::{Dataset, Feed, Order, Split, spread};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
@@ -306,7 +306,7 @@ impl Trainer {
         })
     }
 
-    /// Runs the model over the validation split, or its first `eval_samples` samples; nothing where none is held out.
+    /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none is held out.
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         self.come_together()?;
         let train = &self.plan.run.train;
@@ -316,7 +316,7 @@ impl Trainer {
             return Ok(None);
         }
         let mut totals = Totals::default();
-        let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, i)).collect();
+        let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, spread(i, count, all))).collect();
         for samples in samples.chunks(self.plan.micro_batch) {
             totals.add(self.pass().evaluate(samples)?);
         }

@@ -2,6 +2,7 @@
 
 mod card;
 mod compressed;
+mod evaluate;
 mod gradients;
 mod layouts;
 mod local;

@@ -1,0 +1,119 @@
+//! What a validation loss is measured on: files of their own, and samples from all over them.
+
+use std::fs;
+use std::path::Path;
+
+use espalier_plan::Plan;
+use espalier_plan::config::RunFile;
+use espalier_tensor::Device;
+use espalier_train::data::{Dataset, Split};
+use espalier_train::trainer::Trainer;
+
+const TEXT: &str = r#"
+    seed = 4
+    [model]
+    layers = 1
+    heads = 2
+    width = 16
+    context = 8
+    [data]
+    kind = "text"
+    path = "train.txt"
+    [train]
+    batch = 4
+"#;
+
+fn run_file(folder: &Path, overrides: &[&str]) -> Result<RunFile, String> {
+    let overrides: Vec<String> = overrides.iter().map(|change| change.to_string()).collect();
+    let mut run = RunFile::parse(TEXT, &overrides).map_err(|error| error.to_string())?;
+    run.resolve_paths(folder);
+    Ok(run)
+}
+
+fn validation_loss(folder: &Path, overrides: &[&str]) -> f64 {
+    let run = run_file(folder, overrides).unwrap();
+    let dataset = Dataset::open(&run).unwrap();
+    let plan = Plan::new(run, dataset.facts()).unwrap();
+    let mut trainer = Trainer::new(plan, dataset, &Device::cpu(1).unwrap()).unwrap();
+    trainer.evaluate().unwrap().expect("something is held out").loss
+}
+
+/// Two samples of two files one after the other are one of each, not the first two of the first.
+#[test]
+fn eval_samples_come_from_all_over_what_is_held_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for (name, text) in [("train.txt", "abc"), ("a.txt", "hello world and "), ("b.txt", "0123456789!?<>+-")] {
+        fs::write(folder.join(name), text.repeat(100)).unwrap();
+    }
+    let both =
+        validation_loss(folder, &["data.validation_path=[\"a.txt\", \"b.txt\"]", "train.eval_samples=2"]);
+    let of = |file: &str| {
+        validation_loss(folder, &[&format!("data.validation_path={file}"), "train.eval_samples=1"])
+    };
+    let (a, b) = (of("a.txt"), of("b.txt"));
+    assert!((a - b).abs() > 1e-3, "the files differ to the model: {a} and {b}");
+    assert!((both - (a + b) / 2.0).abs() < 1e-6, "{both} is not the mean of {a} and {b}");
+}
+
+/// With files of their own all of `path` is learnt from, and none of it is measured on.
+#[test]
+fn files_are_held_out_in_the_place_of_a_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ids = |range: std::ops::Range<u16>| range.flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    fs::create_dir(folder.join("more")).unwrap();
+    for (name, bytes) in [("train.bin", ids(0..100)), ("more/1.bin", ids(200..250)), ("short.bin", ids(0..8))]
+    {
+        fs::write(folder.join(name), bytes).unwrap();
+    }
+    let open = |overrides: &[&str]| {
+        let tokens = ["data.kind=tokens", "data.path=train.bin", "model.vocab=250"];
+        let run = run_file(folder, &[&tokens, overrides].concat())?;
+        Dataset::open(&run).map_err(|error| error.to_string())
+    };
+    let data = open(&["data.validation_path=more"]).unwrap();
+    assert_eq!((data.len(Split::Train), data.len(Split::Validation)), (11, 6));
+    assert_eq!(
+        data.batch(Split::Validation, &[(0, 5)]).unwrap().targets,
+        [241, 242, 243, 244, 245, 246, 247, 248]
+    );
+    assert_eq!(open(&["data.validation=0"]).unwrap().len(Split::Train), 11);
+    // What would be no measure is an error, in one sentence.
+    let sentence =
+        |overrides: &[&str]| open(overrides).unwrap_err().replace(&format!("{}/", folder.display()), "");
+    assert_eq!(
+        sentence(&["data.validation_path=train.bin"]),
+        "data.validation_path is wrong: expected files that `data.path` does not train on, got train.bin"
+    );
+    assert_eq!(
+        sentence(&["data.validation_path=short.bin"]),
+        "short.bin is too short for the validation windows: expected at least 9 tokens, got 8"
+    );
+    assert_eq!(
+        sentence(&["data.validation_path=none.bin"]),
+        "none.bin is not there: expected a token file of little-endian ids"
+    );
+    assert_eq!(
+        sentence(&["data.validation_path=more", "data.validation=0.1"]),
+        "`data.validation` and `data.validation_path` exclude each other: hold out a share, or other files"
+    );
+}
+
+/// Extensions choose among the files of folders, also where what is held out is one file.
+#[test]
+fn text_of_folders_is_held_out_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::create_dir(folder.join("in")).unwrap();
+    for (name, text) in [("in/a.md", "abcdefghi"), ("in/b.rs", "123456789"), ("out.txt", "jklmnopqrs")] {
+        fs::write(folder.join(name), text.repeat(4)).unwrap();
+    }
+    let open = |path: &str| {
+        let overrides = ["data.path=in", "data.extensions=[\"md\"]", &format!("data.validation_path={path}")];
+        Dataset::open(&run_file(folder, &overrides)?).map_err(|error| error.to_string())
+    };
+    let data = open("out.txt").unwrap();
+    assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"klmnopqr".map(u32::from));
+    assert!(open("in").unwrap_err().contains("does not train on"));
+}
