@@ -4,23 +4,28 @@
     cargo build --release && cargo bench -p espalier-tensor --bench matmul --no-run
     python benches/compare.py --peers DIR [--rounds 5] [--only gpt-f32,resnet8] [--device cuda]
 
-Memory is the process's peak resident set on the CPU, the peak of allocated device memory on a card.
+Memory is the peak resident set of the whole process on the CPU, the interpreter and PyTorch's libraries included (some 400 MB before the
+first tensor); on a card it is the peak of what tensors take. In bf16 the peer runs as most people run PyTorch: autocast over f32 parameters,
+which AdamW needs no master copy of; ours keeps bf16 weights, bf16 gradients and an f32 master copy.
 DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch and numpy.
-An absolute time means little on a shared machine; a ratio taken in one interleaved run means something.
+An absolute time means little on a shared machine; a ratio taken in one interleaved run means something, and the range over rounds says how much.
 """
-import argparse, glob, json, os, struct, subprocess, sys, tempfile
+import argparse, glob, json, os, shutil, struct, subprocess, sys, tempfile
 import numpy as np
 
 here = os.path.dirname(os.path.abspath(__file__))
 root = os.path.dirname(here)
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-arguments.add_argument("--peers", required=True)
-arguments.add_argument("--rounds", type=int, default=5)
+arguments.add_argument("--peers", required=True, type=os.path.abspath)  # programs run in a folder of their own
+arguments.add_argument("--rounds", type=int, default=5, help="at least 3")
 arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 arguments.add_argument("--threads", type=int, default=os.cpu_count())
 arguments.add_argument("--only", default="")
 arguments.add_argument("--binary", default=os.path.join(root, "target/release/espalier"))
 options = arguments.parse_args()
+if options.rounds < 3:
+    arguments.error("--rounds must be at least 3: a ratio of fewer says nothing about how far it moves")
+options.binary = os.path.abspath(options.binary)
 work = tempfile.mkdtemp(prefix="espalier-compare-")
 random = np.random.default_rng(0)
 
@@ -47,9 +52,16 @@ def run_file(name, text):
 
 def ours(name, text, steps):
     text += f"\n[device]\nkind = \"{options.device}\"\nthreads = {options.threads}\n"
-    path, turn = run_file(name, text), iter(range(10**6))
-    return lambda: run([options.binary, "train", path, "--json", "--out", f"{name}-{next(turn)}",
-                        "--set", f"train.steps={steps}", "--set", "train.eval_samples=8"])
+    path = run_file(name, text)
+
+    def measure():
+        folder = os.path.join(work, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        # A checkpoint is no part of what is compared, and those of a few rounds fill a disk.
+        return run([options.binary, "train", path, "--json", "--out", folder, "--set", f"train.steps={steps}",
+                    "--set", "train.eval_samples=8", "--set", "checkpoint.last=false"])
+
+    return measure
 
 
 def peer(program, *flags):
@@ -160,7 +172,13 @@ cpu_cases = {
 large = {
     "gpt2-124m": (12, 12, 768, 50304, 1024, 32),
     "gpt2-350m": (24, 16, 1024, 50304, 1024, 16),
+    "gpt-774m": (36, 20, 1280, 50304, 1024, 8),
     "gpt-1.3b": (24, 16, 2048, 50304, 1024, 8),
+    # Not those that everybody quotes: long sequences, where attention weighs; few tokens, where launches do; a small model.
+    "gpt-1.3b-4x2048": (24, 16, 2048, 50304, 2048, 4),
+    "gpt2-124m-8x4096": (12, 12, 768, 50304, 4096, 8),
+    "gpt2-124m-4x256": (12, 12, 768, 50304, 256, 4),
+    "gpt-10m": (6, 6, 384, 256, 256, 64),
 }
 cuda_cases = {name: (lambda name=name, sizes=sizes: gpt(name, "bf16", *sizes, "--compile", steps=30)) for name, sizes in large.items()}
 cuda_cases |= {name: cpu_cases[name] for name in ("simple-cnn", "resnet8", "vgg16")}
@@ -168,11 +186,17 @@ cases = cpu_cases if options.device == "cpu" else cuda_cases
 memory = "rss" if options.device == "cpu" else "peak_bytes"
 units = {"median": "GFLOP/s", "tokens_per_s": "tokens/s", "images_per_s": "images/s"}
 chosen = [name for name in options.only.split(",") if name] or list(cases)
+unknown = [name for name in chosen if name not in cases]
+if unknown:
+    arguments.error(f"--only takes {', '.join(cases)}, not {', '.join(unknown)}")
 median = lambda values: sorted(values)[len(values) // 2]
-print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}   {'unit':<14}{'memory':>10}{'torch':>11}{'ratio':>8}")
+print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}{'rounds':>15}   {'unit':<14}{'memory':>10}{'torch':>11}{'ratio':>8}")
 for name in chosen:
     mine, theirs, unit = cases[name]()
     pairs = [(mine(), theirs()) for _ in range(options.rounds)]
     a, b = median([p[0][unit] for p in pairs]), median([p[1][unit] for p in pairs])
     x, y = median([p[0][memory] for p in pairs]), median([p[1][memory] for p in pairs])
-    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x   {units.get(unit, unit):<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)
+    ratios = [p[0][unit] / p[1][unit] for p in pairs]
+    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+    print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x{spread:>15}   {units.get(unit, unit):<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)
+shutil.rmtree(work)
