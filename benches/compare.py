@@ -10,7 +10,7 @@ which AdamW needs no master copy of; ours keeps bf16 weights, bf16 gradients and
 DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch and numpy.
 An absolute time means little on a shared machine; a ratio taken in one interleaved run means something, and the range over rounds says how much.
 """
-import argparse, glob, json, os, shutil, struct, subprocess, sys, tempfile
+import argparse, atexit, glob, json, os, shutil, struct, subprocess, sys, tempfile
 import numpy as np
 
 here = os.path.dirname(os.path.abspath(__file__))
@@ -27,6 +27,7 @@ if options.rounds < 3:
     arguments.error("--rounds must be at least 3: a ratio of fewer says nothing about how far it moves")
 options.binary = os.path.abspath(options.binary)
 work = tempfile.mkdtemp(prefix="espalier-compare-")
+atexit.register(shutil.rmtree, work, ignore_errors=True)
 random = np.random.default_rng(0)
 
 
@@ -199,4 +200,3 @@ for name in chosen:
     ratios = [p[0][unit] / p[1][unit] for p in pairs]
     spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
     print(f"{name:<28}{a:>12.1f}{b:>12.1f}{a / b:>7.2f}x{spread:>15}   {units.get(unit, unit):<14}{x / 2**20:>7.0f} MB{y / 2**20:>8.0f} MB{x / y:>7.2f}x", flush=True)
-shutil.rmtree(work)
