@@ -54,7 +54,7 @@ pub struct TrainArguments {
     /// Go on from the newest checkpoint in the run folder (the newest folder of this name without --out).
     #[arg(long)]
     resume: bool,
-    /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder.
+    /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
     /// Start again from the last good checkpoint, up to so many times, where the run falls over.

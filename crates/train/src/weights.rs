@@ -249,7 +249,7 @@ impl Weights {
         let all = self.parameters.len() + self.buffers.len();
         let tensors: Vec<_> =
             self.named_mut().map(|(name, tensor)| (name.to_owned(), Room::Tensor(tensor))).collect();
-        Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors }
+        Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors, converts: false }
     }
 
     /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others.

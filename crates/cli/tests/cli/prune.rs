@@ -15,6 +15,34 @@ fn prune(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
+fn weights_of_another_precision_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run = |out: &str, more: &[&str]| {
+        let output = train_in(at, TINY, &[&["--out", out, "--json"], more].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        json(&output.stdout)
+    };
+    // A rate of zero leaves the weights as they were taken.
+    let still = ["--set", "optimizer.weight_decay=0", "--set", "learning_rate.peak=1e-30"];
+    let bf16 = [&["--set", "train.precision=bf16"][..], &still].concat();
+    run("exact", &[]);
+    let rounded = run("rounded", &[&["--from", "exact"], &bf16[..]].concat());
+    let widened = run("widened", &[&["--from", "rounded"], &still[..]].concat());
+    let again = run("again", &[&["--from", "widened"], &bf16[..]].concat());
+    // Rounding what was widened changes nothing, on one rank or several.
+    assert_eq!(rounded["weights_hash"], again["weights_hash"]);
+    let ranks = run("ranks", &[&["--from", "exact", "--ranks", "2"], &bf16[..]].concat());
+    assert_eq!(rounded["weights_hash"], ranks["weights_hash"]);
+    assert_ne!(rounded["weights_hash"], widened["weights_hash"]);
+    let loss = |of: &serde_json::Value| of["validation"]["loss"].as_f64().unwrap();
+    assert!((loss(&rounded) - loss(&widened)).abs() < 0.02 * loss(&widened));
+    // A run goes on in its own precision.
+    let output = train_in(at, TINY, &["--out", "exact", "--resume", "--set", "train.precision=bf16"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+#[test]
 fn a_checkpoint_is_pruned_and_trains_on() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

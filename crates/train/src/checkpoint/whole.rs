@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use espalier_tensor::Tensor;
+use espalier_tensor::{Tensor, bf16};
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::shard::{PIECES, Piece, Pieces, part_of};
@@ -30,6 +30,8 @@ pub struct Wanted<'a> {
     pub tensors: Vec<(String, Room<'a>)>,
     /// How many more of the file's tensors the run has on other ranks: any further one is not of this run.
     pub elsewhere: usize,
+    /// Whether floating-point numbers of another precision are taken: widened, or rounded to the nearest.
+    pub converts: bool,
 }
 
 /// What is to be filled.
@@ -202,9 +204,10 @@ impl Whole {
         tensors.iter().map(words).collect()
     }
 
-    /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched.
+    /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched; types may differ
+    /// only where [`Wanted::converts`] says so.
     pub fn fill(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
-        for Wanted { file, tensors, elsewhere } in &*wanted {
+        for Wanted { file, tensors, elsewhere, converts } in &*wanted {
             let stored = self.files.get(*file);
             if stored.is_none() && !tensors.is_empty() {
                 return Err(self.refuse(format!("it has no {file}")));
@@ -224,7 +227,8 @@ impl Whole {
                         form(shape.len() == 1),
                     )));
                 }
-                if entry.shape != shape || entry.dtype != dtype {
+                let floats = [entry.dtype, dtype].iter().all(|of| matches!(of, Dtype::F32 | Dtype::BF16));
+                if entry.shape != shape || (entry.dtype != dtype && !(*converts && floats)) {
                     return Err(self.refuse(format!(
                         "{name} is {:?} {:?} there, and {dtype:?} {shape:?} in this run",
                         entry.dtype, entry.shape,
@@ -238,9 +242,14 @@ impl Whole {
         }
         for Wanted { file, tensors, .. } in wanted {
             for (name, room) in tensors {
-                let bytes = self.bytes(&self.files[*file][name], room.place().1)?;
+                let entry = &self.files[*file][name];
+                let bytes = self.bytes(entry, room.place().1)?;
                 let (Room::Tensor(tensor) | Room::Piece(tensor, _)) = room;
-                tensor.copy_from_host(&bytes)?;
+                match (entry.dtype, dtype_of(tensor)) {
+                    (Dtype::F32, Dtype::BF16) => tensor.copy_from_host(&narrowed(&bytes))?,
+                    (Dtype::BF16, Dtype::F32) => tensor.copy_from_host(&widened(&bytes))?,
+                    _ => tensor.copy_from_host(&bytes)?,
+                }
             }
         }
         Ok(())
@@ -287,6 +296,18 @@ impl Entry {
             false => Err(format!("its files hold {next} elements of {}", self.elements())),
         }
     }
+}
+
+/// f32 as bf16, each to the nearest.
+fn narrowed(bytes: &[u8]) -> Vec<u8> {
+    let narrow = |four: &[u8; 4]| bf16::from_f32(f32::from_le_bytes(*four)).to_le_bytes();
+    bytes.as_chunks().0.iter().flat_map(narrow).collect()
+}
+
+/// bf16 as f32.
+fn widened(bytes: &[u8]) -> Vec<u8> {
+    let widen = |two: &[u8; 2]| bf16::from_le_bytes(*two).to_f32().to_le_bytes();
+    bytes.as_chunks().0.iter().flat_map(widen).collect()
 }
 
 /// Takes in the tensors of a file, after a look at its header alone.

@@ -189,7 +189,7 @@ impl Optimizer {
         let missing = self.slots.iter().filter(|slot| slot.is_none()).count();
         let elsewhere = missing * (self.rule.states() + usize::from(self.has_master));
         let tensors = self.slots.iter_mut().flatten().flat_map(Slot::rooms).collect();
-        Wanted { file: OPTIMIZER, tensors, elsewhere }
+        Wanted { file: OPTIMIZER, tensors, elsewhere, converts: false }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use espalier_tensor::Mask;
 
 use super::Trainer;
-use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Whole};
+use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Wanted, Whole};
 use crate::parallel::Ranks;
 use crate::state::Optimizer;
 use crate::weights::ParameterId;
@@ -54,11 +54,12 @@ impl Trainer {
         Ok(())
     }
 
-    /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, with fresh state.
+    /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, in either precision, with fresh
+    /// state: an exact master, where there is one, begins at the weight as this run holds it.
     pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        whole.fill(&mut [self.weights.wanted()])
+        whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted() }])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.

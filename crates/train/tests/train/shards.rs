@@ -132,7 +132,9 @@ fn pieces_are_joined_and_cut_anew() {
         let own = Piece { start: cut.start, shape: vec![10, 3] };
         let tensors =
             vec![("a".to_owned(), Room::Piece(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
-        whole.fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere: 0 }]).unwrap();
+        whole
+            .fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
+            .unwrap();
         assert_eq!(part.to_f32(), numbers(&device, cut).to_f32());
         assert_eq!(other.to_f32(), numbers(&device, 0..7).to_f32());
     }
@@ -140,7 +142,7 @@ fn pieces_are_joined_and_cut_anew() {
     dense.fill_zero().unwrap();
     let mut wanted = |elsewhere| {
         let tensors = vec![("a".to_owned(), Room::Tensor(&mut dense))];
-        whole.fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere }])
+        whole.fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere, converts: false }])
     };
     let error = wanted(0).unwrap_err().to_string();
     assert!(error.contains("holds 2 tensors, this run 1"), "{error}");
@@ -190,7 +192,7 @@ fn stages_write_what_they_hold() {
         ("tied".to_owned(), Room::Tensor(&mut tied)),
         ("a".to_owned(), Room::Tensor(&mut a)),
     ];
-    whole.fill(&mut [Wanted { file: "model.safetensors", tensors, elsewhere: 0 }]).unwrap();
+    whole.fill(&mut [Wanted { file: "model.safetensors", tensors, elsewhere: 0, converts: false }]).unwrap();
     assert_eq!((a.to_f32().len(), b.to_f32()), (3, vec![0.0, 1.0, 2.0, 3.0]));
     assert_eq!(tied.to_f32(), [7.0, 8.0]);
 }
