@@ -49,7 +49,7 @@ pub struct Summary {
     pub memory: BTreeMap<&'static str, Bytes>,
     /// The most bytes in use at once.
     pub peak_bytes: Option<usize>,
-    /// Bytes sent per step and rank.
+    /// Bytes that a rank must send in a step at least, whatever carries them: not counted on the wire.
     pub bytes_sent: BTreeMap<&'static str, u64>,
     /// Wall-clock seconds, evaluation and checkpoints included.
     pub seconds: Option<f64>,
