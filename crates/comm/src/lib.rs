@@ -13,6 +13,7 @@
 //! Nothing here knows of models. Which ranks form a group is for the caller to say ([`Communicator::split`]).
 
 pub mod call;
+mod combine;
 pub mod communicator;
 pub mod data;
 pub mod error;

@@ -1,6 +1,7 @@
 //! Predicted bytes of one rank, by the categories in which memory is counted while a run goes on.
 //!
-//! For each parameter: its weight and its gradient in the precision of the run, the optimizer's moments in f32, and in
+//! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches the gradient
+//! is summed in f32), the optimizer's moments in f32, and in
 //! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
 //! share out the optimizer's state, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
@@ -24,7 +25,8 @@ pub const BUCKET: u64 = 1 << 20;
 pub struct Memory {
     /// Weights, and the running statistics of norms.
     pub weights: u64,
-    /// Gradients of all parameters.
+    /// Gradients of all parameters, as they are summed over micro-batches. What is summed over ranks as well is rounded to the
+    /// precision of the run when it is sent, so this is the most that is held before.
     pub gradients: u64,
     /// Master weights and moments.
     pub optimizer: u64,
@@ -143,7 +145,7 @@ impl Memory {
         let weights = parameters.saturating_mul(precision.size());
         Memory {
             weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
-            gradients: stored.saturating_mul(precision.size()),
+            gradients: stored.saturating_mul(run.gradient_bytes()),
             optimizer: own.saturating_mul(each),
             mask,
             activations,
@@ -212,7 +214,7 @@ impl StateBytes {
         let size = run.train.precision.size() as f64;
         StateBytes {
             weights: size,
-            gradients: share * size,
+            gradients: share * run.gradient_bytes() as f64,
             optimizer: share * run.optimizer_bytes() as f64
                 / if run.parallel.zero { run.parallel.data as f64 } else { 1.0 },
             mask: if run.prune.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
@@ -271,6 +273,22 @@ mod tests {
             assert_eq!(half.optimizer, (4 + moments) * parameters, "{name}");
             assert_eq!(half.total(), half.weights + half.gradients + half.optimizer + half.activations);
         }
+    }
+
+    /// 2 bytes more for each gradient in bf16, but only where several micro-batches are added up.
+    #[test]
+    fn gradients_of_several_micro_batches_are_summed_in_f32() {
+        let bytes = |set: &[&str]| {
+            let set: Vec<String> = set.iter().map(|one| (*one).to_owned()).collect();
+            RunFile::parse("", &set).unwrap().gradient_bytes()
+        };
+        let many = "train.micro_batches=4";
+        assert_eq!((bytes(&[]), bytes(&[many])), (4, 4));
+        let bf16 = "train.precision=bf16";
+        assert_eq!((bytes(&[bf16]), bytes(&[bf16, many])), (2, 4));
+        let stages = "parallel.pipeline=2";
+        assert_eq!(bytes(&[bf16, many, stages, "parallel.schedule=2bw"]), 4);
+        assert_eq!(bytes(&[bf16, many, stages, "parallel.schedule=pipedream"]), 2, "a step after each");
     }
 
     /// bf16 with Adam: 2.125 + 14 f bytes and the directory (SAMO: 24 f + 2, dense: 20), or 12 f with the low bits.

@@ -43,6 +43,8 @@ pub(super) struct Nccl {
         unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
     pub(super) send: unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
     pub(super) receive: unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
+    pub(super) group_start: unsafe extern "C" fn() -> c_int,
+    pub(super) group_end: unsafe extern "C" fn() -> c_int,
     // Last: the functions above are in it.
     _library: Library,
 }
@@ -97,6 +99,8 @@ impl Nccl {
             broadcast: function!("ncclBroadcast"),
             send: function!("ncclSend"),
             receive: function!("ncclRecv"),
+            group_start: function!("ncclGroupStart"),
+            group_end: function!("ncclGroupEnd"),
             _library: library,
         })
     }

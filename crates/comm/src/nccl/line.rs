@@ -9,18 +9,19 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cudarc::driver::sys::{self, CUstream, CUstream_flags};
+use cudarc::driver::sys::CUstream;
 use espalier_tensor::cuda::Cuda;
 
 use super::library::{Comm, Nccl, UniqueId};
-use crate::mark::{Mark, check};
+use crate::mark::Mark;
 
 /// A communicator and its stream.
 pub(super) struct Line {
     nccl: &'static Nccl,
     comm: Comm,
-    stream: CUstream,
     cuda: Cuda,
+    /// The same card as if it were another: its compute stream is the line's, so that kernels can be queued there too.
+    beside: Cuda,
     /// NCCL's calls on a communicator must not overlap.
     calls: Mutex<()>,
     /// Whether a call was given up: then NCCL must not wait for it when the line is closed.
@@ -55,12 +56,9 @@ impl Line {
     }
 
     fn new(nccl: &'static Nccl, cuda: &Cuda, comm: Comm) -> Result<Line, String> {
-        let mut stream = null_mut();
-        let kind = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the card is current; the driver writes the handle.
-        check(unsafe { sys::cuStreamCreate(&mut stream, kind) })?;
+        let beside = Cuda::open(cuda.card().ordinal).map_err(|e| e.to_string())?;
         let (calls, broken) = (Mutex::new(()), AtomicBool::new(false));
-        Ok(Line { nccl, comm, stream, cuda: cuda.clone(), calls, broken })
+        Ok(Line { nccl, comm, cuda: cuda.clone(), beside, calls, broken })
     }
 
     /// A line among those who give the same colour, in the order of keys; all of this line's ranks must call it.
@@ -75,13 +73,17 @@ impl Line {
         if comm.is_null() { Ok(None) } else { Line::new(self.nccl, &self.cuda, comm).map(Some) }
     }
 
-    /// Queues a call of NCCL behind the compute stream's work so far; the mark passes when it is done.
-    pub(super) fn queue(&self, call: impl FnOnce(&Nccl, Comm, CUstream) -> c_int) -> Result<Mark, String> {
+    /// Queues calls of NCCL, and kernels, behind the compute stream's work so far; the mark passes when they are done.
+    pub(super) fn queue(
+        &self,
+        calls: impl FnOnce(&Nccl, Comm, &Cuda) -> Result<(), String>,
+    ) -> Result<Mark, String> {
         self.cuda.bind().map_err(|e| e.to_string())?;
         let _one = self.calls.lock().expect("no panic while locked");
-        Mark::new(self.cuda.compute().raw())?.hold_back(self.stream)?;
-        self.nccl.check(call(self.nccl, self.comm, self.stream))?;
-        Mark::new(self.stream)
+        let stream: CUstream = self.beside.compute().raw();
+        Mark::new(self.cuda.compute().raw())?.hold_back(stream)?;
+        calls(self.nccl, self.comm, &self.beside)?;
+        Mark::new(stream)
     }
 
     /// Lets later work of the compute stream wait for a mark of this line.
@@ -113,11 +115,10 @@ impl Drop for Line {
         }
         let broken = *self.broken.get_mut();
         let close = if broken { self.nccl.comm_abort } else { self.nccl.comm_destroy };
-        // SAFETY: both were created for this line and are given back once; work that is queued ends first, or, where
-        // it never would, is ended.
+        // SAFETY: it was created for this line and is given back once, before its stream; work that is queued ends first,
+        // or, where it never would, is ended.
         unsafe {
             let _ = close(self.comm);
-            let _ = sys::cuStreamDestroy_v2(self.stream);
         }
     }
 }

@@ -10,9 +10,11 @@
 //! - Messages to higher and to lower ranks go on lines of their own. On each they are carried out in the order of calls: ranks
 //!   in a row may all send before they receive, but a message does not overtake another to a third rank.
 //! - It cannot tell who is missing. A time-out names all that may be.
-//! - Sums are taken in NCCL's order, which is the same every time on the same machines, but not the order of ranks.
+//! - Sums are taken in NCCL's order, which is the same every time on the same machines, but not the order of ranks; those of
+//!   bf16, which gradients are, in the order of ranks ([`exchange`]).
 //! - Ranks that share a card are refused, by NCCL.
 
+mod exchange;
 mod library;
 mod line;
 mod part;
@@ -25,6 +27,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use espalier_tensor::cuda::Cuda;
+use espalier_tensor::{Category, DType, Device, Tensor};
+use exchange::{Exchange, Wire};
 use library::{Nccl, UniqueId, datatype, operation};
 use line::Line;
 use part::Part;
@@ -159,26 +163,42 @@ impl End {
             call.operation,
             Operation::AllReduce(Reduce::Sum) | Operation::ReduceScatter(Reduce::Sum)
         );
+        let (n, size) = (call.elements, self.members.len());
+        let exchange = Exchange { elements: n, ranks: size, rank: self.rank };
+        let scratch = (sums && call.element == Some(Element::Bf16)).then(|| {
+            let device = Device::Cuda(self.cuda.clone());
+            Tensor::empty(&device, &[exchange.scratch()], DType::Bf16, Category::Communication)
+        });
+        let scratch = scratch.transpose().map_err(|e| failed(e.to_string()))?;
         // What is written is read as well where the call works in place.
         let in_place = matches!(call.operation, Operation::AllReduce(_) | Operation::Broadcast { .. });
         let (mut read, mut write) = (parcel.read, parcel.write);
         if call.operation == Operation::Barrier {
             write = Some(Data::U64(vec![0]));
         }
-        let part = |data: Data, reads: bool| Part::new(&self.cuda, data, reads, sums).map_err(failed);
+        let part = |data: Data, reads: bool| Part::new(&self.cuda, data, reads).map_err(failed);
         let read = read.take().map(|data| part(data, true)).transpose()?;
         let write = write.take().map(|data| part(data, in_place)).transpose()?;
 
-        let element = call.element.unwrap_or(Element::U64);
-        let kind = datatype(if sums && element == Element::Bf16 { Element::F32 } else { element });
+        let kind = datatype(call.element.unwrap_or(Element::U64));
         let address = |part: &Option<Part>| part.as_ref().map_or(0, Part::address);
         let (from, to) = (address(&read), address(&write));
-        let (n, size) = (call.elements, self.members.len());
         let line = self.lines.of(call, self.rank);
-        let mark = line.queue(|nccl, comm, stream| {
+        let mark = line.queue(|nccl, comm, beside| {
+            let stream = beside.compute().raw();
+            if let Some(scratch) = &scratch {
+                let wire = Wire { nccl, comm, beside, scratch: scratch.cuda_buffer().address() };
+                // SAFETY: as below; the scratch space too is kept until the call is done.
+                return unsafe {
+                    match call.operation {
+                        Operation::ReduceScatter(_) => wire.reduce_scatter(exchange, from, to),
+                        _ => wire.all_reduce(exchange, to),
+                    }
+                };
+            }
             // SAFETY: the addresses are of tensors on this card with as many elements, which the request keeps until the
             // call is done, and which the compute stream has finished with.
-            unsafe {
+            let code = unsafe {
                 match call.operation {
                     Operation::Send { to, .. } => (nccl.send)(from, n, kind, to as i32, comm, stream),
                     Operation::Receive { from, .. } => (nccl.receive)(to, n, kind, from as i32, comm, stream),
@@ -198,7 +218,8 @@ impl End {
                         (nccl.all_reduce)(to, to, 1, kind, operation(Reduce::Sum), comm, stream)
                     }
                 }
-            }
+            };
+            nccl.check(code)
         });
         let mark = mark.map_err(failed)?;
         Ok(Waiting {
@@ -206,7 +227,7 @@ impl End {
             members: self.members.clone(),
             group_rank: self.rank,
             call,
-            under_way: Some(UnderWay { mark, read, write }),
+            under_way: Some(UnderWay { mark, read, write, _scratch: scratch }),
         })
     }
 }
@@ -264,6 +285,8 @@ struct UnderWay {
     mark: Mark,
     read: Option<Part>,
     write: Option<Part>,
+    /// Where the shares of other ranks come.
+    _scratch: Option<Tensor>,
 }
 
 impl Waiting {

@@ -1,25 +1,23 @@
 //! The data of a call as NCCL sees it: on the card.
 //!
-//! A tensor of the card is used where it is. Numbers of the host go there and back, which is meant for few of them. bf16
-//! that is summed is widened first: NCCL would round at every rank it passes.
+//! A tensor of the card is used where it is. Numbers of the host go there and back, which is meant for few of them.
 
 use cudarc::driver::sys::CUdeviceptr;
 use espalier_tensor::cuda::Cuda;
-use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use crate::data::{Data, Element};
+use crate::data::Data;
 
 /// Data, and where it lies on the card while a call is under way.
 pub(super) struct Part {
     data: Data,
-    /// Its stand-in on the card, where it is not there itself or not in the type that is wanted.
+    /// Its stand-in on the card, where it is not there itself.
     stage: Option<Tensor>,
 }
 
 impl Part {
-    /// Brings data to the card. `read` says that the call reads it, `widen` that it is to be summed.
-    pub(super) fn new(cuda: &Cuda, data: Data, read: bool, widen: bool) -> Result<Part, String> {
+    /// Brings data to the card. `read` says that the call reads it.
+    pub(super) fn new(cuda: &Cuda, data: Data, read: bool) -> Result<Part, String> {
         let device = Device::Cuda(cuda.clone());
         let here = match &data {
             Data::Tensor(tensor) => match tensor.device() {
@@ -31,33 +29,19 @@ impl Part {
             },
             Data::U64(_) | Data::F64(_) => false,
         };
-        let widen = widen && data.element() == Element::Bf16;
         let stage = || -> espalier_tensor::Result<Option<Tensor>> {
-            match &data {
-                _ if here && !widen => Ok(None),
-                Data::Tensor(tensor) if widen && read => {
-                    let there = if here {
-                        tensor.clone()
-                    } else {
-                        tensor.to_device(&device, Category::Communication)?
-                    };
-                    cast(&there, DType::F32, Category::Communication).map(Some)
-                }
-                _ if widen => {
-                    Tensor::empty(&device, &[data.len()], DType::F32, Category::Communication).map(Some)
-                }
-                _ => {
-                    // No type of tensors has eight bytes, and an odd number of bf16 is no number of words.
-                    let mut bytes = if read { data.bytes().to_vec() } else { Vec::new() };
-                    let words = (data.len() * data.element().bytes()).div_ceil(4);
-                    bytes.resize(4 * words, 0);
-                    let mut stage = Tensor::empty(&device, &[words], DType::U32, Category::Communication)?;
-                    if read {
-                        stage.copy_from_host(&bytes)?;
-                    }
-                    Ok(Some(stage))
-                }
+            if here {
+                return Ok(None);
             }
+            // No type of tensors has eight bytes, and an odd number of bf16 is no number of words.
+            let mut bytes = if read { data.bytes().to_vec() } else { Vec::new() };
+            let words = (data.len() * data.element().bytes()).div_ceil(4);
+            bytes.resize(4 * words, 0);
+            let mut stage = Tensor::empty(&device, &[words], DType::U32, Category::Communication)?;
+            if read {
+                stage.copy_from_host(&bytes)?;
+            }
+            Ok(Some(stage))
         };
         let stage = stage().map_err(|e| e.to_string())?;
         Ok(Part { data, stage })
@@ -79,21 +63,10 @@ impl Part {
 
     /// The data with what the call wrote, which must be done.
     pub(super) fn written(mut self) -> Result<Data, String> {
-        let Some(mut stage) = self.stage.take() else { return Ok(self.data) };
-        let element = self.data.element();
-        if element == Element::Bf16 && stage.dtype() == DType::F32 {
-            stage = cast(&stage, DType::Bf16, Category::Communication).map_err(|e| e.to_string())?;
-        }
-        match &mut self.data {
-            Data::Tensor(tensor) if matches!(tensor.device(), Device::Cuda(_)) => {
-                tensor.cuda_buffer_mut().copy_from(stage.cuda_buffer()).map_err(|e| e.to_string())?;
-            }
-            data => {
-                let bytes = data.bytes_mut();
-                let read = stage.read_bytes().map_err(|e| e.to_string())?;
-                bytes.copy_from_slice(&read[..bytes.len()]);
-            }
-        }
+        let Some(stage) = self.stage.take() else { return Ok(self.data) };
+        let bytes = self.data.bytes_mut();
+        let read = stage.read_bytes().map_err(|e| e.to_string())?;
+        bytes.copy_from_slice(&read[..bytes.len()]);
         Ok(self.data)
     }
 }

@@ -7,25 +7,14 @@
 //! call goes on while its ranks compute. Sums are taken in the order of ranks.
 
 use cudarc::driver::sys::{self, CUdeviceptr};
-use espalier_tensor::cuda::{Args, Build, Cuda, Source};
-use espalier_tensor::{DType, Device};
+use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
 
-use crate::call::{Call, Operation, Reduce};
-use crate::data::{Data, Element};
+use crate::call::{Call, Operation};
+use crate::combine::combine;
+use crate::data::Data;
 use crate::mark::{Mark, check};
 use crate::transport::Parcel;
-
-/// Ranks whose elements a kernel combines, at most: as in card.cu.
-pub(crate) const MOST: usize = 12;
-
-/// The kernels.
-pub(super) static SOURCE: Source = Source {
-    name: "combine.cu",
-    parts: &[],
-    text: include_str!("card.cu"),
-    exact: true,
-    builds: &[Build::F32, Build::BF16, Build::of(DType::U32)],
-};
 
 /// The card that holds a rank's data, where one does.
 pub(super) fn card_of(data: &Data) -> Option<Cuda> {
@@ -133,11 +122,15 @@ impl Courier {
             Operation::AllReduce(_) if places.len() == 1 => Ok(()),
             Operation::AllReduce(how) => {
                 let all: Vec<_> = places.iter().map(|place| place.write).collect();
-                self.combine(how, element, &all, &all, call.elements)
+                // SAFETY: these are of as many elements, in tensors that the meeting owns until the call is done.
+                unsafe { combine(&self.0, how, element, &all, &all, call.elements) }
             }
             Operation::ReduceScatter(how) => (0..places.len()).try_for_each(|rank| {
                 let x: Vec<_> = places.iter().map(|place| at(place.read, rank)).collect();
-                self.combine(how, element, &x, &[places[rank].write], call.elements / places.len())
+                // SAFETY: as above; each rank's part begins within the whole.
+                unsafe {
+                    combine(&self.0, how, element, &x, &[places[rank].write], call.elements / places.len())
+                }
             }),
             Operation::AllGather => (0..places.len()).try_for_each(|rank| {
                 let from = places[rank].read;
@@ -151,69 +144,5 @@ impl Courier {
         // SAFETY: both are `bytes` of tensors on this card that the meeting owns until the call is done; they are
         // different tensors. The card is current on this thread.
         check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0.compute().raw()) })
-    }
-
-    /// The reduction of `x`, element by element, to all of `y`.
-    fn combine(
-        &self,
-        how: Reduce,
-        element: Element,
-        x: &[CUdeviceptr],
-        y: &[CUdeviceptr],
-        elements: usize,
-    ) -> Result<(), String> {
-        if x.len() > MOST {
-            return Err(format!(
-                "at most {MOST} ranks of one card reduce together, and these are {}",
-                x.len()
-            ));
-        }
-        let dtype = match element {
-            Element::F32 => DType::F32,
-            Element::Bf16 => DType::Bf16,
-            Element::U32 => DType::U32,
-            Element::U64 | Element::F64 => unreachable!("no tensor has elements of eight bytes"),
-        };
-        let name = match how {
-            Reduce::Sum => "combine_sum",
-            Reduce::Max => "combine_max",
-        };
-        let places = |addresses: &[CUdeviceptr]| {
-            let mut words = [0u32; 2 * MOST];
-            for (words, address) in words.chunks_mut(2).zip(addresses) {
-                words.copy_from_slice(&[*address as u32, (*address >> 32) as u32]);
-            }
-            words
-        };
-        let args = Args::new().fields(&places(x)).fields(&places(y));
-        let args = args.u32(x.len() as u32).u32(y.len() as u32).size(elements);
-        // Enough blocks to fill a card; each walks over the rest.
-        let blocks = elements.div_ceil(256 * 8).min(8 * self.0.card().multiprocessors as usize) as u32;
-        let kernel = self.0.kernel(&SOURCE, Build::of(dtype), name).map_err(|e| e.to_string())?;
-        // SAFETY: every address is of at least `elements` of the type, in tensors that the meeting owns until the call is
-        // done; an element of a `y` that is also an `x` is written by the thread that has read it.
-        unsafe { kernel.launch(blocks, 256, 0, args) }.map_err(|e| e.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use espalier_tensor::cuda::compile::{Target, compile, version};
-
-    use super::*;
-
-    #[test]
-    fn the_kernels_compile_for_ampere_and_hopper() {
-        if let Err(e) = version() {
-            eprintln!("SKIPPED, no kernel was compiled: {e}");
-            return;
-        }
-        for build in SOURCE.builds {
-            for target in [Target::Machine(80), Target::Machine(90)] {
-                let image = compile(&SOURCE, build, target).unwrap_or_else(|e| panic!("{e}"));
-                assert!(image.starts_with(b"\x7fELF"), "{target}: not machine code");
-            }
-        }
-        assert!(SOURCE.text.contains(&format!("#define PLACES {MOST}\n")), "as many ranks on both sides");
     }
 }

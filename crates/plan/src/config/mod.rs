@@ -40,6 +40,8 @@ use toml::{Table, Value};
 
 use reader::Section;
 
+use crate::schedule::Updates;
+
 /// More layers than any model has; a slip of the finger should not fill the memory.
 const LAYERS_MOST: usize = 10_000;
 
@@ -216,8 +218,21 @@ impl RunFile {
         master + 4 * self.optimizer.moments()
     }
 
+    /// Whether the gradient of a step is a sum over several micro-batches.
+    pub fn accumulates(&self) -> bool {
+        let at_once = |pipeline: &Pipeline| pipeline.updates() == Updates::EveryMicroBatch;
+        self.train.micro_batches > 1 && !self.parallel.pipeline.as_ref().is_some_and(at_once)
+    }
+
+    /// Bytes of each number of a gradient while it is made: that of one micro-batch has the precision of the run, a sum over
+    /// several is f32. In bf16 a sum of 256 equal numbers stands still.
+    pub fn gradient_bytes(&self) -> u64 {
+        if self.accumulates() { 4 } else { self.train.precision.size() }
+    }
+
     /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
     pub fn compresses(&self) -> bool {
+        // Not of sums: the form of a checkpoint must not depend on the number of micro-batches.
         let beside = self.train.precision.size() + self.optimizer_bytes();
         // Ranks that share out state share out that of kept weights.
         self.prune.as_ref().is_some_and(|prune| self.parallel.zero || prune.compresses(beside))

@@ -3,7 +3,8 @@
 //! A parameter's gradient is complete when the step's last micro-batch has made it. From then on its sum over the ranks
 //! that share it is on its way, in the order in which the backward pass makes them, which is the same on all of them: a
 //! large one by itself, small ones packed together, since a message has a cost however short it is. They are waited for at
-//! the end of the pass, before the norm. What is compressed travels compressed.
+//! the end of the pass, before the norm. What is compressed travels compressed, and in the precision of the run: a rank's
+//! sum over micro-batches is rounded once when it is sent, the ranks' sums are added in f32, and their sum is rounded once.
 
 use std::collections::HashSet;
 
@@ -137,7 +138,7 @@ impl<'a> Reducing<'a> {
     /// Starts the sum of a gradient, or puts it into the bucket.
     fn send(&mut self, id: ParameterId) -> Result<()> {
         let Some(number) = self.groups.number(id) else { return Ok(()) };
-        let Some(gradient) = self.gradients.take(id) else { return Ok(()) };
+        let Some(gradient) = self.gradients.take_rounded(id)? else { return Ok(()) };
         if gradient.byte_len() >= self.bucket_bytes {
             if self.shares {
                 let alone = Scattering::start(vec![(id, gradient)], self.groups.group(number))?;

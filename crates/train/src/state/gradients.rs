@@ -1,16 +1,20 @@
 //! The gradient sink: one tensor per parameter, summed over micro-batches.
 //!
-//! The first gradient of a parameter is kept as it comes, later ones are added to it. Under a mask its kept elements are
-//! taken the moment it is made and the rest is let go: no dense gradient of the model ever exists.
+//! Where there is one micro-batch a gradient is kept as it comes; those of several are added up in f32, whatever the
+//! precision of the run: a bf16 number has 8 bits, so that a sum in bf16 takes nothing more in once it is 256 times what
+//! comes. One rank's step is taken from that f32 sum. What is summed over ranks too is rounded once before, so that messages
+//! have the bytes of the run's precision. Under a mask the kept elements of a gradient are taken the moment it is made and
+//! the rest is let go: no dense gradient of the model ever exists.
 
 use std::collections::HashSet;
 
 use espalier_plan::Cut;
+use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{compress, compress_add};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::reduce::{squared_norm, squared_norm_all};
-use espalier_tensor::{Category, Mask, Tensor};
+use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::Masks;
 use crate::Result;
@@ -23,6 +27,8 @@ use crate::weights::ParameterId;
 pub struct Gradients<'a> {
     sums: Vec<Option<Tensor>>,
     masks: &'a Masks,
+    /// The type in which gradients come, where they are summed in f32.
+    rounded: Option<DType>,
     /// Who has the other parts of each sum, where only parts are here.
     shared: Option<&'a Groups>,
     /// What each took when it was whole.
@@ -42,7 +48,13 @@ impl<'a> Gradients<'a> {
     /// Room for a model's parameters, under its masks.
     pub fn new(masks: &'a Masks) -> Gradients<'a> {
         let sums: Vec<_> = (0..masks.parameters()).map(|_| None).collect();
-        Gradients { bytes: vec![0; sums.len()], sums, masks, shared: None, measured: None }
+        Gradients { bytes: vec![0; sums.len()], sums, masks, rounded: None, shared: None, measured: None }
+    }
+
+    /// Sums in f32 what comes in this type.
+    pub fn accumulating(mut self, dtype: DType) -> Gradients<'a> {
+        self.rounded = Some(dtype).filter(|dtype| *dtype != DType::F32);
+        self
     }
 
     /// Also sums the squared norms of the gradients as they come, except those of tied parameters.
@@ -64,6 +76,17 @@ impl<'a> Gradients<'a> {
     /// Takes the gradient of a parameter out.
     pub fn take(&mut self, id: ParameterId) -> Option<Tensor> {
         self.sums[id.0].take()
+    }
+
+    /// Takes the gradient of a parameter out for a message: a sum in f32 is rounded to the type in which its summands came.
+    pub fn take_rounded(&mut self, id: ParameterId) -> Result<Option<Tensor>> {
+        let Some(sum) = self.take(id) else { return Ok(None) };
+        let Some(dtype) = self.rounded.filter(|dtype| *dtype != sum.dtype()) else { return Ok(Some(sum)) };
+        // Scratch until the sum is gone: of a gradient there is one.
+        let mut rounded = cast(&sum, dtype, Category::Workspace)?;
+        drop(sum);
+        rounded.book_as(Category::Gradients);
+        Ok(Some(rounded))
     }
 
     /// Puts the gradient of a parameter back in.
@@ -147,8 +170,13 @@ impl GradientSink for Gradients<'_> {
             match (&mut self.sums[id.0], mask) {
                 (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,
                 (Some(sum), None) => add_into(sum, &gradient)?,
-                (empty, Some(mask)) => *empty = Some(compress(&gradient, mask, Category::Gradients)?),
-                (empty, None) => {
+                (empty, mask) => {
+                    if let Some(mask) = mask {
+                        gradient = compress(&gradient, mask, Category::Workspace)?;
+                    }
+                    if self.rounded.is_some() {
+                        gradient = cast(&gradient, DType::F32, Category::Workspace)?;
+                    }
                     gradient.book_as(Category::Gradients);
                     *empty = Some(gradient);
                 }

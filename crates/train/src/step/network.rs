@@ -176,6 +176,9 @@ impl<'a> NetworkWorker<'a> {
 
 fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
     let mut gradients = Gradients::new(scene.masks);
+    if scene.plan.run.accumulates() {
+        gradients = gradients.accumulating(scene.dtype);
+    }
     // All parts know what is tied anywhere.
     let tied = scene.stage.model(0).tied();
     if scene.plan.run.train.noise_scale {

@@ -120,15 +120,19 @@ fn two_halves_of_a_pruned_run_equal_the_whole() {
 /// Predicted to the byte where pruning comes first: gradients, state and mask of what is left.
 #[test]
 fn every_byte_of_a_pruned_model_is_predicted() {
-    for (precision, master) in
-        [("f32", ""), ("bf16", "optimizer.master=f32"), ("bf16", "optimizer.master=low-bits")]
-    {
+    for (precision, master, micro_batches) in [
+        ("f32", "", 1),
+        ("bf16", "optimizer.master=f32", 1),
+        ("bf16", "optimizer.master=low-bits", 1),
+        ("bf16", "optimizer.master=f32", 4),
+    ] {
         let base = tiny_gpt(&[
             "model.tied=false",
             "prune.scope=layer",
             "prune.method=random",
             "prune.sparsity=0.75",
         ])
+        .set(format!("train.micro_batches={micro_batches}"))
         .set(format!("train.precision={precision}"));
         let base = if master.is_empty() { base } else { base.set(master) };
         let (plan, dataset, device) = prepare(&base, 1);
@@ -142,7 +146,11 @@ fn every_byte_of_a_pruned_model_is_predicted() {
             (Category::Optimizer, predicted.optimizer),
             (Category::Mask, predicted.mask),
         ] {
-            assert_eq!(ledger.peak(category) as u64, bytes, "{precision} {master} {category}");
+            assert_eq!(
+                ledger.peak(category) as u64,
+                bytes,
+                "{precision} {master} {micro_batches} {category}"
+            );
         }
     }
 }

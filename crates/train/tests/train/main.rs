@@ -1,5 +1,6 @@
 //! What the crate promises as a whole, one file a promise.
 
+mod accumulation;
 mod card;
 mod compressed;
 mod evaluate;

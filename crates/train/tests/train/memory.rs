@@ -1,10 +1,14 @@
 //! Every byte is counted, and the plan's prediction is what the ledger measures.
 
+use std::sync::Arc;
+
+use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType};
 use espalier_train::data::Split;
 use espalier_train::layers::{Forward, Mode, Share, Stash};
 use espalier_train::model::Model;
+use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::Weights;
 
@@ -49,9 +53,11 @@ fn kept_activations_are_exactly_those_predicted() {
 #[test]
 fn weights_gradients_and_state_are_exactly_those_predicted() {
     for optimizer in ["sgd", "momentum", "adamw", "lars", "lamb"] {
-        for precision in ["f32", "bf16"] {
+        // Sums over several micro-batches are f32.
+        for (precision, micro_batches) in [("f32", 1), ("bf16", 1), ("f32", 2), ("bf16", 2)] {
             let base = tiny_gpt(&["model.tied=false"])
                 .set(format!("optimizer.name={optimizer}"))
+                .set(format!("train.micro_batches={micro_batches}"))
                 .set(format!("train.precision={precision}"));
             let (plan, dataset, device) = prepare(&base, 1);
             let predicted = plan.memory;
@@ -63,10 +69,36 @@ fn weights_gradients_and_state_are_exactly_those_predicted() {
                 (Category::Gradients, predicted.gradients),
                 (Category::Optimizer, predicted.optimizer),
             ] {
-                assert_eq!(ledger.peak(category) as u64, bytes, "{optimizer} {precision} {category}");
+                let what = format!("{optimizer} {precision} {micro_batches} {category}");
+                assert_eq!(ledger.peak(category) as u64, bytes, "{what}");
             }
             drop(trainer);
             assert_eq!(ledger.total(), 0, "nothing is left");
+        }
+    }
+}
+
+/// Rounded for the wire a gradient at a time: no rank holds a sum and its rounding of all of them.
+#[test]
+fn gradients_of_ranks_are_exactly_those_predicted() {
+    for (data, stages, zero) in [(2, 1, false), (2, 1, true), (1, 2, false), (2, 2, false)] {
+        for (precision, micro_batches) in [("bf16", 1), ("bf16", 2), ("f32", 2)] {
+            let base = tiny_gpt(&["model.tied=false", "train.batch=8"])
+                .set(format!("train.precision={precision}"))
+                .set(format!("train.micro_batches={micro_batches}"))
+                .set(format!("parallel.data={data}"))
+                .set(format!("parallel.pipeline={stages}"))
+                .set(format!("parallel.zero={zero}"));
+            let (plan, dataset, device) = prepare(&base, 1);
+            let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+            let peaks = on_threads(&mesh, &device, |ranks, device| {
+                let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+                trainer.step()?;
+                Ok(device.ledger().peak(Category::Gradients) as u64)
+            });
+            let most = peaks.unwrap().into_iter().max();
+            let layout = format!("{data} x {stages}, shared {zero}, {precision} in {micro_batches}");
+            assert_eq!(most, Some(plan.memory.gradients), "{layout}");
         }
     }
 }

@@ -43,14 +43,28 @@ fn mask_argument(mask: &Mask) -> Args<'_> {
     Args::new().fields(&halves)
 }
 
-pub(super) fn compress(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor, sum: bool) -> Result<()> {
+pub(super) fn compress(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor) -> Result<()> {
     let name = match mask.form() {
         Form::Bits { .. } => "compress_bits",
         Form::Places(_) => "compress_places",
     };
     let kernel = cuda.kernel(&SOURCE, build(dense.dtype()), name)?;
-    let args = mask_argument(mask).input(dense).output(kept).i32(sum.into());
-    // SAFETY: the caller has compared the lengths with the mask's and, for sums, the types.
+    let args = mask_argument(mask).input(dense).output(kept);
+    // SAFETY: the caller has compared the lengths with the mask's, and made `kept` of the type of `dense`.
+    unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
+}
+
+pub(super) fn compress_add(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor) -> Result<()> {
+    let name = match (mask.form(), kept.dtype()) {
+        (Form::Bits { .. }, DType::F32) => "compress_bits_add_f32",
+        (Form::Bits { .. }, DType::Bf16) => "compress_bits_add_bf16",
+        (Form::Places(_), DType::F32) => "compress_places_add_f32",
+        (Form::Places(_), DType::Bf16) => "compress_places_add_bf16",
+        (_, DType::U16 | DType::U32) => panic!("a sum of indices"),
+    };
+    let kernel = cuda.kernel(&SOURCE, Build::of(dense.dtype()), name)?;
+    let args = mask_argument(mask).input(dense).output(kept);
+    // SAFETY: the caller has compared the lengths with the mask's; the kernel is for these two types.
     unsafe { kernel.launch(blocks(mask), THREADS, 0, args) }
 }
 
