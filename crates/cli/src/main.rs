@@ -14,6 +14,7 @@ mod ranks;
 mod restart;
 mod say;
 mod schedule;
+mod signals;
 mod train;
 
 use std::process::ExitCode;

@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use espalier_plan::Plan;
@@ -24,6 +26,7 @@ pub struct Progress {
     last_line: Option<Instant>,
     seen: u64,
     profiled: Option<Device>,
+    begun: Arc<AtomicBool>,
 }
 
 impl Progress {
@@ -38,7 +41,12 @@ impl Progress {
 
     /// Lines wherever standard error goes, for what takes no steps.
     pub fn lines() -> Progress {
-        Progress { bar: None, steps: 0, last_line: None, seen: 0, profiled: None }
+        Progress { bar: None, steps: 0, last_line: None, seen: 0, profiled: None, begun: Arc::default() }
+    }
+
+    /// Sets a flag when the first step is about to be taken.
+    pub fn flag_begin(&mut self, begun: Arc<AtomicBool>) {
+        self.begun = begun;
     }
 
     /// Takes the times of a device's work, once the first steps are over.
@@ -135,6 +143,14 @@ impl Observer for Progress {
 
     fn saved(&mut self, path: &Path) {
         self.say(&format!("saved {}", path.display()));
+    }
+
+    fn begins(&mut self) {
+        self.begun.store(true, Ordering::SeqCst);
+    }
+
+    fn note(&mut self, text: &str) {
+        self.say(&format!("note: {text}"));
     }
 
     fn warning(&mut self, text: &str) {

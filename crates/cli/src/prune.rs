@@ -59,7 +59,9 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         })
         .into());
     }
-    let Prepared { plan, dataset, device, .. } = prepare_text(&text, &run_file, &overrides, None)?;
+    let prepared = prepare_text(&text, &run_file, &overrides, None)?;
+    let device = prepared.open_device()?;
+    let Prepared { plan, dataset, .. } = prepared;
     let mut progress = Progress::lines();
     let summary =
         device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out, &mut progress))?;

@@ -348,6 +348,22 @@ impl Prune {
         }
     }
 
+    /// An error where a run of so many steps ends before the method would have pruned anything.
+    pub fn check_length(&self, steps: usize) -> Result<(), Error> {
+        let (field, first) = match self.method {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => {
+                ("prune.at", at)
+            }
+            Method::Gradual { start, .. } => ("prune.start", start),
+            _ => return Ok(()),
+        };
+        if first < steps {
+            return Ok(());
+        }
+        let problem = format!("is {first}, but the run has {steps} steps: nothing would ever be pruned");
+        Err(Error::Conflict { field: field.into(), problem })
+    }
+
     /// Whether masks change after the first step too.
     pub fn goes_on(&self) -> bool {
         !self.at_start() || matches!(self.method, Method::Set(_) | Method::Rigl(_))

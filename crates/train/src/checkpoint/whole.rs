@@ -180,6 +180,11 @@ impl Whole {
         &self.manifest
     }
 
+    /// The shape of a tensor, where the file has it.
+    pub fn shape(&self, file: &str, name: &str) -> Option<&[usize]> {
+        Some(&self.files.get(file)?.get(name)?.shape)
+    }
+
     /// Where its run stood.
     pub fn progress(&self) -> &Progress {
         &self.manifest.progress

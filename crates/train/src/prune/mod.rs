@@ -287,6 +287,8 @@ impl Network<'_> {
 /// The method of a plan, for a run of so many steps.
 pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
     let Some(prune) = &plan.run.prune else { return Ok(None) };
+    // Where the run file counts epochs, only the data says how many steps there are.
+    prune.check_length(steps as usize)?;
     let sparsity = prune.sparsity;
     Ok(Some(match prune.method {
         Method::Random { scope, at } => Box::new(random::Random { sparsity, scope, at: at as u64 }),

@@ -1,17 +1,22 @@
 //! A whole run: the folder it leaves, the loop over steps, and the summary at its end.
 //!
 //! ```text
-//! run.toml  plan.json  metrics.jsonl  checkpoints/
+//! run.toml  plan.json  metrics.jsonl  checkpoints/  .lock
 //! ```
 //!
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
 //! all go through the same loop; rank 0 alone writes and talks.
 
+mod check;
+mod claim;
 mod metrics;
 mod prune;
+mod resumed;
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,14 +24,14 @@ use std::time::{Duration, Instant};
 
 use espalier_comm::Traffic;
 use espalier_plan::Plan;
-use espalier_plan::config::{Method, Prune};
+use espalier_plan::config::{Length, Method, Prune};
 use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
 use crate::checkpoint::{Checkpoints, Whole};
-use crate::data::Dataset;
+use crate::data::{Dataset, Split};
 use crate::parallel::launched::Join;
 use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
 use crate::prune::Observation;
@@ -35,8 +40,14 @@ use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result};
+pub use check::check;
+pub use claim::Claim;
 use metrics::Metrics;
 pub use prune::prune;
+pub use resumed::Resumed;
+
+/// The resolved run file in a run folder; where it is, a run is.
+const RUN_FILE: &str = "run.toml";
 
 /// Hears what happens; every method may be left out.
 pub trait Observer {
@@ -52,12 +63,26 @@ pub trait Observer {
     fn pruned(&mut self, _step: u64, _pruned: &Pruned) {}
     /// A checkpoint was written.
     fn saved(&mut self, _path: &Path) {}
+    /// The first step is about to be taken: until then nothing is lost where the process ends. Also heard on ranks that are
+    /// processes and not the first.
+    fn begins(&mut self) {}
+    /// Something that is as it should be, and that one might overlook.
+    fn note(&mut self, _text: &str) {}
     /// Something a person should know: a broken checkpoint that was passed over, a skipped step.
     fn warning(&mut self, _text: &str) {}
 }
 
 /// An observer that hears nothing.
 impl Observer for () {}
+
+/// What a process hears whose rank is not the first.
+struct Quiet<'a>(&'a mut dyn Observer);
+
+impl Observer for Quiet<'_> {
+    fn begins(&mut self) {
+        self.0.begins();
+    }
+}
 
 /// How a run ended.
 #[derive(Debug)]
@@ -73,8 +98,14 @@ pub struct Outcome {
 pub struct Place {
     /// The run folder.
     pub folder: PathBuf,
+    /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that is not.
+    pub numbered: bool,
+    /// Whether the process that started this one has claimed the folder.
+    pub claimed: bool,
     /// Continue what is there; otherwise the folder must not hold a run.
     pub resume: bool,
+    /// Fields, or sections, of the run file that may differ from what the run was, although that makes another run of it.
+    pub allow: Vec<String>,
     /// A checkpoint whose weights and masks a new run starts from.
     pub from: Option<PathBuf>,
     /// Where to write what every rank did when.
@@ -85,6 +116,30 @@ impl Place {
     /// A new run in a folder.
     pub fn at(folder: impl Into<PathBuf>) -> Place {
         Place { folder: folder.into(), ..Place::default() }
+    }
+
+    /// The run folder as far as it is known before the run begins; a new numbered one is known by its claim.
+    pub fn find(&self) -> PathBuf {
+        if self.numbered { Claim::last(&self.folder) } else { self.folder.clone() }
+    }
+
+    /// Claims the folder for a run that begins or goes on there.
+    pub fn claim(&self) -> Result<Claim> {
+        if self.numbered && !self.resume {
+            return Claim::next(&self.folder);
+        }
+        let folder = self.find();
+        if self.resume && !folder.join(RUN_FILE).exists() {
+            return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
+        }
+        let claim = Claim::on(&folder)?;
+        if !self.resume && folder.join(RUN_FILE).exists() {
+            return Err(Error::file(
+                &folder,
+                "a run is here already: add --resume to go on, or choose another --out",
+            ));
+        }
+        Ok(claim)
     }
 }
 
@@ -145,8 +200,14 @@ pub fn run_launched(
     let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     device.enter(|| {
         join.run(limit, &mesh, device, |ranks| {
-            let mut quiet = ();
-            let observer: &mut dyn Observer = if ranks.leads() { observer } else { &mut quiet };
+            let mut quiet;
+            let observer: &mut dyn Observer = match ranks.leads() {
+                true => observer,
+                false => {
+                    quiet = Quiet(observer);
+                    &mut quiet
+                }
+            };
             Run::start(plan, Arc::new(dataset), device, place, Some(ranks), observer)?.go(stop, observer)
         })
     })
@@ -159,6 +220,17 @@ fn mesh_of(plan: &Plan) -> Mesh {
 /// How long a rank waits for another.
 fn limit_of(plan: &Plan) -> Duration {
     Duration::from_secs(plan.run.parallel.timeout_s as u64)
+}
+
+/// Why a run that was resumed ends at once.
+fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
+    let length = match plan.run.train.length {
+        Length::Steps(_) => "train.steps",
+        Length::Epochs(_) => "train.epochs",
+    };
+    format!(
+        "there is nothing to do: {done} steps are done, and the run has {steps}; a larger `{length}` makes it go on"
+    )
 }
 
 /// Tells what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.
@@ -185,6 +257,8 @@ fn checkpoints_of(plan: &Plan, folder: &Path) -> Checkpoints {
 }
 
 struct Run {
+    /// Rank 0's, until the run has ended.
+    _claim: Option<Claim>,
     plan: Plan,
     trainer: Trainer,
     checkpoints: Checkpoints,
@@ -209,16 +283,18 @@ impl Run {
         ranks: Option<Ranks>,
         observer: &mut dyn Observer,
     ) -> Result<Run> {
-        let folder = place.folder.clone();
-        let config = folder.join("run.toml");
         let leads = ranks.as_ref().is_none_or(Ranks::leads);
-        if leads && place.resume && !config.exists() {
-            return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
+        let claim = (leads && !place.claimed).then(|| place.claim()).transpose()?;
+        let mut folder = claim.as_ref().map_or(place.folder.clone(), |claim| claim.folder().to_owned());
+        if let Some(ranks) = ranks.as_ref().filter(|_| place.numbered) {
+            // It is rank 0 that knows the number.
+            let said = exchange(ranks.world(), folder.as_os_str().as_bytes())?;
+            folder = OsStr::from_bytes(&said[0]).into();
         }
-        if leads && !place.resume && config.exists() {
-            return Err(Error::file(
-                &folder,
-                "a run is here already: add --resume to go on, or choose another --out",
+        if claim.as_ref().is_some_and(|claim| claim.lock().is_none()) {
+            observer.warning(&format!(
+                "the file system of {} has no locks: nothing keeps another process out of this run",
+                folder.display()
             ));
         }
         if let Some(path) = place.trace.as_ref().filter(|_| leads) {
@@ -226,6 +302,11 @@ impl Run {
             File::create(path)
                 .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
         }
+        let resumed = match leads && place.resume {
+            true => Some(Resumed::compare(&folder, &plan.run, &place.allow, observer)?),
+            false => None,
+        };
+        let samples = dataset.len(Split::Train);
         let checkpoints = checkpoints_of(&plan, &folder);
         let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
         if place.resume {
@@ -255,8 +336,19 @@ impl Run {
             trainer.trace_since(Instant::now());
         }
         let mut metrics = Metrics { file: None, path: folder.join("metrics.jsonl") };
-        if leads {
-            write(&folder, "run.toml", &plan.run.to_toml()?)?;
+        let (done, steps) = (trainer.progress().step, trainer.steps());
+        let nothing_left = place.resume && done >= steps;
+        if nothing_left {
+            observer.note(&nothing_to_do(&plan, done, steps));
+        }
+        // A run of which nothing is left to do stays what it was.
+        if leads && !nothing_left {
+            let text = plan.run.to_toml()?;
+            if let Some(resumed) = &resumed {
+                resumed.note_length(&plan.run, done, samples, observer);
+                resumed.keep(&folder, done, &text)?;
+            }
+            write(&folder, RUN_FILE, &text)?;
             write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
             metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
         }
@@ -265,6 +357,7 @@ impl Run {
             Input::Image { .. } => None,
         };
         Ok(Run {
+            _claim: claim,
             plan,
             trainer,
             checkpoints,
@@ -285,6 +378,7 @@ impl Run {
         let every = self.plan.run.checkpoint.every;
         let steps = self.trainer.steps();
         observer.started(self.trainer.progress().step, steps);
+        observer.begins();
         while self.trainer.progress().step < steps {
             let report = self.trainer.step()?;
             let step = report.step;
