@@ -253,23 +253,23 @@ fn layers(summary: &Summary) {
     let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
     let line = |layer: &KeptOfLayer| {
         let KeptOfLayer { name, kept, of } = layer;
-        eprintln!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
+        say!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
     };
     const ENDS: usize = 4;
     if layers.len() <= 4 * ENDS {
-        eprintln!("\nkept of each layer");
+        say!("\nkept of each layer");
         return layers.iter().for_each(line);
     }
     let mut sorted: Vec<&KeptOfLayer> = layers.iter().collect();
     sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
     let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
     if most - least < 0.001 {
-        eprintln!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
+        say!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
         return;
     }
-    eprintln!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
+    say!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
     sorted[..ENDS].iter().for_each(|layer| line(layer));
-    eprintln!("       ...");
+    say!("       ...");
     sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));
 }
 

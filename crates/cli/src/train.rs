@@ -27,6 +27,7 @@ use crate::{device, profile, ranks, restart};
   espalier train runs/hello.toml
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
+  espalier train runs/hello.toml --resume --fresh
   espalier train runs/hello.toml --ranks 4
   espalier train runs/pipeline.toml --set parallel.schedule=zb-h1 --trace trace.json
   espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
@@ -51,6 +52,9 @@ pub struct TrainArguments {
     /// Go on although this field, or section, of the run file is not what it was and that makes another run. May be repeated.
     #[arg(long, value_name = "FIELD", requires = "resume")]
     allow: Vec<String>,
+    /// With --resume: start over in the run folder. Its checkpoints and metrics are put aside, in a folder there.
+    #[arg(long, requires = "resume")]
+    fresh: bool,
     /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
@@ -293,9 +297,13 @@ impl TrainArguments {
         if let Some(from) = self.from.as_ref().filter(|_| !again) {
             option("--from", from.as_os_str());
         }
-        for (name, set) in
-            [("--resume", self.resume || again), ("--profile", self.profile), ("--json", self.json)]
-        {
+        for (name, set) in [
+            ("--resume", self.resume || again),
+            // What starts over, does so once.
+            ("--fresh", self.fresh && !again),
+            ("--profile", self.profile),
+            ("--json", self.json),
+        ] {
             words.extend(set.then(|| name.into()));
         }
         // Last, and marked as no option, whatever it is called.
@@ -318,6 +326,7 @@ fn place(arguments: &TrainArguments) -> Place {
         numbered: arguments.out.is_none(),
         claimed: arguments.supervised,
         resume: arguments.resume,
+        fresh: arguments.fresh,
         allow: arguments.allow.clone(),
         from: arguments.from.clone(),
         trace: arguments.trace.clone(),

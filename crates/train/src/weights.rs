@@ -12,7 +12,7 @@ use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
 use crate::Result;
-use crate::checkpoint::{MODEL, Room, Wanted};
+use crate::checkpoint::{MODEL, Room, Wanted, tensor_is_finite};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -261,6 +261,16 @@ impl Weights {
             None => Ok([0; 32]),
         };
         self.parameters.iter().chain(&self.buffers).map(digest).collect()
+    }
+
+    /// The first parameter or statistic held that has a NaN or an infinity.
+    pub fn first_not_finite(&self) -> Result<Option<String>> {
+        for (name, tensor) in self.named() {
+            if !tensor_is_finite(tensor)? {
+                return Ok(Some(name.to_owned()));
+            }
+        }
+        Ok(None)
     }
 
     /// What stands for all that is held: blake3 of the digests.

@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod claimed;
+mod damage;
 mod doctor;
 mod dry_run;
 mod faults;

@@ -7,7 +7,7 @@ use std::path::Path;
 use espalier_plan::Plan;
 use espalier_plan::rounds::Rounds;
 
-use super::{Observer, Place, Resumed, checkpoints_of, nothing_to_do};
+use super::{Observer, Place, Resumed, checkpoints_of, no_whole_checkpoint, nothing_to_do};
 use crate::checkpoint::{MODEL, Whole};
 use crate::{Error, Result};
 
@@ -20,11 +20,19 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
         Rounds::of(&plan.model, prune).map(|rounds| rounds.trainings(&plan.run, steps)).transpose()?;
     }
     let claim = place.claim()?;
-    if place.resume {
+    if place.resume && !place.fresh {
         let resumed = Resumed::compare(claim.folder(), &plan.run, &place.allow, observer)?;
-        let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        match checkpoints_of(plan, claim.folder()).latest(None, report)? {
-            None => observer.warning("no whole checkpoint was found: the run would start from its beginning"),
+        let mut damaged = Vec::new();
+        let report = |broken: &Error| damaged.push(broken.to_string());
+        let newest = checkpoints_of(plan, claim.folder()).latest(None, report)?;
+        if let Some(first) = damaged.first().filter(|_| newest.is_none()) {
+            return Err(no_whole_checkpoint(claim.folder(), first));
+        }
+        for broken in damaged {
+            observer.warning(&format!("{broken}; the one before it would be used"));
+        }
+        match newest {
+            None => observer.warning("there is no checkpoint yet: the run would start from its beginning"),
             Some(whole) => {
                 fits(plan, &whole)?;
                 let done = whole.progress().step;
@@ -37,7 +45,8 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
         }
     }
     if let Some(from) = &place.from {
-        fits(plan, &Whole::find(from, None)?)?;
+        let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
+        fits(plan, &Whole::find(from, None, report)?)?;
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }

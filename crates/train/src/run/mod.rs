@@ -10,6 +10,7 @@
 mod check;
 mod claim;
 mod metrics;
+mod pace;
 mod prune;
 mod resumed;
 
@@ -30,19 +31,20 @@ use espalier_plan::spec::Input;
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
-use crate::checkpoint::{Checkpoints, Whole};
+use crate::checkpoint::{self, Checkpoints, Whole};
 use crate::data::{Dataset, Split};
 use crate::parallel::launched::Join;
-use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
+use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within, together};
 use crate::prune::Observation;
 use crate::step::{Trace, chrome};
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::weights::hash_of;
-use crate::{Error, Result};
+use crate::{Error, Result, durable};
 pub use check::check;
 pub use claim::Claim;
 use metrics::Metrics;
+use pace::Pace;
 pub use prune::prune;
 pub use resumed::Resumed;
 
@@ -104,6 +106,8 @@ pub struct Place {
     pub claimed: bool,
     /// Continue what is there; otherwise the folder must not hold a run.
     pub resume: bool,
+    /// Start over in a folder that holds a run, whose checkpoints and metrics are put aside.
+    pub fresh: bool,
     /// Fields, or sections, of the run file that may differ from what the run was, although that makes another run of it.
     pub allow: Vec<String>,
     /// A checkpoint whose weights and masks a new run starts from.
@@ -265,7 +269,9 @@ struct Run {
     metrics: Metrics,
     folder: PathBuf,
     tokens_per_sample: Option<usize>,
-    step_seconds: Vec<f64>,
+    pace: Pace,
+    /// Why the last checkpoint that was tried is not there.
+    unsaved: Option<Error>,
     last_loss: Option<f64>,
     validation: Option<Evaluation>,
     trace: Option<PathBuf>,
@@ -302,18 +308,15 @@ impl Run {
             File::create(path)
                 .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
         }
-        let resumed = match leads && place.resume {
+        let resumed = match leads && place.resume && !place.fresh {
             true => Some(Resumed::compare(&folder, &plan.run, &place.allow, observer)?),
             false => None,
         };
         let samples = dataset.len(Split::Train);
         let checkpoints = checkpoints_of(&plan, &folder);
         let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
-        if place.resume {
-            let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
-            if trainer.load(&checkpoints, report)?.is_none() {
-                observer.warning("no whole checkpoint was found: the run starts from its beginning");
-            }
+        if place.resume && !place.fresh {
+            resume(&mut trainer, &checkpoints, &folder, observer)?;
             if let Some(wanted) = plan.run.prune.as_ref().and_then(Prune::share_of_weights)
                 && trainer.is_pruned_beyond(wanted)
             {
@@ -324,7 +327,9 @@ impl Run {
             }
         }
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
-            trainer.start_from(&Whole::find(from, trainer.ranks())?)?;
+            let passed_over =
+                |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
+            trainer.start_from(&Whole::find(from, trainer.ranks(), passed_over)?)?;
         }
         if let Some(ranks) = trainer.ranks() {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
@@ -335,7 +340,7 @@ impl Run {
             trainer.ranks().map_or(Ok(()), |ranks| ranks.world().barrier())?;
             trainer.trace_since(Instant::now());
         }
-        let mut metrics = Metrics { file: None, path: folder.join("metrics.jsonl") };
+        let mut metrics = Metrics::default();
         let (done, steps) = (trainer.progress().step, trainer.steps());
         let nothing_left = place.resume && done >= steps;
         if nothing_left {
@@ -343,6 +348,9 @@ impl Run {
         }
         // A run of which nothing is left to do stays what it was.
         if leads && !nothing_left {
+            if place.fresh {
+                set_aside(&folder, observer)?;
+            }
             let text = plan.run.to_toml()?;
             if let Some(resumed) = &resumed {
                 resumed.note_length(&plan.run, done, samples, observer);
@@ -364,7 +372,8 @@ impl Run {
             metrics,
             folder,
             tokens_per_sample,
-            step_seconds: Vec::new(),
+            pace: Pace::default(),
+            unsaved: None,
             last_loss: None,
             validation: None,
             trace: place.trace.clone(),
@@ -383,10 +392,10 @@ impl Run {
             let report = self.trainer.step()?;
             let step = report.step;
             match (&report.seen, &report.pruned) {
-                (None, None) => self.step_seconds.push(report.seconds),
+                (None, None) => self.pace.add(report.seconds),
                 // Its time is not that of a step.
-                (Some(seen), _) => self.looked(step, seen, observer)?,
-                (_, Some(pruned)) => self.pruned(step, pruned, observer)?,
+                (Some(seen), _) => self.looked(step, seen, observer),
+                (_, Some(pruned)) => self.pruned(step, pruned, observer),
             }
             if report.taken {
                 self.last_loss = Some(report.loss);
@@ -404,7 +413,8 @@ impl Run {
             observer.step(&report, self.recent_rates(), peak);
             let last = step == steps;
             if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
-                self.metrics.step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64())?;
+                let line = metrics::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
+                self.metrics.line(line, observer);
             }
             // An asynchronous pipeline that is not empty goes on: it will be, before anything is due.
             if !self.trainer.is_at_rest() {
@@ -414,26 +424,80 @@ impl Run {
                 self.validation = self.trainer.evaluate()?;
                 if let Some(evaluation) = self.validation {
                     observer.evaluated(step, evaluation);
-                    self.metrics.evaluation(step, &self.validation(), self.begin.elapsed().as_secs_f64())?;
+                    let time = self.begin.elapsed().as_secs_f64();
+                    self.metrics.line(metrics::of_evaluation(step, &self.validation(), time), observer);
+                    if !evaluation.loss.is_finite() {
+                        return Err(Error::NotFinite { step, what: "the validation loss".into() });
+                    }
                 }
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
             let stopped = self.any(stop.load(Ordering::Relaxed))? && self.trainer.is_together();
             let interrupted = stopped && !last;
-            let due = every > 0 && step.is_multiple_of(every as u64);
+            // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
+            let due = every > 0
+                && step.is_multiple_of(every as u64)
+                && !self.any(self.trainer.progress().bad_steps > 0)?;
             if interrupted || due || (last && self.plan.run.checkpoint.last) {
-                observer.saved(&self.trainer.save(&self.checkpoints)?);
+                self.save(observer)?;
             }
             if interrupted {
-                self.write_trace()?;
-                return Ok(Outcome { summary: self.summary()?, interrupted: true });
+                return self.end(true, observer);
             }
         }
         if let Some(text) = self.short_of_its_sparsity() {
             observer.warning(&text);
         }
+        if !self.plan.run.checkpoint.last || self.unsaved.is_some() {
+            self.refuse_not_finite()?;
+        }
+        self.end(false, observer)
+    }
+
+    /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        match self.trainer.save(&self.checkpoints) {
+            Ok(path) => {
+                self.unsaved = None;
+                observer.saved(&path);
+                let progress = self.trainer.progress();
+                // Those from before the bad steps may be needed.
+                if self.leads() && progress.bad_steps == 0 {
+                    self.checkpoints.remove_old(progress.step, |problem| observer.warning(problem));
+                }
+            }
+            Err(error @ Error::Disk { .. }) => {
+                observer.warning(&format!("{error}; the run goes on without it, and those before it stay"));
+                self.unsaved = Some(error);
+            }
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// The end of a run, at its last step or before.
+    fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<Outcome> {
         self.write_trace()?;
-        Ok(Outcome { summary: self.summary()?, interrupted: false })
+        self.metrics.close(observer);
+        match self.unsaved.take() {
+            Some(error) => Err(error),
+            None => Ok(Outcome { summary: self.summary()?, interrupted }),
+        }
+    }
+
+    /// An error where a weight is not finite: what is saved was looked at when it was.
+    fn refuse_not_finite(&self) -> Result<()> {
+        let find = || self.trainer.weights().first_not_finite().map_err(|why| why.to_string());
+        let found = together(self.trainer.ranks(), find)?;
+        let found = found.map_err(|why| Error::RankEnded { rank: 0, how: "failed", why })?;
+        match found.into_iter().flatten().next() {
+            Some(what) => Err(Error::NotFinite { step: self.trainer.progress().step, what }),
+            None => Ok(()),
+        }
+    }
+
+    fn leads(&self) -> bool {
+        self.trainer.ranks().is_none_or(Ranks::leads)
     }
 
     /// Where the run ended before its method had pruned as much as it should.
@@ -467,8 +531,8 @@ impl Run {
                     .collect()
             }
         };
-        if self.trainer.ranks().is_none_or(Ranks::leads) {
-            fs::write(path, chrome(&ranks).to_string()).map_err(|why| Error::file(path, why))?;
+        if self.leads() {
+            fs::write(path, chrome(&ranks).to_string()).map_err(|why| Error::unwritten(path, why))?;
         }
         Ok(())
     }
@@ -478,21 +542,20 @@ impl Run {
         self.trainer.ranks().map_or(Ok(flag), |ranks| ranks.any(flag))
     }
 
-    fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) -> Result<()> {
+    fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) {
         observer.looked(step, seen);
-        self.metrics.line(json!({
-            "step": step, "pruner": { "note": seen.note, "mask_distances": seen.distances },
-        }))
+        let seen = json!({ "note": seen.note, "mask_distances": seen.distances });
+        self.metrics.line(json!({ "step": step, "pruner": seen }), observer);
     }
 
-    fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) -> Result<()> {
+    fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) {
         announce(observer, step, pruned, &mut self.warned);
         let (kept, all) = pruned.kept;
         let mut line = json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } });
         if !pruned.distances.is_empty() {
             line["pruned"]["mask_distances"] = json!(pruned.distances);
         }
-        self.metrics.line(line)
+        self.metrics.line(line, observer);
     }
 
     fn validation(&self) -> Validation {
@@ -504,8 +567,7 @@ impl Run {
     }
 
     fn recent_rates(&self) -> Rates {
-        let recent = &self.step_seconds[self.step_seconds.len().saturating_sub(20)..];
-        Rates::from_steps(recent, self.plan.run.train.batch, self.tokens_per_sample)
+        Rates::from_steps(self.pace.last(20), self.plan.run.train.batch, self.tokens_per_sample)
     }
 
     /// What the run came to; bytes are the largest over ranks.
@@ -521,7 +583,8 @@ impl Run {
             hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests()?)?);
         }
         let (sent, peaks) = bytes[1..].split_at(sent.len());
-        let rates = Rates::from_steps(&self.step_seconds, self.plan.run.train.batch, self.tokens_per_sample);
+        let rates =
+            Rates::from_steps(self.pace.last(usize::MAX), self.plan.run.train.batch, self.tokens_per_sample);
         let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
         summary.steps = self.trainer.progress().step;
         summary.loss = self.last_loss;
@@ -540,13 +603,74 @@ impl Run {
     }
 }
 
+/// Goes back to the newest whole checkpoint. Damaged ones are put aside; where there are no others, that is refused.
+fn resume(
+    trainer: &mut Trainer,
+    checkpoints: &Checkpoints,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let mut damaged = Vec::new();
+    let report = |broken: &Error| {
+        if let Error::Checkpoint { path, .. } = broken {
+            damaged.push((path.clone(), broken.to_string()));
+        }
+    };
+    let loaded = trainer.load(checkpoints, report)?;
+    match (loaded, damaged.first()) {
+        (None, None) => observer.warning("there is no checkpoint yet: the run starts from its beginning"),
+        (None, Some((_, newest))) => return Err(no_whole_checkpoint(folder, newest)),
+        (Some(_), _) if trainer.ranks().is_none_or(Ranks::leads) => {
+            for (path, problem) in &damaged {
+                let moved = match checkpoint::set_aside(path) {
+                    Ok(to) => format!("it is {} now", to.display()),
+                    Err(why) => format!("it cannot be put aside: {why}"),
+                };
+                observer.warning(&format!("{problem}; {moved}, and the one before it is used"));
+            }
+        }
+        (Some(_), _) => {}
+    }
+    Ok(())
+}
+
+/// That a run cannot be resumed, though there is something that might be rescued; `newest` is what is wrong with the newest.
+fn no_whole_checkpoint(folder: &Path, newest: &str) -> Error {
+    let verify = format!("`espalier verify {}`", folder.display());
+    Error::file(
+        folder,
+        format!(
+            "no whole checkpoint is left to resume from ({newest}), and nothing was changed: {verify} looks at all of them, \
+             and --resume --fresh starts over and puts them aside"
+        ),
+    )
+}
+
+/// Puts checkpoints and metrics of a run that starts over, and a copy of its resolved file, into a folder beside them.
+fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()> {
+    let there = |name: &str| folder.join(name).symlink_metadata().is_ok();
+    let parts: Vec<&str> = ["checkpoints", "metrics.jsonl"].into_iter().filter(|name| there(name)).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let names = (1..).map(|n| format!("set-aside-{n}"));
+    let aside = folder.join(names.into_iter().find(|name| !there(name)).expect("some name is free"));
+    let attempt = || -> std::io::Result<()> {
+        durable::create_folder(&aside)?;
+        for part in parts {
+            fs::rename(folder.join(part), aside.join(part))?;
+        }
+        durable::replace(&aside.join(RUN_FILE), &fs::read(folder.join(RUN_FILE))?)?;
+        durable::sync_folder(folder)
+    };
+    attempt().map_err(|why| Error::unwritten(&aside, why))?;
+    observer.warning(&format!("the run starts over: what was there is in {}", aside.display()));
+    Ok(())
+}
+
 /// Writes a file of the run folder whole or not at all.
 fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
-    let (path, temporary) = (folder.join(name), folder.join(format!(".{name}.writing")));
-    let attempt = || -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
-        fs::write(&temporary, text)?;
-        fs::rename(&temporary, &path)
-    };
-    attempt().map_err(|why| Error::file(&path, format!("cannot be written: {why}")))
+    let path = folder.join(name);
+    let written = durable::create_folder(folder).and_then(|()| durable::replace(&path, text.as_bytes()));
+    written.map_err(|why| Error::unwritten(&path, why))
 }

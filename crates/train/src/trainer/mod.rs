@@ -322,8 +322,10 @@ impl Trainer {
         }
         let totals = self.sum(totals)?;
         let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
-        let best = self.progress.best_validation.get_or_insert(evaluation.loss);
-        *best = best.min(evaluation.loss);
+        if evaluation.loss.is_finite() {
+            let best = self.progress.best_validation.get_or_insert(evaluation.loss);
+            *best = best.min(evaluation.loss);
+        }
         Ok(Some(evaluation))
     }
 

@@ -3,6 +3,7 @@
 mod accumulation;
 mod card;
 mod compressed;
+mod damage;
 mod evaluate;
 mod gradients;
 mod layouts;
