@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use espalier_plan::Plan;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
 use espalier_train::data::{Dataset, Split};
@@ -185,6 +185,17 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
             let of = if replicas == 1 { String::new() } else { format!("{replicas} replicas of ") };
             format!(" over {of}{} stages ({}){joined}, each", pipeline.stages, pipeline.name())
         }
+    }
+}
+
+/// That the candidates are scored some at a time, where they are.
+pub fn scoring(scoring: &Scoring) {
+    if scoring.passes > 1 {
+        say!(
+            "scoring in {} passes over its samples, each three times, since the sums of all candidates would not fit: {} at once",
+            scoring.passes,
+            bytes(scoring.bytes as usize),
+        );
     }
 }
 

@@ -14,6 +14,7 @@ use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::data::{Dataset, Split};
 use espalier_train::parallel::launched::Join;
+use espalier_train::prune;
 use espalier_train::run::{self, Outcome, Place, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary};
 
@@ -206,6 +207,13 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         let transport = join.as_ref().map(Join::transport);
         progress::describe(&plan, &dataset, &device::describe(&device), transport);
     }
+    // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
+    if !arguments.resume {
+        let scoring = plan.scoring(prune::memory(&device, ranks_of(&plan))).map_err(Error::Plan)?;
+        if leads && let Some(scoring) = &scoring {
+            progress::scoring(scoring);
+        }
+    }
 
     let place = place(arguments);
     let mut observer = Progress::new();
@@ -242,13 +250,27 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
+/// Ranks of a run on all axes.
+fn ranks_of(plan: &Plan) -> usize {
+    plan.run.parallel.data * plan.run.parallel.stages()
+}
+
 /// Says what would run, on a machine that need not have what it would run on, and what would stop it.
 fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     let Prepared { plan, dataset, join } = prepared;
     let (kind, device) = prepared.planned_device()?;
     progress::describe(plan, dataset, &device, join.as_ref().map(Join::transport));
     run::check(plan, dataset.len(Split::Train), &place(arguments), &mut Progress::lines())?;
-    let summary = Summary::planned(plan, kind);
+    let memory = match kind {
+        "cuda" => Cuda::probe().cards.first().map(|card| card.memory as u64),
+        _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, ranks_of(plan)),
+    };
+    let scoring = plan.scoring(memory).map_err(Error::Plan)?;
+    if let Some(scoring) = &scoring {
+        progress::scoring(scoring);
+    }
+    let mut summary = Summary::planned(plan, kind);
+    summary.scored(scoring);
     progress::summarise(&summary);
     print_json(arguments, &summary);
     Ok(())

@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::config::{Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
 use crate::schedule::{Action, Chunk, Schedule};
+use crate::scoring::Needs;
 use crate::spec::{Model, Parameter, ShapeError};
 use crate::stages::Parts;
 
@@ -32,6 +33,8 @@ pub struct Memory {
     pub optimizer: u64,
     /// Which weights are kept; nothing without pruning.
     pub mask: u64,
+    /// What scoring by gradients holds before the first step, in one pass; nothing for other methods of pruning.
+    pub scoring: u64,
     /// What the forward pass of one micro-batch keeps for the backward pass, and what the head reads.
     pub activations: u64,
     /// Scratch space of the kernels: theirs to know, so not predicted.
@@ -80,6 +83,7 @@ impl Memory {
             gradients: self.gradients.max(other.gradients),
             optimizer: self.optimizer.max(other.optimizer),
             mask: self.mask.max(other.mask),
+            scoring: self.scoring.max(other.scoring),
             activations: self.activations.max(other.activations),
             workspace: None,
             communication: self.communication.max(other.communication),
@@ -94,9 +98,8 @@ impl Memory {
         activations: u64,
         versions: u64,
     ) -> Memory {
-        let mut held: Vec<usize> = blocks.iter().flat_map(|part| model.parameters_of(part.clone())).collect();
-        held.sort_unstable();
-        held.dedup();
+        let held = model.held(blocks);
+        let scoring = Needs::of(model, &held, run).map_or(0, |needs| needs.bytes(1));
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
@@ -148,6 +151,7 @@ impl Memory {
             gradients: stored.saturating_mul(run.gradient_bytes()),
             optimizer: own.saturating_mul(each),
             mask,
+            scoring,
             activations,
             workspace: None,
             communication: if run.parallel.is_local() {
@@ -162,8 +166,10 @@ impl Memory {
 
     /// All that is predicted.
     pub fn total(&self) -> u64 {
-        let parts =
-            [self.weights, self.gradients, self.optimizer, self.mask, self.activations, self.communication];
+        // Scoring is over before there are gradients and state.
+        let state = [self.gradients, self.optimizer, self.mask, self.communication];
+        let state = state.into_iter().fold(0, u64::saturating_add).max(self.scoring);
+        let parts = [self.weights, self.activations, state];
         parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use espalier_comm::Traffic;
-use espalier_plan::Plan;
 use espalier_plan::config::Prune;
 use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::Category;
 use serde::Serialize;
 
@@ -157,6 +157,7 @@ impl Summary {
                     Category::Gradients => Some(predicted.gradients),
                     Category::Optimizer => Some(predicted.optimizer),
                     Category::Mask => Some(predicted.mask),
+                    Category::Scoring => Some(predicted.scoring),
                     Category::Activations => Some(predicted.activations),
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
@@ -209,6 +210,13 @@ impl Summary {
             seconds: None,
             weights_hash: None,
             run: None,
+        }
+    }
+
+    /// Records in how many passes the candidates are scored, and what that holds.
+    pub fn scored(&mut self, scoring: Option<Scoring>) {
+        if let Some((scoring, entry)) = scoring.zip(self.memory.get_mut(Category::Scoring.name())) {
+            entry.predicted = Some(scoring.bytes);
         }
     }
 

@@ -130,7 +130,7 @@ impl Weights {
 
     /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
     pub fn widened(&self) -> Result<Weights> {
-        self.copied(|weights, id| weights.widened_one(id))
+        self.copied(|weights, id| weights.widened_one(id, Category::Scoring))
     }
 
     /// A copy of the parameters as they are now; statistics are shared.
@@ -164,8 +164,8 @@ impl Weights {
     }
 
     /// A copy of a parameter as f32.
-    pub fn widened_one(&self, id: ParameterId) -> Result<Tensor> {
-        Ok(cast(self.get(id), DType::F32, Category::Workspace)?)
+    pub fn widened_one(&self, id: ParameterId, category: Category) -> Result<Tensor> {
+        Ok(cast(self.get(id), DType::F32, category)?)
     }
 
     /// A parameter that is held.

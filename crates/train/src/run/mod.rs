@@ -586,6 +586,7 @@ impl Run {
         let rates =
             Rates::from_steps(self.pace.last(usize::MAX), self.plan.run.train.batch, self.tokens_per_sample);
         let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
+        summary.scored(self.trainer.scoring());
         summary.steps = self.trainer.progress().step;
         summary.loss = self.last_loss;
         summary.validation = self.validation();

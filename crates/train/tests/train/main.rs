@@ -5,6 +5,7 @@ mod card;
 mod compressed;
 mod damage;
 mod evaluate;
+mod fixture;
 mod gradients;
 mod layouts;
 mod local;

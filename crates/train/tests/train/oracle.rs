@@ -18,7 +18,8 @@ use espalier_train::layers::{Backward, BatchStatistics, Forward, Mode, Scale, Sh
 use espalier_train::model::Model;
 use espalier_train::state::{Gradients, Masks, Optimizer};
 use espalier_train::weights::{ParameterId, Weights};
-use safetensors::{Dtype, SafeTensors};
+
+use crate::fixture::Fixture;
 
 /// How many times PyTorch's own error is allowed.
 const SLACK: f64 = 2.0;
@@ -80,19 +81,8 @@ const CNN: &str = r#"
 
 impl Oracle {
     fn read(file: &[u8], text: &'static str, facts: DataFacts, head: &'static str) -> Oracle {
-        let (_, header) = SafeTensors::read_metadata(file).unwrap();
-        let own = &header.metadata().as_ref().unwrap()["own"];
-        let own = serde_json::from_str(own).unwrap();
-        let (mut tensors, mut words, mut bytes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        for (name, view) in SafeTensors::deserialize(file).unwrap().tensors() {
-            let fours = || view.data().chunks_exact(4).map(|four| <[u8; 4]>::try_from(four).unwrap());
-            match view.dtype() {
-                Dtype::F32 => drop(tensors.insert(name, fours().map(f32::from_le_bytes).collect())),
-                Dtype::U32 => drop(words.insert(name, fours().map(u32::from_le_bytes).collect())),
-                Dtype::U8 => drop(bytes.insert(name, (view.shape().to_vec(), view.data().to_vec()))),
-                other => panic!("{name} is of {other:?}"),
-            }
-        }
+        let Fixture { f32: tensors, words, bytes, metadata } = Fixture::read(file);
+        let own = serde_json::from_str(&metadata["own"]).unwrap();
         Oracle { tensors, words, bytes, own, text, facts, head }
     }
 

@@ -10,11 +10,11 @@ use espalier_train::prune::moving::Moves;
 use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
-use espalier_train::prune::{count, is_kept};
+use espalier_train::prune::{count, is_kept, pruner};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::ParameterId;
 
-use super::bench::{Bench, Reference, assert_best, kept, perceptron, perceptron_with};
+use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
 use crate::support::{prepare, tiny_cnn, tiny_gpt};
 
 #[test]
@@ -147,6 +147,40 @@ fn scoring_changes_nothing_of_the_model() {
         bench
             .draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0, score: FlowScore::Signed }, 0);
         assert_eq!(bench.weights.hash().unwrap(), before, "{precision}: weights and running statistics");
+    }
+}
+
+/// Where the sums of all candidates would not fit, they are made for some at a time: the same masks, from fewer bytes at
+/// once, which are those that the plan says.
+#[test]
+fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
+    for (method, precision) in [("snip", "f32"), ("snip", "bf16"), ("grasp", "f32"), ("grasp", "bf16")] {
+        for base in [tiny_gpt(&["prune.embeddings=true"]), tiny_cnn(&[])] {
+            let base = base.set(format!("prune.method={method}")).set(format!("train.precision={precision}"));
+            let drawn = |memory: Option<u64>| {
+                let mut bench = Bench::new(&base);
+                let scoring = bench.plan.scoring(memory).unwrap().unwrap();
+                bench.passes = scoring.passes;
+                let mut pruner = pruner(&bench.plan, 100).unwrap().unwrap();
+                let masks = bench.draw(&mut *pruner, 0).masks;
+                assert_eq!(
+                    bench.device.ledger().peak(Category::Scoring) as u64,
+                    scoring.bytes,
+                    "{method} {precision}"
+                );
+                assert_eq!(bench.device.ledger().current(Category::Scoring), 0);
+                (scoring, masks)
+            };
+            let (one, masks) = drawn(None);
+            assert_eq!(one.passes, 1);
+            let plan = Bench::new(&base).plan;
+            let least = least_memory(&plan);
+            let (many, same) = drawn(Some(least));
+            assert!(many.passes > 1 && many.bytes < one.bytes, "{many:?} after {one:?}");
+            assert_eq!(same, masks, "{method} {precision}");
+            let error = plan.scoring(Some(least - 1)).unwrap_err().to_string();
+            assert!(error.contains("even a parameter at a time"), "{error}");
+        }
     }
 }
 
