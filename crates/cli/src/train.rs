@@ -265,7 +265,7 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
         "cuda" => Cuda::probe().cards.first().map(|card| card.memory as u64),
         _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, ranks_of(plan)),
     };
-    let scoring = plan.scoring(memory).map_err(Error::Plan)?;
+    let scoring = if arguments.resume { None } else { plan.scoring(memory).map_err(Error::Plan)? };
     if let Some(scoring) = &scoring {
         progress::scoring(scoring);
     }
