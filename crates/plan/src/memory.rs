@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::config::{Prune, RunFile};
+use crate::config::{Kernels, Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
 use crate::schedule::{Action, Chunk, Schedule};
 use crate::scoring::Needs;
@@ -103,22 +103,25 @@ impl Memory {
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
-        let (mut dense, mut candidates, mut mask, mut packed) = (0u64, Vec::new(), 0u64, 0u64);
+        let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         let all = model.parameters();
         let sparse = prune.is_some_and(Prune::multiplies_sparsely);
         let linear = if sparse { model.linear_weights() } else { Vec::new() };
-        for parameter in held.into_iter().map(|place| &all[place]) {
+        let kept_of = prune.map(|prune| prune.kept_by_parameter(&all));
+        for place in held {
+            let parameter = &all[place];
             let elements = parameter.elements();
             let mut sent = elements;
-            match prune.filter(|prune| prune.covers(parameter)) {
+            match kept_of.as_ref().and_then(|kept| kept[place]) {
                 None => dense = dense.saturating_add(elements),
-                Some(prune) => {
-                    let kept = prune.kept_of(elements);
-                    candidates.push(elements);
+                Some(kept) => {
+                    candidates = candidates.saturating_add(elements);
+                    kept_sum += kept;
                     mask += mask_bytes(elements, kept);
-                    if linear.contains(&parameter.name) {
+                    if linear.contains(&parameter.name) && kept as f64 <= Kernels::MOST_KEPT * elements as f64
+                    {
                         mask += sparse_bytes(parameter, kept);
                     }
                     sent = if compressed { kept } else { elements };
@@ -130,9 +133,10 @@ impl Memory {
                 packed += bytes;
             }
         }
-        let parameters = candidates.iter().fold(dense, |sum, elements| sum.saturating_add(*elements));
+        let parameters = dense.saturating_add(candidates);
         let stored = match prune.filter(|_| compressed) {
-            Some(prune) => dense + prune.kept_of_all(&candidates),
+            Some(prune) if prune.is_by_layer() => dense + kept_sum,
+            Some(prune) => dense + prune.kept_of(candidates),
             None => parameters,
         };
         let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);

@@ -30,7 +30,7 @@ pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};
 pub use parallel::{BatchNorm, Parallel};
 pub use pipeline::Pipeline;
-pub use prune::{FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
+pub use prune::{Distribution, FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
 pub use crate::spec::{Precision, Recompute};

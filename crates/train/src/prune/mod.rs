@@ -96,7 +96,7 @@ pub enum Decision {
 pub struct Observation {
     /// In words.
     pub note: String,
-    /// The shares of places in which the mask drawn now differs from those drawn before, oldest first.
+    /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
     pub distances: Vec<f64>,
 }
 
@@ -320,8 +320,8 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
         }
         Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
         Method::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),
-        Method::Set(moving) => Box::new(set::Set(moving::Moves::new(sparsity, moving))),
-        Method::Rigl(moving) => Box::new(rigl::Rigl(moving::Moves::new(sparsity, moving))),
+        Method::Set(moving) => Box::new(set::Set(moving::Moves::new(moving))),
+        Method::Rigl(moving) => Box::new(rigl::Rigl(moving::Moves::new(moving))),
         Method::TwoOfFour { at } => Box::new(two_of_four::TwoOfFour { at: at as u64 }),
     }))
 }

@@ -145,10 +145,10 @@ fn counts_are_exact() {
         let share = |all: usize| (0.4 * all as f64).round() as usize;
         match name {
             "early-bird channels" => {
-                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each.
+                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each; the next reads these.
                 let masks: Vec<_> =
                     trainer.masks().iter().map(|(_, mask)| (mask.len(), mask.kept())).collect();
-                assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3)]);
+                assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3), (8 * 72, 8 * 27)]);
             }
             "2:4" => assert_eq!(2 * kept, all, "{name}"),
             _ if prepare(&base, 1).0.run.prune.unwrap().is_by_layer() => {
