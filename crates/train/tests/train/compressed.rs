@@ -76,7 +76,14 @@ fn state_that_is_compressed_on_the_way_is_the_same_too() {
     let gradual = |base: Base| {
         pruned(&base, "gradual", 0.8).set("prune.every=3").set("prune.start=2").set("prune.end=14")
     };
-    for base in [late(tiny_gpt(&[])), gradual(tiny_gpt(&["train.precision=bf16"])), gradual(tiny_cnn(&[]))] {
+    let grown = |base: Base| pruned(&base, "rigl", 0.8).set("prune.every=3").set("train.micro_batches=2");
+    for base in [
+        late(tiny_gpt(&[])),
+        gradual(tiny_gpt(&["train.precision=bf16"])),
+        gradual(tiny_cnn(&[])),
+        grown(tiny_gpt(&[])),
+        grown(tiny_gpt(&["train.precision=bf16"])),
+    ] {
         let dense = train(&base.set("prune.state=dense"), 20);
         assert_eq!(dense, train(&base.set("prune.state=compressed"), 20));
     }
