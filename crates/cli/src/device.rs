@@ -63,10 +63,26 @@ fn open_card(probe: &Probe) -> Result<Device> {
 /// What a device is, in a few words.
 pub fn describe(device: &Device) -> String {
     match device {
-        Device::Cpu(cpu) => match cpu.threads() {
-            1 => "1 thread".into(),
-            threads => format!("{threads} threads"),
-        },
+        Device::Cpu(cpu) => threads_in_words(cpu.threads()),
         Device::Cuda(cuda) => cuda.name().into(),
+    }
+}
+
+/// The kind of device that would be opened, and what it is in a few words; a card need not be there.
+pub fn plan(kind: DeviceKind, threads: usize) -> (&'static str, String) {
+    match kind {
+        DeviceKind::Cuda => {
+            let found = Cuda::probe().cards.first().map(|card| card.name.to_string());
+            ("cuda", found.unwrap_or_else(|| "a card (none was found on this machine)".into()))
+        }
+        DeviceKind::Auto if Cuda::probe().usable() => plan(DeviceKind::Cuda, threads),
+        DeviceKind::Auto | DeviceKind::Cpu => ("cpu", threads_in_words(threads)),
+    }
+}
+
+fn threads_in_words(threads: usize) -> String {
+    match threads {
+        1 => "1 thread".into(),
+        threads => format!("{threads} threads"),
     }
 }

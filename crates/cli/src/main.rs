@@ -14,9 +14,13 @@ mod ranks;
 mod restart;
 mod say;
 mod schedule;
+mod signals;
 mod train;
+mod verify;
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand};
 use espalier_train::Error;
@@ -37,6 +41,8 @@ enum Command {
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
+    /// Check the checkpoints of a run folder.
+    Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
     Schedule(schedule::ScheduleArguments),
     /// Say what this machine has, and what is missing.
@@ -47,9 +53,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // A file that grows beyond the limit of this process is an error where it is written, like a full disk, and no end.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::<AtomicBool>::default());
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
         Command::Prune(arguments) => prune::prune(&arguments),
+        Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
@@ -82,7 +91,7 @@ fn sentence(error: &anyhow::Error) -> String {
     format!("{error:#}{advice}")
 }
 
-/// 2: the user's input; 3: a rank or a device; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
+/// 2: the user's input; 3: a rank, a device or the disk; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<espalier_tensor::Error>() {
         return 3;
@@ -93,7 +102,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Comm(espalier_comm::Error::Variables { .. })) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
         Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
-        Some(Error::Diverged { .. }) => 4,
+        Some(Error::Disk { .. }) => 3,
+        Some(Error::Diverged { .. } | Error::NotFinite { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None if error.is::<std::io::Error>() => 3,
         None => 1,

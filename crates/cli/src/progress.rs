@@ -2,9 +2,11 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use espalier_plan::Plan;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
 use espalier_train::data::{Dataset, Split};
@@ -24,6 +26,7 @@ pub struct Progress {
     last_line: Option<Instant>,
     seen: u64,
     profiled: Option<Device>,
+    begun: Arc<AtomicBool>,
 }
 
 impl Progress {
@@ -38,7 +41,12 @@ impl Progress {
 
     /// Lines wherever standard error goes, for what takes no steps.
     pub fn lines() -> Progress {
-        Progress { bar: None, steps: 0, last_line: None, seen: 0, profiled: None }
+        Progress { bar: None, steps: 0, last_line: None, seen: 0, profiled: None, begun: Arc::default() }
+    }
+
+    /// Sets a flag when the first step is about to be taken.
+    pub fn flag_begin(&mut self, begun: Arc<AtomicBool>) {
+        self.begun = begun;
     }
 
     /// Takes the times of a device's work, once the first steps are over.
@@ -137,6 +145,14 @@ impl Observer for Progress {
         self.say(&format!("saved {}", path.display()));
     }
 
+    fn begins(&mut self) {
+        self.begun.store(true, Ordering::SeqCst);
+    }
+
+    fn note(&mut self, text: &str) {
+        self.say(&format!("note: {text}"));
+    }
+
     fn warning(&mut self, text: &str) {
         self.say(&format!("warning: {text}"));
     }
@@ -169,6 +185,17 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
             let of = if replicas == 1 { String::new() } else { format!("{replicas} replicas of ") };
             format!(" over {of}{} stages ({}){joined}, each", pipeline.stages, pipeline.name())
         }
+    }
+}
+
+/// That the candidates are scored some at a time, where they are.
+pub fn scoring(scoring: &Scoring) {
+    if scoring.passes > 1 {
+        say!(
+            "scoring in {} passes over its samples, each three times, since the sums of all candidates would not fit: {} at once",
+            scoring.passes,
+            bytes(scoring.bytes as usize),
+        );
     }
 }
 
@@ -237,23 +264,23 @@ fn layers(summary: &Summary) {
     let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
     let line = |layer: &KeptOfLayer| {
         let KeptOfLayer { name, kept, of } = layer;
-        eprintln!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
+        say!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
     };
     const ENDS: usize = 4;
     if layers.len() <= 4 * ENDS {
-        eprintln!("\nkept of each layer");
+        say!("\nkept of each layer");
         return layers.iter().for_each(line);
     }
     let mut sorted: Vec<&KeptOfLayer> = layers.iter().collect();
     sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
     let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
     if most - least < 0.001 {
-        eprintln!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
+        say!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
         return;
     }
-    eprintln!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
+    say!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
     sorted[..ENDS].iter().for_each(|layer| line(layer));
-    eprintln!("       ...");
+    say!("       ...");
     sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));
 }
 

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::config::RunFile;
 use espalier_train::checkpoint::Whole;
+use espalier_train::run::Observer;
 use espalier_train::{Error, run};
 
 use crate::progress::{self, Progress};
@@ -40,7 +41,9 @@ pub struct PruneArguments {
 
 /// Runs the command.
 pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
-    let whole = Whole::find(&arguments.checkpoint, None)?;
+    let mut progress = Progress::lines();
+    let passed_over = |broken: &Error| progress.warning(&format!("{broken}; the one before it is used"));
+    let whole = Whole::find(&arguments.checkpoint, None, passed_over)?;
     let sparsity = arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}"));
     let overrides: Vec<String> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
     let run_file = whole.run_file();
@@ -59,8 +62,9 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         })
         .into());
     }
-    let Prepared { plan, dataset, device, .. } = prepare_text(&text, &run_file, &overrides, None)?;
-    let mut progress = Progress::lines();
+    let prepared = prepare_text(&text, &run_file, &overrides, None)?;
+    let device = prepared.open_device()?;
+    let Prepared { plan, dataset, .. } = prepared;
     let summary =
         device.enter(|| run::prune(plan, dataset, &device, &whole, &arguments.out, &mut progress))?;
     progress::summarise(&summary);

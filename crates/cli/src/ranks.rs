@@ -24,7 +24,9 @@ pub fn quietly(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<E
     match error.downcast_ref::<Error>() {
         // Another rank says why; or all do, and rank 0 speaks for them.
         Some(Error::RankEnded { rank: other, .. }) if *other != rank => Ok(ExitCode::from(exit_code(&error))),
-        Some(Error::Diverged { .. } | Error::Disagree { .. }) => Ok(ExitCode::from(exit_code(&error))),
+        Some(
+            Error::Diverged { .. } | Error::NotFinite { .. } | Error::Disk { .. } | Error::Disagree { .. },
+        ) => Ok(ExitCode::from(exit_code(&error))),
         // They name the rank.
         Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => Err(error),
         _ => {

@@ -5,35 +5,37 @@
 //! that diverged (4) and one that was interrupted (130) are left as they are: they would come to the same end again.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
+use espalier_train::run::Claim;
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::flag;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::say::say;
+use crate::signals;
 
 /// Exit codes after which nothing is gained by trying again.
 const FINAL: [i32; 4] = [0, 2, 4, 130];
 
-/// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over; `folder` is the run's.
-pub fn supervise(restarts: usize, folder: &Path, first: &[OsString], again: &[OsString]) -> Result<ExitCode> {
+/// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over. The claim on its folder
+/// is held throughout, so that nobody comes in between.
+pub fn supervise(restarts: usize, claim: &Claim, first: &[OsString], again: &[OsString]) -> Result<ExitCode> {
     let signals = Passing::start()?;
     let mut arguments = first;
     for restart in 1.. {
-        let status = signals.wait(start(arguments)?)?;
+        let status = signals.wait(start(arguments, claim)?)?;
         if status.code().is_some_and(|code| FINAL.contains(&code)) {
             return Ok(exit_code(status));
         }
         // Where the run had not begun, what stopped it will stop it again.
-        if restart > restarts || signals.asked_to_stop() || !folder.join("run.toml").exists() {
+        if restart > restarts || signals.asked_to_stop() || !claim.folder().join("run.toml").exists() {
             if restarts > 0 && restart > restarts {
                 say!("the run {}; no restart is left of {restarts}", ended(status));
             }
@@ -46,9 +48,14 @@ pub fn supervise(restarts: usize, folder: &Path, first: &[OsString], again: &[Os
 }
 
 /// Starts this program again, in a group of its own: the terminal's signals come here and are passed on, once.
-fn start(arguments: &[OsString]) -> Result<Child> {
+/// It inherits the lock of the run folder as its standard input, which it does not read: where this process is killed, the
+/// folder is taken until the run has saved and stopped.
+fn start(arguments: &[OsString], claim: &Claim) -> Result<Child> {
     let own = std::env::current_exe().context("where this program is")?;
-    Command::new(own).args(arguments).process_group(0).spawn().context("the run cannot be started")
+    let lock = claim.lock().map(File::try_clone).transpose().context("the lock of the run folder")?;
+    let input = lock.map_or_else(Stdio::null, Stdio::from);
+    let mut run = Command::new(own);
+    run.args(arguments).stdin(input).process_group(0).spawn().context("the run cannot be started")
 }
 
 /// `was killed by signal 9`, `failed with exit code 3`
@@ -76,7 +83,7 @@ struct Passing {
 
 impl Passing {
     fn start() -> Result<Passing> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let mut signals = Signals::new(signals::heard())?;
         let passing = Passing { run: Arc::default(), came: Arc::default() };
         let (run, came) = (passing.run.clone(), passing.came.clone());
         thread::Builder::new().name("espalier-signals".into()).spawn(move || {
@@ -108,16 +115,20 @@ impl Passing {
 }
 
 fn pass_on(run: Pid, signal: i32) {
-    let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
+    let signal = match signal {
+        SIGINT => Signal::INT,
+        SIGUSR1 => Signal::USR1,
+        SIGHUP => Signal::HUP,
+        _ => Signal::TERM,
+    };
     // It may have ended by itself.
     let _ = kill_process(run, signal);
 }
 
-/// Sets `stop` where the process that waits for this one ends. Its own signal: the kernel may send it more than once, and a
-/// second SIGTERM would not let the run save.
-pub fn stop_with_parent(stop: &Arc<AtomicBool>) -> Result<()> {
-    flag::register(SIGHUP, stop.clone())?;
+/// Asks this process to stop where the one that waits for it ends. By a signal that only asks: the kernel may send it more than
+/// once, and a second SIGTERM would not let the run save.
+pub fn stop_with_parent() -> Result<()> {
     #[cfg(target_os = "linux")]
-    rustix::process::set_parent_process_death_signal(Some(Signal::HUP))?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
     Ok(())
 }

@@ -4,8 +4,6 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use clap::Args;
@@ -14,25 +12,23 @@ use espalier_plan::Plan;
 use espalier_plan::config::{self, DeviceKind, RunFile};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
-use espalier_train::data::Dataset;
+use espalier_train::data::{Dataset, Split};
 use espalier_train::parallel::launched::Join;
-use espalier_train::run::{Outcome, Place, run_launched, run_or_give_up};
+use espalier_train::prune;
+use espalier_train::run::{self, Outcome, Place, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 
 use crate::progress::{self, Progress};
 use crate::say::{self, say};
+use crate::signals::{INTERRUPTED, Stop};
 use crate::{device, profile, ranks, restart};
-
-/// Exit code of a run that was interrupted and has saved.
-const INTERRUPTED: u8 = 130;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
   espalier train runs/hello.toml
   espalier train runs/hello.toml --set train.steps=50 --set optimizer.name=lamb
   espalier train runs/hello.toml --resume
+  espalier train runs/hello.toml --resume --fresh
   espalier train runs/hello.toml --ranks 4
   espalier train runs/pipeline.toml --set parallel.schedule=zb-h1 --trace trace.json
   espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
@@ -54,6 +50,12 @@ pub struct TrainArguments {
     /// Go on from the newest checkpoint in the run folder (the newest folder of this name without --out).
     #[arg(long)]
     resume: bool,
+    /// Go on although this field, or section, of the run file is not what it was and that makes another run. May be repeated.
+    #[arg(long, value_name = "FIELD", requires = "resume")]
+    allow: Vec<String>,
+    /// With --resume: start over in the run folder. Its checkpoints and metrics are put aside, in a folder there.
+    #[arg(long, requires = "resume")]
+    fresh: bool,
     /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
@@ -77,16 +79,55 @@ pub struct TrainArguments {
     json: bool,
 }
 
-/// A run file, resolved, with its data and its device.
+/// A run file, resolved, with its data.
 pub struct Prepared {
     pub plan: Plan,
     pub dataset: Dataset,
-    pub device: Device,
     /// How it becomes one of several ranks, where a launcher has started them.
     pub join: Option<Join>,
 }
 
-/// Reads a run file and opens what it names.
+impl Prepared {
+    /// Opens the device that the run computes on.
+    pub fn open_device(&self) -> Result<Device> {
+        let device = match &self.join {
+            Some(join) => device::open_for(join, &self.wish(), self.threads()?),
+            None => device::open(&self.wish(), self.threads()?),
+        };
+        Ok(device.map_err(Error::Tensor)?)
+    }
+
+    /// The kind of device that it would be, and that in a few words; nothing is opened.
+    pub fn planned_device(&self) -> Result<(&'static str, String)> {
+        let kind = self.join.as_ref().map_or(self.wish().kind, Join::device_kind);
+        Ok(device::plan(kind, self.threads()?))
+    }
+
+    /// The device asked for, as far as it is not left to us.
+    fn wish(&self) -> config::Device {
+        let (mut wish, parallel) = (self.plan.run.device.clone(), &self.plan.run.parallel);
+        // Ranks of one process share its processor: where the choice is ours, that is it.
+        if (parallel.data > 1 || parallel.stages() > 1)
+            && self.join.is_none()
+            && wish.kind == DeviceKind::Auto
+        {
+            wish.kind = DeviceKind::Cpu;
+        }
+        wish
+    }
+
+    /// Threads of the processor.
+    fn threads(&self) -> Result<usize> {
+        let cores = std::thread::available_parallelism()?.get();
+        Ok(match (self.plan.run.device.threads, &self.join) {
+            (0, None) => cores,
+            (0, Some(join)) => join.threads(cores),
+            (n, _) => n,
+        })
+    }
+}
+
+/// Reads a run file and the data that it names.
 pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -> Result<Prepared> {
     prepare_text(&read(path)?, path, overrides, launched)
 }
@@ -115,23 +156,7 @@ pub fn prepare_text(
     }
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    let cores = std::thread::available_parallelism()?.get();
-    let threads = match (plan.run.device.threads, &join) {
-        (0, None) => cores,
-        (0, Some(join)) => join.threads(cores),
-        (n, _) => n,
-    };
-    if let Some(join) = join {
-        let device = device::open_for(&join, &plan.run.device, threads).map_err(Error::Tensor)?;
-        return Ok(Prepared { plan, dataset, device, join: Some(join) });
-    }
-    let mut wish = plan.run.device.clone();
-    // Ranks of one process share its processor: where the choice is ours, that is it.
-    if (plan.run.parallel.data > 1 || plan.run.parallel.stages() > 1) && wish.kind == DeviceKind::Auto {
-        wish.kind = DeviceKind::Cpu;
-    }
-    let device = device::open(&wish, threads).map_err(Error::Tensor)?;
-    Ok(Prepared { plan, dataset, device, join: None })
+    Ok(Prepared { plan, dataset, join })
 }
 
 /// Runs the command.
@@ -143,10 +168,10 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
                            with --resume";
             return Err(conflict("--max-restarts", problem).into());
         }
-        let Place { folder, .. } = place(arguments);
+        let claim = place(arguments).claim()?;
         let (first, again) =
-            (arguments.supervised_in(&folder, false), arguments.supervised_in(&folder, true));
-        return restart::supervise(arguments.max_restarts, &folder, &first, &again);
+            (arguments.supervised_in(claim.folder(), false), arguments.supervised_in(claim.folder(), true));
+        return restart::supervise(arguments.max_restarts, &claim, &first, &again);
     }
     match launched {
         None => train_here(arguments, None),
@@ -156,44 +181,52 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
 }
 
 fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result<ExitCode> {
+    let stop = Stop::listen()?;
+    if arguments.supervised {
+        restart::stop_with_parent()?;
+    }
+    for field in &arguments.allow {
+        config::check_name(field).map_err(Error::Plan)?;
+    }
     let path = &arguments.run_file;
     let mut overrides = arguments.overrides.clone();
     if let Some(ranks) = arguments.ranks {
         overrides.push(format!("parallel.data={}", replicas(path, &overrides, ranks)?));
     }
-    let Prepared { plan, dataset, device, join } = prepare(path, &overrides, launched)?;
+    let prepared = prepare(path, &overrides, launched)?;
     let leads = launched.is_none_or(|launched| launched.rank == 0);
+    if arguments.dry_run {
+        if leads {
+            dry_run(arguments, &prepared)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let device = prepared.open_device()?;
+    let Prepared { plan, dataset, join } = prepared;
     if leads {
         let transport = join.as_ref().map(Join::transport);
         progress::describe(&plan, &dataset, &device::describe(&device), transport);
     }
-    if arguments.dry_run {
-        let summary = Summary::planned(&plan, device.name());
-        if leads {
-            progress::summarise(&summary);
-            print_json(arguments, &summary);
+    // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
+    if !arguments.resume {
+        let scoring = plan.scoring(prune::memory(&device, ranks_of(&plan))).map_err(Error::Plan)?;
+        if leads && let Some(scoring) = &scoring {
+            progress::scoring(scoring);
         }
-        return Ok(ExitCode::SUCCESS);
     }
 
     let place = place(arguments);
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The first signal asks for a stop after the step; a second one does not wait.
-        flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())?;
-        flag::register(signal, stop.clone())?;
-    }
-    if arguments.supervised {
-        restart::stop_with_parent(&stop)?;
-    }
     let mut observer = Progress::new();
+    observer.flag_begin(stop.begun);
     if arguments.profile {
         observer.profile(&device);
     }
     let precision = plan.run.train.precision;
     let Outcome { summary, interrupted } = match &join {
-        None => run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop, &mut observer)?,
-        Some(join) => run_launched(join, plan, dataset, &device, &place, &stop, &mut observer)?,
+        None => {
+            run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop.asked, &mut observer)?
+        }
+        Some(join) => run_launched(join, plan, dataset, &device, &place, &stop.asked, &mut observer)?,
     };
     if !leads {
         return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
@@ -210,11 +243,37 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         say!(
             "interrupted and saved; go on with: espalier train {}{set} --out {} --resume",
             path.display(),
-            place.folder.display()
+            summary.run.as_deref().unwrap_or_default()
         );
         return Ok(ExitCode::from(INTERRUPTED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ranks of a run on all axes.
+fn ranks_of(plan: &Plan) -> usize {
+    plan.run.parallel.data * plan.run.parallel.stages()
+}
+
+/// Says what would run, on a machine that need not have what it would run on, and what would stop it.
+fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
+    let Prepared { plan, dataset, join } = prepared;
+    let (kind, device) = prepared.planned_device()?;
+    progress::describe(plan, dataset, &device, join.as_ref().map(Join::transport));
+    run::check(plan, dataset.len(Split::Train), &place(arguments), &mut Progress::lines())?;
+    let memory = match kind {
+        "cuda" => Cuda::probe().cards.first().map(|card| card.memory as u64),
+        _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, ranks_of(plan)),
+    };
+    let scoring = if arguments.resume { None } else { plan.scoring(memory).map_err(Error::Plan)? };
+    if let Some(scoring) = &scoring {
+        progress::scoring(scoring);
+    }
+    let mut summary = Summary::planned(plan, kind);
+    summary.scored(scoring);
+    progress::summarise(&summary);
+    print_json(arguments, &summary);
+    Ok(())
 }
 
 /// What so many ranks leave beside the stages of a run file.
@@ -247,6 +306,9 @@ impl TrainArguments {
         for change in &self.overrides {
             option("--set", change.as_ref());
         }
+        for field in &self.allow {
+            option("--allow", field.as_ref());
+        }
         if let Some(ranks) = self.ranks {
             option("--ranks", ranks.to_string().as_ref());
         }
@@ -257,9 +319,13 @@ impl TrainArguments {
         if let Some(from) = self.from.as_ref().filter(|_| !again) {
             option("--from", from.as_os_str());
         }
-        for (name, set) in
-            [("--resume", self.resume || again), ("--profile", self.profile), ("--json", self.json)]
-        {
+        for (name, set) in [
+            ("--resume", self.resume || again),
+            // What starts over, does so once.
+            ("--fresh", self.fresh && !again),
+            ("--profile", self.profile),
+            ("--json", self.json),
+        ] {
             words.extend(set.then(|| name.into()));
         }
         // Last, and marked as no option, whatever it is called.
@@ -274,17 +340,17 @@ fn print_json(arguments: &TrainArguments, summary: &Summary) {
     }
 }
 
-/// The run folder: the one given, or `out/NAME`, `out/NAME-2`, ...: the first free one, or the last used one to resume.
+/// Where the run lives: in the folder given, or in `out/NAME`, `out/NAME-2`, ...
 fn place(arguments: &TrainArguments) -> Place {
-    let (resume, from, trace) = (arguments.resume, arguments.from.clone(), arguments.trace.clone());
-    if let Some(folder) = &arguments.out {
-        return Place { folder: folder.clone(), resume, from, trace };
+    let stem = arguments.run_file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
+    Place {
+        folder: arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&*stem)),
+        numbered: arguments.out.is_none(),
+        claimed: arguments.supervised,
+        resume: arguments.resume,
+        fresh: arguments.fresh,
+        allow: arguments.allow.clone(),
+        from: arguments.from.clone(),
+        trace: arguments.trace.clone(),
     }
-    let stem = arguments.run_file.file_stem().map_or("run".into(), |s| s.to_string_lossy());
-    let numbered = |n: usize| match n {
-        1 => PathBuf::from(format!("out/{stem}")),
-        n => PathBuf::from(format!("out/{stem}-{n}")),
-    };
-    let used = (1..).take_while(|&n| numbered(n).join("run.toml").exists()).count();
-    Place { folder: numbered(if resume { used.max(1) } else { used + 1 }), resume, from, trace }
 }

@@ -12,6 +12,7 @@ pub mod mesh;
 pub mod plan;
 pub mod rounds;
 pub mod schedule;
+pub mod scoring;
 pub mod spec;
 pub mod stages;
 
@@ -20,3 +21,4 @@ pub use cut::Cut;
 pub use memory::Memory;
 pub use mesh::{Axis, Mesh, PerAxis};
 pub use plan::{DataFacts, Plan};
+pub use scoring::Scoring;

@@ -10,9 +10,10 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::config::{Prune, RunFile};
+use crate::config::{Kernels, Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
 use crate::schedule::{Action, Chunk, Schedule};
+use crate::scoring::Needs;
 use crate::spec::{Model, Parameter, ShapeError};
 use crate::stages::Parts;
 
@@ -32,6 +33,8 @@ pub struct Memory {
     pub optimizer: u64,
     /// Which weights are kept; nothing without pruning.
     pub mask: u64,
+    /// What scoring by gradients holds before the first step, in one pass; nothing for other methods of pruning.
+    pub scoring: u64,
     /// What the forward pass of one micro-batch keeps for the backward pass, and what the head reads.
     pub activations: u64,
     /// Scratch space of the kernels: theirs to know, so not predicted.
@@ -80,6 +83,7 @@ impl Memory {
             gradients: self.gradients.max(other.gradients),
             optimizer: self.optimizer.max(other.optimizer),
             mask: self.mask.max(other.mask),
+            scoring: self.scoring.max(other.scoring),
             activations: self.activations.max(other.activations),
             workspace: None,
             communication: self.communication.max(other.communication),
@@ -94,28 +98,30 @@ impl Memory {
         activations: u64,
         versions: u64,
     ) -> Memory {
-        let mut held: Vec<usize> = blocks.iter().flat_map(|part| model.parameters_of(part.clone())).collect();
-        held.sort_unstable();
-        held.dedup();
+        let held = model.held(blocks);
+        let scoring = Needs::of(model, &held, run).map_or(0, |needs| needs.bytes(1));
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
-        let (mut dense, mut candidates, mut mask, mut packed) = (0u64, Vec::new(), 0u64, 0u64);
+        let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
         let all = model.parameters();
         let sparse = prune.is_some_and(Prune::multiplies_sparsely);
         let linear = if sparse { model.linear_weights() } else { Vec::new() };
-        for parameter in held.into_iter().map(|place| &all[place]) {
+        let kept_of = prune.map(|prune| prune.kept_by_parameter(&all));
+        for place in held {
+            let parameter = &all[place];
             let elements = parameter.elements();
             let mut sent = elements;
-            match prune.filter(|prune| prune.covers(parameter)) {
+            match kept_of.as_ref().and_then(|kept| kept[place]) {
                 None => dense = dense.saturating_add(elements),
-                Some(prune) => {
-                    let kept = prune.kept_of(elements);
-                    candidates.push(elements);
+                Some(kept) => {
+                    candidates = candidates.saturating_add(elements);
+                    kept_sum += kept;
                     mask += mask_bytes(elements, kept);
-                    if linear.contains(&parameter.name) {
+                    if linear.contains(&parameter.name) && kept as f64 <= Kernels::MOST_KEPT * elements as f64
+                    {
                         mask += sparse_bytes(parameter, kept);
                     }
                     sent = if compressed { kept } else { elements };
@@ -127,9 +133,10 @@ impl Memory {
                 packed += bytes;
             }
         }
-        let parameters = candidates.iter().fold(dense, |sum, elements| sum.saturating_add(*elements));
+        let parameters = dense.saturating_add(candidates);
         let stored = match prune.filter(|_| compressed) {
-            Some(prune) => dense + prune.kept_of_all(&candidates),
+            Some(prune) if prune.is_by_layer() => dense + kept_sum,
+            Some(prune) => dense + prune.kept_of(candidates),
             None => parameters,
         };
         let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
@@ -148,6 +155,7 @@ impl Memory {
             gradients: stored.saturating_mul(run.gradient_bytes()),
             optimizer: own.saturating_mul(each),
             mask,
+            scoring,
             activations,
             workspace: None,
             communication: if run.parallel.is_local() {
@@ -162,8 +170,10 @@ impl Memory {
 
     /// All that is predicted.
     pub fn total(&self) -> u64 {
-        let parts =
-            [self.weights, self.gradients, self.optimizer, self.mask, self.activations, self.communication];
+        // Scoring is over before there are gradients and state.
+        let state = [self.gradients, self.optimizer, self.mask, self.communication];
+        let state = state.into_iter().fold(0, u64::saturating_add).max(self.scoring);
+        let parts = [self.weights, self.activations, state];
         parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
     }
 }

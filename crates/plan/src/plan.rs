@@ -189,11 +189,10 @@ fn check_pruning(run: &RunFile, model: &Model) -> Result<(), Error> {
         );
         return Err(Error::Conflict { field: "prune.form".into(), problem });
     }
-    match (Rounds::of(model, prune), run.train.length) {
-        (Some(rounds), Length::Steps(steps)) => rounds.trainings(run, steps).map(|_| ()),
-        // How many steps an epoch has, only the data knows.
-        _ => Ok(()),
-    }
+    // How many steps an epoch has, only the data knows.
+    let Length::Steps(steps) = run.train.length else { return Ok(()) };
+    prune.check_length(steps)?;
+    Rounds::of(model, prune).map_or(Ok(()), |rounds| rounds.trainings(run, steps).map(|_| ()))
 }
 
 /// A number of logits: what is written, or else what the data has; never fewer than that.
@@ -274,6 +273,10 @@ mod tests {
         insta::assert_snapshot!(sentence(nothing, TEXT), @r#"`prune.method` is "random", but nothing of gpt is left to prune: see `prune.exclude`"#);
         let misspelt = "[prune]\nmethod = \"random\"\nexclude = [\"attn\", \"mpl\"]";
         insta::assert_snapshot!(sentence(misspelt, TEXT), @r#"`prune.exclude` has no effect for "mpl", which is in no name of gpt's parameters"#);
+        let late = |field: &str| format!("[prune]\n{field}\n[train]\nsteps = 5");
+        insta::assert_snapshot!(sentence(&late("method = \"magnitude\"\nat = 5"), TEXT), @"`prune.at` is 5, but the run has 5 steps: nothing would ever be pruned");
+        assert!(plan(&late("method = \"magnitude\"\nat = 4"), TEXT).is_ok());
+        insta::assert_snapshot!(sentence(&late("method = \"gradual\"\nstart = 7"), TEXT), @"`prune.start` is 7, but the run has 5 steps: nothing would ever be pruned");
         let lottery = "[prune]\nmethod = \"lottery\"\n[train]\nsteps = 5";
         insta::assert_snapshot!(sentence(lottery, TEXT), @"`train.steps` is 5, but the lottery trains 12 times (11 rounds of `prune.rate`) and `prune.rewind` is 0: at least 12 are needed");
     }

@@ -124,6 +124,14 @@ impl Model {
         shape
     }
 
+    /// The places in [`Model::parameters`] of what several ranges of blocks use together, ascending.
+    pub(crate) fn held(&self, parts: &[Range<usize>]) -> Vec<usize> {
+        let mut places: Vec<usize> = parts.iter().flat_map(|part| self.parameters_of(part.clone())).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
     /// The places in [`Model::parameters`] of what some blocks use, tied weights included, ascending.
     pub fn parameters_of(&self, blocks: Range<usize>) -> Vec<usize> {
         let all = self.parameters();

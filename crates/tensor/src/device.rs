@@ -33,6 +33,15 @@ impl Device {
         }
     }
 
+    /// Bytes that it has for tensors, those that it holds already included: a card's memory, or what the system says is
+    /// available. None where the system does not say.
+    pub fn memory(&self) -> Option<usize> {
+        match self {
+            Device::Cpu(cpu) => Some(available()? + cpu.ledger().total()),
+            Device::Cuda(cuda) => Some(cuda.card().memory),
+        }
+    }
+
     /// The name used in summaries and JSON.
     pub fn name(&self) -> &'static str {
         match self {
@@ -56,6 +65,13 @@ impl Device {
             Device::Cuda(cuda) => cuda.synchronize(),
         }
     }
+}
+
+/// Bytes that Linux could give to a program without swapping.
+fn available() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(1024 * line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?)
 }
 
 /// The end of a host-only path that was handed a tensor of a card: each public operation chooses before it comes here.

@@ -15,6 +15,8 @@ pub enum Category {
     Optimizer,
     /// Which weights are kept.
     Mask,
+    /// What pruning scores weights by: sums of gradients in f32, and copies of weights to take them at.
+    Scoring,
     /// What the forward pass leaves for the backward pass, and what flows between layers.
     Activations,
     /// Scratch space of one operation.
@@ -25,11 +27,12 @@ pub enum Category {
 
 impl Category {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [Category; 7] = [
+    pub const ALL: [Category; 8] = [
         Category::Weights,
         Category::Gradients,
         Category::Optimizer,
         Category::Mask,
+        Category::Scoring,
         Category::Activations,
         Category::Workspace,
         Category::Communication,
@@ -42,6 +45,7 @@ impl Category {
             Category::Gradients => "gradients",
             Category::Optimizer => "optimizer",
             Category::Mask => "mask",
+            Category::Scoring => "scoring",
             Category::Activations => "activations",
             Category::Workspace => "workspace",
             Category::Communication => "communication",

@@ -78,6 +78,25 @@ pub enum Error {
         /// What the system said.
         why: String,
     },
+    /// The disk is full or failed, and the run with it; nothing is wrong with what was asked for.
+    #[error("{}: {why}", path.display())]
+    Disk {
+        /// What was to be written.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// What should be saved, or came of it, cannot be gone on from.
+    #[error(
+        "the run diverged: {what} is NaN or infinite after step {step}, and is not saved; lower learning_rate.peak, lengthen \
+         learning_rate.warmup or set train.clip"
+    )]
+    NotFinite {
+        /// Steps done.
+        step: u64,
+        /// A weight, another part of the state, or the validation loss.
+        what: String,
+    },
     /// Too many steps in a row had a loss or gradient that is not a number.
     #[error(
         "the run diverged: {bad_steps} steps in a row, up to step {step}, gave a loss or gradient that is NaN or \
@@ -121,6 +140,7 @@ impl Error {
     pub(crate) fn is_of_the_run(&self) -> bool {
         match self {
             Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
+            Error::Disk { .. } | Error::NotFinite { .. } => true,
             Error::Diverged { .. } | Error::Disagree { .. } => true,
             Error::Tensor(_) | Error::Comm(_) => false,
             Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. } => false,
@@ -130,6 +150,19 @@ impl Error {
     /// Wraps a system error with the file it happened on.
     pub(crate) fn file(path: impl Into<PathBuf>, why: impl ToString) -> Error {
         Error::File { path: path.into(), why: why.to_string() }
+    }
+
+    /// The same of a file that was being written, where it matters whose fault it is: that of the disk, or of whoever chose
+    /// the file.
+    pub(crate) fn unwritten(path: impl Into<PathBuf>, error: std::io::Error) -> Error {
+        use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        const EIO: i32 = 5;
+        let failed = matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge);
+        let (path, why) = (path.into(), format!("cannot be written: {error}"));
+        match failed || error.raw_os_error() == Some(EIO) {
+            true => Error::Disk { path, why },
+            false => Error::File { path, why },
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod data;
+mod durable;
 mod error;
 pub mod layers;
 pub mod model;

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use espalier_comm::Traffic;
-use espalier_plan::Plan;
-use espalier_plan::config::Prune;
 use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::Category;
 use serde::Serialize;
 
@@ -157,6 +156,7 @@ impl Summary {
                     Category::Gradients => Some(predicted.gradients),
                     Category::Optimizer => Some(predicted.optimizer),
                     Category::Mask => Some(predicted.mask),
+                    Category::Scoring => Some(predicted.scoring),
                     Category::Activations => Some(predicted.activations),
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
@@ -168,17 +168,19 @@ impl Summary {
         let prune = run.prune.as_ref();
         let covered = |p: &Parameter| prune.map_or(p.prunable, |prune| prune.covers(p));
         let parameters = plan.model.parameters();
-        let covered: Vec<&Parameter> = parameters.iter().filter(|p| covered(p)).collect();
-        let elements: Vec<u64> = covered.iter().map(|p| p.elements()).collect();
-        let candidates: u64 = elements.iter().sum();
-        let kept = prune.map_or(candidates, |prune| prune.kept_of_all(&elements));
-        let of_layer = |prune: &Prune, parameter: &&Parameter| KeptOfLayer {
-            name: parameter.name.clone(),
-            kept: prune.kept_of(parameter.elements()),
-            of: parameter.elements(),
+        let candidates: u64 = parameters.iter().filter(|p| covered(p)).map(|p| p.elements()).sum();
+        let of_layer = |(parameter, kept): (&Parameter, Option<u64>)| {
+            Some(KeptOfLayer { name: parameter.name.clone(), kept: kept?, of: parameter.elements() })
         };
-        let by_layer = prune.filter(|prune| prune.is_by_layer());
-        let kept_by_layer = by_layer.map(|prune| covered.iter().map(|p| of_layer(prune, p)).collect());
+        let kept_by_layer = prune.filter(|prune| prune.is_by_layer()).map(|prune| {
+            let kept = prune.kept_by_parameter(&parameters);
+            parameters.iter().zip(kept).filter_map(of_layer).collect::<Vec<_>>()
+        });
+        let kept = match (&kept_by_layer, prune) {
+            (Some(layers), _) => layers.iter().map(|layer| layer.kept).sum(),
+            (None, Some(prune)) => prune.kept_of(candidates),
+            (None, None) => candidates,
+        };
         let state_bytes = StateBytes::predict(run);
         Summary {
             steps: 0,
@@ -209,6 +211,13 @@ impl Summary {
             seconds: None,
             weights_hash: None,
             run: None,
+        }
+    }
+
+    /// Records in how many passes the candidates are scored, and what that holds.
+    pub fn scored(&mut self, scoring: Option<Scoring>) {
+        if let Some((scoring, entry)) = scoring.zip(self.memory.get_mut(Category::Scoring.name())) {
+            entry.predicted = Some(scoring.bytes);
         }
     }
 

@@ -12,7 +12,7 @@ use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
 use crate::Result;
-use crate::checkpoint::{MODEL, Room, Wanted};
+use crate::checkpoint::{MODEL, Room, Wanted, tensor_is_finite};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,7 +130,7 @@ impl Weights {
 
     /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
     pub fn widened(&self) -> Result<Weights> {
-        self.copied(|weights, id| weights.widened_one(id))
+        self.copied(|weights, id| weights.widened_one(id, Category::Scoring))
     }
 
     /// A copy of the parameters as they are now; statistics are shared.
@@ -164,8 +164,8 @@ impl Weights {
     }
 
     /// A copy of a parameter as f32.
-    pub fn widened_one(&self, id: ParameterId) -> Result<Tensor> {
-        Ok(cast(self.get(id), DType::F32, Category::Workspace)?)
+    pub fn widened_one(&self, id: ParameterId, category: Category) -> Result<Tensor> {
+        Ok(cast(self.get(id), DType::F32, category)?)
     }
 
     /// A parameter that is held.
@@ -261,6 +261,16 @@ impl Weights {
             None => Ok([0; 32]),
         };
         self.parameters.iter().chain(&self.buffers).map(digest).collect()
+    }
+
+    /// The first parameter or statistic held that has a NaN or an infinity.
+    pub fn first_not_finite(&self) -> Result<Option<String>> {
+        for (name, tensor) in self.named() {
+            if !tensor_is_finite(tensor)? {
+                return Ok(Some(name.to_owned()));
+            }
+        }
+        Ok(None)
     }
 
     /// What stands for all that is held: blake3 of the digests.

@@ -117,7 +117,7 @@ fn a_checkpoint_of_another_model() {
     refused(
         folder.path(),
         TINY,
-        &["--out", "run", "--resume", "--set", "model.width=32"],
+        &["--out", "run", "--resume", "--set", "model.width=32", "--allow", "model.width"],
         &["step-000004", "weight"],
     );
 }

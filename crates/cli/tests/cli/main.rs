@@ -2,16 +2,22 @@
 
 mod bad_input;
 mod bench;
+mod claimed;
+mod damage;
 mod doctor;
+mod dry_run;
 mod faults;
 mod killed;
 mod launch;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod outputs;
 mod pipeline;
 mod prune;
 mod ranks;
+mod resumed;
 mod schedule;
+mod signals;
 mod train;
 mod unheard;
 

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use espalier_comm::mpi;
 use serde_json::Value;
@@ -234,13 +234,30 @@ fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
 
 /// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said.
 fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]) -> Option<Output> {
+    struck_after(|| wait_for_step(&folder.join("broken"), step), signal, rank, folder, settings)
+}
+
+/// The same at any moment, as soon as there is that rank.
+fn struck_after(
+    moment: impl FnOnce(),
+    signal: &str,
+    rank: usize,
+    folder: &Path,
+    settings: &[&str],
+) -> Option<Output> {
     let mark = format!("{}-{signal}-{}", std::process::id(), random(1_000_000));
     let mut command = mpi_command(4, folder, &[&LONG[..], settings].concat())?;
     command.env(MARK, &mark).stdout(Stdio::piped()).stderr(Stdio::piped());
     let job = command.spawn().unwrap();
-    wait_for_step(&folder.join("broken"), step);
-    let (process, _) =
-        *marked(&mark).iter().find(|(_, of)| *of == Some(rank)).expect("a process is that rank");
+    let begin = Instant::now();
+    let process = loop {
+        if let Some((process, _)) = marked(&mark).iter().find(|(_, of)| *of == Some(rank)) {
+            break *process;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "no process is rank {rank}");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    moment();
     kill(signal, process);
     let output = job.wait_with_output().unwrap();
     // Whoever was ended by the launcher may need a moment to be gone.
@@ -312,4 +329,20 @@ fn a_replica_that_hangs_is_named() {
 #[test]
 fn a_stage_that_hangs_is_named() {
     is_named_when_the_time_limit_is_over(&STAGES);
+}
+
+/// Before its first step a rank is waited for by MPI itself, which has no limit: in its start, and where groups are made.
+#[test]
+fn a_rank_that_stops_before_its_first_step_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    for (run, wait) in [0, 30, 100].into_iter().enumerate() {
+        let out = format!("stopped-{run}");
+        let settings = ["--out", &out, "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
+        let moment = || std::thread::sleep(Duration::from_millis(wait));
+        let Some(output) = struck_after(moment, "-STOP", 2, folder.path(), &settings) else { return };
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(3), "stopped after {wait} ms: {text}");
+        assert!(text.lines().any(|line| line.starts_with("error: ")), "stopped after {wait} ms: {text}");
+    }
 }

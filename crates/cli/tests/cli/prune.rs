@@ -186,13 +186,24 @@ fn what_pruning_did_is_said() {
     // What is gone stays gone, and whoever asks for less hears of it.
     assert!(prune(at, &["dense", "--method", "magnitude", "-o", "thin"]).status.success());
     let run_file = std::fs::read_to_string(at.join("thin/run.toml")).unwrap();
-    let less = ["--out", "thin", "--resume", "--set", "train.steps=5", "--set", "prune.sparsity=0.5"];
+    let less = [
+        "--out",
+        "thin",
+        "--resume",
+        "--set",
+        "train.steps=5",
+        "--set",
+        "prune.sparsity=0.5",
+        "--allow",
+        "prune",
+    ];
     let output = train_in(at, &run_file, &less);
     assert!(output.status.success(), "{}", said(&output));
     assert!(said(&output).contains("warning: the checkpoint is pruned to 0.9"), "{}", said(&output));
 
     // State of kept weights is no state of all.
-    let output = train_in(at, TINY, &["--out", "thin", "--resume", "--set", "train.steps=6"]);
+    let output =
+        train_in(at, TINY, &["--out", "thin", "--resume", "--set", "train.steps=6", "--allow", "prune"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("is state of kept weights alone there, and of all weights in this run"));
 }

@@ -16,7 +16,7 @@ mod task;
 use std::fmt::{Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use task::Job;
 use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
 use crate::data::Data;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Seconds};
 use crate::failure::{Failure, panic_message};
 use crate::transport::{Parcel, Pending, Transport, choice};
 
@@ -38,10 +38,15 @@ const ROLL_CALL: Duration = Duration::from_millis(500);
 /// that ends badly, and that one should have said why.
 const AFTER_YOU: Duration = Duration::from_millis(200);
 
+/// How long the courier of a rank that failed is given to tell the others. It needs 300 ms, unless it is in a call of MPI that
+/// waits for a rank that does not come.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// Runs `work` as the rank that this process is, and returns what it returns.
 ///
-/// A call waits at most `limit`. Where a rank fails or panics, the waits of all others end at once. MPI cannot be started
-/// twice, so neither can this be called twice in a process; after a failure, the process should end.
+/// A call waits at most `limit`, and so do the two that MPI makes of all ranks by itself, its start and its end. Where a rank
+/// fails or panics, the waits of all others end at once. MPI cannot be started twice, so neither can this be called twice in a
+/// process; after a failure, the process should end.
 pub fn run<R, E>(limit: Duration, work: impl FnOnce(Communicator) -> Result<R, E>) -> Result<R, Failure<E>>
 where
     E: Debug + Display,
@@ -53,8 +58,16 @@ where
     let started = courier.spawn(move || Courier::run(inbox, ready, closed));
     let launch = |what: String| Failure::Launch(Error::Launch { what });
     started.map_err(|e| launch(format!("cannot start a thread for MPI: {e}")))?;
-    let connected =
-        connected.recv().unwrap_or_else(|_| Err(Error::Launch { what: "MPI's thread ended".into() }));
+    let connected = connected.recv_timeout(limit).unwrap_or_else(|why| {
+        let what = match why {
+            RecvTimeoutError::Disconnected => "MPI's thread ended".into(),
+            RecvTimeoutError::Timeout => {
+                let waited = Seconds(limit);
+                format!("MPI has not joined the ranks after {waited}: one of them has stopped, or is slower than that")
+            }
+        };
+        Err(Error::Launch { what })
+    });
     let (world, members, rank) = connected.map_err(Failure::Launch)?;
 
     let post = Arc::new(Post { orders, world });
@@ -67,8 +80,17 @@ where
     };
     let message = ending.clone();
     let _ = post.orders.send(Order::End(ending));
-    // An error here is the courier's end without a word, which changes nothing for the result.
-    let _ = ended.recv();
+    let (well, farewell) = match &message {
+        Ending::Well => (true, limit),
+        Ending::Failed(_) | Ending::Panicked(_) => (false, FAREWELL),
+    };
+    // The courier's end without a word changes nothing for the result.
+    if ended.recv_timeout(farewell) == Err(RecvTimeoutError::Timeout) && well {
+        let waited = Seconds(limit);
+        return Err(launch(format!(
+            "rank {rank} has ended, and another has not for {waited} since: it has stopped, or is slower than that"
+        )));
+    }
     if post.world.failed.get().is_some_and(|failed| failed.rank != rank) {
         thread::sleep(AFTER_YOU);
     }

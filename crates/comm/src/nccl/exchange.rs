@@ -190,12 +190,12 @@ mod tests {
             Tensor::zeros(&data[0].device(), &[at.scratch()], DType::Bf16, Category::Communication).unwrap()
         };
         let mut scratch: Vec<Tensor> = all.iter().map(room).collect();
-        for from in 0..data.len() {
-            for to in 0..data.len() {
-                let pairs = all[from].sent_to(to).into_iter().zip(all[to].received_from(from));
+        for (from, data) in all.iter().zip(&*data) {
+            for (to, scratch) in all.iter().zip(&mut scratch) {
+                let pairs = from.sent_to(to.rank).into_iter().zip(to.received_from(from.rank));
                 for (out, into) in pairs {
                     assert_eq!(out.len(), into.len(), "what is sent is what is expected");
-                    flat::put(&mut scratch[to], into.start, &data[from], out).unwrap();
+                    flat::put(scratch, into.start, data, out).unwrap();
                 }
             }
         }
@@ -218,7 +218,7 @@ mod tests {
     /// A sum that rounds once, in the order of ranks.
     fn expected(data: &[Tensor]) -> Vec<f32> {
         let all: Vec<Vec<f32>> = data.iter().map(Tensor::to_f32).collect();
-        let sum = |i: usize| all.iter().map(|of| of[i]).fold(0.0, |a, b| a + b);
+        let sum = |i: usize| all.iter().map(|of| of[i]).sum::<f32>();
         (0..all[0].len()).map(|i| bf16::from_f32(sum(i)).to_f32()).collect()
     }
 
@@ -250,7 +250,7 @@ mod tests {
             let device = Device::cpu(1).unwrap();
             check(&device, elements, ranks, |scratch, at, data, to| {
                 let all = scratch.to_f32();
-                let sum = |i: usize| (0..ranks).map(|r| all[at + r * to.len() + i]).fold(0.0, |a, b| a + b);
+                let sum = |i: usize| (0..ranks).map(|r| all[at + r * to.len() + i]).sum::<f32>();
                 let sums: Vec<bf16> = (0..to.len()).map(|i| bf16::from_f32(sum(i))).collect();
                 let sums = Tensor::from_slice(&device, &[to.len()], &sums, Category::Workspace).unwrap();
                 flat::put(data, to.start, &sums, 0..to.len()).unwrap();

@@ -11,7 +11,7 @@
 //!   in a row may all send before they receive, but a message does not overtake another to a third rank.
 //! - It cannot tell who is missing. A time-out names all that may be.
 //! - Sums are taken in NCCL's order, which is the same every time on the same machines, but not the order of ranks; those of
-//!   bf16, which gradients are, in the order of ranks ([`exchange`]).
+//!   bf16, which gradients are, in the order of ranks (`exchange`).
 //! - Ranks that share a card are refused, by NCCL.
 
 mod exchange;

@@ -111,6 +111,8 @@ pub(super) const PRUNE: &[&str] = &[
     "rewind",
     "fraction",
     "until",
+    "distribution",
+    "dense_first",
 ];
 
 /// Of every schedule.

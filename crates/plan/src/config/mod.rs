@@ -4,6 +4,7 @@
 //! back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk: the caller
 //! reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line for each field.
 
+mod changes;
 mod data;
 mod error;
 mod fields;
@@ -20,6 +21,7 @@ mod reader;
 mod tests;
 mod train;
 
+pub use changes::{Change, check_name, covers};
 pub use data::{Data, HeldOut, IdxFiles, Source, TokenType};
 pub use error::Error;
 pub(crate) use error::{did_you_mean, nearest};
@@ -28,7 +30,7 @@ pub use model::{Family, FormChoice, Model};
 pub use optimizer::{Master, Optimizer, Rule};
 pub use parallel::{BatchNorm, Parallel};
 pub use pipeline::Pipeline;
-pub use prune::{FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
+pub use prune::{Distribution, FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
 pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
 
 pub use crate::spec::{Precision, Recompute};

@@ -15,6 +15,10 @@ use super::reader::{Choice, MOST, Section};
 use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::spec::{Parameter, ScaledChannels};
 
+/// How far apart masks of weights may be for Early-Bird. At 90 % that is the published 0.1 of all places; random masks are 0.9
+/// apart.
+const WEIGHTS_TOLERANCE: f64 = 0.5;
+
 /// `[prune]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prune {
@@ -88,7 +92,7 @@ pub enum Method {
         every: usize,
         /// How many masks must agree.
         window: usize,
-        /// How far apart they may be, as a share of all.
+        /// How far apart they may be: of weights, differing places over twice the kept ones; of channels, over all.
         tolerance: f64,
         /// The pull of batch-norm scales towards 0 until then; for channels.
         l1: f64,
@@ -123,6 +127,60 @@ pub struct Moving {
     pub fraction: f64,
     /// The last move is before this share of the run.
     pub until: f64,
+    /// How many weights each layer keeps.
+    pub distribution: Distribution,
+    /// Whether the first candidate keeps all of them.
+    pub dense_first: bool,
+}
+
+/// How kept weights are distributed over layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Distribution {
+    /// The same share of each.
+    Uniform,
+    /// Of a weight of extents n_i a share in proportion to `sum n_i / product n_i`, at most all of it: small layers keep
+    /// more (Mocanu et al. 2018; with the extents of kernels, Evci et al. 2020).
+    ErdosRenyiKernel,
+}
+
+impl Choice for Distribution {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("uniform", Distribution::Uniform), ("erdos-renyi-kernel", Distribution::ErdosRenyiKernel)];
+}
+
+impl Moving {
+    /// The share that each candidate keeps, where together they keep so much of all; a first layer that is dense comes on top.
+    fn shares(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
+        let first = usize::from(self.dense_first).min(shapes.len());
+        let mut shares = vec![1.0; shapes.len()];
+        shares[first..].copy_from_slice(&match self.distribution {
+            Distribution::Uniform => vec![kept; shapes.len() - first],
+            Distribution::ErdosRenyiKernel => erdos_renyi_kernel(&shapes[first..], kept),
+        });
+        shares
+    }
+}
+
+/// Shares in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all, and the others share
+/// out what is left, until none is above 1.
+fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
+    let elements = |shape: &[usize]| shape.iter().product::<usize>() as f64;
+    let raw = |shape: &[usize]| shape.iter().sum::<usize>() as f64 / elements(shape);
+    let mut dense = vec![false; shapes.len()];
+    loop {
+        let of = |wanted: bool| (0..shapes.len()).filter(|i| dense[*i] == wanted).collect::<Vec<usize>>();
+        let all: f64 = shapes.iter().map(|shape| elements(shape)).sum();
+        let left = kept * all - of(true).iter().map(|i| elements(shapes[*i])).sum::<f64>();
+        let weight: f64 = of(false).iter().map(|i| raw(shapes[*i]) * elements(shapes[*i])).sum();
+        let factor = if weight > 0.0 { left / weight } else { 0.0 };
+        let above: Vec<usize> = of(false).into_iter().filter(|i| factor * raw(shapes[*i]) > 1.0).collect();
+        if above.is_empty() {
+            let share = |i: usize| if dense[i] { 1.0 } else { factor * raw(shapes[i]) };
+            return (0..shapes.len()).map(share).collect();
+        }
+        above.into_iter().for_each(|i| dense[i] = true);
+    }
 }
 
 /// Over what a threshold is taken.
@@ -340,12 +398,36 @@ impl Prune {
         ((1.0 - self.sparsity) * elements as f64).round() as u64
     }
 
-    /// How many weights of some candidates stay together: exactly so many.
-    pub fn kept_of_all(&self, candidates: &[u64]) -> u64 {
-        match self.is_by_layer() {
-            true => candidates.iter().map(|elements| self.kept_of(*elements)).sum(),
-            false => self.kept_of(candidates.iter().sum()),
+    /// How many weights of each parameter of a model stay, none for those that are no candidates; where one threshold is over
+    /// all candidates, their even share.
+    pub fn kept_by_parameter(&self, parameters: &[Parameter]) -> Vec<Option<u64>> {
+        let covered: Vec<usize> = (0..parameters.len()).filter(|i| self.covers(&parameters[*i])).collect();
+        let shapes: Vec<&[usize]> = covered.iter().map(|i| &parameters[*i].shape[..]).collect();
+        let shares = match self.method {
+            Method::Set(moving) | Method::Rigl(moving) => moving.shares(&shapes, 1.0 - self.sparsity),
+            _ => vec![1.0 - self.sparsity; covered.len()],
+        };
+        let mut kept = vec![None; parameters.len()];
+        for (place, share) in covered.into_iter().zip(shares) {
+            kept[place] = Some((share * parameters[place].elements() as f64).round() as u64);
         }
+        kept
+    }
+
+    /// An error where a run of so many steps ends before the method would have pruned anything.
+    pub fn check_length(&self, steps: usize) -> Result<(), Error> {
+        let (field, first) = match self.method {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => {
+                ("prune.at", at)
+            }
+            Method::Gradual { start, .. } => ("prune.start", start),
+            _ => return Ok(()),
+        };
+        if first < steps {
+            return Ok(());
+        }
+        let problem = format!("is {first}, but the run has {steps} steps: nothing would ever be pruned");
+        Err(Error::Conflict { field: field.into(), problem })
     }
 
     /// Whether masks change after the first step too.
@@ -380,6 +462,8 @@ impl Prune {
                 fraction: section.number("fraction", 0.3, "a number in (0, 1)", |x| x > 0.0 && x < 1.0)?,
                 until: section
                     .number("until", 0.75, "a share of the run, in (0, 1]", |x| x > 0.0 && x <= 1.0)?,
+                distribution: section.choice("distribution", Distribution::Uniform)?,
+                dense_first: section.boolean("dense_first", false)?,
             })
         };
         let method = match name {
@@ -401,6 +485,7 @@ impl Prune {
             Name::EarlyBird => {
                 let form = section.choice("form", TicketForm::Weights)?;
                 let usual = if form == TicketForm::Channels { 1e-4 } else { 0.0 };
+                let tolerance = if form == TicketForm::Channels { 0.1 } else { WEIGHTS_TOLERANCE };
                 let l1 = section.number("l1", usual, "a number of at least 0", |x| x >= 0.0)?;
                 if form == TicketForm::Weights && l1 != 0.0 {
                     let why = "with `prune.form` = \"weights\": it pulls at batch-norm scales".into();
@@ -418,7 +503,7 @@ impl Prune {
                     every: section.whole("every", 0, 0, MOST)?,
                     window: section.whole("window", 5, 2, 100)?,
                     tolerance: section
-                        .number("tolerance", 0.1, "a number in (0, 1)", |x| x > 0.0 && x < 1.0)?,
+                        .number("tolerance", tolerance, "a number in (0, 1)", |x| x > 0.0 && x < 1.0)?,
                     l1,
                     latest: section.whole("latest", 0, 0, MOST)?,
                 }
@@ -468,4 +553,38 @@ fn share(section: &mut Section, key: &'static str, default: f64) -> Result<f64, 
     section.number(key, default, "a number in [0, 1): the share of weights that goes", |x| {
         (0.0..1.0).contains(&x)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: weights of 4 x 10 and 30 x 40 and a kernel of 8 x 4 x 3 x 3 have 14 / 40, 70 / 1200 and 18 / 288.
+    #[test]
+    fn small_layers_keep_more_and_none_more_than_all() {
+        let shapes: [&[usize]; 3] = [&[4, 10], &[30, 40], &[8, 4, 3, 3]];
+        let shares = erdos_renyi_kernel(&shapes, 0.05);
+        // 0.05 1528 = 76.4 in proportion 14 : 70 : 18.
+        let factor = 76.4 / 102.0;
+        for (share, raw) in shares.iter().zip([14.0 / 40.0, 70.0 / 1200.0, 18.0 / 288.0]) {
+            assert!((share - factor * raw).abs() < 1e-12, "{shares:?}");
+        }
+        // 0.3 1528 = 458.4: a factor of 4.49 would give the first 1.57, so it keeps its 40, and 418.4 go to 70 : 18.
+        let shares = erdos_renyi_kernel(&shapes, 0.3);
+        let factor = 418.4 / 88.0;
+        assert_eq!(shares[0], 1.0);
+        assert!(
+            (shares[1] - factor * 70.0 / 1200.0).abs() < 1e-12
+                && (shares[2] - factor * 18.0 / 288.0).abs() < 1e-12
+        );
+        assert_eq!(erdos_renyi_kernel(&shapes, 1.0), [1.0; 3]);
+        let first = Moving {
+            every: 1,
+            fraction: 0.3,
+            until: 1.0,
+            distribution: Distribution::Uniform,
+            dense_first: true,
+        };
+        assert_eq!(first.shares(&shapes, 0.1), [1.0, 0.1, 0.1]);
+    }
 }

@@ -1,6 +1,6 @@
 //! What pruning asks of a model's form: which channels a batch norm scales, and which weight makes the logits.
 
-use super::{Layer, Model};
+use super::{Layer, Model, WeightOrder};
 
 /// The channels of a convolution whose output goes straight into a batch norm: each has one scale, and with a scale of
 /// 0 nothing of it passes.
@@ -16,12 +16,38 @@ pub struct ScaledChannels {
     pub channels: usize,
 }
 
+/// A weight that reads channels, and what each of its inputs is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reader {
+    /// The weight's full name.
+    pub weight: String,
+    /// Its weights lie as `[outer, inputs, inner]`: the middle one is the input that they multiply.
+    pub outer: usize,
+    /// See `outer`.
+    pub inner: usize,
+    /// What each input is the sum of.
+    pub inputs: Vec<Source>,
+}
+
+/// The channels that an element of an activation is the sum of, each as the place of its [`ScaledChannels`] in the model and
+/// its number there. The element is zero where all of them are pruned.
+pub type Source = Vec<(usize, usize)>;
+
 impl Model {
     /// The channels of all convolutions that a batch norm follows, in the order of execution.
     pub fn scaled_channels(&self) -> Vec<ScaledChannels> {
-        let mut found = Vec::new();
-        collect(self.blocks.iter().flat_map(|block| &block.layers), &mut found);
-        found
+        self.trace_channels().found
+    }
+
+    /// The weights that read channels: what multiplies those that are pruned may go too.
+    pub fn channel_readers(&self) -> Vec<Reader> {
+        self.trace_channels().readers
+    }
+
+    fn trace_channels(&self) -> Tracer {
+        let mut tracer = Tracer::default();
+        tracer.pass(self.blocks.iter().flat_map(|block| &block.layers), None);
+        tracer
     }
 
     /// The weight of the last linear layer; none where that one is tied to a table.
@@ -36,25 +62,80 @@ impl Model {
     }
 }
 
-fn collect<'a>(layers: impl Iterator<Item = &'a Layer>, found: &mut Vec<ScaledChannels>) {
-    let mut before: Option<&Layer> = None;
-    for layer in layers {
-        match (before, layer) {
-            (Some(Layer::Conv { name, bias, output, .. }), Layer::BatchNorm { name: norm, .. }) => {
-                found.push(ScaledChannels {
-                    conv: name.clone(),
-                    bias: *bias,
-                    norm: norm.clone(),
-                    channels: *output,
-                });
-            }
-            (_, Layer::Residual { branch, shortcut }) => {
-                collect(branch.iter(), found);
-                collect(shortcut.iter(), found);
-            }
-            _ => {}
+/// Follows channels through a model. All that stands between a channel and its readers makes zeros of zeros: ReLU, GELU,
+/// SiLU, pools and dropout.
+#[derive(Default)]
+struct Tracer {
+    found: Vec<ScaledChannels>,
+    readers: Vec<Reader>,
+}
+
+/// One for each channel; none where something else is in them: the image itself, or what no scale makes zero.
+type Sources = Option<Vec<Source>>;
+
+impl Tracer {
+    fn pass<'a>(&mut self, layers: impl Iterator<Item = &'a Layer>, mut now: Sources) -> Sources {
+        let mut before: Option<&Layer> = None;
+        for layer in layers {
+            now = match layer {
+                Layer::Conv { name, output, kernel, .. } => {
+                    self.read(name, *output, kernel * kernel, now);
+                    None
+                }
+                Layer::Linear { name, input, output, order, .. } => {
+                    // What was flattened has its channels outermost.
+                    let spread = |sources: Vec<Source>| {
+                        let each = input / sources.len().max(1);
+                        sources.into_iter().flat_map(|source| vec![source; each]).collect()
+                    };
+                    let (outer, inner) = match order {
+                        WeightOrder::OutIn => (*output, 1),
+                        WeightOrder::InOut => (1, *output),
+                    };
+                    self.read(name, outer, inner, now.map(spread));
+                    None
+                }
+                Layer::BatchNorm { name: norm, .. } => match before {
+                    Some(Layer::Conv { name, bias, output, .. }) => {
+                        let (conv, norm) = (name.clone(), norm.clone());
+                        let place = self.found.len();
+                        self.found.push(ScaledChannels { conv, bias: *bias, norm, channels: *output });
+                        Some((0..*output).map(|channel| vec![(place, channel)]).collect())
+                    }
+                    // Its shift is added to whatever comes.
+                    _ => None,
+                },
+                Layer::PadChannels { output, .. } => now.map(|mut sources| {
+                    sources.resize(*output, Source::default());
+                    sources
+                }),
+                Layer::Residual { branch, shortcut } => {
+                    let sums = [self.pass(branch.iter(), now.clone()), self.pass(shortcut.iter(), now)];
+                    match sums {
+                        [Some(a), Some(b)] => {
+                            Some(a.into_iter().zip(b).map(|(a, b)| [a, b].concat()).collect())
+                        }
+                        _ => None,
+                    }
+                }
+                Layer::MaxPool { .. }
+                | Layer::AvgPool { .. }
+                | Layer::GlobalAvgPool
+                | Layer::AdaptiveAvgPool { .. }
+                | Layer::Flatten
+                | Layer::Activation(_)
+                | Layer::Dropout { .. } => now,
+                _ => None,
+            };
+            before = Some(layer);
         }
-        before = Some(layer);
+        now
+    }
+
+    fn read(&mut self, name: &str, outer: usize, inner: usize, sources: Sources) {
+        if let Some(inputs) = sources {
+            self.readers.push(Reader { weight: format!("{name}.weight"), outer, inner, inputs });
+        }
     }
 }
 
@@ -84,5 +165,40 @@ mod tests {
         assert_eq!(gpt("gpt", &Gpt::default()).output_weight(), None);
         let untied = gpt("gpt", &Gpt { tied: false, ..Gpt::default() });
         assert_eq!(untied.output_weight().as_deref(), Some("lm_head.weight"));
+    }
+
+    /// What reads a channel: the next convolution, or all that a residual sum goes on to.
+    #[test]
+    fn readers_know_the_channels_of_their_inputs() {
+        let model = vgg(Vgg::V16, (32, 32, 3), 10, Form::Small, true);
+        let readers = model.channel_readers();
+        // The first convolution reads the image; the first linear layer reads the last convolution's channels, flattened.
+        assert_eq!(readers.len(), 13, "{:?}", readers.iter().map(|r| &r.weight).collect::<Vec<_>>());
+        let last = readers.last().unwrap();
+        let elements =
+            |name: &str| model.parameters().iter().find(|p| p.name == name).unwrap().elements() as usize;
+        for reader in &readers {
+            assert_eq!(
+                reader.outer * reader.inputs.len() * reader.inner,
+                elements(&reader.weight),
+                "{}",
+                reader.weight
+            );
+        }
+        let each = last.inputs.len() / 512;
+        assert_eq!(last.inputs[each], [(12, 1)], "channels are outermost");
+        let model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let found = model.scaled_channels();
+        let place = |conv: &str| found.iter().position(|c| c.conv == conv).unwrap();
+        let readers = model.channel_readers();
+        let of = |name: &str| readers.iter().find(|r| r.weight == name).unwrap();
+        assert_eq!(of("layer1.0.conv2.weight").inputs[3], [(place("layer1.0.conv1"), 3)]);
+        // The stream of the first stage: the stem, and what each block has added.
+        let mut stream = of("layer1.1.conv1.weight").inputs[5].clone();
+        stream.sort_unstable();
+        assert_eq!(stream, [(place("conv1"), 5), (place("layer1.0.conv2"), 5)]);
+        let mut stream = of("layer2.1.conv1.weight").inputs[0].clone();
+        stream.sort_unstable();
+        assert_eq!(stream, [(place("layer2.0.conv2"), 0), (place("layer2.0.downsample.0"), 0)]);
     }
 }

@@ -15,7 +15,7 @@ pub mod presets;
 pub mod shape;
 
 pub use activations::{Precision, Recompute};
-pub use channels::ScaledChannels;
+pub use channels::{Reader, ScaledChannels, Source};
 pub use count::{Buffer, Parameter};
 pub use shape::{Shape, ShapeError};
 

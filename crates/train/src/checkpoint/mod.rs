@@ -17,13 +17,16 @@
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
 //! have said that their files are on the disk, and renames. Loading checks every hash and every shape before the first
-//! weight is touched; a broken checkpoint is reported and the one before it is used.
+//! weight is touched; a damaged checkpoint is reported and the one before it is used. A damaged one is never removed or
+//! written over: a run that goes on from the one before it gives it another name (`old`).
 
+mod manifest;
+mod old;
 mod shard;
+mod tensors;
 mod whole;
 mod write;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,7 +36,9 @@ use serde::{Deserialize, Serialize};
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
 
+pub use old::set_aside;
 pub use shard::Piece;
+pub(crate) use tensors::tensor_is_finite;
 pub use whole::{Room, Wanted, Whole};
 pub use write::{Saved, Stored};
 
@@ -50,6 +55,7 @@ pub const PRUNER: &str = "pruner.safetensors";
 
 /// Where a run stands, apart from its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Progress {
     /// Steps tried, also those skipped for a bad gradient: fixes the position in the data.
     pub step: u64,
@@ -59,21 +65,6 @@ pub struct Progress {
     pub bad_steps: u64,
     /// The best validation loss so far.
     pub best_validation: Option<f64>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Manifest {
-    format: u32,
-    model: String,
-    precision: String,
-    progress: Progress,
-    files: BTreeMap<String, FileRecord>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct FileRecord {
-    bytes: u64,
-    blake3: String,
 }
 
 /// The checkpoints of a run.
@@ -91,21 +82,35 @@ impl Checkpoints {
         Checkpoints { folder: folder.into(), keep, model: model.into(), precision: precision.into() }
     }
 
-    /// Complete checkpoints, oldest first.
+    /// Those of a run folder, to be looked at.
+    pub fn of_run(folder: &Path) -> Checkpoints {
+        Checkpoints::new(folder.join("checkpoints"), usize::MAX, "", "")
+    }
+
+    /// The step of a checkpoint, by its folder's name.
+    pub fn step_of(path: &Path) -> Option<u64> {
+        path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
+    }
+
+    /// What bears the name of a checkpoint, damaged or not, oldest first.
     pub fn list(&self) -> Result<Vec<PathBuf>> {
+        Ok(self.numbered()?.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// The same, each with its step.
+    pub fn numbered(&self) -> Result<Vec<(u64, PathBuf)>> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(why) => return Err(Error::file(&self.folder, why)),
         };
-        let number =
-            |path: &Path| -> Option<u64> { path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok() };
-        let mut found: Vec<(u64, PathBuf)> = entries
-            .filter_map(|entry| entry.ok().map(|e| e.path()))
-            .filter_map(|path| Some((number(&path)?, path)))
-            .collect();
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|why| Error::file(&self.folder, why))?.path();
+            found.extend(Self::step_of(&path).map(|step| (step, path)));
+        }
         found.sort();
-        Ok(found.into_iter().map(|(_, path)| path).collect())
+        Ok(found)
     }
 
     /// The newest checkpoint that is whole; `report` hears of those that are not. All ranks must call it.

@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 use espalier_tensor::{Tensor, bf16};
 use safetensors::tensor::{Dtype, Metadata};
 
+use super::manifest::Manifest;
 use super::shard::{PIECES, Piece, Pieces, part_of};
-use super::write::{dtype_of, hash};
-use super::{Checkpoints, FORMAT, MANIFEST, Manifest, OPTIMIZER, Progress, refuse};
+use super::tensors::dtype_of;
+use super::write::hash;
+use super::{Checkpoints, MANIFEST, OPTIMIZER, Progress, refuse};
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
 
@@ -94,24 +96,29 @@ struct Part {
 }
 
 impl Whole {
-    /// Opens the checkpoint at `path`, or the newest whole one of the run folder there.
-    pub fn find(path: &Path, ranks: Option<&Ranks>) -> Result<Whole> {
+    /// Opens the checkpoint at `path`, or the newest whole one of the run folder there; `report` hears of newer ones that are
+    /// damaged.
+    pub fn find(path: &Path, ranks: Option<&Ranks>, mut report: impl FnMut(&Error)) -> Result<Whole> {
         if path.join(MANIFEST).exists() {
             return Whole::read(path, ranks);
         }
-        let mut broken =
-            refuse(path, format!("it is neither a checkpoint (no {MANIFEST}) nor a run folder with one"));
+        let none =
+            || refuse(path, format!("it is neither a checkpoint (no {MANIFEST}) nor a run folder with one"));
         if path.is_file() {
-            return Err(broken);
+            return Err(none());
         }
-        let inside = Checkpoints::new(path.join("checkpoints"), 1, "", "").list_of_first(ranks)?;
-        for path in inside.into_iter().rev() {
+        let mut damaged = Vec::new();
+        for path in Checkpoints::of_run(path).list_of_first(ranks)?.into_iter().rev() {
             match Whole::read(&path, ranks) {
-                Ok(whole) => return Ok(whole),
-                Err(error) => broken = error,
+                Ok(whole) => {
+                    damaged.iter().for_each(&mut report);
+                    return Ok(whole);
+                }
+                Err(error @ Error::Checkpoint { .. }) => damaged.push(error),
+                Err(other) => return Err(other),
             }
         }
-        Err(broken)
+        Err(damaged.into_iter().next().unwrap_or_else(none))
     }
 
     /// The run file of its run, where it stands in a run folder.
@@ -132,13 +139,10 @@ impl Whole {
         Ok(opened.expect("nothing was wrong"))
     }
 
-    fn open(path: &Path) -> Result<Whole, String> {
+    /// All but the hashes of its files.
+    pub(super) fn open(path: &Path) -> Result<Whole, String> {
         let text = fs::read(path.join(MANIFEST)).map_err(|why| format!("{MANIFEST}: {why}"))?;
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|why| format!("{MANIFEST} is damaged: {why}"))?;
-        if manifest.format != FORMAT {
-            return Err(format!("its format is {}, this program reads {FORMAT}", manifest.format));
-        }
+        let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
             let file = File::open(path.join(name)).map_err(|why| format!("{name}: {why}"))?;
@@ -178,6 +182,11 @@ impl Whole {
 
     pub(super) fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The shape of a tensor, where the file has it.
+    pub fn shape(&self, file: &str, name: &str) -> Option<&[usize]> {
+        Some(&self.files.get(file)?.get(name)?.shape)
     }
 
     /// Where its run stood.

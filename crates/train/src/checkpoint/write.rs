@@ -8,27 +8,25 @@
 //! manifest and renames. A rank that dies at any moment before leaves a temporary folder, which the next checkpoint
 //! removes.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use espalier_tensor::{DType, Tensor};
-use safetensors::tensor::{Dtype, View};
+use espalier_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::shard::{Held, PIECES, Piece, Pieces, deal, file_name, part_of};
-use super::{Checkpoints, FORMAT, FileRecord, MANIFEST, MODEL, Manifest, Progress};
+use super::manifest::{FileRecord, Manifest};
+use super::old::{remove, set_aside};
+use super::shard::{Held, Piece, deal, file_name, part_of};
+use super::tensors::write_tensors;
+use super::{Checkpoints, MANIFEST, MODEL, Progress, Whole};
 use crate::parallel::{Ranks, exchange, together};
-use crate::{Error, Result};
+use crate::{Error, Result, durable};
 
 /// Folders that are being written start with this.
-const WRITING: &str = ".writing-";
-/// One that goes bears this name: whoever is killed while it goes leaves no checkpoint with holes.
-const REMOVING: &str = ".removing-";
+pub(super) const WRITING: &str = ".writing-";
 
 /// What several ranks need.
 const SHARED: &str = "the run folder must be one that all ranks share";
@@ -56,8 +54,59 @@ struct Written {
     tensors: BTreeMap<String, usize>,
 }
 
+/// Why a rank could not do its part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Fault {
+    /// The disk is full, or failed.
+    Disk(String),
+    /// Ranks see different folders.
+    NotShared(String),
+    /// A card cannot be read any more, which is not the disk's fault. Other ranks know it by its words.
+    Device {
+        why: String,
+        #[serde(skip)]
+        own: Option<espalier_tensor::Error>,
+    },
+    /// Something of this name is NaN or infinite.
+    NotFinite(String),
+}
+
+impl From<io::Error> for Fault {
+    fn from(why: io::Error) -> Fault {
+        Fault::Disk(why.to_string())
+    }
+}
+
+impl From<espalier_tensor::Error> for Fault {
+    fn from(why: espalier_tensor::Error) -> Fault {
+        Fault::Device { why: why.to_string(), own: Some(why) }
+    }
+}
+
+impl Fault {
+    /// What the fault of a rank, or of the only one, is to the run: the same on every rank.
+    fn of(self, rank: Option<usize>, target: &Path, step: u64) -> Error {
+        let by = rank.map_or(String::new(), |rank| format!("rank {rank}: "));
+        let path = target.to_owned();
+        match self {
+            Fault::Disk(why) => {
+                Error::Disk { path, why: format!("the checkpoint cannot be written: {by}{why}") }
+            }
+            Fault::NotShared(why) => {
+                Error::file(path, format!("the checkpoint cannot be written: {by}{why}"))
+            }
+            Fault::Device { own: Some(own), .. } => Error::Tensor(own),
+            Fault::Device { why, own: None } => {
+                Error::RankEnded { rank: rank.unwrap_or(0), how: "failed", why }
+            }
+            Fault::NotFinite(name) => Error::NotFinite { step, what: name },
+        }
+    }
+}
+
 impl Checkpoints {
-    /// Writes a checkpoint and removes those that are too old. All ranks must call it, each with what it holds.
+    /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails ([`Error::Disk`], on every
+    /// rank), those before it and nothing else are there.
     pub fn save(
         &self,
         progress: &Progress,
@@ -65,74 +114,54 @@ impl Checkpoints {
         ranks: Option<&Ranks>,
     ) -> Result<PathBuf> {
         let name = format!("step-{:06}", progress.step);
-        let (target, temporary) = (self.folder.join(&name), self.folder.join(format!("{WRITING}{name}")));
+        let target = self.folder.join(&name);
         let leads = ranks.is_none_or(Ranks::leads);
-        let on_first = |work: &dyn Fn() -> io::Result<()>| {
-            let work = || if leads { work().map_err(|why| why.to_string()) } else { Ok(()) };
-            Ok(together(ranks, work)?.map(|_| ()))
-        };
-        let mut device = None;
-        let attempt = || -> Result<Result<(), String>> {
-            if let Err(why) = on_first(&|| self.make_room(&temporary))? {
-                return Ok(Err(why));
-            }
+        let attempt = || -> Result<()> {
+            let all = Together { ranks, target: &target, step: progress.step };
+            let made = all.do_part(|| Ok(leads.then(|| self.make_room(&name)).transpose()?))?;
+            let folder = made.into_iter().next().flatten().expect("rank 0 made one");
+            let folder = &self.folder.join(folder);
             let own = own_part(files, ranks)?;
-            // That a card cannot be read any more is not the disk's fault: it is told apart, to all.
-            let write = || match write_own(&temporary, own, ranks) {
-                Ok(written) => Ok(Ok(written)),
-                Err(why) => {
-                    device = Some(why.downcast::<espalier_tensor::Error>().map_err(|why| why.to_string())?);
-                    Ok(Err(device.as_ref().expect("just set").to_string()))
-                }
-            };
-            let written = match together(ranks, write)? {
-                Ok(written) => all_read(written)?,
-                Err(why) => return Ok(Err(why)),
-            };
-            on_first(&|| self.complete(progress, &written.iter().collect::<Vec<_>>(), &temporary, &target))
+            let written: Vec<Written> =
+                all.do_part(|| write_own(folder, own, ranks))?.into_iter().flatten().collect();
+            all.do_part(|| if leads { self.complete(progress, &written, folder, &target) } else { Ok(()) })?;
+            Ok(())
         };
         let outcome = attempt();
-        if leads && !matches!(outcome, Ok(Ok(()))) {
-            let _ = fs::remove_dir_all(&temporary);
+        if leads && outcome.is_err() {
+            let _ = self.remove_leftovers();
         }
-        if let Some(failed) = device {
-            return Err(Error::Tensor(failed));
-        }
-        outcome?.map_err(|why| Error::file(&target, format!("the checkpoint cannot be written: {why}")))?;
-        if leads {
-            for old in self.list()?.iter().rev().skip(self.keep.max(1)) {
-                remove_if_there(old).map_err(|why| Error::file(old, why))?;
-            }
-        }
-        Ok(target)
+        outcome.map(|()| target)
     }
 
-    /// An empty folder to write to; what a run left that ended while it wrote goes.
-    fn make_room(&self, temporary: &Path) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
-        for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-            if [WRITING, REMOVING].iter().any(|prefix| name.starts_with(prefix.as_bytes())) {
-                fs::remove_dir_all(path)?;
+    /// Makes an empty folder to write to, and returns its name. What a run left that ended while it wrote goes, if it can.
+    fn make_room(&self, name: &str) -> io::Result<String> {
+        durable::create_folder(&self.folder)?;
+        self.remove_leftovers()?;
+        for attempt in 1.. {
+            let more = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+            let name = format!("{WRITING}{name}{more}");
+            match fs::create_dir(self.folder.join(&name)) {
+                Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made.map(|()| name),
             }
         }
-        fs::create_dir(temporary)
+        unreachable!("some name is free")
     }
 
     /// Writes the manifest of what all have written, and gives the folder its name.
     fn complete(
         &self,
         progress: &Progress,
-        written: &[&Written],
+        written: &[Written],
         temporary: &Path,
         target: &Path,
-    ) -> io::Result<()> {
+    ) -> Result<(), Fault> {
         let mut files = BTreeMap::new();
         for Written { file, record, .. } in written {
             let seen = fs::metadata(temporary.join(file)).map(|found| found.len());
             if !seen.is_ok_and(|bytes| bytes == record.bytes) {
-                return Err(io::Error::other(format!(
+                return Err(Fault::NotShared(format!(
                     "rank 0 does not see {file}, which was written: {SHARED}"
                 )));
             }
@@ -140,31 +169,46 @@ impl Checkpoints {
         }
         if let Some(index) = index(written)? {
             let name = format!("{MODEL}.index.json");
-            let path = temporary.join(&name);
-            write_synced(&path, &serde_json::to_vec_pretty(&index)?)?;
-            files.insert(name, hash(&path)?);
+            let text = serde_json::to_vec_pretty(&index).map_err(io::Error::from)?;
+            durable::write_synced(&temporary.join(&name), &text)?;
+            let blake3 = blake3::hash(&text).to_hex().to_string();
+            files.insert(name, FileRecord { bytes: text.len() as u64, blake3 });
         }
-        let manifest = Manifest {
-            format: FORMAT,
-            model: self.model.clone(),
-            precision: self.precision.clone(),
-            progress: progress.clone(),
-            files,
-        };
-        write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
-        File::open(temporary)?.sync_all()?;
-        remove_if_there(target)?;
+        let manifest = Manifest::new(&self.model, &self.precision, progress, files);
+        durable::write_synced(&temporary.join(MANIFEST), &manifest.encode())?;
+        durable::sync_folder(temporary)?;
+        if target.exists() {
+            // One that is damaged might be rescued.
+            match Whole::open(target) {
+                Ok(_) => remove(target)?,
+                Err(_) => drop(set_aside(target)?),
+            }
+        }
         fs::rename(temporary, target)?;
-        File::open(&self.folder)?.sync_all()
+        Ok(durable::sync_folder(&self.folder)?)
     }
 }
 
-/// What all ranks wrote, if the cards of all could be read.
-fn all_read(written: Vec<Result<Vec<Written>, String>>) -> Result<Vec<Written>> {
-    let of = |(rank, written): (usize, Result<Vec<Written>, String>)| {
-        written.map_err(|why| Error::RankEnded { rank, how: "failed", why })
-    };
-    Ok(written.into_iter().enumerate().map(of).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+/// Work on one checkpoint that all ranks do, and of which all must know how it went.
+struct Together<'a> {
+    ranks: Option<&'a Ranks>,
+    target: &'a Path,
+    step: u64,
+}
+
+impl Together<'_> {
+    /// Does this rank's part; returns that of all or, on all alike, what the first to fail came to.
+    fn do_part<T>(&self, part: impl FnOnce() -> Result<T, Fault>) -> Result<Vec<T>>
+    where
+        T: Serialize + serde::de::DeserializeOwned,
+    {
+        let parts = together(self.ranks, || Ok(part()))?.expect("faults are told as results");
+        let several = self.ranks.is_some();
+        let of = |(rank, part): (usize, Result<T, Fault>)| {
+            part.map_err(|fault| fault.of(several.then_some(rank), self.target, self.step))
+        };
+        parts.into_iter().enumerate().map(of).collect()
+    }
 }
 
 /// What of all that a rank holds it writes: the rule is at the top of this file.
@@ -176,7 +220,7 @@ fn own_part<'a>(
     let mut held: Vec<(&str, &str, usize)> = Vec::new();
     for (file, saved) in &files {
         let shared = saved.iter().filter(|(_, stored)| stored.is_shared());
-        held.extend(shared.map(|(name, stored)| (*file, name.as_str(), stored.bytes())));
+        held.extend(shared.map(|(name, stored)| (*file, name.as_str(), stored.byte_len())));
     }
     let held = serde_json::to_vec(&held).expect("names are plain data");
     let mut tensors: BTreeMap<(String, String), Held> = BTreeMap::new();
@@ -206,17 +250,17 @@ fn write_own(
     folder: &Path,
     files: Vec<(&str, Saved<'_>)>,
     ranks: Option<&Ranks>,
-) -> io::Result<Vec<Written>> {
+) -> Result<Vec<Written>, Fault> {
     let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
     if !folder.exists() {
-        return Err(io::Error::other(format!("it does not see the folder that rank 0 made: {SHARED}")));
+        return Err(Fault::NotShared(format!("it does not see the folder that rank 0 made: {SHARED}")));
     }
     let some = files.into_iter().filter(|(_, saved)| size == 1 || !saved.is_empty());
     some.map(|(file, saved)| {
         let name = file_name(file, rank, size);
         let record = write_tensors(&folder.join(&name), &saved)?;
         let whole = saved.into_iter().filter(|(_, stored)| stored.is_shared());
-        let tensors = whole.map(|(name, stored)| (name, stored.bytes())).collect();
+        let tensors = whole.map(|(name, stored)| (name, stored.byte_len())).collect();
         Ok(Written { file: name, record, tensors })
     })
     .collect()
@@ -224,7 +268,7 @@ fn write_own(
 
 /// Which file has which tensor of the model, as Hugging Face's tools read it, where there are several. Also checks that
 /// no two ranks wrote the same tensor.
-fn index(written: &[&Written]) -> io::Result<Option<serde_json::Value>> {
+fn index(written: &[Written]) -> io::Result<Option<serde_json::Value>> {
     let mut seen = HashSet::new();
     for Written { file, tensors, .. } in written {
         if let Some(name) = tensors.keys().find(|name| !seen.insert((part_of(file), *name))) {
@@ -236,7 +280,7 @@ fn index(written: &[&Written]) -> io::Result<Option<serde_json::Value>> {
     if model.iter().all(|written| written.file == MODEL) {
         return Ok(None);
     }
-    let entry = |written: &&&Written| {
+    let entry = |written: &&Written| {
         let file = written.file.clone();
         written.tensors.keys().map(move |name| (name.clone(), file.clone())).collect::<Vec<_>>()
     };
@@ -245,92 +289,10 @@ fn index(written: &[&Written]) -> io::Result<Option<serde_json::Value>> {
     Ok(Some(json!({ "metadata": { "total_size": bytes }, "weight_map": map })))
 }
 
-fn write_tensors(path: &Path, saved: &Saved<'_>) -> io::Result<FileRecord> {
-    let piece = |(name, stored): &(String, Stored<'_>)| match stored {
-        Stored::Piece(_, piece) => Some((name.clone(), piece.clone())),
-        Stored::Tensor(_) | Stored::Words(_) => None,
-    };
-    let pieces: Pieces = saved.iter().filter_map(piece).collect();
-    let described = (!pieces.is_empty())
-        .then(|| Ok::<_, io::Error>(HashMap::from([(PIECES.into(), serde_json::to_string(&pieces)?)])))
-        .transpose()?;
-    let failed = RefCell::new(None);
-    let views = saved.iter().map(|(name, stored)| (name, Viewed::new(stored, &failed)));
-    safetensors::serialize_to_file(views, described, path).map_err(io::Error::other)?;
-    if let Some(failed) = failed.take() {
-        return Err(io::Error::other(failed));
-    }
-    File::open(path)?.sync_all()?;
-    hash(path)
-}
-
 impl Stored<'_> {
     /// Whether the other ranks along the data axis hold it too.
     fn is_shared(&self) -> bool {
         !matches!(self, Stored::Piece(..))
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.byte_len(),
-            Stored::Words(words) => size_of_val(words.as_slice()),
-        }
-    }
-}
-
-/// How the file format sees it: bytes come from a card one tensor at a time.
-struct Viewed<'a> {
-    stored: &'a Stored<'a>,
-    shape: Vec<usize>,
-    /// The format has no way to say that a card failed: zeros are written then, and this is looked at afterwards.
-    failed: &'a RefCell<Option<espalier_tensor::Error>>,
-}
-
-impl<'a> Viewed<'a> {
-    fn new(stored: &'a Stored<'a>, failed: &'a RefCell<Option<espalier_tensor::Error>>) -> Viewed<'a> {
-        let shape = match stored {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.shape().to_vec(),
-            Stored::Words(words) => vec![words.len()],
-        };
-        Viewed { stored, shape, failed }
-    }
-}
-
-impl View for Viewed<'_> {
-    fn dtype(&self) -> Dtype {
-        match self.stored {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => dtype_of(tensor),
-            Stored::Words(_) => Dtype::U32,
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        match self.stored {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.read_bytes().unwrap_or_else(|why| {
-                self.failed.replace(Some(why));
-                vec![0; tensor.byte_len()].into()
-            }),
-            Stored::Words(words) => {
-                words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into()
-            }
-        }
-    }
-
-    fn data_len(&self) -> usize {
-        self.stored.bytes()
-    }
-}
-
-pub(super) fn dtype_of(tensor: &Tensor) -> Dtype {
-    match tensor.dtype() {
-        DType::F32 => Dtype::F32,
-        DType::Bf16 => Dtype::BF16,
-        DType::U16 => Dtype::U16,
-        DType::U32 => Dtype::U32,
     }
 }
 
@@ -338,22 +300,6 @@ pub(super) fn hash(path: &Path) -> io::Result<FileRecord> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(path)?)?;
     Ok(FileRecord { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    fs::write(path, bytes)?;
-    File::open(path)?.sync_all()
-}
-
-/// Takes a checkpoint's name away at once, and then its files.
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let going = path.with_file_name(format!("{REMOVING}{name}"));
-    match fs::rename(path, &going) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(why) => Err(why),
-        Ok(()) => fs::remove_dir_all(going),
-    }
 }
 
 #[cfg(test)]
@@ -365,8 +311,9 @@ mod tests {
     /// Every rank calls it what it is, and by the number of the rank: no file is at fault.
     #[test]
     fn a_card_that_cannot_be_read_is_no_fault_of_the_disk() {
-        let broken = "CUDA: copying to the host failed: out of luck".to_owned();
-        let heard = all_read(vec![Ok(Vec::new()), Err(broken), Ok(Vec::new())]).err().expect("rank 1 failed");
+        let why = "CUDA: copying to the host failed: out of luck".to_owned();
+        let broken = Fault::Device { why, own: None };
+        let heard = broken.of(Some(1), Path::new("checkpoints/step-000003"), 3);
         let ended = Error::from(Failure::Failed { rank: 0, error: heard });
         assert!(matches!(ended, Error::RankEnded { rank: 1, .. }), "{ended}");
         assert_eq!(ended.to_string(), "rank 1 failed: CUDA: copying to the host failed: out of luck");

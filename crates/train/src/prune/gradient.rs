@@ -122,7 +122,7 @@ impl Sums {
                 // There were fewer samples than ranks.
                 None => {
                     let weight = weights.get(*id);
-                    Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Workspace)?
+                    Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Scoring)?
                 }
             };
             match sharing {
@@ -146,8 +146,11 @@ impl GradientSink for Sums {
             }
             match sum {
                 Some(sum) => add_into(sum, &gradient)?,
-                empty if gradient.dtype() == DType::F32 => *empty = Some(gradient),
-                empty => *empty = Some(cast(&gradient, DType::F32, Category::Workspace)?),
+                empty if gradient.dtype() == DType::F32 => {
+                    gradient.book_as(Category::Scoring);
+                    *empty = Some(gradient);
+                }
+                empty => *empty = Some(cast(&gradient, DType::F32, Category::Scoring)?),
             }
         }
         Ok(())

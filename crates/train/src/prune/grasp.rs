@@ -5,15 +5,14 @@
 //! takes least from the flow, or adds to it. Frankle, Dziugaite, Roy & Carbin (2021) found that what adds most to the flow is
 //! not what a network can do without, and keep the scores of the largest magnitude instead: both are offered.
 //!
-//! H g is a difference of two gradients ([`Curvature`]).
+//! H g is a difference of gradients ([`Curvature`]).
 
-use espalier_plan::config::{FlowScore, Scope};
+use espalier_plan::config::FlowScore;
 use espalier_tensor::{Tensor, random};
-use rayon::prelude::*;
 
 use super::gradient::Scored;
 use super::hessian::Curvature;
-use super::{Decision, Draw, Moment, Network, Pruner, select};
+use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
 use crate::data::Split;
 use crate::weights::ParameterId;
@@ -45,22 +44,16 @@ impl Pruner for Grasp {
         if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
-        let flow = self.hessian_gradient(network)?;
-        let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
+        let samples = self.chosen(network);
+        let mut curvature = self.curvature(network, &samples)?;
+        let direction = curvature.gradient()?;
+        let flow = |ids: &[ParameterId]| curvature.hessian_product_of(&direction, ids);
         // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`; or those furthest from 0.
         let score = |x: f32| match self.score {
             FlowScore::Signed => x,
             FlowScore::Magnitude => x.abs(),
         };
-        let keys = |id: ParameterId| {
-            let weight = network.weights.get(id).read_f32()?;
-            Ok(weight
-                .par_iter()
-                .zip(flow[at(id)].read_f32()?)
-                .map(|(w, hg)| select::key(score(w * hg)))
-                .collect())
-        };
-        Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
+        Ok(Draw::of(network.keep_scored(self.sparsity, flow, score)?))
     }
 }
 
@@ -68,16 +61,20 @@ impl Grasp {
     /// H g for every candidate, in their order.
     pub fn hessian_gradient(&self, network: &Network<'_>) -> Result<Vec<Tensor>> {
         let samples = self.chosen(network);
+        let mut curvature = self.curvature(network, &samples)?;
+        let direction = curvature.gradient()?;
+        curvature.hessian_product(&direction)
+    }
+
+    fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
         let scored = Scored {
-            samples: &samples,
+            samples,
             micro_batch: network.plan.micro_batch,
             random: random::key(network.plan.run.seed, PURPOSE),
             temperature: self.temperature,
             sharing: network.sharing(),
         };
-        let mut curvature = Curvature::new(network, scored)?;
-        let direction = curvature.gradient()?;
-        curvature.hessian_product(&direction)
+        Curvature::new(network, scored)
     }
 
     /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first

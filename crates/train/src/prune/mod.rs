@@ -12,6 +12,7 @@ pub mod hessian;
 pub mod lottery;
 pub mod magnitude;
 pub mod moving;
+mod passes;
 pub mod random;
 pub mod rigl;
 pub mod select;
@@ -25,9 +26,9 @@ use std::fmt::Debug;
 use espalier_comm::Reduce;
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Scope};
-use espalier_tensor::Tensor;
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::reduce::squared_norm_all;
+use espalier_tensor::{Device, Tensor};
 use rayon::prelude::*;
 
 use crate::Result;
@@ -95,7 +96,7 @@ pub enum Decision {
 pub struct Observation {
     /// In words.
     pub note: String,
-    /// The shares of places in which the mask drawn now differs from those drawn before, oldest first.
+    /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
     pub distances: Vec<f64>,
 }
 
@@ -157,6 +158,8 @@ pub struct Parts<'a> {
     pub device: &'a espalier_tensor::Device,
     /// The type that kernels compute in.
     pub dtype: espalier_tensor::DType,
+    /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
+    pub passes: usize,
 }
 
 impl Network<'_> {
@@ -173,7 +176,7 @@ impl Network<'_> {
 
     /// For passes over samples with the weights as they are now.
     pub fn pass(&self) -> Pass<'_> {
-        let Parts { stage, dataset, device, dtype } = self.parts;
+        let Parts { stage, dataset, device, dtype, .. } = self.parts;
         let relay = self.ranks.map(Ranks::relay);
         Pass { stage, relay, weights: self.weights, dataset, device, dtype }
     }
@@ -244,10 +247,20 @@ impl Network<'_> {
         count: usize,
         mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
     ) -> Result<Vec<(ParameterId, Words)>> {
+        self.keep_seen(ids, count, select::one_by_one(ids.len(), |i| keys(ids[i])))
+    }
+
+    /// The same where `walk` shows the keys of each parameter by its place among `ids`, each time that it is called.
+    pub fn keep_seen(
+        &self,
+        ids: &[ParameterId],
+        count: usize,
+        mut walk: impl FnMut(&mut select::See<'_>) -> Result<()>,
+    ) -> Result<Vec<(ParameterId, Words)>> {
         let count = count.min(self.sum_over(ids, |id| self.alive(id))?);
-        let mut keys = |i: usize| self.bury(ids[i], keys(ids[i])?);
+        let walk = |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.bury(ids[i], keys)?));
         let words = match self.ranks.filter(|ranks| ranks.stages().size() > 1) {
-            None => select::best_of_all(ids.len(), count, &mut keys)?,
+            None => select::best_of_stages(&select::Stages::alone(ids.len()), count, walk)?,
             Some(ranks) => {
                 let stages = select::Stages {
                     places: ids.iter().map(|id| id.0).collect(),
@@ -255,7 +268,7 @@ impl Network<'_> {
                     all: self.weights.parameters(),
                     sum: &|counts| ranks.sum_over_stages(counts),
                 };
-                select::best_of_stages(&stages, count, &mut keys)?
+                select::best_of_stages(&stages, count, walk)?
             }
         };
         Ok(ids.iter().copied().zip(words).collect())
@@ -287,6 +300,8 @@ impl Network<'_> {
 /// The method of a plan, for a run of so many steps.
 pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
     let Some(prune) = &plan.run.prune else { return Ok(None) };
+    // Where the run file counts epochs, only the data says how many steps there are.
+    prune.check_length(steps as usize)?;
     let sparsity = prune.sparsity;
     Ok(Some(match prune.method {
         Method::Random { scope, at } => Box::new(random::Random { sparsity, scope, at: at as u64 }),
@@ -305,10 +320,19 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
         }
         Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),
         Method::Lottery { .. } => Box::new(lottery::Lottery::new(plan, prune, steps)?),
-        Method::Set(moving) => Box::new(set::Set(moving::Moves::new(sparsity, moving))),
-        Method::Rigl(moving) => Box::new(rigl::Rigl(moving::Moves::new(sparsity, moving))),
+        Method::Set(moving) => Box::new(set::Set(moving::Moves::new(moving))),
+        Method::Rigl(moving) => Box::new(rigl::Rigl(moving::Moves::new(moving))),
         Method::TwoOfFour { at } => Box::new(two_of_four::TwoOfFour { at: at as u64 }),
     }))
+}
+
+/// Bytes that a rank's tensors may take of its device, where that is known. Ranks share the host's memory; a card is a rank's own.
+pub fn memory(device: &Device, ranks: usize) -> Option<u64> {
+    let sharing = match device {
+        Device::Cpu(_) => ranks,
+        Device::Cuda(_) => 1,
+    };
+    Some((device.memory()? / sharing) as u64)
 }
 
 /// Whether a mask keeps a place.

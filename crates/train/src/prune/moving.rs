@@ -1,21 +1,21 @@
 //! What SET and RigL share: a sparse network that moves.
 //!
-//! It starts from a random mask, each layer at the sparsity. Every so many steps, until T_end, each layer drops
-//! `alpha_t = fraction / 2 (1 + cos(pi t / T_end))` of its kept weights, the smallest, and grows as many where none
-//! was kept. What has just been dropped does not grow back: where fewer places are free than would move, only so many
-//! move. Grown weights start at zero with fresh state. A layer's count never changes.
+//! It starts from a random mask, each layer at the sparsity, or as the Erdos-Renyi-kernel distribution has it. Every so many
+//! steps, until T_end, each layer drops `alpha_t = fraction / 2 (1 + cos(pi t / T_end))` of its kept weights, the smallest, and
+//! grows as many where none is kept then: what has just been dropped may come back, as published, with its value and
+//! state. Other grown weights start at zero, as does their first moment; their second moment starts at the mean of the layer's
+//! (see [`Optimizer::remask`](crate::state::Optimizer::remask)). A layer's count never changes.
 
-use espalier_plan::config::{self, Scope};
+use espalier_plan::config;
 use rayon::prelude::*;
 
-use super::{Decision, Draw, Moment, Network, Words, count, random, select};
+use super::{Decision, Draw, Moment, Network, Words, count, differing, random, select};
 use crate::Result;
 use crate::weights::ParameterId;
 
 /// When and how much moves.
 #[derive(Debug, Clone, Copy)]
 pub struct Moves {
-    sparsity: f64,
     every: u64,
     fraction: f64,
     until: f64,
@@ -23,8 +23,8 @@ pub struct Moves {
 
 impl Moves {
     /// As a run file has it.
-    pub fn new(sparsity: f64, moving: config::Moving) -> Moves {
-        Moves { sparsity, every: moving.every as u64, fraction: moving.fraction, until: moving.until }
+    pub fn new(moving: config::Moving) -> Moves {
+        Moves { every: moving.every as u64, fraction: moving.fraction, until: moving.until }
     }
 
     /// Whether masks are drawn before a step.
@@ -34,7 +34,14 @@ impl Moves {
 
     /// The first masks.
     pub fn start(&self, network: &Network<'_>) -> Result<Draw> {
-        let masks = network.keep_best(self.sparsity, Scope::Layer, |id| Ok(random::keys(network, id)))?;
+        let prune = network.plan.run.prune.as_ref().expect("a run that prunes");
+        let kept = prune.kept_by_parameter(&network.plan.model.parameters());
+        let mask = |id: &ParameterId| -> Result<(ParameterId, Words)> {
+            let keys = network.bury(*id, random::keys(network, *id))?;
+            let kept = kept[id.0].expect("a candidate") as usize;
+            Ok((*id, select::best(&keys, kept.min(self::kept(network, *id)))))
+        };
+        let masks = network.candidates.iter().map(mask).collect::<Result<_>>()?;
         Ok(Draw { masks, ..Draw::default() })
     }
 
@@ -45,7 +52,7 @@ impl Moves {
         now.then(|| self.fraction / 2.0 * (1.0 + (std::f64::consts::PI * step as f64 / end).cos()))
     }
 
-    /// Moves a share of each layer: `growth` gives the places that grow, so many of those a layer does not keep.
+    /// Moves a share of each layer: `growth` gives the places that grow, so many of those that are free.
     pub fn draw(
         network: &Network<'_>,
         share: f64,
@@ -58,13 +65,14 @@ impl Moves {
             if moving == 0 {
                 continue;
             }
-            let grown = growth(id, moving)?;
+            let (mut words, grown) = (staying(network, id, moving)?, growth(id, moving)?);
             debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
-            let mut words =
-                select::best(&network.bury(id, network.magnitudes(id)?)?, kept(network, id) - moving);
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
+            if network.groups.speaks_for(id) {
+                let before = network.masks.get(id).expect("what moves has a mask").read_words()?;
+                moved += differing(&before, &words) / 2;
+            }
             masks.push((id, words));
-            moved += if network.groups.speaks_for(id) { moving } else { 0 };
         }
         let moved = network.sum(moved)?;
         match moved {
@@ -76,23 +84,27 @@ impl Moves {
     }
 }
 
-/// How many weights of a layer move.
+/// How many weights of a layer are dropped and grown; none of a layer that is dense.
 pub fn moving(network: &Network<'_>, id: ParameterId, share: f64) -> usize {
     let kept = kept(network, id);
-    ((share * kept as f64).round() as usize).min(network.len(id) - kept)
+    if kept == network.len(id) { 0 } else { (share * kept as f64).round() as usize }
 }
 
-/// Of the places that a layer does not keep, the `count` with the largest keys.
+/// What a layer keeps when so many, the smallest, are dropped.
+fn staying(network: &Network<'_>, id: ParameterId, moving: usize) -> Result<Words> {
+    Ok(select::best(&network.bury(id, network.magnitudes(id)?)?, kept(network, id) - moving))
+}
+
+/// Of the places that are free once `count` weights are dropped, the `count` with the largest keys.
 pub fn best_free(
     network: &Network<'_>,
     id: ParameterId,
     keys: impl Fn(usize) -> u32 + Sync,
     count: usize,
 ) -> Result<Words> {
-    let kept = network.masks.get(id).map(|mask| mask.read_words()).transpose()?;
-    let free = |i: usize| kept.as_ref().is_some_and(|kept| !super::is_kept(kept, i));
+    let stays = staying(network, id, count)?;
     // A free place is above every other, whatever its key.
-    let key = |i: usize| if free(i) { keys(i).max(1) } else { 0 };
+    let key = |i: usize| if super::is_kept(&stays, i) { 0 } else { keys(i).max(1) };
     let keys: Vec<u32> = (0..network.len(id)).into_par_iter().map(key).collect();
     Ok(select::best(&keys, count))
 }
@@ -107,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_share_falls_with_a_cosine_and_ends() {
-        let moves = Moves { sparsity: 0.9, every: 10, fraction: 0.4, until: 0.5 };
+        let moves = Moves { every: 10, fraction: 0.4, until: 0.5 };
         let due: Vec<(u64, f64)> = (0..100).filter_map(|t| Some((t, moves.due(t, 100)?))).collect();
         assert_eq!(due.iter().map(|(t, _)| *t).collect::<Vec<_>>(), [10, 20, 30, 40]);
         // By hand: 0.2 (1 + cos(0.2 pi)) = 0.2 1.80901699...

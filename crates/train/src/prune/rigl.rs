@@ -1,14 +1,17 @@
 //! RigL (Evci et al. 2020): the smallest weights of each layer go, as many grow where the gradient is largest.
 //!
-//! The gradient is that of the first micro-batch of the step to come, over all ranks. Each layer's is dense for the moment in which
-//! its growth is chosen and then let go, so that a dense gradient of the model never exists; one of a tied parameter
-//! comes in parts, and is held until the pass is over.
+//! The gradient is that of the step to come: of its whole batch, on all ranks. Where a rank has one micro-batch, each layer's is
+//! dense for the moment in which its growth is chosen and then let go, so that a dense gradient of the model never exists;
+//! one of a tied parameter comes in parts, and is held until the pass is over. Over several micro-batches gradients must be
+//! added up: for a quarter of the candidates at a time, in f32, so that a quarter of the dense gradient is held and the batch is
+//! passed four times.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Tensor, random};
 
+use super::gradient::{Scored, gradient};
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words, select};
 use crate::Result;
@@ -36,11 +39,16 @@ impl Pruner for Rigl {
     }
 }
 
+/// The parts of the candidates whose gradients are summed one after the other.
+const PARTS: usize = 4;
+
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
     let run = &network.plan.run;
+    if run.train.micro_batches > 1 {
+        return growth_of_sums(network, share);
+    }
     let each = network.plan.micro_batch;
-    // What one rank would have as its first micro-batch, shared out.
     let (all, first) = match network.ranks.map(Ranks::data) {
         Some(data) => (each * data.size(), each * data.rank()),
         None => (each, 0),
@@ -56,6 +64,39 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
         sink.choose(id, sum)?;
     }
     Ok(sink.chosen)
+}
+
+/// The same from gradients that are summed over micro-batches.
+fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
+    let run = &network.plan.run;
+    let samples = network.order.indices(network.step * run.train.batch as u64, run.train.batch);
+    let scored = Scored {
+        samples: &samples,
+        micro_batch: network.plan.micro_batch,
+        random: random::key(random::key(run.seed, network.step), 0),
+        temperature: 1.0,
+        sharing: network.sharing(),
+    };
+    let moves = network.candidates.iter().copied().filter(|id| moving(network, *id, share) > 0);
+    let mut left: VecDeque<ParameterId> = moves.collect();
+    let most = left.iter().map(|id| network.len(*id)).sum::<usize>().div_ceil(PARTS);
+    let mut chosen = HashMap::new();
+    // Every stage passes as often, whatever it holds.
+    for part in 1..=PARTS {
+        let (mut wanted, mut elements) = (Vec::new(), 0);
+        let fits = |id: ParameterId, elements: usize| elements == 0 || elements + network.len(id) <= most;
+        while let Some(&id) = left.front().filter(|id| part == PARTS || fits(**id, elements)) {
+            elements += network.len(id);
+            wanted.push(id);
+            left.pop_front();
+        }
+        for (id, sum) in wanted.iter().zip(gradient(network.pass(), &wanted, scored)?) {
+            let sum = sum.read_f32()?;
+            let count = moving(network, *id, share);
+            chosen.insert(*id, best_free(network, *id, |i| select::key(sum[i].abs()), count)?);
+        }
+    }
+    Ok(chosen)
 }
 
 /// A sink that keeps of a gradient where it is largest.

@@ -1,7 +1,7 @@
 //! The best of many, exactly: so many places, ties going to the earlier one, so that every rank agrees.
 //!
 //! Scores become whole numbers of the same order, whose k-th largest is found digit by digit from two histograms. Scores are
-//! asked for again on each pass instead of being held, as a model's scores may be larger than what is free.
+//! shown three times instead of being held, as a model's scores may be larger than what is free.
 
 use rayon::prelude::*;
 
@@ -30,49 +30,78 @@ pub struct Stages<'a> {
     pub sum: &'a dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>>,
 }
 
+impl Stages<'_> {
+    /// All tensors on one rank.
+    pub fn alone(tensors: usize) -> Stages<'static> {
+        Stages { places: (0..tensors).collect(), speaks: vec![true; tensors], all: tensors, sum: &Ok }
+    }
+}
+
+/// What is shown the keys of a tensor.
+pub type See<'a> = dyn FnMut(usize, Vec<u32>) -> crate::Result<()> + 'a;
+
 /// Keeps the `keep` places with the largest keys over all tensors; `keys(i)` gives those of tensor `i`.
 pub fn best_of_all(
     tensors: usize,
     keep: usize,
     keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
 ) -> crate::Result<Vec<Words>> {
-    let places = (0..tensors).collect();
-    let alone = Stages { places, speaks: vec![true; tensors], all: tensors, sum: &Ok };
-    best_of_stages(&alone, keep, keys)
+    best_of_stages(&Stages::alone(tensors), keep, one_by_one(tensors, keys))
 }
 
-/// The same over the tensors of all stages; `keys(i)` gives those of tensor `i` of this one. Ties go to the earlier
-/// tensor, wherever it is.
+/// Shows the keys of each tensor, which `keys` gives.
+pub fn one_by_one(
+    tensors: usize,
+    mut keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
+) -> impl FnMut(&mut See<'_>) -> crate::Result<()> {
+    move |see| (0..tensors).try_for_each(|i| see(i, keys(i)?))
+}
+
+/// The same over the tensors of all stages. `walk` shows the keys of each tensor of this one, in whatever order, and must show
+/// the same ones each of the three times that it is called. Ties go to the earlier tensor, wherever it is.
 pub fn best_of_stages(
     stages: &Stages<'_>,
     keep: usize,
-    mut keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
+    mut walk: impl FnMut(&mut See<'_>) -> crate::Result<()>,
 ) -> crate::Result<Vec<Words>> {
     let tensors = stages.places.len();
-    let counted = || (0..tensors).filter(|i| stages.speaks[*i]);
     let mut high = Histogram::default();
-    for i in counted() {
-        high.add(&keys(i)?, |key| Some((key >> 16) as usize));
-    }
+    walk(&mut |i, keys| {
+        if stages.speaks[i] {
+            high.add(&keys, |key| Some((key >> 16) as usize));
+        }
+        Ok(())
+    })?;
     let (digit, above) = high.over(stages)?.holder_of(keep);
-    let mut low = Histogram::default();
-    for i in counted() {
-        low.add(&keys(i)?, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
-    }
-    let (rest, above_low) = low.over(stages)?.holder_of(keep - above);
+    // By tensor, since how many of each are at the threshold must be known too: a quarter of a megabyte each.
+    let mut low: Vec<Vec<u32>> = vec![Vec::new(); tensors];
+    let mut sum = Histogram::default();
+    walk(&mut |i, keys| {
+        if stages.speaks[i] {
+            let mut own = Histogram::default();
+            own.add(&keys, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
+            sum.0.iter_mut().zip(&own.0).for_each(|(sum, n)| *sum += n);
+            low[i] = own.0.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect();
+        }
+        Ok(())
+    })?;
+    let (rest, above_low) = sum.over(stages)?.holder_of(keep - above);
     let threshold = digit << 16 | rest;
     // As many of those at the threshold as are still missing, the first ones.
     let missing = keep - above - above_low;
     let mut at_threshold = vec![0; stages.all];
-    for i in counted() {
-        at_threshold[stages.places[i]] = keys(i)?.par_iter().filter(|key| **key == threshold).count() as u64;
+    for (place, counts) in stages.places.iter().zip(&low) {
+        at_threshold[*place] = counts.get(rest as usize).map_or(0, |n| u64::from(*n));
     }
+    drop(low);
     let at_threshold = (stages.sum)(at_threshold)?;
-    let word = |i: usize| {
+    let mut words = vec![Words::new(); tensors];
+    walk(&mut |i, keys| {
         let before: u64 = at_threshold[..stages.places[i]].iter().sum();
-        Ok(at_least(&keys(i)?, threshold, &mut missing.saturating_sub(before as usize)))
-    };
-    (0..tensors).map(word).collect()
+        words[i] = at_least(&keys, threshold, &mut missing.saturating_sub(before as usize));
+        Ok(())
+    })?;
+    Ok(words)
 }
 
 /// Keeps the `keep` places with the largest keys of one tensor.
@@ -202,7 +231,7 @@ mod tests {
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
                     let stages = Stages { places: own.clone(), speaks, all: keys.len(), sum: &sum };
-                    best_of_stages(&stages, keep, |i| Ok(keys[own[i]].clone())).unwrap()
+                    best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(keys[own[i]].clone()))).unwrap()
                 };
                 let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
                 let first: Vec<usize> = (0..cut).collect();

@@ -4,12 +4,10 @@
 //! value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops and batch norm
 //! measures, as in the step that follows.
 
-use espalier_plan::config::Scope;
 use espalier_tensor::{Tensor, random};
-use rayon::prelude::*;
 
 use super::gradient::{Scored, gradient};
-use super::{Decision, Draw, Moment, Network, Pruner, select};
+use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
 use crate::data::Split;
 use crate::weights::ParameterId;
@@ -35,19 +33,18 @@ impl Pruner for Snip {
         if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
-        let gradients = self.gradients(network)?;
-        let at = |id| network.candidates.iter().position(|other| *other == id).expect("a candidate");
-        let keys = |id: ParameterId| {
-            let (weight, gradient) = (network.weights.get(id).read_f32()?, gradients[at(id)].read_f32()?);
-            Ok(weight.par_iter().zip(gradient).map(|(w, g)| select::key((w * g).abs())).collect())
-        };
-        Ok(Draw::of(network.keep_best(self.sparsity, Scope::Global, keys)?))
+        let gradients = |ids: &[ParameterId]| self.gradients_of(network, ids);
+        Ok(Draw::of(network.keep_scored(self.sparsity, gradients, f32::abs)?))
     }
 }
 
 impl Snip {
     /// dL/dw of every candidate, in their order.
     pub fn gradients(&self, network: &Network<'_>) -> Result<Vec<Tensor>> {
+        self.gradients_of(network, network.candidates)
+    }
+
+    fn gradients_of(&self, network: &Network<'_>, ids: &[ParameterId]) -> Result<Vec<Tensor>> {
         let samples = network.order.indices(0, self.samples.min(network.parts.dataset.len(Split::Train)));
         let scored = Scored {
             samples: &samples,
@@ -56,6 +53,6 @@ impl Snip {
             temperature: 1.0,
             sharing: network.sharing(),
         };
-        gradient(network.pass(), network.candidates, scored)
+        gradient(network.pass(), ids, scored)
     }
 }

@@ -1,64 +1,137 @@
 //! What a run writes down as it goes: lines of JSON that programs read, each true of the weights that are there.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::Observer;
 use crate::summary::{Rates, Validation};
 use crate::trainer::StepReport;
-use crate::{Error, Result};
+use crate::{Error, Result, durable};
 
-/// metrics.jsonl: a line per logged step and per evaluation.
+/// metrics.jsonl: a line per logged step and per evaluation. A rank that does not write has an empty one.
+#[derive(Default)]
 pub(super) struct Metrics {
-    /// None on a rank that does not write.
-    pub file: Option<File>,
-    pub path: PathBuf,
+    file: Option<File>,
+    path: PathBuf,
+    /// Bytes of whole lines: a full disk may take half of the next one.
+    len: u64,
+    /// Lines that the disk did not take, and whether the last is one of them.
+    lost: u64,
+    torn: bool,
 }
 
 impl Metrics {
     /// Opens it for a run that has done `step` steps; lines of steps that will be taken again are dropped.
     pub fn open(path: &Path, step: u64) -> Result<Metrics> {
-        let fail = |why: std::io::Error| Error::file(path, why);
-        if let Ok(old) = File::open(path) {
-            let still_true = |line: &String| {
-                let parsed: Option<serde_json::Value> = serde_json::from_str(line).ok();
-                parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
-            };
-            let kept: Vec<String> =
-                BufReader::new(old).lines().map_while(Result::ok).filter(still_true).collect();
-            fs::write(path, kept.iter().map(|line| format!("{line}\n")).collect::<String>()).map_err(fail)?;
+        let still_true = |line: &&[u8]| {
+            let parsed: Option<Value> = serde_json::from_slice(line).ok();
+            line.ends_with(b"\n") && parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
+        };
+        match fs::read(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            Err(why) => return Err(Error::file(path, why)),
+            Ok(old) => {
+                let kept: Vec<u8> = old
+                    .split_inclusive(|byte| *byte == b'\n')
+                    .filter(still_true)
+                    .flatten()
+                    .copied()
+                    .collect();
+                // At once: a kill in the middle would leave the run without its past.
+                if kept != old {
+                    durable::replace(path, &kept).map_err(|why| Error::unwritten(path, why))?;
+                }
+            }
         }
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-        Ok(Metrics { file: Some(file), path: path.into() })
+        let open = || -> io::Result<(File, u64)> {
+            let file = OpenOptions::new().create(true).append(true).open(path)?;
+            let len = file.metadata()?.len();
+            Ok((file, len))
+        };
+        let (file, len) = open().map_err(|why| Error::unwritten(path, why))?;
+        Ok(Metrics { file: Some(file), path: path.into(), len, lost: 0, torn: false })
     }
 
-    pub fn line(&mut self, value: serde_json::Value) -> Result<()> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        writeln!(file, "{value}").map_err(|why| Error::file(&self.path, why))
+    /// Adds a line. A disk that is full is told once and no reason to stop.
+    pub fn line(&mut self, value: Value, observer: &mut dyn Observer) {
+        let Some(file) = &mut self.file else { return };
+        let text = format!("{value}\n");
+        let mut attempt = || -> io::Result<()> {
+            if self.torn {
+                file.set_len(self.len)?;
+            }
+            file.write_all(text.as_bytes())
+        };
+        let outcome = attempt();
+        self.torn = outcome.is_err();
+        match outcome {
+            Ok(()) => self.len += text.len() as u64,
+            Err(why) => {
+                if self.lost == 0 {
+                    observer.warning(&format!("{}: a line cannot be written: {why}", self.path.display()));
+                }
+                self.lost += 1;
+            }
+        }
     }
 
-    pub fn step(&mut self, report: &StepReport, rates: Rates, time: f64) -> Result<()> {
-        let mut line = json!({
-            "step": report.step, "loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm,
-            "accuracy": report.accuracy, "sparsity": report.sparsity, "time": time,
-        });
-        match rates.tokens_per_s {
-            Some(tokens) => line["tokens_per_s"] = json!(tokens),
-            None => line["images_per_s"] = json!(rates.samples_per_s),
+    /// Says at the end what is missing.
+    pub fn close(&mut self, observer: &mut dyn Observer) {
+        if let Some(file) = self.file.take().filter(|_| self.torn) {
+            // No half line is left; where even that fails, who reads it skips the half.
+            let _ = file.set_len(self.len);
         }
-        if let Some(noise) = report.noise_scale {
-            line["noise_scale"] = json!(noise);
+        if self.lost > 0 {
+            let (path, lost) = (self.path.display(), self.lost);
+            observer.warning(&format!("{path}: {lost} lines are missing, which could not be written"));
         }
-        if !report.taken {
-            line["skipped"] = json!(true);
-        }
-        self.line(line)
     }
+}
 
-    /// `time` is when it was done: what lies between it and the step's own `time` was spent on evaluating.
-    pub fn evaluation(&mut self, step: u64, validation: &Validation, time: f64) -> Result<()> {
-        self.line(json!({ "step": step, "validation": validation, "time": time }))
+/// The line of an evaluation. `time` is when it was done: what lies between it and the step's own `time` was spent on it.
+pub(super) fn of_evaluation(step: u64, validation: &Validation, time: f64) -> Value {
+    json!({ "step": step, "validation": validation, "time": time })
+}
+
+/// The line of a step.
+pub(super) fn of_step(report: &StepReport, rates: Rates, time: f64) -> Value {
+    let mut line = json!({
+        "step": report.step, "loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm,
+        "accuracy": report.accuracy, "sparsity": report.sparsity, "time": time,
+    });
+    match rates.tokens_per_s {
+        Some(tokens) => line["tokens_per_s"] = json!(tokens),
+        None => line["images_per_s"] = json!(rates.samples_per_s),
+    }
+    if let Some(noise) = report.noise_scale {
+        line["noise_scale"] = json!(noise);
+    }
+    if !report.taken {
+        line["skipped"] = json!(true);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The file that was there is replaced, never written to: a kill at any moment leaves the old lines or the new ones.
+    #[test]
+    fn lines_of_steps_that_are_taken_again_go_all_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("metrics.jsonl"), folder.path().join("old"));
+        let lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st";
+        fs::write(&path, lines).unwrap();
+        fs::hard_link(&path, &old).unwrap();
+        let mut metrics = Metrics::open(&path, 2).unwrap();
+        assert_eq!(fs::read_to_string(&old).unwrap(), lines, "the file of before is as it was");
+        metrics.line(json!({ "step": 3 }), &mut ());
+        metrics.close(&mut ());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
     }
 }

@@ -7,7 +7,7 @@ use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
 
-use super::{Observer, announce, checkpoints_of, write};
+use super::{Claim, Observer, RUN_FILE, announce, checkpoints_of, write};
 use crate::checkpoint::Whole;
 use crate::data::Dataset;
 use crate::summary::Summary;
@@ -24,7 +24,8 @@ pub fn prune(
     folder: &Path,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
-    if folder.join("run.toml").exists() {
+    let _claim = Claim::on(folder)?;
+    if folder.join(RUN_FILE).exists() {
         return Err(Error::file(folder, "a run is here already: choose another folder"));
     }
     let checkpoints = checkpoints_of(&plan, folder);
@@ -35,7 +36,7 @@ pub fn prune(
     let pruned = trainer.prune()?.expect("a method that prunes before the first step");
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
-    write(folder, "run.toml", &plan.run.to_toml()?)?;
+    write(folder, RUN_FILE, &plan.run.to_toml()?)?;
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
     let mut summary = Summary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;

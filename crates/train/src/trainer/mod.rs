@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Sent};
-use espalier_plan::Plan;
 use espalier_plan::config::{BatchNorm, Precision};
 use espalier_plan::schedule::Updates;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{DType, Device};
 
 use crate::Result;
@@ -61,6 +61,10 @@ pub struct Trainer {
     kept: Vec<KeptOfLayer>,
     masks: Masks,
     pruner: Option<Box<dyn Pruner>>,
+    /// How the pruner scored, where it did so by gradients of all candidates.
+    scoring: Option<Scoring>,
+    /// Bytes of its device that it may take, where less than all.
+    memory: Option<u64>,
     /// What is multiplied without its zeros once most of it is zero.
     sparse: HashSet<ParameterId>,
     /// None until the first step, by when it is known what is kept.
@@ -175,6 +179,8 @@ impl Trainer {
             list_began: 0,
             masks: Masks::new(weights.parameters(), plan.run.compresses()),
             pruner: prune::pruner(&plan, steps)?,
+            scoring: None,
+            memory: None,
             sparse: sparse_products(&plan, &weights, device)?,
             optimizer: None,
             noise: NoiseScale::default(),
@@ -224,6 +230,16 @@ impl Trainer {
     /// The other ranks, where there are any.
     pub fn ranks(&self) -> Option<&Ranks> {
         self.ranks.as_ref()
+    }
+
+    /// How the pruner scored, where it did so by gradients of all candidates.
+    pub fn scoring(&self) -> Option<Scoring> {
+        self.scoring
+    }
+
+    /// Lets the pruner score as if the device had no more than so many bytes.
+    pub fn limit_memory(&mut self, bytes: u64) {
+        self.memory = Some(bytes);
     }
 
     /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on average.
@@ -322,8 +338,10 @@ impl Trainer {
         }
         let totals = self.sum(totals)?;
         let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
-        let best = self.progress.best_validation.get_or_insert(evaluation.loss);
-        *best = best.min(evaluation.loss);
+        if evaluation.loss.is_finite() {
+            let best = self.progress.best_validation.get_or_insert(evaluation.loss);
+            *best = best.min(evaluation.loss);
+        }
         Ok(Some(evaluation))
     }
 

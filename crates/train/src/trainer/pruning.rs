@@ -11,11 +11,12 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Device, Mask};
 
 use super::{Pruned, Trainer};
-use crate::Result;
 use crate::data::Split;
-use crate::prune::{Decision, Draw, Moment, Network, Parts};
+use crate::parallel::Ranks;
+use crate::prune::{self, Decision, Draw, Moment, Network, Parts};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
+use crate::{Error, Result};
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.
@@ -90,11 +91,15 @@ impl Trainer {
 
     /// What the pruning method does after so many steps.
     pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
-        let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
         let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
-        if pruner.looks(Moment { step, steps: self.steps, epoch }) {
+        let moment = Moment { step, steps: self.steps, epoch };
+        if self.pruner.as_ref().is_some_and(|pruner| pruner.looks(moment)) {
             self.come_together()?;
+            let ranks = self.ranks.as_ref().map_or(1, Ranks::size);
+            let memory = self.memory.or_else(|| prune::memory(&self.device, ranks));
+            self.scoring = self.plan.scoring(memory).map_err(Error::Plan)?.or(self.scoring);
         }
+        let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
         let mut network = Network {
             plan: &self.plan,
             step,
@@ -110,6 +115,7 @@ impl Trainer {
                 dataset: &self.dataset,
                 device: &self.device,
                 dtype: self.dtype,
+                passes: self.scoring.map_or(1, |scoring| scoring.passes),
             },
             order: &self.order,
         };

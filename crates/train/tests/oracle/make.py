@@ -1,4 +1,5 @@
-"""Makes gpt.safetensors and cnn.safetensors: what PyTorch says of two small networks, for tests/train/oracle.rs.
+"""Makes gpt.safetensors and cnn.safetensors: what PyTorch says of two small networks, for tests/train/oracle.rs;
+and flow.safetensors: GraSP's product with the Hessian, by double backward in f64, for tests/train/prune/flow.rs.
 
     pip install torch==2.15.0 transformers==5.22.2 safetensors==0.8.0 numpy==2.4.6
     python make.py
@@ -211,6 +212,61 @@ class Oracle:
         save_file(self.out, self.file + ".safetensors", metadata)
 
 
+class Gate(nn.ReLU):
+    """A ReLU that notes how near its inputs come to the kink."""
+
+    nearest = float("inf")
+
+    def forward(self, x):
+        Gate.nearest = min(Gate.nearest, x.detach().abs().min().item())
+        return super().forward(x)
+
+
+def flow():
+    """Twenty convolutions with batch norm: along the gradient, such a network bends more than any other of its size.
+
+    The seed is the first one of which no ReLU is so near its kink that rounding to f32 could open or close it: then the
+    truth of f64 is the truth for everybody.
+    """
+    depth, width, count, temperature = 20, 8, 20, 200.0
+    labels = torch.arange(count) % 10
+    for seed in range(1000):
+        generator = torch.Generator().manual_seed(seed)
+        pixels = torch.randint(0, 128, (count, 8, 8), generator=generator)
+        pixels = (pixels + torch.randint(0, 128, (10, 8, 8), generator=generator)[labels]).to(torch.uint8).numpy()
+        layers = []
+        for i in range(depth):
+            conv = nn.Conv2d(width if i else 1, width, 3, padding=1, bias=False)
+            layers += [conv, nn.BatchNorm2d(width), Gate()]
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Linear(width, 10)]
+        weights = {f"layers.{i}.weight": layer for i, layer in enumerate(layers) if isinstance(layer, (nn.Conv2d, nn.Linear))}
+        out = {}
+        with torch.no_grad():
+            for name, layer in weights.items():
+                sign = torch.rand(layer.weight.shape, generator=generator) < 0.5
+                scale = np.float32(0.01 if isinstance(layer, nn.Linear) else (2 / (9 * width)) ** 0.5)
+                layer.weight.copy_(torch.where(sign, float(scale), -float(scale)))
+                bits = np.packbits(sign.numpy().ravel(), bitorder="little")
+                out["positive/" + name] = np.pad(bits, (0, -len(bits) % 4)).view(np.uint32)
+                out["scale/" + name] = np.array([scale])
+            layers[-1].bias.zero_()
+        layers.insert(-1, nn.Flatten())
+        model = nn.Sequential(*layers).double().train()
+        x = torch.from_numpy(((pixels - pixels.mean()) / pixels.std()).astype(np.float32)).double()[:, None]
+        Gate.nearest = float("inf")
+        loss = F.cross_entropy(model(x) / temperature, labels)
+        if Gate.nearest > 1.5e-5:
+            break
+    parameters = [layer.weight for layer in weights.values()]
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+    dot = sum((g * g.detach()).sum() for g in gradient)
+    for name, product in zip(weights, torch.autograd.grad(dot, parameters)):
+        out["flow/" + name] = np.ascontiguousarray(product.numpy().astype(np.float32))
+    print(f"flow: seed {seed}, the nearest kink {Gate.nearest:.1e}")
+    out |= dict(pixels=pixels, labels=labels.to(torch.uint8).numpy())
+    save_file(out, "flow.safetensors", dict(torch=torch.__version__, temperature=str(temperature), seed=str(seed)))
+
+
 def main():
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -253,3 +309,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    flow()

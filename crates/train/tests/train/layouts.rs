@@ -152,7 +152,7 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
 fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
     let loss = run_in(folder.path(), base, steps).loss.unwrap();
-    let whole = Whole::find(folder.path(), None).unwrap();
+    let whole = Whole::find(folder.path(), None, |_| ()).unwrap();
     (whole.words("masks.safetensors").unwrap(), loss)
 }
 

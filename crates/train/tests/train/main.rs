@@ -3,7 +3,9 @@
 mod accumulation;
 mod card;
 mod compressed;
+mod damage;
 mod evaluate;
+mod fixture;
 mod gradients;
 mod layouts;
 mod local;

@@ -217,7 +217,9 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             let files = vec![(file, vec![("a".to_owned(), Stored::Piece(&part, own(ranks.rank())))])];
             let saved = checkpoints.save(&after(step), files, Some(&ranks));
             if failing == "cannot" {
-                let said = saved.as_ref().unwrap_err().to_string();
+                let error = saved.as_ref().unwrap_err();
+                assert!(matches!(error, Error::Disk { .. }), "{error:?}");
+                let said = error.to_string();
                 assert!(said.contains("step-000002: the checkpoint cannot be written: rank 2:"), "{said}");
             }
             saved
@@ -234,6 +236,7 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
     assert_eq!(checkpoints.list().unwrap().len(), 1);
     assert_eq!(checkpoints.latest(None, |_| ()).unwrap().unwrap().progress().step, 1);
     save(2, "nobody").unwrap();
+    checkpoints.remove_old(2, |problem| panic!("{problem}"));
     assert_eq!(names(folder.path()), ["step-000002"], "the old one and what was left are gone");
 }
 

@@ -50,7 +50,8 @@ impl Base {
     }
 }
 
-fn base(text: &'static str, overrides: &[&str]) -> Base {
+/// A run file of its own.
+pub fn base(text: &'static str, overrides: &[&str]) -> Base {
     Base { text, overrides: overrides.iter().map(|o| o.to_string()).collect() }
 }
 

@@ -24,6 +24,7 @@ pub struct Bench {
     pub masks: Masks,
     pub order: Order,
     pub candidates: Vec<ParameterId>,
+    pub passes: usize,
 }
 
 impl Bench {
@@ -40,6 +41,7 @@ impl Bench {
             masks: Masks::new(covered.len(), false),
             order: Order::new(plan.run.seed, dataset.len(Split::Train)),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
+            passes: 1,
             plan,
             dataset,
             device,
@@ -63,6 +65,7 @@ impl Bench {
                 dataset: &self.dataset,
                 device: &self.device,
                 dtype: self.dtype,
+                passes: self.passes,
             },
             order: &self.order,
         }
@@ -99,6 +102,19 @@ impl Bench {
             self.masks.set(id, Mask::new(&self.device, kept.len(), &words).unwrap());
         }
     }
+}
+
+/// The fewest bytes of a device with which a plan's candidates can still be scored.
+pub fn least_memory(plan: &Plan) -> u64 {
+    let (mut low, mut high) = (0, 1 << 40);
+    while low + 1 < high {
+        let middle = (low + high) / 2;
+        match plan.scoring(Some(middle)) {
+            Ok(_) => high = middle,
+            Err(_) => low = middle,
+        }
+    }
+    high
 }
 
 /// What a mask leaves of values.

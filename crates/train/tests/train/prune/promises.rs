@@ -145,10 +145,10 @@ fn counts_are_exact() {
         let share = |all: usize| (0.4 * all as f64).round() as usize;
         match name {
             "early-bird channels" => {
-                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each.
+                // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each; the next reads these.
                 let masks: Vec<_> =
                     trainer.masks().iter().map(|(_, mask)| (mask.len(), mask.kept())).collect();
-                assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3)]);
+                assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3), (8 * 72, 8 * 27)]);
             }
             "2:4" => assert_eq!(2 * kept, all, "{name}"),
             _ if prepare(&base, 1).0.run.prune.unwrap().is_by_layer() => {
@@ -322,4 +322,34 @@ fn a_resumed_lottery_without_its_early_weights_says_so() {
         }
     };
     assert!(error.starts_with("`prune.rewind` is 2, but the checkpoint"), "{error}");
+}
+
+/// Adam divides by a mean square. One that starts at zero late in a run makes the first step of a grown weight
+/// `sqrt(1 / (1 - beta2))` rates long, here 3.2 for every one of them, and the loss jumps. Starting at the mean of its layer,
+/// a grown weight moves as the others do.
+#[test]
+fn grown_weights_move_as_the_others_do() {
+    let base = tiny_gpt(&["prune.method=set", "prune.every=40", "prune.until=1.0", "train.steps=60"])
+        .set("optimizer.beta1=0")
+        .set("optimizer.beta2=0.9")
+        .set("optimizer.weight_decay=0");
+    for state in ["prune.state=dense", "prune.state=compressed"] {
+        let (plan, dataset, device) = prepare(&base.set(state), 1);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        go(&mut trainer, 40);
+        let before: Vec<Vec<u32>> = trainer.masks().iter().map(|(_, mask)| mask.words()).collect();
+        let report = trainer.step().unwrap();
+        assert!(report.pruned.is_some(), "it moves before step 41");
+        let mut moves = Vec::new();
+        for ((id, mask), before) in trainer.masks().iter().zip(&before) {
+            let values = trainer.weights().get(id).to_f32();
+            let grown =
+                ones(&mask.words()).filter(|i| before[i / 32] >> (i % 32) & 1 == 0).collect::<Vec<_>>();
+            moves.extend(grown.iter().map(|i| f64::from(values[*i].abs()) / report.lr));
+        }
+        moves.sort_by(f64::total_cmp);
+        assert!(moves.len() > 30, "{}", moves.len());
+        let median = moves[moves.len() / 2];
+        assert!(median > 0.01 && median < 1.5, "{median} rates");
+    }
 }

@@ -1,12 +1,15 @@
 //! Scores that ranks share out: the masks of one rank, but where scores are nearly equal.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_train::parallel::on_threads;
 use espalier_train::prune::{count, differing};
 use espalier_train::trainer::Trainer;
+use espalier_train::weights::ParameterId;
 
+use super::bench::least_memory;
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 
 /// The masks after some steps, and the loss of the last one.
@@ -64,6 +67,51 @@ fn scores_of_all_ranks_are_those_of_one() {
                     "{kind} {method}: {loss}, {near} on {ranks} ranks"
                 );
             }
+        }
+    }
+}
+
+/// The masks that ranks on two axes draw before the first step, by parameter, with as much memory as they want or as little
+/// as they can; and in how many passes.
+fn masks_within(
+    base: &Base,
+    data: usize,
+    stages: usize,
+    little: bool,
+) -> (BTreeMap<ParameterId, Vec<u32>>, usize) {
+    let mut base = base.set(format!("parallel.data={data}"));
+    if stages > 1 {
+        base = base.set(format!("parallel.pipeline={stages}")).set("train.micro_batches=2");
+    }
+    let (plan, dataset, device) = prepare(&base, 2);
+    let dataset = Arc::new(dataset);
+    let mesh = Mesh::new(PerAxis { data, pipeline: stages, ..PerAxis::ONES }).unwrap();
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        let ranks = (ranks.size() > 1).then_some(ranks);
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        if little {
+            trainer.limit_memory(least_memory(&plan));
+        }
+        trainer.prune()?;
+        let passes = trainer.scoring().expect("a method that scores").passes;
+        Ok((trainer.masks().iter().map(|(id, mask)| (id, mask.words())).collect::<Vec<_>>(), passes))
+    });
+    let all = all.unwrap();
+    let passes = all[0].1;
+    (all.into_iter().flat_map(|(masks, _)| masks).collect(), passes)
+}
+
+/// Stages with less in a pass than others, and a table on both ends, come through every pass, to the masks of one.
+#[test]
+fn ranks_that_score_some_weights_at_a_time_draw_the_same_masks() {
+    let base = tiny_gpt(&["prune.embeddings=true", "prune.sparsity=0.7", "prune.samples=10"]);
+    for method in ["snip", "grasp"] {
+        let base = base.set(format!("prune.method={method}"));
+        for (data, stages) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+            let (whole, one) = masks_within(&base, data, stages, false);
+            let (parts, many) = masks_within(&base, data, stages, true);
+            assert!(one == 1 && many > 1, "{method}: {one} and {many} passes");
+            assert_eq!(whole, parts, "{method} on {data} x {stages} ranks");
         }
     }
 }

@@ -1,20 +1,20 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
-use espalier_plan::config::{FlowScore, Moving};
+use espalier_plan::config::{Distribution, FlowScore, Moving};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::data::Split;
 use espalier_train::prune::gradient::{Scored, gradient};
 use espalier_train::prune::grasp::Grasp;
 use espalier_train::prune::hessian::Curvature;
-use espalier_train::prune::moving::Moves;
+use espalier_train::prune::moving::{Moves, best_free};
 use espalier_train::prune::rigl::Rigl;
 use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
-use espalier_train::prune::{count, is_kept};
+use espalier_train::prune::{count, is_kept, places, pruner};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::ParameterId;
 
-use super::bench::{Bench, Reference, assert_best, kept, perceptron, perceptron_with};
+use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
 use crate::support::{prepare, tiny_cnn, tiny_gpt};
 
 #[test]
@@ -150,49 +150,124 @@ fn scoring_changes_nothing_of_the_model() {
     }
 }
 
-fn moves(sparsity: f64) -> Moves {
-    Moves::new(sparsity, Moving { every: 10, fraction: 0.4, until: 0.5 })
+/// Where the sums of all candidates would not fit, they are made for some at a time: the same masks, from fewer bytes at
+/// once, which are those that the plan says.
+#[test]
+fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
+    for (method, precision) in [("snip", "f32"), ("snip", "bf16"), ("grasp", "f32"), ("grasp", "bf16")] {
+        for base in [tiny_gpt(&["prune.embeddings=true"]), tiny_cnn(&[])] {
+            let base = base.set(format!("prune.method={method}")).set(format!("train.precision={precision}"));
+            let drawn = |memory: Option<u64>| {
+                let mut bench = Bench::new(&base);
+                let scoring = bench.plan.scoring(memory).unwrap().unwrap();
+                bench.passes = scoring.passes;
+                let mut pruner = pruner(&bench.plan, 100).unwrap().unwrap();
+                let masks = bench.draw(&mut *pruner, 0).masks;
+                assert_eq!(
+                    bench.device.ledger().peak(Category::Scoring) as u64,
+                    scoring.bytes,
+                    "{method} {precision}"
+                );
+                assert_eq!(bench.device.ledger().current(Category::Scoring), 0);
+                (scoring, masks)
+            };
+            let (one, masks) = drawn(None);
+            assert_eq!(one.passes, 1);
+            let plan = Bench::new(&base).plan;
+            let least = least_memory(&plan);
+            let (many, same) = drawn(Some(least));
+            assert!(many.passes > 1 && many.bytes < one.bytes, "{many:?} after {one:?}");
+            assert_eq!(same, masks, "{method} {precision}");
+            let error = plan.scoring(Some(least - 1)).unwrap_err().to_string();
+            assert!(error.contains("even a parameter at a time"), "{error}");
+        }
+    }
+}
+
+fn moves() -> Moves {
+    let (distribution, dense_first) = (Distribution::Uniform, false);
+    Moves::new(Moving { every: 10, fraction: 0.4, until: 0.5, distribution, dense_first })
+}
+
+/// The gradient is that of the whole batch, in however many micro-batches; what was just dropped may grow again.
+#[test]
+fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
+    for micro_batches in ["train.micro_batches=1", "train.micro_batches=4"] {
+        let mut bench = Bench::new(&perceptron(&["prune.method=rigl", "prune.sparsity=0.8", micro_batches]));
+        let mut rigl = Rigl(moves());
+        let start = bench.draw(&mut rigl, 0);
+        // Uniform: a fifth of 60 and of 50.
+        assert_eq!(start.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>(), [12, 10]);
+        bench.apply(start);
+        let before: Vec<Vec<u32>> = bench.masks.iter().map(|(_, mask)| mask.words()).collect();
+        let (parameters, candidates) = bench.flat();
+        let picks = bench.order.indices(10 * 8, 8);
+        let gradient = Reference::new(&bench.dataset, &picks, 1.0).gradient(&parameters, &candidates);
+        let draw = bench.draw(&mut rigl, 10);
+        // alpha = 0.2 (1 + cos(pi 10 / 50)) = 0.3618: 4.34 of 12 and 3.62 of 10.
+        let mut offset = 0;
+        for (((id, after), before), moving) in draw.masks.iter().zip(&before).zip([4, 4]) {
+            let len = bench.weights.get(*id).len();
+            let size = |i: &usize| parameters[candidates[offset + i]].abs();
+            let slope = |i: &usize| gradient[offset + i].abs();
+            let mut kept: Vec<usize> = (0..len).filter(|i| is_kept(before, *i)).collect();
+            kept.sort_by(|i, j| size(j).total_cmp(&size(i)));
+            kept.truncate(kept.len() - moving);
+            let mut free: Vec<usize> = (0..len).filter(|i| !kept.contains(i)).collect();
+            free.sort_by(|i, j| slope(j).total_cmp(&slope(i)));
+            assert!(slope(&free[moving - 1]) > slope(&free[moving]) + 1e-7, "rounding decides nothing here");
+            kept.extend(&free[..moving]);
+            kept.sort_unstable();
+            assert_eq!(places(after), kept, "{micro_batches}");
+            offset += len;
+        }
+    }
+}
+
+/// Where the gradient is largest at what was just dropped, it stays, with its value.
+#[test]
+fn what_was_just_dropped_may_grow_again() {
+    let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8"]));
+    let mut set = Set(moves());
+    let start = bench.draw(&mut set, 0);
+    bench.apply(start);
+    let id = bench.candidates[0];
+    let before = places(&bench.masks.get(id).unwrap().words());
+    let network = bench.network(10);
+    let dropped = *before
+        .iter()
+        .min_by(|i, j| {
+            let values = network.weights.get(id).to_f32();
+            values[**i].abs().total_cmp(&values[**j].abs())
+        })
+        .unwrap();
+    let grown = best_free(&network, id, |i| u32::from(i == dropped) + 1, 4).unwrap();
+    assert!(is_kept(&grown, dropped));
 }
 
 #[test]
-fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
-    let mut bench = Bench::new(&perceptron(&["prune.method=rigl"]));
-    let mut rigl = Rigl(moves(0.8));
-    let start = bench.draw(&mut rigl, 0);
-    // Uniform: a fifth of 60 and of 50.
-    assert_eq!(start.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>(), [12, 10]);
-    bench.apply(start);
-    let before: Vec<Vec<u32>> = bench.masks.iter().map(|(_, mask)| mask.words()).collect();
-    let (parameters, candidates) = bench.flat();
-    // The first micro-batch of the step to come.
-    let picks = bench.order.indices(10 * 8, 8);
-    let gradient = Reference::new(&bench.dataset, &picks, 1.0).gradient(&parameters, &candidates);
-    let draw = bench.draw(&mut rigl, 10);
-    // alpha = 0.2 (1 + cos(pi 10 / 50)) = 0.3618: 4.34 of 12 and 3.62 of 10.
-    let mut offset = 0;
-    for (((id, after), before), moving) in draw.masks.iter().zip(&before).zip([4, 4]) {
-        let len = bench.weights.get(*id).len();
-        assert_eq!(count(after), count(before));
-        let of = |i: usize| (is_kept(before, i), is_kept(after, i));
-        let dropped: Vec<usize> = (0..len).filter(|i| of(*i) == (true, false)).collect();
-        let grown: Vec<usize> = (0..len).filter(|i| of(*i) == (false, true)).collect();
-        assert_eq!((dropped.len(), grown.len()), (moving, moving));
-        let size = |i: &usize| parameters[candidates[offset + i]].abs();
-        let stays =
-            (0..len).filter(|i| of(*i) == (true, true)).map(|i| size(&i)).fold(f64::INFINITY, f64::min);
-        assert!(dropped.iter().all(|i| size(i) <= stays));
-        let slope = |i: &usize| gradient[offset + i].abs();
-        let left_out = (0..len).filter(|i| of(*i) == (false, false)).map(|i| slope(&i)).fold(0.0, f64::max);
-        assert!(grown.iter().all(|i| slope(i) >= left_out - 1e-7));
-        offset += len;
-    }
+fn layers_keep_what_the_distribution_says() {
+    let kept = |settings: &[&str]| {
+        let base = settings.iter().fold(perceptron(&["prune.sparsity=0.8"]), |base, set| base.set(set));
+        let mut bench = Bench::new(&base);
+        let mut method = pruner(&bench.plan, 100).unwrap().unwrap();
+        let draw = bench.draw(&mut *method, 0);
+        draw.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>()
+    };
+    // 17 / 60 and 15 / 50 of 60 and of 50: 22 in proportion 17 : 15.
+    let erk = "prune.distribution=erdos-renyi-kernel";
+    assert_eq!(kept(&["prune.method=rigl", erk]), [12, 10]);
+    assert_eq!(kept(&["prune.method=set", "prune.dense_first=true"]), [60, 10]);
+    let narrow = "model.layers=[{type='avg_pool', kernel=2}, {type='flatten'}, {type='linear', output=20}, {type='linear', output=10}]";
+    // 192 x 20 and 20 x 10: 404 in proportion 212 : 30.
+    assert_eq!(kept(&["prune.method=rigl", "prune.sparsity=0.9", narrow, erk]), [354, 50]);
 }
 
 #[test]
 fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
     let drawn = |step: u64, seed: &str| {
-        let mut bench = Bench::new(&perceptron(&["prune.method=set", seed]));
-        let mut set = Set(moves(0.8));
+        let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8", seed]));
+        let mut set = Set(moves());
         let start = bench.draw(&mut set, 0);
         bench.apply(start);
         let before = bench.masks.iter().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
@@ -207,10 +282,10 @@ fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
         (0..60).filter(|i| of(*i) == (false, true)).collect::<Vec<_>>()
     };
     let grown = drawn(10, "seed=1");
-    assert_eq!(grown.len(), 4);
+    assert!((1..=4).contains(&grown.len()), "four, less those that were just dropped: {grown:?}");
     assert_eq!(grown, drawn(10, "seed=1"));
     assert_ne!(grown, drawn(10, "seed=2"));
-    assert_ne!(&grown[..2], &drawn(20, "seed=1")[..2]);
+    assert_ne!(grown, drawn(20, "seed=1"));
 }
 
 /// A tied table's gradient comes from the embedding and from the head: growth follows their sum.
@@ -218,7 +293,7 @@ fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
 fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let base = tiny_gpt(&["prune.method=rigl", "prune.embeddings=true"]);
     let mut bench = Bench::new(&base);
-    let mut rigl = Rigl(moves(0.9));
+    let mut rigl = Rigl(moves());
     let start = bench.draw(&mut rigl, 0);
     bench.apply(start);
     let id = bench.id("wte.weight");
@@ -236,23 +311,21 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     assert!(least > 0.0 && left_out.map(|i| slope(&i)).fold(0.0, f32::max) <= least);
 }
 
-/// Where nearly all places are kept, only as many move as are free, and the count stays.
+/// Where nearly all places are kept, most of what is dropped grows again, and the count stays.
 #[test]
-fn a_nearly_dense_network_moves_what_it_can() {
-    let mut bench = Bench::new(&perceptron(&["prune.method=set"]));
-    let mut set = Set(moves(0.05));
+fn a_nearly_dense_network_keeps_its_count() {
+    let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.05"]));
+    let mut set = Set(moves());
     let start = bench.draw(&mut set, 0);
     bench.apply(start);
     let before = bench.masks.iter().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
     let draw = bench.draw(&mut set, 10);
-    for ((id, after), before) in draw.masks.iter().zip(&before) {
-        let len = bench.weights.get(*id).len();
+    for ((_, after), before) in draw.masks.iter().zip(&before) {
         assert_eq!(count(after), count(before));
-        let ever: u32 = before.iter().zip(after).map(|(before, after)| (before | after).count_ones()).sum();
-        assert_eq!(ever as usize, len, "every free place has grown");
     }
+    let moved: usize = draw.note.split(' ').next().unwrap().parse().unwrap();
     // Three free places of 60, and two of 50 (47.5 are kept, which is 48).
-    assert!(draw.note.starts_with("5 "), "{}", draw.note);
+    assert!((1..=5).contains(&moved), "{}", draw.note);
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! Signals that ask a run to stop: what a person (SIGINT), a batch system (SIGTERM, or SIGUSR1 as in Slurm's
+//! `--signal=USR1@60`) and a terminal that closes (SIGHUP) send.
+//!
+//! Once steps are taken, the first signal lets the step end, and the run saves. Until then, as long as files are read,
+//! there is nothing to save, and the process ends at once: a read that takes long, or hangs, would not let it end otherwise. A
+//! second SIGINT or SIGTERM does not wait. The others only ask: Slurm sends SIGTERM behind them.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::Result;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+
+use crate::say::say;
+
+/// Exit code of a run that was interrupted and has saved.
+pub const INTERRUPTED: u8 = 130;
+
+/// The signals that are heard. SIGHUP is not where whoever started this does not want it to be, as `nohup` does.
+pub fn heard() -> Vec<i32> {
+    let mut heard = vec![SIGINT, SIGTERM, SIGUSR1];
+    heard.extend((!is_ignored(SIGHUP)).then_some(SIGHUP));
+    heard
+}
+
+/// What was asked for, and whether there is something to save.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// The run should save and stop.
+    pub asked: Arc<AtomicBool>,
+    /// Steps are taken.
+    pub begun: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Listens from now on.
+    pub fn listen() -> Result<Stop> {
+        let stop = Stop::default();
+        let (mut signals, heard) = (Signals::new(heard())?, stop.clone());
+        thread::Builder::new().name("espalier-signals".into()).spawn(move || {
+            let mut insisted = false;
+            for signal in signals.forever() {
+                if !heard.begun.load(Ordering::SeqCst) {
+                    say!("interrupted before the first step: there is nothing to save");
+                    // Nothing is run on the way out: what hangs may hold what a destructor would wait for.
+                    low_level::exit(INTERRUPTED.into());
+                }
+                heard.asked.store(true, Ordering::SeqCst);
+                if [SIGINT, SIGTERM].contains(&signal) {
+                    if insisted {
+                        let _ = low_level::emulate_default_handler(signal);
+                    }
+                    insisted = true;
+                }
+            }
+        })?;
+        Ok(stop)
+    }
+}
+
+/// Whether this process was started with a signal ignored, as the system tells it.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}

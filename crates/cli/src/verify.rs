@@ -1,0 +1,89 @@
+//! `espalier verify`: which checkpoints of a run folder are whole, and what is wrong with the others. It changes nothing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_train::Error;
+use espalier_train::checkpoint::{Checkpoints, Whole};
+use serde_json::json;
+
+use crate::say;
+
+#[derive(Args)]
+#[command(
+    after_help = "Every hash is compared. Exit code 0: all are whole; 2: one is not, or there is no such folder.
+
+Examples:
+  espalier verify out/hello
+  espalier verify out/hello/checkpoints/step-000300
+  espalier verify out/hello --json"
+)]
+pub struct VerifyArguments {
+    /// A run folder, or the folder of one checkpoint.
+    run: PathBuf,
+    /// Print the outcome as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One checkpoint, and what is wrong with it.
+struct Verified {
+    step: u64,
+    path: PathBuf,
+    problem: Option<String>,
+}
+
+/// Runs the command.
+pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
+    let mut verified = Vec::new();
+    for (step, path) in found(arguments)? {
+        let problem = match Whole::read(&path, None) {
+            Ok(_) => None,
+            // A run that goes on has removed it meanwhile.
+            Err(_) if !path.exists() => continue,
+            Err(Error::Checkpoint { why, .. }) => Some(why),
+            Err(other) => return Err(other.into()),
+        };
+        match &problem {
+            None => say!("step {step:>6}: whole"),
+            Some(why) => say!("step {step:>6}: damaged: {}: {why}", path.display()),
+        }
+        verified.push(Verified { step, path, problem });
+    }
+    let newest = verified.iter().filter(|one| one.problem.is_none()).map(|one| one.step).max();
+    match newest {
+        Some(step) => say!("a run resumes after step {step}"),
+        None if verified.is_empty() => say!("there is no checkpoint yet"),
+        None => say!("no whole checkpoint is left"),
+    }
+    if arguments.json {
+        let one = |one: &Verified| {
+            let (whole, path) = (one.problem.is_none(), one.path.display().to_string());
+            json!({ "step": one.step, "whole": whole, "problem": one.problem, "path": path })
+        };
+        let checkpoints: Vec<_> = verified.iter().map(one).collect();
+        say::json(&json!({ "checkpoints": checkpoints, "newest_whole": newest }));
+    }
+    let damaged = verified.iter().any(|one| one.problem.is_some());
+    Ok(ExitCode::from(if damaged { 2 } else { 0 }))
+}
+
+/// What there is to look at, oldest first.
+fn found(arguments: &VerifyArguments) -> Result<Vec<(u64, PathBuf)>> {
+    let run = &arguments.run;
+    let inside = Checkpoints::of_run(run).numbered()?;
+    if !inside.is_empty() {
+        return Ok(inside);
+    }
+    if let Some(alone) = Checkpoints::step_of(run).filter(|_| run.is_dir()) {
+        return Ok(vec![(alone, run.clone())]);
+    }
+    if run.join("run.toml").exists() || run.join("checkpoints").exists() {
+        return Ok(inside);
+    }
+    let why =
+        "there is no run here (no run.toml and no checkpoints), and it is not the folder of a checkpoint";
+    Err(Error::File { path: run.clone(), why: why.into() }.into())
+}

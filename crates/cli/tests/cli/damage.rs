@@ -1,0 +1,200 @@
+//! Damaged checkpoints, full disks and folders that cannot be removed, as a person or a program meets them.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::faults::assert_whole;
+use crate::{TINY, json, said, train_in};
+
+/// The command `espalier ARGUMENTS` in `folder`, from a shell that has set its limits first.
+fn limited(folder: &Path, limits: &str, arguments: &[&str]) -> Output {
+    let script = format!("{limits}; exec \"$0\" \"$@\"");
+    let mut command = Command::new("bash");
+    command.current_dir(folder).args(["-c", &script, env!("CARGO_BIN_EXE_espalier")]);
+    command.args(arguments).output().unwrap()
+}
+
+fn espalier(folder: &Path, arguments: &[&str]) -> Output {
+    limited(folder, "true", arguments)
+}
+
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+const EVERY_2: [&str; 4] = ["--set", "checkpoint.every=2", "--set", "train.log_every=1"];
+
+#[test]
+fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &[&EVERY_2[..], &["--out", "run"]].concat()).status.success());
+    let output = espalier(at, &["verify", "run", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let found = json(&output.stdout);
+    assert_eq!(found["newest_whole"], 4);
+    let steps = found["checkpoints"].as_array().unwrap();
+    let whole: Vec<_> =
+        steps.iter().map(|one| (one["step"].as_u64(), &one["whole"], &one["problem"])).collect();
+    let (yes, null) = (&serde_json::Value::Bool(true), &serde_json::Value::Null);
+    assert_eq!(whole, [(Some(2), yes, null), (Some(4), yes, null)]);
+
+    flip(&at.join("run/checkpoints/step-000004/optimizer.safetensors"));
+    let output = espalier(at, &["verify", "run", "--json"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let found = json(&output.stdout);
+    assert_eq!((&found["newest_whole"], &found["checkpoints"][1]["whole"]), (&2.into(), &false.into()));
+    let problem = found["checkpoints"][1]["problem"].as_str().unwrap();
+    assert!(problem.contains("optimizer.safetensors is damaged"), "{problem}");
+    let one = espalier(at, &["verify", "run/checkpoints/step-000002", "--json"]);
+    assert_eq!((one.status.code(), &json(&one.stdout)["newest_whole"]), (Some(0), &2.into()));
+    for nothing in ["nowhere", "run.toml"] {
+        let output = espalier(at, &["verify", nothing]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(
+            said(&output).starts_with("error: ") && said(&output).lines().count() == 1,
+            "{}",
+            said(&output)
+        );
+    }
+
+    // Those who begin with it hear which one they got.
+    let passed_over = "step-000004: optimizer.safetensors is damaged";
+    let output = espalier(at, &["prune", "run", "--method", "magnitude", "-o", "thin"]);
+    assert!(output.status.success() && said(&output).contains(passed_over), "{}", said(&output));
+    let output = train_in(at, TINY, &["--from", "run", "--out", "child"]);
+    assert!(output.status.success() && said(&output).contains(passed_over), "{}", said(&output));
+    assert_eq!(
+        names(&at.join("run/checkpoints")),
+        ["step-000002", "step-000004"],
+        "another's folder is left alone"
+    );
+
+    // And whoever goes on, goes on from the one before.
+    let more = ["--out", "run", "--resume", "--set", "train.steps=6"];
+    let output = train_in(at, TINY, &[&EVERY_2[..], &more].concat());
+    assert!(output.status.success() && said(&output).contains("resumed after step 2"), "{}", said(&output));
+    assert!(names(&at.join("run/checkpoints")).contains(&"damaged-step-000004".to_owned()));
+    assert_eq!(espalier(at, &["verify", "run"]).status.code(), Some(0));
+}
+
+#[test]
+fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "run"]).status.success());
+    flip(&at.join("run/checkpoints/step-000004/model.safetensors"));
+    let more = ["--out", "run", "--resume", "--set", "train.steps=6"];
+    for restarts in ["0", "2"] {
+        let output = train_in(at, TINY, &[&more[..], &["--max-restarts", restarts]].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        let errors: Vec<String> =
+            said(&output).lines().filter(|l| l.starts_with("error: ")).map(Into::into).collect();
+        assert!(errors.len() == 1 && errors[0].contains("no whole checkpoint is left"), "{}", said(&output));
+    }
+    assert_eq!(names(&at.join("run/checkpoints")), ["step-000004"]);
+    let output = train_in(at, TINY, &[&more[..], &["--fresh"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(names(&at.join("run/set-aside-1")), ["checkpoints", "metrics.jsonl", "run.toml"]);
+    let output = train_in(at, TINY, &["--fresh", "--out", "other"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+/// A disk that takes no file of that size: the run says so at every checkpoint, goes on, and fails in the end; nothing is lost
+/// and nothing half-written is left.
+#[test]
+fn a_full_disk_is_no_end_before_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    // Larger than what else is written.
+    let wide = ["--set", "model.width=64", "--set", "learning_rate.schedule=constant"];
+    let steps = |steps, out| [&EVERY_2[..], &wide, &["--set", steps, "--out", out]].concat();
+    assert!(train_in(at, TINY, &steps("train.steps=2", "run")).status.success());
+    let resume = [&["train", "run.toml", "--resume"], &steps("train.steps=7", "run")[..]].concat();
+    for restarts in ["0", "1"] {
+        let output = limited(at, "ulimit -f 100", &[&resume[..], &["--max-restarts", restarts]].concat());
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(3), "{text}");
+        let goes_on =
+            |step: u64| text.contains(&format!("step-{step:06}: the checkpoint cannot be written: "));
+        assert!(goes_on(4) && goes_on(6) && goes_on(7), "{text}");
+        assert_eq!(text.contains("restart 1 of 1"), restarts == "1", "{text}");
+        assert_eq!(names(&at.join("run/checkpoints")), ["step-000002"]);
+        assert!(
+            names(&at.join("run")).iter().all(|name| name == ".lock" || !name.starts_with('.')),
+            "{:?}",
+            names(&at.join("run"))
+        );
+        assert_whole(&at.join("run"));
+    }
+    let output = espalier(at, &[&resume[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let unbroken = train_in(at, TINY, &[&steps("train.steps=7", "unbroken")[..], &["--json"]].concat());
+    assert_eq!(json(&output.stdout)["weights_hash"], json(&unbroken.stdout)["weights_hash"]);
+}
+
+/// Folders so deep that removing them takes more open files than the process may have.
+#[test]
+fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let settings = ["--out", "run", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=1"];
+    assert!(train_in(at, TINY, &settings).status.success());
+    let deep = at.join("run/checkpoints/step-000004").join("d/".repeat(200));
+    fs::create_dir_all(deep).unwrap();
+    // And what an earlier run could not remove either.
+    fs::write(at.join("run/checkpoints/.removing-step-000001"), "a file").unwrap();
+    let resume = [&["train", "run.toml", "--resume", "--set", "train.steps=7"], &settings[..]].concat();
+    let output = limited(at, "ulimit -n 100", &resume);
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("step-000004: the old checkpoint cannot be removed: ").count(), 1, "{text}");
+    assert_eq!(names(&at.join("run/checkpoints")), [".removing-step-000004", "step-000007"]);
+}
+
+/// Other people of a group read what its mask lets them read, the tensors like the rest.
+#[test]
+fn files_have_the_mode_that_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let output = limited(folder.path(), "umask 027", &["train", "run.toml", "--out", "run"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let run = folder.path().join("run");
+    let mut files: Vec<_> = ["run.toml", "plan.json", "metrics.jsonl"].map(|name| run.join(name)).into();
+    let checkpoint = run.join("checkpoints/step-000004");
+    files.extend(names(&checkpoint).iter().map(|name| checkpoint.join(name)));
+    assert!(files.len() >= 6, "{files:?}");
+    for file in files {
+        let mode = fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o640, "{}", file.display());
+    }
+}
+
+/// The last step put the weights where nothing is a number any more.
+#[test]
+fn a_run_whose_validation_loss_is_no_number_exits_with_4() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes =
+        ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=1"];
+    let output = train_in(folder.path(), TINY, &[&changes[..], &["--out", "run", "--json"]].concat());
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(output.stdout.is_empty(), "no summary of a success");
+    assert!(
+        said(&output).contains("error: the run diverged: the validation loss is NaN"),
+        "{}",
+        said(&output)
+    );
+    assert!(!folder.path().join("run/checkpoints").exists());
+}

@@ -1,0 +1,97 @@
+//! `--dry-run` says what would stop the run, and leaves nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{TINY, doctor, json, said, train_in};
+
+/// All files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(files(&entry));
+        }
+        found.push(entry);
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn it_finds_what_the_run_would_find_before_its_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "used"]).status.success());
+    fs::write(at.join("file"), "in the way").unwrap();
+    let before = files(at);
+    let cases: [(&[&str], &str); 10] = [
+        (&["--out", "used"], "a run is here already"),
+        (&["--out", "file/run"], "file/run"),
+        (&["--resume", "--out", "nowhere"], "no run here to resume"),
+        (&["--resume"], "no run here to resume"),
+        (&["--resume", "--out", "used", "--set", "seed=3"], "--allow seed"),
+        (&["--from", "nowhere"], "nowhere"),
+        (&["--from", "used", "--set", "model.width=32"], "step-000004: wte.weight is "),
+        (&["--trace", "nowhere/trace.json"], "nowhere/trace.json"),
+        (
+            &["--set", "prune.method=magnitude", "--set", "prune.at=4"],
+            "`prune.at` is 4, but the run has 4 steps",
+        ),
+        (
+            &["--set", "prune.method=magnitude", "--set", "prune.at=400", "--set", "train.epochs=1"],
+            "`prune.at` is 400, but the run has ",
+        ),
+    ];
+    for (arguments, words) in cases {
+        let run_file =
+            if arguments.contains(&"train.epochs=1") { TINY.replace("steps = 4", "") } else { TINY.into() };
+        for dry in [&["--dry-run", "--json"][..], &[]] {
+            let output = train_in(at, &run_file, &[arguments, dry].concat());
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
+            assert!(said(&output).contains(words), "{arguments:?}: {}", said(&output));
+            assert!(output.stdout.is_empty());
+        }
+        assert_eq!(files(at), before, "{arguments:?} leaves nothing");
+    }
+}
+
+#[test]
+fn it_accepts_what_the_run_would_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "used"]).status.success());
+    fs::write(at.join("old-trace.json"), "[]").unwrap();
+    let before = files(at);
+    let cases: [&[&str]; 5] = [
+        &["--out", "new/folder"],
+        &["--out", "used", "--resume", "--set", "train.steps=8"],
+        &["--from", "used", "--set", "seed=4"],
+        &["--trace", "trace.json"],
+        &["--ranks", "2"],
+    ];
+    for arguments in cases {
+        let output = train_in(at, TINY, &[arguments, &["--dry-run", "--json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        assert!(json(&output.stdout)["weights_hash"].is_null());
+        assert_eq!(files(at), before, "{arguments:?} leaves nothing");
+    }
+}
+
+/// A laptop can check what a cluster will run.
+#[test]
+fn it_plans_for_a_card_that_is_not_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = train_in(folder.path(), TINY, &["--dry-run", "--json", "--set", "device.kind=cuda"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let plan = json(&output.stdout);
+    assert_eq!(plan["device"], "cuda");
+    assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
+    let found = doctor()["cuda"]["found"] == true;
+    assert_eq!(
+        said(&output).contains("on a card (none was found on this machine)"),
+        !found,
+        "{}",
+        said(&output)
+    );
+}

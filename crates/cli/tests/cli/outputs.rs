@@ -1,0 +1,132 @@
+//! docs/outputs.md against what runs write: a field that it lacks, and one that nothing writes, are mistakes.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::{TINY, json, said, train_in};
+
+const PAGE: &str = include_str!("../../../../docs/outputs.md");
+
+/// The first column of the table under a heading.
+fn table(heading: &str) -> Vec<String> {
+    let section = PAGE.split("\n## ").find(|section| section.starts_with(&format!("{heading}\n")));
+    let lines = section.unwrap_or_else(|| panic!("no section {heading}")).lines();
+    let rows = lines.filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    rows.skip(1).map(|cell| cell.trim_matches('`').to_owned()).collect()
+}
+
+/// Paths through objects, and those in lists, to all that is neither.
+fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                leaves(value, &path, found);
+            }
+        }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            items.iter().for_each(|item| leaves(item, path, found));
+        }
+        _ => {
+            found.insert(path.into());
+        }
+    }
+}
+
+fn matches(row: &str, path: &str) -> bool {
+    if let Some(above) = row.strip_suffix(".**") {
+        return path == above || path.starts_with(&format!("{above}."));
+    }
+    let (row, path): (Vec<&str>, Vec<&str>) = (row.split('.').collect(), path.split('.').collect());
+    // A list or an object that is null has no names below it.
+    let null = path.len() < row.len() && row.starts_with(&path);
+    null || (row.len() == path.len() && row.iter().zip(&path).all(|(row, path)| *row == "*" || row == path))
+}
+
+fn compare(heading: &str, written: &[Value]) {
+    let mut found = BTreeSet::new();
+    written.iter().for_each(|value| leaves(value, "", &mut found));
+    let rows = table(heading);
+    let missing: Vec<_> = found.iter().filter(|path| !rows.iter().any(|row| matches(row, path))).collect();
+    let idle: Vec<_> = rows.iter().filter(|row| !found.iter().any(|path| matches(row, path))).collect();
+    assert!(missing.is_empty(), "docs/outputs.md, {heading}, lacks {missing:?}");
+    assert!(idle.is_empty(), "docs/outputs.md, {heading}: nothing writes {idle:?}");
+}
+
+fn metrics(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_tables_are_what_runs_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let text = [
+        "prune.method=early-bird",
+        "prune.every=1",
+        "prune.window=2",
+        "train.noise_scale=true",
+        "train.micro_batches=2",
+        "train.log_every=1",
+    ];
+    let text: Vec<&str> = text.iter().flat_map(|setting| ["--set", setting]).collect();
+    let text = train_in(at, TINY, &[&["--json", "--out", "text", "--ranks", "2"], &text[..]].concat());
+    assert_eq!(text.status.code(), Some(0), "{}", said(&text));
+    let images =
+        "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n";
+    let images = train_in(at, images, &["--json", "--out", "images"]);
+    assert_eq!(images.status.code(), Some(0), "{}", said(&images));
+    let bad = ["learning_rate.peak=1e38", "optimizer.name=sgd", "train.steps=30"];
+    let bad: Vec<&str> = bad.iter().flat_map(|setting| ["--set", setting]).collect();
+    let bad = train_in(at, TINY, &[&["--out", "bad"], &bad[..]].concat());
+    assert_eq!(bad.status.code(), Some(4), "{}", said(&bad));
+    let planned = train_in(at, TINY, &["--dry-run", "--json"]);
+
+    let lines: Vec<Value> = ["text", "images", "bad"].iter().flat_map(|run| metrics(&at.join(run))).collect();
+    compare("metrics.jsonl", &lines);
+    let plan =
+        |run: &str| serde_json::from_slice(&fs::read(at.join(run).join("plan.json")).unwrap()).unwrap();
+    compare("plan.json", &[plan("text"), plan("images")]);
+    compare("espalier train --json", &[json(&text.stdout), json(&images.stdout), json(&planned.stdout)]);
+    let mut folder: Vec<String> = fs::read_dir(at.join("text"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let rows = table("The run folder");
+    folder.retain(|name| !rows.contains(name));
+    assert!(folder.is_empty(), "docs/outputs.md lacks {folder:?}");
+}
+
+#[test]
+fn the_table_of_schedules_is_what_they_print() {
+    let schedule = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        command.args(["schedule", name, "--stages", "2", "--micro-batches", "4", "--json"]);
+        json(&command.output().unwrap().stdout)
+    };
+    compare("espalier schedule --json", &[schedule("1f1b"), schedule("pipedream")]);
+}
+
+#[test]
+fn the_table_of_exit_codes_is_the_promise() {
+    let codes: Vec<i32> = table("Exit codes").iter().map(|code| code.parse().unwrap()).collect();
+    assert_eq!(codes, [0, 1, 2, 3, 4, 130]);
+    // 0 and 4 are seen above, 130 where signals are; 1 is never meant to be.
+    let code = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        command
+            .args(arguments)
+            .stdout(File::options().write(true).open("/dev/full").unwrap())
+            .output()
+            .unwrap()
+            .status
+    };
+    let schedule = ["schedule", "1f1b", "--stages", "2", "--micro-batches", "4", "--actions"];
+    assert_eq!(code(&schedule).code(), Some(3), "a disk that is full");
+    assert_eq!(code(&["train", "no-such-file.toml"]).code(), Some(2));
+}

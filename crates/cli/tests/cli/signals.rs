@@ -1,0 +1,88 @@
+//! Signals that ask a run to stop, beside SIGINT and SIGTERM: those of a batch system and of a terminal that closes.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::TINY;
+use crate::faults::{LONG, kill, wait_for_step};
+
+/// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were started with.
+fn start(folder: &Path, hup: &str, more: &[&str]) -> Child {
+    fs::write(folder.join("run.toml"), TINY).unwrap();
+    let mut command = Command::new("env");
+    command.current_dir(folder).args([hup, env!("CARGO_BIN_EXE_espalier"), "train", "run.toml"]);
+    command.args(LONG).args(["--set", "train.steps=1000000", "--out", "broken"]).args(more);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Its end, which must come.
+fn end(mut child: Child) -> (ExitStatus, String) {
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_batch_system_and_a_closed_terminal_let_it_save() {
+    for (signal, more) in [
+        ("-USR1", &[][..]),
+        ("-HUP", &[]),
+        ("-USR1", &["--max-restarts", "1"]),
+        ("-HUP", &["--max-restarts", "1"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let child = start(folder.path(), "--default-signal=HUP", more);
+        wait_for_step(&folder.path().join("broken"), 3);
+        kill(signal, child.id());
+        let (status, text) = end(child);
+        assert_eq!(status.code(), Some(130), "{signal} {more:?}: {text}");
+        assert!(text.contains("interrupted and saved"), "{signal} {more:?}: {text}");
+    }
+}
+
+/// `nohup espalier train ...` goes on when the terminal closes.
+#[test]
+fn whoever_ignores_a_closed_terminal_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = start(folder.path(), "--ignore-signal=HUP", &[]);
+    let run = folder.path().join("broken");
+    wait_for_step(&run, 3);
+    kill("-HUP", child.id());
+    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count() as u64;
+    wait_for_step(&run, lines + 5);
+    // Slurm's order: a request first, and SIGTERM behind it, which must not be taken for impatience.
+    kill("-USR1", child.id());
+    kill("-TERM", child.id());
+    let (status, text) = end(child);
+    assert_eq!(status.code(), Some(130), "{text}");
+    assert!(text.contains("interrupted and saved"), "{text}");
+}
+
+/// Before the first step there is nothing to save, and a read that does not come back must not keep the process.
+#[test]
+fn a_slow_read_answers_the_first_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("broken");
+    fs::create_dir(&run).unwrap();
+    // The last thing that a run opens before its first step; nobody ever writes to it.
+    assert!(Command::new("mkfifo").arg(run.join("metrics.jsonl")).status().unwrap().success());
+    let child = start(folder.path(), "--default-signal=HUP", &[]);
+    let begin = Instant::now();
+    while !run.join("plan.json").exists() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the run does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill("-TERM", child.id());
+    let (status, text) = end(child);
+    assert_eq!(status.code(), Some(130), "{text}");
+    assert!(text.ends_with("interrupted before the first step: there is nothing to save\n"), "{text}");
+}

@@ -1,0 +1,205 @@
+//! What a method that scores by gradients holds before the first step, and in how many passes it does so where memory is
+//! short.
+//!
+//! SNIP sums gradients of all candidates in f32: 4 bytes each. GraSP has a copy of all weights in f32 that moves (4), the direction
+//! in which it moves (4), and sums the product with the Hessian (4). All of it is gone before gradients and the optimizer's
+//! state exist. The sums may be made for some of the candidates at a time: a pass then goes over all samples for these alone, and since the best
+//! are found by looking three times, P passes cost 3 P times the work of one. The masks are the same.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::config::{Error, Method, Precision, RunFile};
+use crate::plan::Plan;
+use crate::spec::Model;
+
+/// How scoring goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Scoring {
+    /// In how many parts the candidates are scored.
+    pub passes: usize,
+    /// The most bytes that a rank holds for it, beside weights and activations.
+    pub bytes: u64,
+}
+
+/// What a rank needs to score its part of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// Held from the first pass to the last.
+    held: u64,
+    /// The sums of each candidate.
+    sums: Vec<u64>,
+}
+
+impl Needs {
+    /// Those of the rank that holds some of a model's parameters; none where nothing is scored by gradients.
+    pub(crate) fn of(model: &Model, held: &[usize], run: &RunFile) -> Option<Needs> {
+        let prune = run.prune.as_ref()?;
+        let all = model.parameters();
+        let held = held.iter().map(|place| &all[*place]);
+        let sums: Vec<u64> = held.clone().filter(|p| prune.covers(p)).map(|p| 4 * p.elements()).collect();
+        let held = match prune.method {
+            Method::Snip { .. } => 0,
+            Method::Grasp { .. } => held.map(|p| 4 * p.elements()).sum::<u64>() + sums.iter().sum::<u64>(),
+            _ => return None,
+        };
+        Some(Needs { held, sums })
+    }
+
+    /// Bytes held at most in so many passes.
+    pub(crate) fn bytes(&self, passes: usize) -> u64 {
+        let sum = |part: Range<usize>| self.sums[part].iter().sum::<u64>();
+        self.held + parts(&self.sums, passes).into_iter().map(sum).max().unwrap_or(0)
+    }
+
+    /// Passes that fit into so many bytes beside what is held; none where the largest candidate alone is too large.
+    fn passes(&self, room: u64) -> Option<usize> {
+        let largest = self.sums.iter().copied().max().unwrap_or(0);
+        (largest <= room).then(|| fill(&self.sums, room).len().max(1))
+    }
+}
+
+impl Plan {
+    /// How candidates are scored on a device of so much memory, what the system and the kernels take included; None where
+    /// the method needs no gradients. An error where it does not fit, however it is cut.
+    pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
+        let ranks = self.blocks_of_ranks()?;
+        let needs = ranks.iter().map(|blocks| Needs::of(&self.model, &self.model.held(blocks), &self.run));
+        let Some(needs) = needs.collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let mut passes = 1;
+        if let Some(memory) = memory {
+            let (weights, activations) = (self.memory.weights, self.scoring_activations()?);
+            for needs in &needs {
+                let largest = needs.sums.iter().copied().max().unwrap_or(0);
+                // A gradient as its layer makes it, logits, what kernels need: theirs to know, so a guess.
+                let spare = largest + memory / 20;
+                let taken = weights + activations + needs.held + spare;
+                passes = needs.passes(memory.saturating_sub(taken)).map(|own| own.max(passes)).ok_or_else(|| {
+                    let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+                    Error::Conflict {
+                        field: "prune.method".into(),
+                        problem: format!(
+                            "is \"{}\", which needs {} to score this model even a parameter at a time (weights {}, activations {}, \
+                             copies and sums in f32 {}), and the device has {}: cut the model into more stages, run fewer samples at a time, or \
+                             choose another method",
+                            self.run.prune.as_ref().map_or("", |prune| prune.name()),
+                            gb(taken + largest),
+                            gb(weights),
+                            gb(activations),
+                            gb(needs.held + largest),
+                            gb(memory),
+                        ),
+                    }
+                })?;
+            }
+        }
+        let bytes = needs.iter().map(|needs| needs.bytes(passes)).max().unwrap_or(0);
+        Ok(Some(Scoring { passes, bytes }))
+    }
+
+    /// Activations while candidates are scored: GraSP's passes are in f32, and what its gates chose stays beside them.
+    fn scoring_activations(&self) -> Result<u64, Error> {
+        match self.run.prune.as_ref().map(|prune| &prune.method) {
+            Some(Method::Grasp { .. }) => {
+                let recompute = self.run.train.recompute;
+                Ok(2 * self.model.activation_bytes(self.micro_batch, Precision::F32, recompute)?)
+            }
+            _ => Ok(self.memory.activations),
+        }
+    }
+
+    /// The blocks of each rank along the pipeline.
+    fn blocks_of_ranks(&self) -> Result<Vec<Vec<Range<usize>>>, Error> {
+        if self.run.parallel.pipeline.is_none() {
+            return Ok(vec![vec![0..self.model.blocks.len()]]);
+        }
+        let schedule = self.schedule(1)?;
+        let blocks = |rank: usize| {
+            let chunks = schedule.placement.chunks(rank);
+            chunks.iter().map(|chunk| self.parts[chunk.part].clone()).collect()
+        };
+        Ok((0..schedule.stages()).map(blocks).collect())
+    }
+}
+
+/// Cuts consecutive things of some sizes into so many parts, the largest as small as can be; the last may be empty.
+pub fn parts(sizes: &[u64], parts: usize) -> Vec<Range<usize>> {
+    let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), sizes.iter().sum::<u64>());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match fill(sizes, middle).len() <= parts {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    let mut cut = fill(sizes, low);
+    cut.resize(parts.max(1), sizes.len()..sizes.len());
+    cut
+}
+
+/// Consecutive things in parts of at most `room` together, each filled before the next is begun.
+fn fill(sizes: &[u64], room: u64) -> Vec<Range<usize>> {
+    let mut cut: Vec<Range<usize>> = Vec::new();
+    let mut sum = 0;
+    for (i, size) in sizes.iter().enumerate() {
+        match cut.last_mut() {
+            Some(part) if sum + size <= room => {
+                part.end = i + 1;
+                sum += size;
+            }
+            _ => {
+                cut.push(i..i + 1);
+                sum = *size;
+            }
+        }
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::DataFacts;
+
+    fn plan(model: &str, method: &str, precision: &str) -> Plan {
+        let text = format!(
+            "[model]\nname = \"{model}\"\n[train]\nbatch = 1\nprecision = \"{precision}\"\nrecompute = \"block\"\n[prune]\nmethod = \"{method}\"\nsparsity = 0.9"
+        );
+        let facts = DataFacts { vocab: Some(50257), image: None, classes: None };
+        Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap()
+    }
+
+    #[test]
+    fn parts_are_even_and_cover_everything() {
+        assert_eq!(parts(&[4, 1, 1, 1, 3], 2), [0..2, 2..5]);
+        assert_eq!(parts(&[4, 1, 1, 1, 3], 3), [0..1, 1..4, 4..5]);
+        assert_eq!(parts(&[2, 2], 4), [0..1, 1..2, 2..2, 2..2]);
+        assert_eq!(parts(&[], 2), [0..0, 0..0]);
+        assert_eq!(parts(&[5, 5, 5], 1), [0..3]);
+    }
+
+    /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a card of 141 GB, more on one of 80.
+    #[test]
+    fn snip_scores_13_billion_weights_on_one_card() {
+        let plan = plan("gpt3-13b", "snip", "bf16");
+        let one = plan.scoring(Some(150_000_000_000)).unwrap().unwrap();
+        assert_eq!(one.passes, 1);
+        assert!((50.0..52.0).contains(&(one.bytes as f64 / 1e9)), "{}", one.bytes);
+        assert_eq!(plan.memory.scoring, one.bytes);
+        let more = plan.scoring(Some(80_000_000_000)).unwrap().unwrap();
+        assert!(more.passes > 1 && more.bytes + plan.memory.weights < 80_000_000_000, "{more:?}");
+        assert_eq!(plan.scoring(None).unwrap().unwrap(), one);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said_beforehand() {
+        let grasp = plan("gpt3-13b", "grasp", "bf16");
+        let error = grasp.scoring(Some(80_000_000_000)).unwrap_err().to_string();
+        assert!(error.starts_with("`prune.method` is \"grasp\", which needs 1"), "{error}");
+        assert!(error.contains("and the device has 80.00 GB"), "{error}");
+        assert!(plan("gpt3-13b", "snip", "bf16").scoring(Some(20_000_000_000)).is_err());
+        // What needs no gradients is not held to it.
+        assert_eq!(plan("gpt3-13b", "magnitude", "bf16").scoring(Some(1)).unwrap(), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Files that a power cut or a full disk leaves either as they were or as they should be.
+//!
+//! A new name is on the disk once the folder that holds it was synced, and not before: so whoever makes a file or a folder
+//! syncs its parent too.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Makes a folder and those above it; each new one is synced into its parent.
+pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = parent(path);
+    if parent != path {
+        create_folder(parent)?;
+    }
+    match fs::create_dir(path) {
+        // By another rank or process, a moment ago.
+        Err(why) if why.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(why) => Err(why),
+        Ok(()) => sync_folder(parent),
+    }
+}
+
+/// Gives a file these bytes at once: whoever looks sees the old ones or the new ones, also after a kill. Where it fails,
+/// nothing else is left.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.writing"));
+    let attempt = || {
+        write_synced(&temporary, bytes)?;
+        fs::rename(&temporary, path)?;
+        sync_folder(parent(path))
+    };
+    attempt().inspect_err(|_| drop(fs::remove_file(&temporary)))
+}
+
+/// Writes a file and waits until it is on the disk; its name may not be.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Waits until the names in a folder are on the disk.
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    match File::open(path)?.sync_all() {
+        // A file system that has no such thing.
+        Err(why) if why.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
+    }
+}
+
+/// The folder of a path, also of one that is a name alone.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_or_as_it_was_and_nothing_else_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("a/b/c");
+        create_folder(&inner).unwrap();
+        create_folder(&inner).unwrap();
+        let path = inner.join("file");
+        replace(&path, b"old").unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        // A folder that is not empty cannot be replaced by a file.
+        replace(&folder.path().join("a"), b"new").unwrap_err();
+        assert!(create_folder(&path.join("below a file")).is_err());
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["a"]);
+    }
+}

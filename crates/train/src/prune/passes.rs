@@ -1,0 +1,58 @@
+//! Scores of all candidates, some of them at a time where the sums of all would not fit: see [`espalier_plan::scoring`].
+//!
+//! A sum does not depend on which others are made beside it, so the masks are the same bit for bit. Every rank makes as many
+//! passes as the one that needs most: a stage with nothing to score in a pass still sends its samples on.
+
+use std::ops::Range;
+
+use espalier_plan::scoring::parts;
+use espalier_tensor::Tensor;
+use rayon::prelude::*;
+
+use super::{Network, Words, select};
+use crate::Result;
+use crate::weights::ParameterId;
+
+impl Network<'_> {
+    /// The masks that keep the candidates with the largest scores at a sparsity, over all of the model. `make` gives a tensor for each of
+    /// some candidates, in their order, and the score of a weight follows from its product with the tensor's element.
+    pub(super) fn keep_scored(
+        &self,
+        sparsity: f64,
+        mut make: impl FnMut(&[ParameterId]) -> Result<Vec<Tensor>>,
+        score: impl Fn(f32) -> f32 + Sync,
+    ) -> Result<Vec<(ParameterId, Words)>> {
+        let parts = self.passes()?;
+        // One pass is made once and held, as there is room for it.
+        let once = if parts.len() == 1 { Some(make(self.candidates)?) } else { None };
+        let show = |see: &mut select::See<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
+            for (i, tensor) in part.zip(tensors) {
+                let weight = self.weights.get(self.candidates[i]).read_f32()?;
+                let products =
+                    weight.par_iter().zip(tensor.read_f32()?).map(|(w, t)| select::key(score(w * t)));
+                see(i, products.collect())?;
+            }
+            Ok(())
+        };
+        let count = Self::kept_of(self.total()?, sparsity);
+        self.keep_seen(self.candidates, count, |see| {
+            for part in &parts {
+                match &once {
+                    Some(tensors) => show(see, part.clone(), tensors)?,
+                    None => show(see, part.clone(), &make(&self.candidates[part.clone()])?)?,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Which candidates of this rank are scored in each pass.
+    fn passes(&self) -> Result<Vec<Range<usize>>> {
+        let mut passes = self.parts.passes as u64;
+        if let Some(ranks) = self.ranks {
+            passes = ranks.largest(vec![passes])?[0];
+        }
+        let sizes: Vec<u64> = self.candidates.iter().map(|id| 4 * self.len(*id) as u64).collect();
+        Ok(parts(&sizes, passes as usize))
+    }
+}

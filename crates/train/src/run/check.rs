@@ -1,0 +1,81 @@
+//! What `--dry-run` can know of a run without training: whether its folder can be had, what it would go on or start from is
+//! there and fits, and its trace could be written. Nothing is left behind.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use espalier_plan::Plan;
+use espalier_plan::rounds::Rounds;
+
+use super::{Observer, Place, Resumed, checkpoints_of, no_whole_checkpoint, nothing_to_do};
+use crate::checkpoint::{MODEL, Whole};
+use crate::{Error, Result};
+
+/// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
+/// has to train on.
+pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Observer) -> Result<()> {
+    let steps = plan.total_steps(samples);
+    if let Some(prune) = &plan.run.prune {
+        prune.check_length(steps)?;
+        Rounds::of(&plan.model, prune).map(|rounds| rounds.trainings(&plan.run, steps)).transpose()?;
+    }
+    let claim = place.claim()?;
+    if place.resume && !place.fresh {
+        let resumed = Resumed::compare(claim.folder(), &plan.run, &place.allow, observer)?;
+        let mut damaged = Vec::new();
+        let report = |broken: &Error| damaged.push(broken.to_string());
+        let newest = checkpoints_of(plan, claim.folder()).latest(None, report)?;
+        if let Some(first) = damaged.first().filter(|_| newest.is_none()) {
+            return Err(no_whole_checkpoint(claim.folder(), first));
+        }
+        for broken in damaged {
+            observer.warning(&format!("{broken}; the one before it would be used"));
+        }
+        match newest {
+            None => observer.warning("there is no checkpoint yet: the run would start from its beginning"),
+            Some(whole) => {
+                fits(plan, &whole)?;
+                let done = whole.progress().step;
+                observer.note(&format!("it would go on after step {done}"));
+                match done >= steps as u64 {
+                    true => observer.note(&nothing_to_do(plan, done, steps as u64)),
+                    false => resumed.note_length(&plan.run, done, samples, observer),
+                }
+            }
+        }
+    }
+    if let Some(from) = &place.from {
+        let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
+        fits(plan, &Whole::find(from, None, report)?)?;
+    }
+    place.trace.as_deref().map_or(Ok(()), can_be_written)
+}
+
+/// An error where a checkpoint does not hold the weights of a plan's model.
+fn fits(plan: &Plan, whole: &Whole) -> Result<()> {
+    for parameter in plan.model.parameters() {
+        match whole.shape(MODEL, &parameter.name) {
+            None => {
+                return Err(
+                    whole.refuse(format!("{MODEL} has no tensor {}, which this run needs", parameter.name))
+                );
+            }
+            Some(there) if there != parameter.shape => {
+                let (name, here) = (&parameter.name, &parameter.shape);
+                return Err(whole.refuse(format!("{name} is {there:?} there, and {here:?} in this run")));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn can_be_written(trace: &Path) -> Result<()> {
+    let was_there = trace.exists();
+    let opened = File::options().append(true).create(true).open(trace);
+    opened.map_err(|why| Error::file(trace, format!("the trace cannot be written: {why}")))?;
+    if !was_there {
+        fs::remove_file(trace).map_err(|why| Error::file(trace, why))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! Whose a run folder is: one process writes to it at a time.
+//!
+//! The claim is a lock (`flock`) on the file `.lock` in the folder, which the system takes back from a process however it
+//! ends: nothing has to be cleaned up after a kill. The file holds a few words about the process for whoever comes second. It
+//! stays there behind a run; a run that did not begin leaves neither it nor a folder that was made for it.
+//!
+//! A numbered folder is taken in the same way: the first whose lock can be had and that holds no run. So of runs that are
+//! started at once each gets its own.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::RUN_FILE;
+use crate::{Error, Result};
+
+const LOCK: &str = ".lock";
+/// How often a folder is made again that others remove.
+const TRIES: usize = 100;
+
+/// A run folder that is ours until this is dropped, or the process ends.
+#[derive(Debug)]
+pub struct Claim {
+    folder: PathBuf,
+    /// None on a file system that has no locks.
+    lock: Option<File>,
+    /// Folders that were made for it, the innermost first.
+    made: Vec<PathBuf>,
+}
+
+impl Claim {
+    /// Claims a folder, which is made where it is not there.
+    pub fn on(folder: &Path) -> Result<Claim> {
+        Claim::attempt(folder)?.ok_or_else(|| taken(folder))
+    }
+
+    /// Claims the first of `BASE`, `BASE-2`, ... behind those that hold a run.
+    pub fn next(base: &Path) -> Result<Claim> {
+        for number in last_number(base) + 1.. {
+            let folder = numbered(base, number);
+            let Some(claim) = Claim::attempt(&folder)? else { continue };
+            // Its owner may have come to its end between the two looks.
+            if !folder.join(RUN_FILE).exists() {
+                return Ok(claim);
+            }
+        }
+        unreachable!("numbers have no end")
+    }
+
+    /// The last of `BASE`, `BASE-2`, ... that holds a run; `BASE` where none does.
+    pub fn last(base: &Path) -> PathBuf {
+        numbered(base, last_number(base).max(1))
+    }
+
+    /// An error where another process has it; nothing is made or claimed.
+    pub fn check(folder: &Path) -> Result<()> {
+        match File::open(folder.join(LOCK)).map(|file| file.try_lock_shared()) {
+            Ok(Err(TryLockError::WouldBlock)) => Err(taken(folder)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The open lock: a process that inherits it shares the claim, also when this one has ended.
+    pub fn lock(&self) -> Option<&File> {
+        self.lock.as_ref()
+    }
+
+    /// None where another process has it.
+    fn attempt(folder: &Path) -> Result<Option<Claim>> {
+        let fail = |why: io::Error| Error::file(folder, format!("cannot be written: {why}"));
+        let path = folder.join(LOCK);
+        for _ in 0..TRIES {
+            let mut claim = Claim { folder: folder.into(), lock: None, made: Vec::new() };
+            // Whoever gives up a folder removes it: between two of these calls it may have gone.
+            match make(folder, &mut claim.made) {
+                Err(why) if why.kind() == ErrorKind::NotFound => continue,
+                outcome => outcome.map_err(fail)?,
+            }
+            let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+            let mut lock = match opened {
+                Err(why) if why.kind() == ErrorKind::NotFound => continue,
+                opened => opened.map_err(fail)?,
+            };
+            match lock.try_lock() {
+                Err(TryLockError::WouldBlock) => {
+                    // It is not for us to remove.
+                    claim.made.clear();
+                    return Ok(None);
+                }
+                Err(TryLockError::Error(_)) => return Ok(Some(claim)),
+                Ok(()) => {}
+            }
+            // A lock on a file that was removed in the meantime holds nobody off.
+            let (ours, there) = (lock.metadata(), fs::metadata(&path));
+            if there.is_err() || ours.map_err(fail)?.ino() != there.map_err(fail)?.ino() {
+                continue;
+            }
+            // Words for people; the lock holds without them.
+            let _ =
+                lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", ourselves()));
+            claim.lock = Some(lock);
+            return Ok(Some(claim));
+        }
+        Err(fail(ErrorKind::NotFound.into()))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.folder.join(RUN_FILE).exists() {
+            return;
+        }
+        if self.lock.is_some() {
+            let _ = fs::remove_file(self.folder.join(LOCK));
+        }
+        // Only as far as nothing was put into them.
+        let _ = self.made.iter().try_for_each(fs::remove_dir);
+    }
+}
+
+fn taken(folder: &Path) -> Error {
+    let mut who = String::new();
+    let read = File::open(folder.join(LOCK)).and_then(|mut lock| lock.read_to_string(&mut who));
+    let who = if read.is_ok_and(|read| read > 0) { who.trim() } else { "another process" };
+    Error::file(
+        folder,
+        format!("{who} is at work in this folder: wait until it ends, or choose another --out"),
+    )
+}
+
+/// `process 1234 on node7`
+fn ourselves() -> String {
+    let own = format!("process {}", std::process::id());
+    match fs::read_to_string("/proc/sys/kernel/hostname") {
+        Ok(host) => format!("{own} on {}", host.trim()),
+        Err(_) => own,
+    }
+}
+
+/// Makes a folder and those above it; `made` are those that were not there, the innermost first.
+fn make(folder: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = folder.parent() {
+        make(parent, made)?;
+    }
+    match fs::create_dir(folder) {
+        Err(why) if why.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        Err(why) => Err(why),
+        Ok(()) => {
+            made.insert(0, folder.into());
+            Ok(())
+        }
+    }
+}
+
+/// `out/hello`, `out/hello-2`, ...
+fn numbered(base: &Path, number: u64) -> PathBuf {
+    match number {
+        1 => base.into(),
+        n => {
+            let mut name = base.file_name().unwrap_or_default().to_owned();
+            name.push(format!("-{n}"));
+            base.with_file_name(name)
+        }
+    }
+}
+
+/// The largest number of those that hold a run; 0: none does.
+fn last_number(base: &Path) -> u64 {
+    let (Some(parent), Some(name)) = (base.parent(), base.file_name().and_then(|name| name.to_str())) else {
+        return 0;
+    };
+    let entries = fs::read_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let number = |entry: io::Result<fs::DirEntry>| -> Option<u64> {
+        let entry = entry.ok()?;
+        let rest = entry.file_name().to_str()?.strip_prefix(name)?.to_owned();
+        let number = if rest.is_empty() { 1 } else { rest.strip_prefix('-')?.parse().ok()? };
+        (numbered(base, number) == parent.join(entry.file_name()) && entry.path().join(RUN_FILE).exists())
+            .then_some(number)
+    };
+    entries.into_iter().flatten().filter_map(number).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_claimed_once_and_free_again_behind_the_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("out/run");
+        let claim = Claim::on(&run).unwrap();
+        let second = Claim::on(&run).unwrap_err().to_string();
+        assert!(second.contains(&format!("process {}", std::process::id())), "{second}");
+        assert_eq!(Claim::check(&run).unwrap_err().to_string(), second);
+        drop(claim);
+        assert!(!folder.path().join("out").exists(), "what did not begin leaves nothing");
+        Claim::check(&run).unwrap();
+
+        let claim = Claim::on(&run).unwrap();
+        fs::write(run.join(RUN_FILE), "").unwrap();
+        drop(claim);
+        assert!(run.join(LOCK).exists(), "what began stays");
+        Claim::on(&run).unwrap();
+    }
+
+    #[test]
+    fn an_empty_folder_of_somebody_elses_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(Claim::on(folder.path()).unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn numbers_go_on_behind_the_last_run_and_pass_over_those_that_begin() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("out/run");
+        assert_eq!(Claim::last(&base), base);
+        let claims: Vec<Claim> = (0..3).map(|_| Claim::next(&base).unwrap()).collect();
+        let names: Vec<_> = claims.iter().map(|claim| claim.folder().file_name().unwrap()).collect();
+        assert_eq!(names, ["run", "run-2", "run-3"]);
+        fs::write(claims[1].folder().join(RUN_FILE), "").unwrap();
+        drop(claims);
+        assert_eq!(Claim::last(&base), folder.path().join("out/run-2"));
+        assert_eq!(Claim::next(&base).unwrap().folder(), folder.path().join("out/run-3"));
+    }
+}

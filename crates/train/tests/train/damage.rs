@@ -1,0 +1,272 @@
+//! What a run does where checkpoints are damaged, the disk fails or its numbers do: nothing that might be rescued is lost,
+//! and nothing that cannot be gone on from is called a checkpoint.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use espalier_train::Error;
+use espalier_train::checkpoint::Whole;
+use espalier_train::run::{Observer, Place, run};
+
+use crate::support::{self, Base, Heard};
+
+fn train(
+    place: &Place,
+    base: &Base,
+    steps: u64,
+    observer: &mut (dyn Observer + Send),
+) -> Result<String, Error> {
+    let (plan, dataset, device) = support::prepare(&base.set(format!("train.steps={steps}")), 2);
+    let outcome = run(plan, dataset, &device, place, &AtomicBool::new(false), observer)?;
+    Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
+}
+
+fn resumed(folder: &Path) -> Place {
+    Place { resume: true, ..Place::at(folder) }
+}
+
+/// Names in the folder of checkpoints, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder.join("checkpoints")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Every file below a folder, with its bytes.
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            found.push((path.clone(), fs::read(path).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+fn damage(checkpoint: &Path) {
+    let path = checkpoint.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Where no checkpoint is whole, resuming is refused and changes nothing; starting over is asked for, and puts them aside.
+#[test]
+fn what_might_be_rescued_is_never_written_over() {
+    let base = support::tiny_gpt(&["checkpoint.every=2", "train.log_every=1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let expected = train(&Place::at(at), &base, 4, &mut ()).unwrap();
+    for step in ["step-000002", "step-000004"] {
+        damage(&at.join("checkpoints").join(step));
+    }
+    let before = contents(at);
+    let error = train(&resumed(at), &base, 6, &mut ()).unwrap_err();
+    assert!(matches!(error, Error::File { .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(
+        said.contains("no whole checkpoint is left") && said.contains("step-000004: model.safetensors"),
+        "{said}"
+    );
+    assert!(said.contains("espalier verify") && said.contains("--resume --fresh"), "{said}");
+    assert!(contents(at) == before, "nothing was changed");
+
+    let fresh = Place { fresh: true, ..resumed(at) };
+    let mut heard = Heard::default();
+    assert_eq!(train(&fresh, &base, 4, &mut heard).unwrap(), expected, "it is the same run again");
+    assert_eq!(heard.resumed_after, Some(0));
+    assert!(heard.warnings.iter().any(|text| text.contains("set-aside-1")), "{:?}", heard.warnings);
+    assert_eq!(names(at), ["step-000002", "step-000004"]);
+    for (path, bytes) in before.iter().filter(|(path, _)| path.starts_with(at.join("checkpoints"))) {
+        let aside = at.join("set-aside-1").join(path.strip_prefix(at).unwrap());
+        assert!(fs::read(&aside).unwrap() == *bytes, "{}", aside.display());
+    }
+    assert!(at.join("set-aside-1/metrics.jsonl").exists());
+}
+
+/// Damaged ones have higher numbers than those that are written next: they used to count as the newest.
+#[test]
+fn damaged_checkpoints_neither_count_nor_go() {
+    let base = support::tiny_gpt(&["checkpoint.every=1", "checkpoint.keep=2"]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    train(&Place::at(at), &base.set("checkpoint.keep=4"), 5, &mut ()).unwrap();
+    assert_eq!(names(at), ["step-000002", "step-000003", "step-000004", "step-000005"]);
+    damage(&at.join("checkpoints/step-000004"));
+    let manifest = at.join("checkpoints/step-000005/manifest.json");
+    fs::write(&manifest, "").unwrap();
+    let mut heard = Heard::default();
+    train(&resumed(at), &base, 6, &mut heard).unwrap();
+    assert_eq!(heard.resumed_after, Some(3));
+    assert_eq!(heard.warnings.iter().filter(|text| text.contains("the one before it is used")).count(), 2);
+    let expected = ["damaged-step-000004", "damaged-step-000005", "step-000005", "step-000006"];
+    assert_eq!(names(at), expected);
+    for step in &expected[2..] {
+        Whole::read(&at.join("checkpoints").join(step), None).unwrap();
+    }
+    // One that is damaged while the run goes on neither pushes out a whole one nor goes itself.
+    struct Damages(PathBuf);
+    impl Observer for Damages {
+        fn saved(&mut self, path: &Path) {
+            if path.ends_with("step-000007") {
+                fs::remove_file(self.0.join("checkpoints/step-000007/manifest.json")).unwrap();
+            }
+        }
+    }
+    train(&resumed(at), &base, 8, &mut Damages(at.to_owned())).unwrap();
+    assert_eq!(names(at)[2..], ["step-000006", "step-000007", "step-000008"]);
+}
+
+/// A manifest that says something else is damaged, not another run's: `step` used to be believed, and `model` to end the run
+/// although the checkpoint before was whole.
+#[test]
+fn a_changed_manifest_is_a_damaged_one() {
+    let base = support::tiny_gpt(&["checkpoint.every=2"]);
+    for (old, new_text) in
+        [("\"step\": 4", "\"step\": 5"), ("\"updates\": 4", "\"updates\": 6"), ("gpt", "gqt"), ("f32", "f22")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        train(&Place::at(at), &base, 4, &mut ()).unwrap();
+        let manifest = at.join("checkpoints/step-000004/manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        assert!(text.contains(old), "{text}");
+        fs::write(&manifest, text.replacen(old, new_text, 1)).unwrap();
+        let mut heard = Heard::default();
+        train(&resumed(at), &base, 6, &mut heard).unwrap();
+        assert_eq!(heard.resumed_after, Some(2), "{new_text}: {:?}", heard.warnings);
+    }
+}
+
+/// What a program before this one wrote: no hash of the manifest in it.
+#[test]
+fn a_checkpoint_of_an_older_program_is_gone_on_from() {
+    let base = support::tiny_gpt(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    train(&Place::at(folder.path()), &base, 2, &mut ()).unwrap();
+    let manifest = folder.path().join("checkpoints/step-000002/manifest.json");
+    let mut value: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    assert!(value.as_object_mut().unwrap().remove("blake3").is_some());
+    fs::write(&manifest, value.to_string()).unwrap();
+    let mut heard = Heard::default();
+    train(&resumed(folder.path()), &base, 4, &mut heard).unwrap();
+    assert_eq!(heard.resumed_after, Some(2));
+}
+
+/// That the folder cannot be read does not mean that it is empty.
+#[test]
+fn checkpoints_that_cannot_be_listed_are_an_error() {
+    let base = support::tiny_gpt(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    train(&Place::at(folder.path()), &base, 2, &mut ()).unwrap();
+    let inside = folder.path().join("checkpoints");
+    fs::rename(&inside, folder.path().join("elsewhere")).unwrap();
+    fs::write(&inside, "not a folder").unwrap();
+    let error = train(&resumed(folder.path()), &base, 4, &mut ()).unwrap_err().to_string();
+    assert!(error.contains("checkpoints: ") && !error.contains("no whole"), "{error}");
+}
+
+/// A disk that takes nothing at step 4, and at step 6 where it `recovers`: there is a file where the folder should be.
+struct Disk {
+    folder: PathBuf,
+    recovers: bool,
+    heard: Heard,
+}
+
+impl Observer for Disk {
+    fn step(&mut self, report: &espalier_train::trainer::StepReport, _: espalier_train::Rates, _: usize) {
+        let (inside, aside) = (self.folder.join("checkpoints"), self.folder.join("aside"));
+        if report.step == 3 {
+            fs::rename(&inside, &aside).unwrap();
+            fs::write(&inside, "").unwrap();
+        }
+        if report.step == if self.recovers { 5 } else { 7 } {
+            fs::remove_file(&inside).unwrap();
+            fs::rename(&aside, &inside).unwrap();
+        }
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.heard.warning(text);
+    }
+}
+
+/// A checkpoint that the disk does not take is told; the run goes on, the ones before stay, the next is tried; and where that was
+/// the last one, the run has failed.
+#[test]
+fn a_disk_that_fails_is_tried_again() {
+    for ranks in [1, 2] {
+        let base = support::tiny_gpt(&["checkpoint.every=2", "checkpoint.keep=1", "checkpoint.last=false"]);
+        let base = base.set(format!("parallel.data={ranks}"));
+        for (recovers, steps, kept) in [(true, 7, "step-000006"), (false, 7, "step-000002")] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = folder.path();
+            let mut disk = Disk { folder: at.into(), recovers, heard: Heard::default() };
+            let outcome = train(&Place::at(at), &base, steps, &mut disk);
+            let warnings = &disk.heard.warnings;
+            assert!(warnings[0].contains("step-000004: the checkpoint cannot be written"), "{warnings:?}");
+            assert!(warnings[0].contains("goes on without it"), "{warnings:?}");
+            assert_eq!(warnings.len(), if recovers { 1 } else { 2 }, "{warnings:?}");
+            match outcome {
+                Ok(_) => assert!(recovers),
+                Err(error) => assert!(!recovers && matches!(error, Error::Disk { .. }), "{error}"),
+            }
+            assert_eq!(names(at), [kept], "{ranks} ranks: nothing else is left");
+        }
+    }
+}
+
+/// A rate at which the weights are beyond all numbers after the first step.
+fn exploding(more: &[&str]) -> Base {
+    let mut base =
+        support::tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=1e38", "learning_rate.warmup=0"]);
+    for change in more {
+        base = base.set(change);
+    }
+    base
+}
+
+/// Skipped steps change nothing, so saving after them would only push out what was saved before.
+#[test]
+fn skipped_steps_push_no_checkpoint_out() {
+    let base = exploding(&["checkpoint.every=1", "checkpoint.keep=1", "train.max_bad_steps=4"]);
+    let folder = tempfile::tempdir().unwrap();
+    let error = train(&Place::at(folder.path()), &base, 20, &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Diverged { step: 5, .. }), "{error}");
+    assert_eq!(names(folder.path()), ["step-000001"]);
+}
+
+/// Neither weights nor a validation loss that are not finite end well or are saved, with one rank and several.
+#[test]
+fn what_is_not_finite_is_neither_saved_nor_a_success() {
+    for ranks in [1, 2] {
+        let ranks = format!("parallel.data={ranks}");
+        let folder = tempfile::tempdir().unwrap();
+        let error = train(&Place::at(folder.path()), &exploding(&[&ranks]), 1, &mut ()).unwrap_err();
+        assert!(matches!(error, Error::NotFinite { step: 1, .. }), "{error}");
+        assert!(error.to_string().contains("the validation loss is NaN or infinite after step 1"), "{error}");
+        assert!(!folder.path().join("checkpoints").exists());
+
+        // Nobody looks at validation data: the weights themselves do, where they are saved and where they are not.
+        for last in ["checkpoint.last=true", "checkpoint.last=false"] {
+            let folder = tempfile::tempdir().unwrap();
+            let blind =
+                ["data.validation=0", "train.eval_samples=0", "optimizer.weight_decay=1e6", last, &ranks];
+            let error = train(&Place::at(folder.path()), &exploding(&blind), 1, &mut ()).unwrap_err();
+            let said = error.to_string();
+            assert!(
+                matches!(error, Error::NotFinite { step: 1, .. }) && said.contains(".weight is NaN"),
+                "{said}"
+            );
+            let inside = folder.path().join("checkpoints");
+            assert!(!inside.exists() || names(folder.path()).is_empty(), "{last}");
+        }
+    }
+}
