@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::{Error, Method, Precision, RunFile};
 use crate::plan::Plan;
-use crate::spec::Model;
+use crate::spec::{Model, Parameter};
 
 /// How scoring goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -36,21 +36,25 @@ impl Needs {
     /// Those of the rank that holds some of a model's parameters; none where nothing is scored by gradients.
     pub(crate) fn of(model: &Model, held: &[usize], run: &RunFile) -> Option<Needs> {
         let prune = run.prune.as_ref()?;
+        if !matches!(prune.method, Method::Snip { .. } | Method::Grasp { .. }) {
+            return None;
+        }
         let all = model.parameters();
+        // Sizes that no machine has are an error elsewhere, not an overflow here.
+        let bytes = |parameter: &Parameter| parameter.elements().saturating_mul(4);
         let held = held.iter().map(|place| &all[*place]);
-        let sums: Vec<u64> = held.clone().filter(|p| prune.covers(p)).map(|p| 4 * p.elements()).collect();
+        let sums: Vec<u64> = held.clone().filter(|p| prune.covers(p)).map(bytes).collect();
         let held = match prune.method {
-            Method::Snip { .. } => 0,
-            Method::Grasp { .. } => held.map(|p| 4 * p.elements()).sum::<u64>() + sums.iter().sum::<u64>(),
-            _ => return None,
+            Method::Grasp { .. } => sum(&held.map(bytes).collect::<Vec<_>>()).saturating_add(sum(&sums)),
+            _ => 0,
         };
         Some(Needs { held, sums })
     }
 
     /// Bytes held at most in so many passes.
     pub(crate) fn bytes(&self, passes: usize) -> u64 {
-        let sum = |part: Range<usize>| self.sums[part].iter().sum::<u64>();
-        self.held + parts(&self.sums, passes).into_iter().map(sum).max().unwrap_or(0)
+        let largest = parts(&self.sums, passes).into_iter().map(|part| sum(&self.sums[part])).max();
+        self.held.saturating_add(largest.unwrap_or(0))
     }
 
     /// Passes that fit into so many bytes beside what is held; none where the largest candidate alone is too large.
@@ -73,8 +77,8 @@ impl Plan {
             for needs in &needs {
                 let largest = needs.sums.iter().copied().max().unwrap_or(0);
                 // A gradient as its layer makes it, logits, what kernels need: theirs to know, so a guess.
-                let spare = largest + memory / 20;
-                let taken = weights + activations + needs.held + spare;
+                let spare = largest.saturating_add(memory / 20);
+                let taken = sum(&[weights, activations, needs.held, spare]);
                 passes = needs.passes(memory.saturating_sub(taken)).map(|own| own.max(passes)).ok_or_else(|| {
                     let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
                     Error::Conflict {
@@ -84,10 +88,10 @@ impl Plan {
                              copies and sums in f32 {}), and the device has {}: cut the model into more stages, run fewer samples at a time, or \
                              choose another method",
                             self.run.prune.as_ref().map_or("", |prune| prune.name()),
-                            gb(taken + largest),
+                            gb(taken.saturating_add(largest)),
                             gb(weights),
                             gb(activations),
-                            gb(needs.held + largest),
+                            gb(needs.held.saturating_add(largest)),
                             gb(memory),
                         ),
                     }
@@ -103,7 +107,10 @@ impl Plan {
         match self.run.prune.as_ref().map(|prune| &prune.method) {
             Some(Method::Grasp { .. }) => {
                 let recompute = self.run.train.recompute;
-                Ok(2 * self.model.activation_bytes(self.micro_batch, Precision::F32, recompute)?)
+                Ok(self
+                    .model
+                    .activation_bytes(self.micro_batch, Precision::F32, recompute)?
+                    .saturating_mul(2))
             }
             _ => Ok(self.memory.activations),
         }
@@ -123,9 +130,13 @@ impl Plan {
     }
 }
 
+fn sum(sizes: &[u64]) -> u64 {
+    sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
+}
+
 /// Cuts consecutive things of some sizes into so many parts, the largest as small as can be; the last may be empty.
 pub fn parts(sizes: &[u64], parts: usize) -> Vec<Range<usize>> {
-    let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), sizes.iter().sum::<u64>());
+    let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), sum(sizes));
     while low < high {
         let middle = low + (high - low) / 2;
         match fill(sizes, middle).len() <= parts {
@@ -141,16 +152,16 @@ pub fn parts(sizes: &[u64], parts: usize) -> Vec<Range<usize>> {
 /// Consecutive things in parts of at most `room` together, each filled before the next is begun.
 fn fill(sizes: &[u64], room: u64) -> Vec<Range<usize>> {
     let mut cut: Vec<Range<usize>> = Vec::new();
-    let mut sum = 0;
+    let mut filled = 0u64;
     for (i, size) in sizes.iter().enumerate() {
         match cut.last_mut() {
-            Some(part) if sum + size <= room => {
+            Some(part) if filled.saturating_add(*size) <= room => {
                 part.end = i + 1;
-                sum += size;
+                filled = filled.saturating_add(*size);
             }
             _ => {
                 cut.push(i..i + 1);
-                sum = *size;
+                filled = *size;
             }
         }
     }
