@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::{Kernels, Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
-use crate::schedule::{Action, Chunk, Schedule};
+use crate::schedule::{Action, Chunk, Schedule, Updates};
 use crate::scoring::Needs;
 use crate::spec::{Model, Parameter, ShapeError};
 use crate::stages::Parts;
@@ -70,7 +70,13 @@ impl Memory {
             let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part].kept);
             let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
-            Memory::of_blocks(model, &blocks, run, held.activations.saturating_add(again), held.versions)
+            let held = (held.activations.saturating_add(again), held.versions);
+            let mut memory = Memory::of_blocks(model, &blocks, run, held.0, held.1);
+            if schedule.updates == Updates::DoubleBuffered && rank > 0 {
+                // Those of one batch wait until the first stage has seen that all are finite.
+                memory.gradients = memory.gradients.saturating_mul(2);
+            }
+            memory
         };
         let ranks = (0..schedule.stages()).map(of_rank);
         Ok(ranks.reduce(Memory::largest).expect("a pipeline has a rank"))
@@ -159,7 +165,8 @@ impl Memory {
             activations,
             workspace: None,
             communication: if run.parallel.is_local() {
-                average_bytes(&lengths, precision.size() + each)
+                let average = average_bytes(&lengths, precision.size() + each);
+                if run.parallel.local_after > 0 { average.max(packed) } else { average }
             } else if zero {
                 message_bytes(&lengths, precision.size(), ranks)
             } else {

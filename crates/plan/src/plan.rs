@@ -49,12 +49,17 @@ pub struct Plan {
 impl Plan {
     /// Resolves a run, or says what in it does not fit the data or itself.
     pub fn new(run: RunFile, facts: DataFacts) -> Result<Plan, Error> {
-        let model = build(&run, facts)?;
+        let mut model = build(&run, facts)?;
         model.check()?;
+        model.group_batch_norms(run.train.batch_norm_group);
         check_pruning(&run, &model)?;
         if run.parallel.batch_norm == BatchNorm::Synchronised && model.buffers().is_empty() {
             let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
             return Err(Error::NoEffect { field: "parallel.batch_norm".into(), why });
+        }
+        if run.train.batch_norm_group > 0 && model.buffers().is_empty() {
+            let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
+            return Err(Error::NoEffect { field: "train.batch_norm_group".into(), why });
         }
         let parts = stages::parts(&model, &run)?;
         check_ties(&run, &model, &parts)?;
@@ -298,6 +303,15 @@ mod tests {
         let synchronised = "[parallel]\nbatch_norm = \"synchronised\"";
         insta::assert_snapshot!(sentence(synchronised, TEXT), @r#"`parallel.batch_norm` has no effect with `model.name` = "gpt", which has no batch norm"#);
         assert!(plan(&format!("[model]\nname = \"resnet-18\"\n{synchronised}"), IMAGES).is_ok());
+        let ghost = |group: usize, more: &str| {
+            format!(
+                "[train]\nbatch = 48\nmicro_batches = 2\nbatch_norm_group = {group}\n[model]\nname = \"resnet-18\"\n{more}"
+            )
+        };
+        insta::assert_snapshot!(sentence(&ghost(5, ""), IMAGES), @"`train.batch_norm_group` is 5, which does not divide the 24 samples of a micro-batch (`train.batch` = 48, `parallel.data` = 1, `train.micro_batches` = 2)");
+        insta::assert_snapshot!(sentence(&ghost(8, synchronised), IMAGES), @r#"`train.batch_norm_group` is 8, but `parallel.batch_norm` = "synchronised" takes all ranks' samples"#);
+        insta::assert_snapshot!(sentence("[train]\nbatch_norm_group = 8", TEXT), @r#"`train.batch_norm_group` has no effect with `model.name` = "gpt", which has no batch norm"#);
+        assert!(plan(&ghost(8, "[parallel]\ndata = 3"), IMAGES).is_ok());
     }
 
     #[test]

@@ -230,7 +230,8 @@ impl Builder {
             &spec::Layer::PadChannels { output, .. } => {
                 Box::new(PadChannels { input: self.image(), channels: output })
             }
-            spec::Layer::BatchNorm { name, .. } => Box::new(BatchNorm {
+            spec::Layer::BatchNorm { name, group, .. } => Box::new(BatchNorm {
+                group: *group,
                 scale: self.weight(name),
                 shift: self.bias(name),
                 running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),

@@ -21,6 +21,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "eval_samples",
             "log_every",
             "noise_scale",
+            "batch_norm_group",
         ],
     ),
     ("optimizer", OPTIMIZER),
@@ -33,6 +34,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "batch_norm",
             "zero",
             "average_every",
+            "local_after",
             "pipeline",
             "schedule",
             "schedule_file",
@@ -82,8 +84,20 @@ pub(super) const DATA: &[&str] = &[
 ];
 
 /// Of every optimizer.
-pub(super) const OPTIMIZER: &[&str] =
-    &["name", "momentum", "trust", "beta1", "beta2", "eps", "weight_decay", "exclude_from_decay", "master"];
+pub(super) const OPTIMIZER: &[&str] = &[
+    "name",
+    "momentum",
+    "trust",
+    "rate_in_velocity",
+    "beta1",
+    "beta2",
+    "eps",
+    "max_weight_norm",
+    "exclude_from_trust",
+    "weight_decay",
+    "exclude_from_decay",
+    "master",
+];
 
 /// Of every method.
 pub(super) const PRUNE: &[&str] = &[
@@ -120,6 +134,7 @@ pub(super) const LEARNING_RATE: &[&str] = &[
     "peak",
     "schedule",
     "warmup",
+    "warmup_from",
     "scale_from_batch",
     "end_factor",
     "decay_steps",

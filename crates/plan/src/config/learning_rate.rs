@@ -1,7 +1,8 @@
 //! `[learning_rate]`: how large a step is, from the first to the last.
 //!
 //! Steps count from 0. During the warm-up the rate rises in a line and is first at its peak at its end: step s has
-//! peak (s + 1)/warmup. Then the schedule lowers it; with t the share of the decay that is behind,
+//! peak (s + 1)/warmup. From a rate of its own (`warmup_from`; Goyal et al. 2017 begin at the rate of a small batch) it is
+//! from + (peak - from) s/warmup, which is that rate at first and the peak after the warm-up. Then the schedule lowers it; with t the share of the decay that is behind,
 //!
 //! - constant: 1
 //! - linear: 1 - (1 - end_factor) t
@@ -21,6 +22,9 @@ pub struct LearningRate {
     pub peak: f64,
     /// Steps of the linear rise to the peak.
     pub warmup: usize,
+    /// The rate of the first step, where the rise begins there; otherwise it rises from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_from: Option<f64>,
     /// The batch for which the peak is meant: it is multiplied by `train.batch` over this (Goyal et al. 2017).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_from_batch: Option<usize>,
@@ -92,7 +96,11 @@ impl LearningRate {
     /// The rate of step `step` (from 0) in a run of `total_steps`.
     pub fn at(&self, step: usize, total_steps: usize) -> f64 {
         if step < self.warmup {
-            return self.peak * (step + 1) as f64 / self.warmup as f64;
+            let warmup = self.warmup as f64;
+            return match self.warmup_from {
+                None => self.peak * (step + 1) as f64 / warmup,
+                Some(from) => from + (self.peak - from) * step as f64 / warmup,
+            };
         }
         let behind = step - self.warmup;
         let rest = total_steps.saturating_sub(self.warmup).max(1);
@@ -124,6 +132,12 @@ impl LearningRate {
     pub(super) fn read(section: &mut Section, usual: f64) -> Result<LearningRate, Error> {
         let peak = section.number("peak", usual, "a number above 0", |x| x > 0.0)?;
         let warmup = section.whole("warmup", 0, 0, MOST)?;
+        let from = section.number("warmup_from", 0.0, "a number of at least 0", |x| x >= 0.0)?;
+        let warmup_from = section.has("warmup_from").then_some(from);
+        if warmup_from.is_some() && warmup == 0 {
+            let why = "with `learning_rate.warmup` = 0".into();
+            return Err(Error::NoEffect { field: section.field("warmup_from"), why });
+        }
         let scale_from_batch = section.optional_whole("scale_from_batch", 1, LARGEST)?;
         let name = section.choice("schedule", Name::Cosine)?;
         let schedule = match name {
@@ -144,7 +158,7 @@ impl LearningRate {
             },
         };
         section.finish_variant("schedule", schedule.name(), fields::LEARNING_RATE)?;
-        Ok(LearningRate { peak, warmup, scale_from_batch, schedule })
+        Ok(LearningRate { peak, warmup, warmup_from, scale_from_batch, schedule })
     }
 }
 
@@ -153,7 +167,7 @@ mod tests {
     use super::*;
 
     fn rate(warmup: usize, schedule: Schedule) -> LearningRate {
-        LearningRate { peak: 2.0, warmup, scale_from_batch: None, schedule }
+        LearningRate { peak: 2.0, warmup, warmup_from: None, scale_from_batch: None, schedule }
     }
 
     fn close(a: f64, b: f64) {
@@ -203,6 +217,22 @@ mod tests {
         let rate = LearningRate { scale_from_batch: Some(256), ..rate(0, Schedule::Constant) };
         close(rate.for_batch(8192).at(0, 1), 64.0);
         close(rate.for_batch(8192).for_batch(8192).at(0, 1), 64.0);
+    }
+
+    /// Goyal et al. 2017: 0.1 for 256 images, ramped from there to 0.1 k for 256 k.
+    #[test]
+    fn the_warm_up_can_begin_at_the_rate_of_a_small_batch() {
+        let goyal = LearningRate {
+            peak: 0.1,
+            warmup: 5,
+            warmup_from: Some(0.1),
+            scale_from_batch: Some(256),
+            schedule: Schedule::Constant,
+        };
+        let rate = goyal.for_batch(8192);
+        for (step, expected) in [0.1, 0.72, 1.34, 1.96, 2.58, 3.2, 3.2].into_iter().enumerate() {
+            close(rate.at(step, 100), expected);
+        }
     }
 
     #[test]

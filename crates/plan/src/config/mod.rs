@@ -160,6 +160,20 @@ impl RunFile {
                 "with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2".into();
             return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
         }
+        let (group, micro_batch) = (train.batch_norm_group, self.micro_batch());
+        if group > 0 && !micro_batch.is_multiple_of(group) {
+            let problem = format!(
+                "is {group}, which does not divide the {micro_batch} samples of a micro-batch (`train.batch` = {}, \
+                 `parallel.data` = {}, `train.micro_batches` = {})",
+                train.batch, self.parallel.data, train.micro_batches
+            );
+            return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
+        }
+        if group > 0 && self.parallel.batch_norm == BatchNorm::Synchronised {
+            let problem =
+                format!("is {group}, but `parallel.batch_norm` = \"synchronised\" takes all ranks' samples");
+            return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
+        }
         for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {
             if value > 0 && self.data.holds_out_nothing() {
                 let why = "with `data.validation` = 0".into();
@@ -173,10 +187,15 @@ impl RunFile {
     pub fn alone(&self) -> RunFile {
         let mut alone = self.clone();
         alone.train.micro_batches *= self.parallel.data;
-        let Parallel { timeout_s, .. } = self.parallel;
-        let batch_norm = BatchNorm::Local;
-        alone.parallel =
-            Parallel { data: 1, batch_norm, zero: false, average_every: 1, timeout_s, pipeline: None };
+        alone.parallel = Parallel {
+            data: 1,
+            batch_norm: BatchNorm::Local,
+            zero: false,
+            average_every: 1,
+            local_after: 0,
+            timeout_s: self.parallel.timeout_s,
+            pipeline: None,
+        };
         if let Some(prune) = alone.prune.as_mut().filter(|_| self.compresses()) {
             prune.state = StateForm::Compressed;
         }

@@ -87,6 +87,10 @@ pub enum Rule {
         momentum: f64,
         /// eta: how much of its own length a layer may move.
         trust: f64,
+        /// Whether the rate multiplies what enters the velocity, as published, or the velocity.
+        rate_in_velocity: bool,
+        /// Whether biases and norm parameters move at the plain rate.
+        exclude_from_trust: bool,
     },
     /// You et al. 2020: Adam with a rate for each layer.
     Lamb {
@@ -96,6 +100,10 @@ pub enum Rule {
         beta2: f64,
         /// Added to the root.
         eps: f64,
+        /// The upper end of phi: a longer layer counts as one of this norm; 0: any norm counts.
+        max_weight_norm: f64,
+        /// Whether biases and norm parameters move at the plain rate.
+        exclude_from_trust: bool,
     },
 }
 
@@ -137,6 +145,16 @@ impl Optimizer {
         }
     }
 
+    /// Whether a layer's own norms scale its steps, and biases and norm parameters are left out of that.
+    pub fn excludes_from_trust(&self) -> bool {
+        match self.rule {
+            Rule::Lars { exclude_from_trust, .. } | Rule::Lamb { exclude_from_trust, .. } => {
+                exclude_from_trust
+            }
+            _ => false,
+        }
+    }
+
     /// f32 numbers kept for each parameter: velocity, or mean and mean square.
     pub fn moments(&self) -> u64 {
         match self.rule {
@@ -166,6 +184,8 @@ impl Optimizer {
             Name::Lars => Rule::Lars {
                 momentum: memory(section, "momentum", 0.9)?,
                 trust: section.number("trust", 0.001, "a number above 0", |x| x > 0.0)?,
+                rate_in_velocity: section.boolean("rate_in_velocity", true)?,
+                exclude_from_trust: section.boolean("exclude_from_trust", true)?,
             },
             Name::Adam | Name::AdamW | Name::Lamb => {
                 let beta1 = memory(section, "beta1", 0.9)?;
@@ -175,7 +195,18 @@ impl Optimizer {
                 match name {
                     Name::Adam => Rule::Adam { beta1, beta2, eps },
                     Name::AdamW => Rule::AdamW { beta1, beta2, eps },
-                    _ => Rule::Lamb { beta1, beta2, eps },
+                    _ => Rule::Lamb {
+                        beta1,
+                        beta2,
+                        eps,
+                        max_weight_norm: section.number(
+                            "max_weight_norm",
+                            0.0,
+                            "a number of at least 0 (0: no limit)",
+                            |x| x >= 0.0,
+                        )?,
+                        exclude_from_trust: section.boolean("exclude_from_trust", true)?,
+                    },
                 }
             }
         };

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::mesh::{Mesh, PerAxis};
 
-use super::reader::{Choice, LARGEST, Section};
+use super::reader::{Choice, LARGEST, MOST, Section};
 use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
 
 /// The seconds of a week: whoever waits longer waits for nobody.
@@ -21,6 +21,8 @@ pub struct Parallel {
     pub zero: bool,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,
+    /// Steps that they take together before: post-local SGD (Lin et al. 2020).
+    pub local_after: usize,
     /// Seconds that a rank waits for another at most.
     pub timeout_s: usize,
     /// How the model is cut into stages, where it is.
@@ -56,9 +58,14 @@ impl Parallel {
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             zero: section.boolean("zero", false)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
+            local_after: section.whole("local_after", 0, 0, MOST)?,
             timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
             pipeline,
         };
+        if parallel.local_after > 0 && !parallel.is_local() {
+            let why = "with `parallel.average_every` = 1: ranks take every step together".into();
+            return Err(Error::NoEffect { field: section.field("local_after"), why });
+        }
         section.finish()?;
         let Some(started) = started else { return Ok(parallel) };
         match Mesh::for_ranks(parallel.extents(), started) {
@@ -80,6 +87,11 @@ impl Parallel {
     /// Whether ranks go apart for some steps.
     pub fn is_local(&self) -> bool {
         self.average_every > 1
+    }
+
+    /// Whether the step after so many is one that each rank takes by itself.
+    pub fn is_local_at(&self, step: u64) -> bool {
+        self.is_local() && step >= self.local_after as u64
     }
 
     /// That ranks can share state, or go apart, as the file says.

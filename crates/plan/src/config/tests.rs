@@ -47,6 +47,7 @@ fn an_empty_file_is_a_run() {
     eval_samples = 0
     log_every = 10
     noise_scale = false
+    batch_norm_group = 0
 
     [optimizer]
     name = "adamw"
@@ -69,6 +70,7 @@ fn an_empty_file_is_a_run() {
     batch_norm = "local"
     zero = false
     average_every = 1
+    local_after = 0
     timeout_s = 600
 
     [checkpoint]
@@ -153,7 +155,7 @@ fn settings_that_contradict_each_other() {
 fn settings_without_effect() {
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, master, weight_decay"#);
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nexclude_from_decay = false"), @"`optimizer.exclude_from_decay` has no effect with `optimizer.weight_decay` = 0");
-    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup"#);
+    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: peak, scale_from_batch, warmup, warmup_from"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
     insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2");
@@ -451,11 +453,39 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
         &[],
     );
     insta::assert_snapshot!(noisy.unwrap_err(), @"`train.noise_scale` is true, but with `parallel.average_every` = 4 each rank steps by itself and never has the gradient of a whole batch");
-    for fields in ["zero = true", "average_every = 5"] {
+    insta::assert_snapshot!(sentence("data = 2\nlocal_after = 3"), @"`parallel.local_after` has no effect with `parallel.average_every` = 1: ranks take every step together");
+    for fields in ["zero = true", "average_every = 5", "average_every = 5\nlocal_after = 20"] {
         let run =
             RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
         assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
     }
+}
+
+#[test]
+fn variants_of_optimizers_and_of_the_warm_up() {
+    for text in [
+        "[optimizer]\nname = \"lars\"\nrate_in_velocity = false\nexclude_from_trust = false",
+        "[optimizer]\nname = \"lamb\"\nmax_weight_norm = 10\nexclude_from_trust = false",
+        "[learning_rate]\npeak = 0.1\nwarmup = 5\nwarmup_from = 0.1\nscale_from_batch = 8",
+    ] {
+        let run = parse(text).unwrap();
+        assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
+    }
+    assert!(
+        !parse("[optimizer]\nname = \"lars\"\nexclude_from_trust = false")
+            .unwrap()
+            .optimizer
+            .excludes_from_trust()
+    );
+    insta::assert_snapshot!(sentence("[learning_rate]\nwarmup_from = 0.1"), @"`learning_rate.warmup_from` has no effect with `learning_rate.warmup` = 0");
+    assert!(
+        sentence("[optimizer]\nname = \"lars\"\nmax_weight_norm = 10")
+            .contains("`optimizer.max_weight_norm`")
+    );
+    assert!(
+        sentence("[optimizer]\nname = \"adam\"\nexclude_from_trust = false")
+            .contains("`optimizer.exclude_from_trust`")
+    );
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub struct Train {
     pub log_every: usize,
     /// Whether to estimate the gradient noise scale from the micro-batches.
     pub noise_scale: bool,
+    /// Samples over which batch norm takes its statistics; 0: all of a micro-batch.
+    pub batch_norm_group: usize,
 }
 
 /// How long a run is.
@@ -87,6 +89,7 @@ impl Train {
             eval_samples: section.whole("eval_samples", 0, 0, MOST)?,
             log_every: section.whole("log_every", 10, 1, MOST)?,
             noise_scale: section.boolean("noise_scale", false)?,
+            batch_norm_group: section.whole("batch_norm_group", 0, 0, LARGEST)?,
         };
         if !train.batch.is_multiple_of(train.micro_batches) {
             let problem =

@@ -65,8 +65,6 @@ struct Saves {
     output: bool,
     /// f32 numbers for each sample: statistics of rows.
     per_sample: u64,
-    /// f32 numbers for the whole micro-batch: statistics of channels.
-    per_batch: u64,
 }
 
 /// The table. Residuals save nothing themselves: the walk goes into them.
@@ -98,11 +96,7 @@ fn saves(layer: &Layer, input: Shape) -> Saves {
         Layer::Attention { heads, .. } => (*heads as u64).saturating_mul(input.rows()),
         _ => 0,
     };
-    let per_batch = match layer {
-        Layer::BatchNorm { channels, .. } => 2 * *channels as u64,
-        _ => 0,
-    };
-    Saves { input: of_input, output: of_output, per_sample, per_batch }
+    Saves { input: of_input, output: of_output, per_sample }
 }
 
 /// Whether the edge between two layers is made again rather than kept.
@@ -162,7 +156,15 @@ impl Tally {
             return Ok(Ends { input: long.input || short.input, output: false, shape: long.shape });
         }
         let wants = saves(layer, input);
-        let statistics = wants.per_sample.saturating_mul(self.samples).saturating_add(wants.per_batch);
+        let together = match layer {
+            // Two for each group that is normalised together.
+            Layer::BatchNorm { channels, group, .. } => {
+                2 * *channels as u64 * self.samples
+                    / if *group > 0 { *group as u64 } else { self.samples.max(1) }
+            }
+            _ => 0,
+        };
+        let statistics = wants.per_sample.saturating_mul(self.samples).saturating_add(together);
         self.bytes = self.bytes.saturating_add(statistics.saturating_mul(4));
         Ok(Ends { input: wants.input, output: wants.output, shape: layer.output(input)? })
     }
@@ -298,7 +300,7 @@ mod tests {
             bias: false,
             init: super::super::Init::Constant(1.0),
         };
-        let norm = Layer::BatchNorm { name: "n".into(), channels: 1, scale: 1.0 };
+        let norm = Layer::BatchNorm { name: "n".into(), channels: 1, scale: 1.0, group: 0 };
         let both = Layer::Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] };
         let model = Model {
             name: "shared".into(),

@@ -68,7 +68,7 @@ impl Layer {
             Layer::Conv { name, input, output, kernel, bias, init, .. } => {
                 weight_and_bias(name, vec![*output, *input, *kernel, *kernel], *init, bias.then_some(*output))
             }
-            Layer::BatchNorm { name, channels, scale } => {
+            Layer::BatchNorm { name, channels, scale, .. } => {
                 weight_and_bias(name, vec![*channels], Init::Constant(*scale), Some(*channels))
             }
             Layer::LayerNorm { name, width } => {
@@ -153,7 +153,26 @@ fn weight_and_bias(name: &str, shape: Vec<usize>, init: Init, bias: Option<usize
     all
 }
 
+impl Layer {
+    /// Lets its batch norms take their statistics over so many samples at a time.
+    fn group_batch_norms(&mut self, samples: usize) {
+        match self {
+            Layer::BatchNorm { group, .. } => *group = samples,
+            Layer::Residual { branch, shortcut } => {
+                branch.iter_mut().chain(shortcut).for_each(|layer| layer.group_batch_norms(samples));
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Model {
+    /// Lets all batch norms take their statistics over so many samples at a time; 0: over a micro-batch.
+    pub fn group_batch_norms(&mut self, samples: usize) {
+        let layers = self.blocks.iter_mut().flat_map(|block| &mut block.layers);
+        layers.for_each(|layer| layer.group_batch_norms(samples));
+    }
+
     /// All layers in the order of execution, those inside residuals included.
     pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
         for layer in self.blocks.iter().flat_map(|block| &block.layers) {

@@ -192,7 +192,7 @@ impl Context {
             Written::AdaptiveAvgPool { size } => Layer::AdaptiveAvgPool { size },
             Written::Flatten => Layer::Flatten,
             Written::PadChannels { output } => Layer::PadChannels { input: last, output },
-            Written::BatchNorm => Layer::BatchNorm { name, channels: last, scale: 1.0 },
+            Written::BatchNorm => Layer::BatchNorm { name, channels: last, scale: 1.0, group: 0 },
             Written::LayerNorm => Layer::LayerNorm { name, width: last },
             Written::RmsNorm => Layer::RmsNorm { name, width: last },
             Written::Relu => Layer::Activation(Activation::Relu),

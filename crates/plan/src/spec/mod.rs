@@ -182,6 +182,8 @@ pub enum Layer {
         channels: usize,
         /// What the scale starts at: 1, or 0 for the last norm of a residual branch.
         scale: f32,
+        /// Samples that are normalised together while training; 0: all of a micro-batch.
+        group: usize,
     },
     /// Layer norm over the last dimension, with scale and shift.
     LayerNorm {

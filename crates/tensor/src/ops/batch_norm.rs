@@ -26,6 +26,9 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 use moments::Moments;
 
+/// How much of a batch's statistics enters the running ones, as in PyTorch.
+pub const MOMENTUM: f32 = 0.1;
+
 /// Normalises by the batch's own statistics: `(y, mean, rstd)`.
 pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(Tensor, Tensor, Tensor)> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
@@ -184,7 +187,6 @@ pub fn fold(
     running_mean: &mut Tensor,
     running_variance: &mut Tensor,
 ) -> Result<()> {
-    const MOMENTUM: f32 = 0.1;
     let statistics = [(rstd, "deviation"), (&*running_mean, "mean"), (&*running_variance, "variance")];
     check_channels(mean.len(), statistics);
     let unbias = count as f32 / (count.max(2) - 1) as f32;

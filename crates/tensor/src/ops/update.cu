@@ -43,8 +43,10 @@ struct Settings {
     float unbias1;  // 1 / (1 - beta1^step)
     float unbias2;  // 1 / sqrt(1 - beta2^step)
     float trust;
+    float max_norm;
     u32 nesterov;
     u32 decoupled;
+    u32 rate_outside;  // of LARS' velocity
 };
 
 enum : u32 { NARROW_GRADIENT = 1, ADAPT = 2, LOW_BITS = 4, COMPRESSED = 8 };
@@ -194,10 +196,11 @@ KERNEL(256) update_lars(const Target* targets, const Block* blocks, Settings s, 
     const double w_norm = sqrt(norm.x), g_norm = sqrt(norm.y) * fabs(static_cast<double>(s.gradient_scale));
     const bool adapt = (t.flags & ADAPT) && w_norm > 0.0 && g_norm > 0.0;
     const double ratio = adapt ? s.trust * w_norm / (g_norm + t.decay * w_norm + s.eps) : 1.0;
-    const float rate = static_cast<float>(s.lr * ratio);
+    const float inner = s.rate_outside ? 1.0f : s.lr, outer = s.rate_outside ? s.lr : 1.0f;
+    const float rate = static_cast<float>(inner * ratio);
     step<1>(t, block.chunk, [&](float& w, float g, float& v, float&) {
         v = s.momentum * v + rate * (g * s.gradient_scale + t.decay * w);
-        w -= v;
+        w -= outer * v;
     });
 }
 
@@ -206,7 +209,9 @@ KERNEL(256) update_lamb(const Target* targets, const Block* blocks, Settings s, 
     const Target t = targets[block.tensor];
     const double2 norm = norms[block.tensor];
     const bool adapt = (t.flags & ADAPT) && norm.x > 0.0 && norm.y > 0.0;
-    const float rate = static_cast<float>(s.lr * (adapt ? sqrt(norm.x / norm.y) : 1.0));
+    const double max_norm = s.max_norm;
+    const double ratio = sqrt(norm.x) > max_norm ? max_norm / sqrt(norm.y) : sqrt(norm.x / norm.y);
+    const float rate = static_cast<float>(s.lr * (adapt ? ratio : 1.0));
     step<2>(t, block.chunk, [&](float& w, float g, float& m, float& v) {
         w -= rate * (direction(s, g * s.gradient_scale, m, v) + t.decay * w);
     });

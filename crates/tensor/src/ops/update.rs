@@ -97,7 +97,9 @@ pub enum Rule {
         /// AdamW: first w *= 1 - lr wd. Otherwise g += wd w.
         decoupled: bool,
     },
-    /// v = momentum v + lr r (g + wd w); w -= v, with r = trust |w| / (|g| + wd |w| + eps).
+    /// v = momentum v + lr r (g + wd w); w -= v, with r = trust |w| / (|g| + wd |w| + eps). Or with the rate outside:
+    /// v = momentum v + r (g + wd w); w -= lr v. Both are the same while the rate stays; when it changes, only the
+    /// second scales what the velocity has gathered.
     Lars {
         /// How much of the velocity stays.
         momentum: f32,
@@ -105,8 +107,10 @@ pub enum Rule {
         trust: f32,
         /// Added to the denominator of r.
         eps: f32,
+        /// Whether the rate is inside the velocity, as published.
+        rate_in_velocity: bool,
     },
-    /// u = m_hat / (sqrt(v_hat) + eps) + wd w, with Adam's moments; w -= lr r u, with r = |w| / |u|.
+    /// u = m_hat / (sqrt(v_hat) + eps) + wd w, with Adam's moments; w -= lr r u, with r = min(|w|, max_norm) / |u|.
     Lamb {
         /// b1.
         beta1: f32,
@@ -114,6 +118,8 @@ pub enum Rule {
         beta2: f32,
         /// Added to the root.
         eps: f32,
+        /// The largest |w| that counts; infinite where all do.
+        max_norm: f32,
     },
 }
 

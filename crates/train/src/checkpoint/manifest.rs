@@ -80,7 +80,8 @@ mod tests {
 
     fn manifest() -> Manifest {
         let record = |bytes| FileRecord { bytes, blake3: NO_HASH.into() };
-        let progress = Progress { step: 300, updates: 299, bad_steps: 0, best_validation: Some(1.0 / 3.0) };
+        let progress =
+            Progress { step: 300, updates: 299, best_validation: Some(1.0 / 3.0), ..Progress::default() };
         let files = [("model.safetensors", 17), ("optimizer.safetensors", 4)];
         let files = files.map(|(name, bytes)| (name.to_owned(), record(bytes)));
         Manifest::new("gpt", "f32", &progress, BTreeMap::from(files))

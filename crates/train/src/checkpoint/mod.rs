@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::parallel::{Ranks, together};
+use crate::state::NoiseScale;
 use crate::{Error, Result};
 
 pub use old::set_aside;
@@ -54,7 +55,7 @@ pub const MASKS: &str = "masks.safetensors";
 pub const PRUNER: &str = "pruner.safetensors";
 
 /// Where a run stands, apart from its tensors.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
     /// Steps tried, also those skipped for a bad gradient: fixes the position in the data.
@@ -65,6 +66,9 @@ pub struct Progress {
     pub bad_steps: u64,
     /// The best validation loss so far.
     pub best_validation: Option<f64>,
+    /// What is known of the gradient noise scale, where it is measured.
+    #[serde(default)]
+    pub noise: NoiseScale,
 }
 
 /// The checkpoints of a run.

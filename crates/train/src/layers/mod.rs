@@ -137,6 +137,8 @@ pub struct BatchStatistics {
     pub rstd: Tensor,
     /// Values that each was taken over.
     pub count: usize,
+    /// Which group of samples of the micro-batch.
+    pub group: usize,
 }
 
 /// Tensors that wait for the backward pass, last in, first out.

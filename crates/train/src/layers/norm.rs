@@ -1,8 +1,10 @@
 //! Layer norm, RMS norm and batch norm, with their learnt scales and shifts.
 
 use espalier_comm::{Communicator, Reduce};
-use espalier_tensor::Tensor;
-use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm};
+use espalier_tensor::ops::cast::cast;
+use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm, rows};
+use espalier_tensor::{Category, DType, Tensor};
 
 use super::{Backward, BatchStatistics, Forward, Layer, Mode};
 use crate::Result;
@@ -91,12 +93,80 @@ impl Layer for Norm {
 }
 
 /// Over batch, height and width; running statistics serve evaluation.
+///
+/// With a `group`, over so many samples at a time: ghost batch norm (Hoffer, Hubara & Soudry 2017), which makes the
+/// statistics of a large batch as noisy as those of a small one. A group is a batch of its own, forwards and backwards.
 #[derive(Debug)]
 pub(crate) struct BatchNorm {
     pub scale: ParameterId,
     pub shift: ParameterId,
     pub running_mean: BufferId,
     pub running_variance: BufferId,
+    /// Samples; 0: all there are.
+    pub group: usize,
+}
+
+impl BatchNorm {
+    /// How many groups samples are cut into; those that do not fit (a few that a pruning method looks at) are one.
+    fn groups(&self, x: &Tensor) -> usize {
+        let samples = x.shape()[0];
+        if self.group > 0 && samples.is_multiple_of(self.group) { samples / self.group } else { 1 }
+    }
+
+    fn measured(&self, mean: &Tensor, rstd: &Tensor, count: usize, group: usize) -> BatchStatistics {
+        let (mean_id, variance_id) = (self.running_mean, self.running_variance);
+        BatchStatistics { mean_id, variance_id, mean: mean.clone(), rstd: rstd.clone(), count, group }
+    }
+
+    /// One group after the other: leaves the input, then mean and deviation of each.
+    fn forward_groups(&self, x: Tensor, groups: usize, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+        let rows = x.rows() / groups;
+        let (mut y, mut left) = (x.empty_like(Category::Activations)?, Vec::new());
+        for group in 0..groups {
+            let part = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
+            let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, EPS)?;
+            rows::put(&mut y, group * rows, &part)?;
+            pass.statistics.push(self.measured(&mean, &rstd, rows, group));
+            left.extend([mean, rstd]);
+        }
+        pass.stash.push(x);
+        left.into_iter().for_each(|tensor| pass.stash.push(tensor));
+        Ok(y)
+    }
+
+    fn backward_groups(&self, dy: Tensor, groups: usize, pass: &mut Backward<'_>) -> Result<Option<Tensor>> {
+        let rows = dy.rows() / groups;
+        let mut left: Vec<(Tensor, Tensor)> =
+            (0..groups).map(|_| (pass.stash.pop(), pass.stash.pop())).collect();
+        left.reverse();
+        let (x, scale) = (pass.stash.pop(), pass.weights.get(self.scale));
+        let mut dx = x.empty_like(Category::Activations)?;
+        let mut sums: Option<(Tensor, Tensor)> = None;
+        for (group, (rstd, mean)) in left.into_iter().enumerate() {
+            let part = |of: &Tensor| rows::take(of, group * rows..(group + 1) * rows, Category::Workspace);
+            let (part, of_scale, of_shift) =
+                batch_norm::backward(&part(&dy)?, &part(&x)?, scale, &mean, &rstd)?;
+            rows::put(&mut dx, group * rows, &part)?;
+            // Summed in f32, whatever the weights are.
+            let wide = |own: Tensor| cast(&own, DType::F32, Category::Workspace);
+            let (of_scale, of_shift) = (wide(of_scale)?, wide(of_shift)?);
+            match &mut sums {
+                None => sums = Some((of_scale, of_shift)),
+                Some((scale, shift)) => {
+                    add_into(scale, &of_scale)?;
+                    add_into(shift, &of_shift)?;
+                }
+            }
+        }
+        let (of_scale, of_shift) = sums.expect("there is a group");
+        let dtype = scale.dtype();
+        let gradients = [of_scale, of_shift].map(|sum| cast(&sum, dtype, Category::Workspace));
+        let [of_scale, of_shift] = gradients;
+        let (of_scale, of_shift) = (of_scale?, of_shift?);
+        pass.sink.accept(&[self.scale, self.shift], Box::new(move |_| Ok(vec![of_scale, of_shift])))?;
+        Ok(Some(dx))
+    }
 }
 
 impl Layer for BatchNorm {
@@ -107,6 +177,10 @@ impl Layer for BatchNorm {
                 (pass.weights.buffer(self.running_mean), pass.weights.buffer(self.running_variance));
             return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, EPS)?);
         }
+        let groups = self.groups(&x);
+        if groups > 1 {
+            return self.forward_groups(x, groups, pass);
+        }
         let (y, mean, rstd, count) = match &pass.share.norm_group {
             None => {
                 let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, EPS)?;
@@ -114,13 +188,7 @@ impl Layer for BatchNorm {
             }
             Some(group) => batch_norm::forward_part(&x, scale, shift, EPS, |own| sum_over(group, own))?,
         };
-        pass.statistics.push(BatchStatistics {
-            mean_id: self.running_mean,
-            variance_id: self.running_variance,
-            mean: mean.clone(),
-            rstd: rstd.clone(),
-            count,
-        });
+        pass.statistics.push(self.measured(&mean, &rstd, count, 0));
         pass.stash.push(x);
         pass.stash.push(mean);
         pass.stash.push(rstd);
@@ -128,6 +196,10 @@ impl Layer for BatchNorm {
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let groups = self.groups(&dy);
+        if groups > 1 {
+            return self.backward_groups(dy, groups, pass);
+        }
         let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
         let scale = pass.weights.get(self.scale);
         let (dx, scale, shift) = match &pass.share.norm_group {

@@ -80,6 +80,11 @@ impl<'a> Reducing<'a> {
         self.complete = is_last;
     }
 
+    /// Says that a micro-batch has ended.
+    pub fn end_micro_batch(&mut self) -> Result<()> {
+        self.gradients.end_micro_batch()
+    }
+
     /// Sends these now, in their order, and zeros for those that nothing came for. Copies of a part see other micro-batches,
     /// perhaps none, and must send alike.
     pub fn send_all(

@@ -136,8 +136,18 @@ impl Groups {
         self.copies
     }
 
+    /// The statistics that several ranks measure.
+    pub fn shared_statistics(&self) -> impl Iterator<Item = BufferId> {
+        (0..self.buffers.len()).filter(|i| self.buffers[*i].is_some()).map(BufferId)
+    }
+
     /// Makes the running statistics of batch norms those of all ranks: their mean, in the same bits everywhere.
     pub fn average_statistics(&self, weights: &mut Weights) -> Result<()> {
+        self.sum_statistics(weights, |group| 1.0 / group.size() as f32)
+    }
+
+    /// Adds up what stands in the place of running statistics, and multiplies it by a factor.
+    pub fn sum_statistics(&self, weights: &mut Weights, factor: impl Fn(&Communicator) -> f32) -> Result<()> {
         for (number, group) in self.groups.iter().enumerate() {
             let ids: Vec<BufferId> =
                 (0..self.buffers.len()).filter(|i| self.buffers[*i] == Some(number)).map(BufferId).collect();
@@ -154,7 +164,7 @@ impl Groups {
                 first += length;
             }
             let mut all = group.all_reduce(all, Reduce::Sum)?;
-            scale_into(&mut all, 1.0 / group.size() as f32)?;
+            scale_into(&mut all, factor(group))?;
             first = 0;
             for (id, length) in ids.into_iter().zip(lengths) {
                 flat::put(weights.buffer_mut(id), 0, &all, first..first + length)?;

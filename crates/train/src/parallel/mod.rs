@@ -6,6 +6,7 @@
 //! | data, with the optimizer's state shared out | `zero` |
 //! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
+//! | either: batches of batch norms that several ranks measure | `statistics` |
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
@@ -16,6 +17,7 @@ pub mod data;
 pub mod groups;
 pub mod launched;
 pub mod local;
+pub mod statistics;
 mod threads;
 mod together;
 pub mod zero;

@@ -387,6 +387,9 @@ impl Run {
         let every = self.plan.run.checkpoint.every;
         let steps = self.trainer.steps();
         observer.started(self.trainer.progress().step, steps);
+        if let Some(text) = self.changed_by_looking() {
+            observer.warning(&text);
+        }
         observer.begins();
         while self.trainer.progress().step < steps {
             let report = self.trainer.step()?;
@@ -400,14 +403,17 @@ impl Run {
             if report.taken {
                 self.last_loss = Some(report.loss);
             } else {
-                let bad_steps = self.trainer.progress().bad_steps;
                 observer.warning(&format!(
                     "step {step} was skipped: loss {}, gradient norm {}",
                     report.loss, report.grad_norm
                 ));
-                if bad_steps >= train.max_bad_steps as u64 {
-                    return Err(Error::Diverged { step, bad_steps, loss: report.loss });
-                }
+            }
+            // What one rank alone has counted, the others hear of when they are together, or the pipeline is empty: then all
+            // of them end.
+            let bad_steps = self.trainer.progress().bad_steps;
+            let all_know = self.trainer.is_together() && self.trainer.is_at_rest();
+            if bad_steps >= train.max_bad_steps as u64 && all_know {
+                return Err(Error::Diverged { step, bad_steps, loss: report.loss });
             }
             let peak = self.trainer.device().ledger().total_peak();
             observer.step(&report, self.recent_rates(), peak);
@@ -432,7 +438,8 @@ impl Run {
                 }
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
-            let stopped = self.any(stop.load(Ordering::Relaxed))? && self.trainer.is_together();
+            // Until then nobody asks the others: a local step sends nothing.
+            let stopped = self.trainer.is_together() && self.any(stop.load(Ordering::Relaxed))?;
             let interrupted = stopped && !last;
             // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
             let due = every > 0
@@ -498,6 +505,23 @@ impl Run {
 
     fn leads(&self) -> bool {
         self.trainer.ranks().is_none_or(Ranks::leads)
+    }
+
+    /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty for it.
+    fn changed_by_looking(&self) -> Option<String> {
+        let (run, steps) = (&self.plan.run, self.trainer.steps());
+        let pipeline = run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous())?;
+        let every = [("train.eval_every", run.train.eval_every), ("checkpoint.every", run.checkpoint.every)];
+        let within = every.into_iter().filter(|(_, every)| (1..steps).contains(&(*every as u64)));
+        let fields: Vec<String> = within.map(|(field, every)| format!("`{field}` = {every}")).collect();
+        (!fields.is_empty()).then(|| {
+            format!(
+                "with \"{}\" the pipeline runs empty wherever the run is evaluated or saved, and the batches behind start on \
+                 newer weights: {} changes what is trained",
+                pipeline.name(),
+                fields.join(" or ")
+            )
+        })
     }
 
     /// Where the run ended before its method had pruned as much as it should.

@@ -39,8 +39,10 @@ pub struct Gradients<'a> {
 /// Squared norms of single micro-batches, for the gradient noise scale.
 #[derive(Debug)]
 struct Measured {
-    /// Tied parameters come in parts, whose norms say nothing of their sum's: they are left out.
-    without: HashSet<ParameterId>,
+    /// Tied parameters come once for each use, and what counts is the norm of the sum:
+    tied: HashSet<ParameterId>,
+    /// so these wait until their micro-batch has ended.
+    parts: Vec<(ParameterId, Tensor)>,
     squares: f64,
 }
 
@@ -57,10 +59,19 @@ impl<'a> Gradients<'a> {
         self
     }
 
-    /// Also sums the squared norms of the gradients as they come, except those of tied parameters.
+    /// Also sums the squared norms of every micro-batch's gradients.
     pub fn measuring(mut self, tied: HashSet<ParameterId>) -> Gradients<'a> {
-        self.measured = Some(Measured { without: tied, squares: 0.0 });
+        self.measured = Some(Measured { tied, parts: Vec::new(), squares: 0.0 });
         self
+    }
+
+    /// Says that what comes next is another micro-batch's.
+    pub fn end_micro_batch(&mut self) -> Result<()> {
+        let Some(measured) = &mut self.measured else { return Ok(()) };
+        for (_, sum) in measured.parts.drain(..) {
+            measured.squares += squared_norm(&sum)?;
+        }
+        Ok(())
     }
 
     /// Says that in the end each rank will have its part of every sum.
@@ -130,7 +141,7 @@ impl<'a> Gradients<'a> {
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
     pub fn noise_norms(&self) -> Result<Option<(f64, f64)>> {
         let Some(measured) = &self.measured else { return Ok(None) };
-        Ok(Some((measured.squares, self.squared_norm_of(|id| !measured.without.contains(&id))?)))
+        Ok(Some((measured.squares, self.squared_norm()?)))
     }
 
     /// The same over some parameters.
@@ -154,6 +165,26 @@ impl<'a> Gradients<'a> {
     }
 }
 
+impl Measured {
+    /// Takes in a gradient, or what one use of a tied parameter adds to it; of a masked one what is kept.
+    fn add(&mut self, id: ParameterId, gradient: &Tensor, mask: Option<&Mask>) -> Result<()> {
+        let kept = match mask {
+            Some(mask) => compress(gradient, mask, Category::Workspace)?,
+            None if self.tied.contains(&id) => flat::take(gradient, 0..gradient.len(), Category::Workspace)?,
+            None => gradient.clone(),
+        };
+        if !self.tied.contains(&id) {
+            self.squares += squared_norm(&kept)?;
+            return Ok(());
+        }
+        match self.parts.iter_mut().find(|(of, _)| *of == id) {
+            Some((_, sum)) => add_into(sum, &kept)?,
+            None => self.parts.push((id, kept)),
+        }
+        Ok(())
+    }
+}
+
 impl GradientSink for Gradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
         let wanted = if self.masks.compress() { Wanted::Kept } else { Wanted::All };
@@ -161,11 +192,8 @@ impl GradientSink for Gradients<'_> {
             // A layer may have made the kept elements alone.
             let whole = |mask: &&Mask| gradient.len() == mask.len();
             let mask = self.masks.compressing(id).filter(whole);
-            if let Some(measured) = self.measured.as_mut().filter(|m| !m.without.contains(&id)) {
-                measured.squares += match self.masks.get(id).filter(whole) {
-                    Some(mask) => squared_norm(&compress(&gradient, mask, Category::Workspace)?)?,
-                    None => squared_norm(&gradient)?,
-                };
+            if let Some(measured) = &mut self.measured {
+                measured.add(id, &gradient, self.masks.get(id).filter(whole))?;
             }
             match (&mut self.sums[id.0], mask) {
                 (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,

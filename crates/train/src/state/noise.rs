@@ -4,12 +4,29 @@
 //! `|G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)`, `tr S = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)`, `B_simple = tr S / |G|^2`.
 //! Both are noisy and unbiased, their ratio is not: so each is smoothed before dividing.
 
-/// Running estimates of both.
-#[derive(Debug, Default, Clone)]
+use serde::{Deserialize, Serialize};
+
+/// Running estimates of both. A checkpoint has them, so that a run that goes on need not begin to measure anew.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NoiseScale {
+    #[serde(with = "exact")]
     signal: f64,
+    #[serde(with = "exact")]
     noise: f64,
     steps: u32,
+}
+
+/// Numbers as text, which comes back to the bit; the reader of JSON numbers rounds some of them the other way.
+mod exact {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&x.to_string())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl NoiseScale {

@@ -46,7 +46,7 @@ pub(crate) struct Slot {
     moments: Vec<Tensor>,
     /// Zero for biases and norm parameters where they are left out of weight decay,
     weight_decay: f32,
-    /// and these are always left out of trust ratios.
+    /// and these may be left out of trust ratios too.
     adapts: bool,
 }
 
@@ -87,7 +87,7 @@ impl Optimizer {
                     },
                     moments,
                     weight_decay: if parameter.decays || !config.exclude_from_decay { decay } else { 0.0 },
-                    adapts: parameter.decays,
+                    adapts: parameter.decays || !config.excludes_from_trust(),
                     name: parameter.name,
                     shape,
                     cut,
@@ -293,11 +293,12 @@ fn rule_of(rule: config::Rule) -> Rule {
         config::Rule::AdamW { beta1, beta2, eps } => {
             Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: true }
         }
-        config::Rule::Lars { momentum, trust } => {
-            Rule::Lars { momentum: f(momentum), trust: f(trust), eps: LARS_EPS }
+        config::Rule::Lars { momentum, trust, rate_in_velocity, .. } => {
+            Rule::Lars { momentum: f(momentum), trust: f(trust), eps: LARS_EPS, rate_in_velocity }
         }
-        config::Rule::Lamb { beta1, beta2, eps } => {
-            Rule::Lamb { beta1: f(beta1), beta2: f(beta2), eps: f(eps) }
+        config::Rule::Lamb { beta1, beta2, eps, max_weight_norm, .. } => {
+            let max_norm = if max_weight_norm > 0.0 { f(max_weight_norm) } else { f32::INFINITY };
+            Rule::Lamb { beta1: f(beta1), beta2: f(beta2), eps: f(eps), max_norm }
         }
     }
 }

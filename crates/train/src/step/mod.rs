@@ -17,6 +17,9 @@ use espalier_tensor::Tensor;
 
 use crate::Result;
 
+/// The tag under which the totals of an asynchronous step travel: above those of parts.
+pub(crate) const TOTALS: u32 = 1 << 20;
+
 /// What the actions of a list do.
 pub trait Worker {
     /// Runs a chunk forward: on samples where it is the first part, on what the part before gave otherwise. What it returns

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
+use espalier_comm::Reduce;
 use espalier_plan::Plan;
 use espalier_plan::config::BatchNorm;
 use espalier_plan::schedule::{Message, Payload, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
+use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
-use super::Worker;
+use super::{TOTALS, Worker};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::data::{Feed, Order, Samples};
@@ -17,11 +19,16 @@ use crate::layers::{Backward, BatchStatistics, Deferred, Forward, Mode, Outcome,
 use crate::parallel::Ranks;
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
+use crate::parallel::statistics::fold_together;
 use crate::parallel::zero::step_shared;
 use crate::pass::{Loss, Totals};
 use crate::stage::{Side, Stage};
-use crate::state::{Gradients, Masks, NoiseScale, Optimizer};
+use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
+
+/// Tags of verdicts on an update: from the stage behind, and from the first one to all; above that of totals.
+const VERDICT: u32 = TOTALS + 1;
+const DECIDED: u32 = TOTALS + 2;
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
@@ -30,12 +37,26 @@ pub(crate) struct Flights {
     versions: HashMap<usize, Weights>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
+    /// What makes them, while it waits for its verdict: 2BW's stages behind the first.
+    waiting: Option<Waiting>,
+}
+
+/// An update that is taken unless a stage found a number in it that is not finite.
+#[derive(Debug)]
+struct Waiting {
+    sums: Vec<(ParameterId, Tensor)>,
+    grad_norm: f64,
+    lr: f64,
+    statistics: Vec<(usize, BatchStatistics)>,
 }
 
 impl Flights {
     /// Forgets the numbers of a list that is at its end.
     pub fn restart(&mut self) {
-        debug_assert!(self.flights.is_empty(), "a list ends with nothing under way");
+        debug_assert!(
+            self.flights.is_empty() && self.waiting.is_none(),
+            "a list ends with nothing under way"
+        );
         *self = Flights::default();
     }
 }
@@ -77,13 +98,16 @@ pub(crate) struct Scene<'a> {
     pub candidates: &'a [ParameterId],
     pub weights: &'a mut Weights,
     pub optimizer: &'a mut Optimizer,
-    pub noise: &'a mut NoiseScale,
     pub progress: &'a mut Progress,
     pub flights: &'a mut Flights,
     /// Steps that had been taken before the list began.
     pub first_step: u64,
     pub updates: Updates,
+    /// Whether the rank steps by itself: its loss, its norm and whether they are finite are then its own.
+    pub local: bool,
     pub lr: f64,
+    /// The update whose gradient is made not finite, for a drill.
+    pub fault: Option<u64>,
     /// Parameters that are pulled towards zero, and how strongly.
     pub penalty: Option<(Vec<ParameterId>, f32)>,
 }
@@ -154,13 +178,22 @@ impl<'a> NetworkWorker<'a> {
         random::key(random::key(self.scene.plan.run.seed, step), 0)
     }
 
+    /// The number of the update that is next, from 0.
+    fn update_number(&self) -> u64 {
+        let each = match self.scene.updates {
+            Updates::EveryMicroBatch => self.scene.plan.run.train.micro_batches as u64,
+            _ => 1,
+        };
+        self.scene.first_step * each + self.scene.flights.newest as u64
+    }
+
     /// Samples whose mean is one step's loss.
     fn samples_of_a_step(&self) -> usize {
         let train = &self.scene.plan.run.train;
         match self.scene.updates {
             Updates::EveryMicroBatch => train.batch / train.micro_batches,
             // A rank that steps by itself takes the mean over its own samples.
-            _ if self.scene.plan.run.parallel.is_local() => train.batch / self.scene.replicas(),
+            _ if self.scene.local => train.batch / self.scene.replicas(),
             _ => train.batch,
         }
     }
@@ -170,7 +203,130 @@ impl<'a> NetworkWorker<'a> {
         self.missing[chunk] -= 1;
         // Copies of a part send when they are told to: each sees other micro-batches.
         self.sink.last_micro_batch(self.missing[chunk] == 0 && !self.scene.groups.has_copies());
-        run(self)
+        run(self)?;
+        self.sink.end_micro_batch()
+    }
+
+    /// How many micro-batches an update is made of.
+    fn micro_batches_of_an_update(&self) -> usize {
+        match self.scene.updates {
+            Updates::EveryMicroBatch => 1,
+            _ => self.scene.plan.run.train.micro_batches,
+        }
+    }
+
+    /// Folds what the batch norms of an update have measured into their running statistics, in the order of micro-batches
+    /// whatever the order of the schedule.
+    fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
+        let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
+        let Scene { plan, groups, ranks, .. } = self.scene;
+        let weights = &mut *self.scene.weights;
+        let is_ghost = plan.run.train.batch_norm_group > 0;
+        measured.sort_by_key(|(micro_batch, _)| *micro_batch);
+        let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.scene.local);
+        if !several {
+            measured.iter().try_for_each(|(_, one)| one.fold_into(weights))?;
+            if plan.run.parallel.batch_norm == BatchNorm::Local {
+                groups.average_statistics(weights)?;
+            }
+            return Ok(());
+        }
+        // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
+        let each = if is_ghost { plan.micro_batch / plan.run.train.batch_norm_group } else { 1 };
+        let before = match ranks.filter(|_| is_ghost) {
+            Some(ranks) => ranks.data().rank() * micro_batches * each,
+            None => 0,
+        };
+        for (place, one) in &mut measured {
+            *place = before + *place % micro_batches * each + one.group;
+        }
+        let (count, factor) = match is_ghost {
+            true => (replicas * micro_batches * each, 1.0),
+            // As without copies, running statistics are the mean over replicas.
+            false => (micro_batches, 1.0 / replicas as f32),
+        };
+        fold_together(&measured, count, factor, groups, weights)
+    }
+
+    /// Whether the loss of an update is finite on all replicas of the stage that has it.
+    fn is_finite_everywhere(&self, own: Totals) -> Result<bool> {
+        match self.scene.ranks.filter(|ranks| ranks.relay().rank() + 1 == ranks.relay().size()) {
+            Some(ranks) => {
+                let sums = ranks.data().all_reduce(own.to_numbers(), Reduce::Sum)?;
+                Ok(Totals::from_numbers(&sums).loss().is_finite())
+            }
+            None => Ok(true),
+        }
+    }
+
+    /// Whether an update is taken, where stages do not wait for each other: by none of them if a number is not finite on
+    /// one. The verdict comes with the gradients from the stage behind and goes on to the one before; of 2BW, whose new
+    /// weights nobody needs for a batch, the first stage tells all ([`NetworkWorker::commit`]).
+    fn pass_verdict(&self, own: bool) -> Result<bool> {
+        let Some(ranks) = self.scene.ranks else { return Ok(own) };
+        let (stages, mut finite) = (ranks.relay(), own);
+        if stages.rank() + 1 < stages.size() {
+            finite &= stages.receive(vec![0u64], stages.rank() + 1, VERDICT)?[0] > 0;
+        }
+        let verdict = || vec![u64::from(finite)];
+        if stages.rank() > 0 {
+            drop(stages.start_send(verdict(), stages.rank() - 1, VERDICT)?);
+        } else if self.scene.updates == Updates::DoubleBuffered {
+            for stage in 1..stages.size() {
+                drop(stages.start_send(verdict(), stage, DECIDED)?);
+            }
+        }
+        Ok(finite)
+    }
+
+    /// Takes the update that waits for its verdict, if there is one, or skips it: before its weights are needed, and where
+    /// a list ends.
+    pub fn commit(&mut self) -> Result<()> {
+        let Some(waiting) = self.scene.flights.waiting.take() else { return Ok(()) };
+        let Waiting { sums, grad_norm, lr, statistics } = waiting;
+        let stages = self.scene.ranks.expect("only a stage behind the first waits").relay();
+        let finite = stages.receive(vec![0u64], 0, DECIDED)?[0] > 0;
+        let mut gradients = Gradients::new(self.scene.masks);
+        sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
+        self.update(Settled { gradients, grad_norm, finite }, lr, statistics)
+    }
+
+    /// Takes an update, or skips it.
+    fn update(
+        &mut self,
+        settled: Settled<'_>,
+        lr: f64,
+        statistics: Vec<(usize, BatchStatistics)>,
+    ) -> Result<()> {
+        let Settled { gradients, grad_norm, finite } = settled;
+        self.outcome.taken &= finite;
+        if !finite {
+            return Ok(());
+        }
+        let Scene { plan, groups, ranks, masks, .. } = self.scene;
+        let (scene, parallel) = (&mut self.scene, &plan.run.parallel);
+        let clip = plan.run.train.clip;
+        let scale = if clip > 0.0 { (clip / grad_norm).min(1.0) } else { 1.0 };
+        scene.progress.updates += 1;
+        let number = scene.progress.updates;
+        let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
+        match parallel.zero && !groups.is_empty() {
+            false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
+            true => step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?,
+        }
+        if let Some((small, large)) = gradients.noise_norms()? {
+            let (small, large) = match ranks {
+                Some(ranks) => {
+                    let sums = ranks.sum(vec![small, large])?;
+                    (sums[0], if parallel.zero { sums[1] } else { large })
+                }
+                None => (small, large),
+            };
+            let (batch, size) = (plan.run.train.batch as f64, plan.micro_batch as f64);
+            // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
+            scene.progress.noise.observe(size, small * (batch / size), batch, large);
+        }
+        self.fold(statistics)
     }
 }
 
@@ -195,6 +351,16 @@ fn missing(scene: &Scene<'_>) -> Vec<usize> {
     }
 }
 
+/// Makes a gradient one that is not finite, as an overflow would.
+fn spoil(gradients: &mut Gradients<'_>) -> Result<()> {
+    let first = gradients.ids().find_map(|id| Some((id, gradients.take(id)?)));
+    if let Some((id, mut gradient)) = first {
+        scale_into(&mut gradient, f32::NAN)?;
+        gradients.put(id, gradient);
+    }
+    Ok(())
+}
+
 /// The weights of a version.
 fn version<'b>(newest: &'b Weights, flights: &'b Flights, version: usize) -> &'b Weights {
     match version == flights.newest {
@@ -205,7 +371,10 @@ fn version<'b>(newest: &'b Weights, flights: &'b Flights, version: usize) -> &'b
 
 impl Worker for NetworkWorker<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
-        let Work { micro_batch, chunk, .. } = work;
+        let Work { micro_batch, chunk, version: needed } = work;
+        if needed == self.scene.flights.newest {
+            self.commit()?;
+        }
         let (share, random) = (self.share(micro_batch), self.random(micro_batch));
         let Scene { stage, feed, ref weights, ref flights, .. } = self.scene;
         let model = stage.model(chunk);
@@ -235,7 +404,10 @@ impl Worker for NetworkWorker<'_> {
     }
 
     fn backward(&mut self, work: Work, gradient: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
-        let Work { micro_batch, chunk, .. } = work;
+        let Work { micro_batch, chunk, version: needed } = work;
+        if needed == self.scene.flights.newest {
+            self.commit()?;
+        }
         let (random, samples) = (self.random(micro_batch), self.samples_of_a_step());
         let mut flight =
             self.scene.flights.flights.remove(&(micro_batch, chunk)).expect("a forward came before");
@@ -307,10 +479,15 @@ impl Worker for NetworkWorker<'_> {
         let fresh = sink(&self.scene);
         let mut gradients = std::mem::replace(&mut self.sink, fresh).finish()?;
         self.missing = missing(&self.scene);
-        // All passes are queued; only now is a card waited for.
-        for (sum, predictions) in self.sums.drain(..) {
-            self.outcome.totals.add(Totals::of(sum.read()?, predictions));
+        if self.scene.fault == Some(self.update_number()) {
+            spoil(&mut gradients)?;
         }
+        // All passes are queued; only now is a card waited for.
+        let mut of_update = Totals::default();
+        for (sum, predictions) in self.sums.drain(..) {
+            of_update.add(Totals::of(sum.read()?, predictions));
+        }
+        self.outcome.totals.add(of_update);
         let Scene { plan, groups, ranks, .. } = self.scene;
         let scene = &self.scene;
         for (id, strength) in
@@ -326,16 +503,10 @@ impl Worker for NetworkWorker<'_> {
         let mut finite = true;
         if scene.updates == Updates::Flush {
             let totals = &mut self.outcome.totals;
-            if let Some(ranks) = ranks {
-                let own = match (parallel.zero, parallel.is_local()) {
-                    // Each has its parts.
-                    (true, _) => squares,
-                    // Each has a gradient of its own; that it is finite matters to all.
-                    (_, true) => squares / ranks.data().size() as f64,
-                    // Replicas have the same gradients: the first ones speak for all.
-                    _ if ranks.data().rank() == 0 => squares,
-                    _ => 0.0,
-                };
+            if let Some(ranks) = ranks.filter(|_| !scene.local) {
+                // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
+                let speaks = parallel.zero || ranks.data().rank() == 0;
+                let own = if speaks { squares } else { 0.0 };
                 let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
                 squares = all[0];
                 *totals = Totals::from_numbers(&all[1..]);
@@ -343,54 +514,38 @@ impl Worker for NetworkWorker<'_> {
             finite = totals.loss().is_finite();
         }
         let grad_norm = squares.sqrt();
-        self.settled = Some(Settled { gradients, grad_norm, finite: finite && grad_norm.is_finite() });
+        finite &= grad_norm.is_finite();
+        if scene.updates != Updates::Flush {
+            finite &= self.is_finite_everywhere(of_update)?;
+            finite = self.pass_verdict(finite)?;
+        }
+        self.settled = Some(Settled { gradients, grad_norm, finite });
         Ok(())
     }
 
     fn step(&mut self) -> Result<()> {
-        let Settled { gradients, grad_norm, finite: taken } =
-            self.settled.take().expect("a step is settled before it is taken");
-        let Scene { plan, groups, ranks, masks, .. } = self.scene;
-        let (scene, parallel) = (&mut self.scene, &plan.run.parallel);
-        let mut statistics = std::mem::take(&mut self.statistics);
-        if taken {
-            let clip = plan.run.train.clip;
-            let scale = if clip > 0.0 { (clip / grad_norm).min(1.0) } else { 1.0 };
-            scene.progress.updates += 1;
-            let number = scene.progress.updates;
-            let step = Step { lr: scene.lr as f32, gradient_scale: scale as f32, number };
-            match parallel.zero && !groups.is_empty() {
-                false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
-                true => step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?,
-            }
-            statistics.sort_by_key(|(micro_batch, _)| *micro_batch);
-            for (_, measured) in statistics {
-                measured.fold_into(scene.weights)?;
-            }
-            if plan.run.parallel.batch_norm == BatchNorm::Local || groups.has_copies() {
-                groups.average_statistics(scene.weights)?;
-            }
-            if let Some((small, large)) = gradients.noise_norms()? {
-                let (small, large) = match ranks {
-                    Some(ranks) => {
-                        let sums = ranks.sum(vec![small, large])?;
-                        (sums[0], if parallel.zero { sums[1] } else { large })
-                    }
-                    None => (small, large),
-                };
-                let (batch, size) = (plan.run.train.batch as f64, plan.micro_batch as f64);
-                // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
-                scene.noise.observe(size, small * (batch / size), batch, large);
-            }
+        let mut settled = self.settled.take().expect("a step is settled before it is taken");
+        let (lr, statistics) = (self.scene.lr, std::mem::take(&mut self.statistics));
+        // Numbers of the step before it, if it still waits, come first.
+        self.commit()?;
+        self.outcome.grad_norm = settled.grad_norm;
+        let bytes = self.scene.candidates.iter().map(|id| settled.gradients.bytes(*id));
+        self.outcome.gradient_bytes = bytes.sum();
+        let behind = self.scene.ranks.is_some_and(|ranks| ranks.relay().rank() > 0);
+        if behind && self.scene.updates == Updates::DoubleBuffered {
+            let ids = settled.gradients.ids();
+            let sums = ids.filter_map(|id| Some((id, settled.gradients.take(id)?))).collect();
+            let grad_norm = settled.grad_norm;
+            self.scene.flights.waiting = Some(Waiting { sums, grad_norm, lr, statistics });
+        } else {
+            self.update(settled, lr, statistics)?;
         }
-        scene.flights.newest += 1;
-        self.outcome.grad_norm = grad_norm;
-        self.outcome.taken &= taken;
-        self.outcome.gradient_bytes = scene.candidates.iter().map(|id| gradients.bytes(*id)).sum();
+        self.scene.flights.newest += 1;
         Ok(())
     }
 
     fn stash(&mut self, version: usize) -> Result<()> {
+        self.commit()?;
         let copy = self.scene.weights.version()?;
         self.scene.flights.versions.insert(version, copy);
         Ok(())

@@ -27,16 +27,13 @@ use crate::parallel::local::average;
 use crate::pass::{Pass, Totals};
 use crate::prune::{self, Decision, Observation, Pruner};
 use crate::stage::Stage;
-use crate::state::{Masks, NoiseScale, Optimizer};
-use crate::step::{Executor, Flights, NetworkWorker, Scene, Taken, Trace};
+use crate::state::{Masks, Optimizer};
+use crate::step::{Executor, Flights, NetworkWorker, Scene, TOTALS, Taken, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
 
 pub use crate::checkpoint::Progress;
-
-/// The tag under which the totals of an asynchronous step travel: above those of parts.
-const TOTALS: u32 = 1 << 20;
 
 /// A model in training.
 #[derive(Debug)]
@@ -69,7 +66,6 @@ pub struct Trainer {
     sparse: HashSet<ParameterId>,
     /// None until the first step, by when it is known what is kept.
     optimizer: Option<Optimizer>,
-    noise: NoiseScale,
     progress: Progress,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
@@ -81,6 +77,8 @@ pub struct Trainer {
     together: (u64, Sent),
     /// Groups of ranks that share nothing, for steps that each takes by itself.
     nobody: Groups,
+    /// The update that a drill spoils.
+    fault: Option<u64>,
 }
 
 /// What one step did.
@@ -88,13 +86,13 @@ pub struct Trainer {
 pub struct StepReport {
     /// Its number, from 1.
     pub step: u64,
-    /// The mean loss over the batch, before the step.
+    /// The mean loss over the batch, before the step; where ranks step by themselves, over the rank's part of it.
     pub loss: f64,
     /// The share of right predictions in the batch.
     pub accuracy: f64,
     /// The learning rate.
     pub lr: f64,
-    /// The norm of the gradient before clipping.
+    /// The norm of the gradient before clipping; where ranks step by themselves, of the rank's own.
     pub grad_norm: f64,
     /// Whether the weights changed: false where a loss or gradient was not finite.
     pub taken: bool,
@@ -183,13 +181,13 @@ impl Trainer {
             memory: None,
             sparse: sparse_products(&plan, &weights, device)?,
             optimizer: None,
-            noise: NoiseScale::default(),
-            progress: Progress { step: 0, updates: 0, bad_steps: 0, best_validation: None },
+            progress: Progress::default(),
             gradient_bytes: 0,
             ranks,
             sent: Sent::default(),
             together: Default::default(),
             nobody: Groups::default(),
+            fault: None,
             device: device.clone(),
             dtype,
             weights,
@@ -272,11 +270,12 @@ impl Trainer {
         if let Some((ids, _)) = &mut penalty {
             ids.retain(|id| self.weights.holds(*id));
         }
+        let local = self.is_local();
         self.progress.step += 1;
         let mut worker = NetworkWorker::new(Scene {
             plan: &self.plan,
             stage: &self.stage,
-            groups: if self.goes_apart() { &self.nobody } else { &self.groups },
+            groups: if local { &self.nobody } else { &self.groups },
             ranks: self.ranks.as_ref(),
             feed: &self.feed,
             order: &self.order,
@@ -286,25 +285,36 @@ impl Trainer {
             candidates: &self.candidates,
             weights: &mut self.weights,
             optimizer: self.optimizer.as_mut().expect("made before the first step"),
-            noise: &mut self.noise,
             progress: &mut self.progress,
             flights: &mut self.flights,
             first_step: self.list_began,
             updates,
+            local,
             lr,
+            fault: self.fault,
             penalty,
         });
         self.executor.run(count, &mut worker)?;
+        let is_at_rest = self.executor.is_at_rest();
+        if is_at_rest {
+            worker.commit()?;
+        }
         let Taken { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
         self.gradient_bytes = gradient_bytes;
         let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
-        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !self.goes_apart()) {
+        self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
+        if let Some(ranks) = self.ranks.as_ref().filter(|_| is_at_rest && updates != Updates::Flush) {
+            // The first stage has heard every verdict; what it has counted is what a checkpoint says.
+            let counts = ranks.relay().broadcast(vec![self.progress.updates, self.progress.bad_steps], 0)?;
+            (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
+        }
+        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !local) {
             self.sent = ranks.sent() - before;
+            self.together = (self.progress.step, ranks.sent());
         }
         if self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64) {
             self.come_together()?;
         }
-        self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
         self.device.synchronize()?;
         Ok(StepReport {
@@ -314,7 +324,7 @@ impl Trainer {
             lr,
             grad_norm,
             taken,
-            noise_scale: self.noise.value(),
+            noise_scale: self.progress.noise.value(),
             sparsity: self.sparsity(),
             seen,
             pruned,
@@ -363,6 +373,11 @@ impl Trainer {
     /// When weights change.
     fn updates(&self) -> Updates {
         self.plan.run.parallel.pipeline.as_ref().map_or(Updates::Flush, |pipeline| pipeline.updates())
+    }
+
+    /// A drill: this rank's gradient of an update, counted from 0, will not be finite.
+    pub fn spoil_update(&mut self, update: u64) {
+        self.fault = Some(update);
     }
 
     /// Puts the executor at the beginning of a list, unless it is in the course of one.
@@ -433,14 +448,14 @@ impl Trainer {
         Ok(())
     }
 
-    /// Whether ranks take steps by themselves.
-    fn goes_apart(&self) -> bool {
-        self.ranks.is_some() && self.plan.run.parallel.is_local()
+    /// Whether this rank takes the next step by itself.
+    fn is_local(&self) -> bool {
+        self.ranks.is_some() && self.plan.run.parallel.is_local_at(self.progress.step)
     }
 
     /// Whether all ranks hold the same weights and state.
     pub fn is_together(&self) -> bool {
-        !self.goes_apart() || self.together.0 == self.progress.step
+        !self.is_local() || self.together.0 == self.progress.step
     }
 
     /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
@@ -451,6 +466,9 @@ impl Trainer {
             average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
         }
         self.groups.average_statistics(&mut self.weights)?;
+        // One that skipped a step has counted it alone.
+        let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
+        (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
         let (step, sent) = (self.progress.step, ranks.sent());
         self.sent = (sent - self.together.1).per(step - self.together.0);
         self.together = (step, sent);

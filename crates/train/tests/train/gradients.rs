@@ -269,9 +269,13 @@ fn pools() {
     }
 }
 
+/// Over the batch, and over groups of one sample each; behind it a bend, or a sample's mean would not depend on it.
 #[test]
 fn batch_norm() {
-    check(IMAGE, image(vec![Layer::BatchNorm { name: "bn".into(), channels: 4, scale: 1.0 }], 4), 3);
+    for group in [0, 1] {
+        let norm = Layer::BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group };
+        check(IMAGE, image(vec![norm, Layer::Activation(Activation::Gelu)], 4), 3);
+    }
 }
 
 #[test]

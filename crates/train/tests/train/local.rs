@@ -1,11 +1,12 @@
 //! Local SGD: ranks go apart and are averaged. Averaged after every step, it is synchronous SGD.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
-use espalier_train::parallel::on_threads;
+use espalier_train::parallel::{on_threads, on_threads_within};
 use espalier_train::run::{Observer, Outcome, Place, run};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::{Error, Rates};
@@ -47,9 +48,11 @@ fn averaged_after_every_step_it_is_synchronous() {
             let base = base.set(format!("optimizer.name={optimizer}"));
             let synchronous = &on(3, &base, 6, false)[0];
             let local = on(3, &base.set("parallel.average_every=1000"), 6, true);
-            assert!(local.iter().all(|rank| *rank == local[0]), "{kind} {optimizer}: all hold the same");
+            assert!(local.iter().all(|rank| rank.1 == local[0].1), "{kind} {optimizer}: all hold the same");
             let far = |a: f64, b: f64| (a - b).abs() / a.abs().max(1.0);
-            let losses = synchronous.0.iter().zip(&local[0].0).map(|(a, b)| far(*a, *b));
+            // Each rank has the loss of its own samples.
+            let mean = |step: usize| local.iter().map(|rank| rank.0[step]).sum::<f64>() / local.len() as f64;
+            let losses = synchronous.0.iter().enumerate().map(|(step, loss)| far(*loss, mean(step)));
             assert!(losses.fold(0.0, f64::max) < 1e-5, "{kind} {optimizer}");
             let weights =
                 synchronous.1.iter().zip(&local[0].1).map(|(a, b)| far(f64::from(*a), f64::from(*b)));
@@ -68,11 +71,155 @@ fn ranks_go_apart_and_come_together() {
         let all = on(2, if steps > 6 { &base } else { &plain }, steps, false);
         (all[0].1 == all[1].1, all[0].0 == all[1].0)
     };
-    // Before step 7 they come together to prune; losses are those of all samples.
+    // Before step 7 they come together to prune; losses are those of a rank's own samples.
     for (steps, together) in [(1, false), (3, false), (4, true), (6, false), (7, false), (8, true)] {
-        assert_eq!(pair(steps), (together, true), "after {steps} steps");
+        assert_eq!(pair(steps), (together, false), "after {steps} steps");
     }
     assert_eq!(on(2, &base, 8, false), on(2, &base, 8, false), "runs repeat");
+}
+
+/// What two ranks return that each do something with a trainer of their own.
+fn two<R: Send>(
+    base: &Base,
+    work: impl Fn(usize, &mut Trainer) -> Result<R, Error> + Sync,
+) -> Result<Vec<R>, Error> {
+    let (plan, dataset, device) = prepare(&base.set("parallel.data=2"), 2);
+    let (dataset, mesh) = (Arc::new(dataset), Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).unwrap());
+    on_threads_within(Duration::from_secs(20), None, &mesh, &device, |ranks, device| {
+        let rank = ranks.rank();
+        work(rank, &mut Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+    })
+}
+
+fn flat(trainer: &Trainer) -> Vec<f32> {
+    trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()
+}
+
+/// The length of the way from one set of weights to another.
+fn way(from: &[f32], to: &[f32]) -> f64 {
+    from.iter().zip(to).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Rank 1 does not even begin before rank 0 has taken its three steps: anything that one asked of the other would wait
+/// for ever. And no byte is counted.
+#[test]
+fn between_averages_ranks_say_nothing() {
+    let base = tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.steps=8", "parallel.average_every=4"]);
+    let (done, begin) = (Mutex::new(None), Mutex::new(None));
+    let (sender, receiver) = mpsc::channel();
+    (*done.lock().unwrap(), *begin.lock().unwrap()) = (Some(sender), Some(receiver));
+    let sent = two(&base, |rank, trainer| {
+        if rank == 1 {
+            let begin = begin.lock().unwrap().take().expect("one waits");
+            begin.recv_timeout(Duration::from_secs(60)).expect("rank 0 needs nobody");
+        }
+        let mut sent = Vec::new();
+        for step in 1..=8 {
+            let before = trainer.ranks().unwrap().sent();
+            trainer.step()?;
+            sent.push((trainer.ranks().unwrap().sent() - before).total());
+            if (rank, step) == (0, 3) {
+                done.lock().unwrap().take().expect("one is done").send(()).unwrap();
+            }
+        }
+        Ok(sent)
+    });
+    for sent in sent.unwrap() {
+        assert_eq!(
+            sent.iter().map(|bytes| *bytes > 0).collect::<Vec<_>>(),
+            [false, false, false, true, false, false, false, true]
+        );
+    }
+}
+
+/// A step that is clipped is as long as the rate and the limit say, on every rank: by the norm of all ranks' gradients it
+/// would be shorter on one and longer on the other.
+#[test]
+fn each_rank_clips_by_its_own_norm() {
+    let base = tiny_gpt(&["train.batch=12", "train.steps=4", "parallel.average_every=4"])
+        .set("optimizer.name=sgd")
+        .set("train.clip=0.01")
+        .set("learning_rate.warmup=0");
+    let steps = two(&base, |_, trainer| {
+        let before = flat(trainer);
+        let report = trainer.step()?;
+        Ok((report.grad_norm, way(&before, &flat(trainer)), report.lr))
+    });
+    let steps = steps.unwrap();
+    assert_ne!(steps[0].0, steps[1].0, "norms are each rank's own");
+    for (norm, length, lr) in steps {
+        assert!(norm > 0.01, "{norm} is clipped");
+        assert!((length / (lr * 0.01) - 1.0).abs() < 1e-3, "a step of {length} at a rate of {lr}");
+    }
+}
+
+/// A gradient that is not finite is one rank's own affair: it skips its step, and the others take theirs. When they are
+/// averaged, all count alike.
+#[test]
+fn a_bad_gradient_skips_the_step_of_its_rank() {
+    for optimizer in ["momentum", "adamw"] {
+        let base = tiny_gpt(&["train.batch=12", "train.steps=4", "parallel.average_every=4"])
+            .set(format!("optimizer.name={optimizer}"));
+        let ranks = two(&base, |rank, trainer| {
+            if rank == 1 {
+                trainer.spoil_update(1);
+            }
+            let mut moved = Vec::new();
+            for _ in 0..4 {
+                let before = flat(trainer);
+                let report = trainer.step()?;
+                moved.push((report.taken, flat(trainer) != before));
+            }
+            Ok((moved, flat(trainer), trainer.progress().clone()))
+        });
+        let ranks = ranks.unwrap();
+        assert_eq!(ranks[0].0, [(true, true); 4]);
+        assert_eq!(ranks[1].0, [(true, true), (false, false), (true, true), (true, true)]);
+        assert_eq!(ranks[0].1, ranks[1].1, "{optimizer}: averaged");
+        assert_eq!(ranks[0].2, ranks[1].2);
+        assert!(ranks[0].1.iter().all(|weight| weight.is_finite()));
+    }
+}
+
+/// Bad steps of one rank alone end all of them, with one error, when they next are together.
+#[test]
+fn a_rank_that_diverges_alone_ends_the_run() {
+    let base = tiny_gpt(&["train.batch=12", "parallel.data=2", "parallel.average_every=3"])
+        .set("optimizer.name=sgd")
+        .set("learning_rate.peak=1e38")
+        .set("train.max_bad_steps=2");
+    let folder = tempfile::tempdir().unwrap();
+    let ended = run_heard(folder.path(), &base, 9, &AtomicBool::new(false), &mut ());
+    assert!(matches!(ended, Err(Error::Diverged { step: 3, bad_steps: 2, .. })), "{ended:?}");
+}
+
+/// Post-local SGD: bit for bit the synchronous run up to the switch, and local SGD from then on.
+#[test]
+fn ranks_can_go_apart_later() {
+    let base =
+        tiny_gpt(&["train.batch=12", "train.clip=0.5", "learning_rate.peak=0.1", "optimizer.name=momentum"]);
+    let late = base.set("parallel.average_every=3").set("parallel.local_after=4");
+    for steps in [3, 4] {
+        assert_eq!(on(2, &base, steps, false), on(2, &late, steps, false), "after {steps} steps");
+    }
+    let same = |steps: usize| {
+        let all = on(2, &late, steps, false);
+        all[0].1 == all[1].1
+    };
+    // Averages stand where they would have stood: after 6 steps, and 9.
+    assert_eq!([4, 5, 6, 7, 9].map(same), [true, false, true, false, true]);
+    let folder = || tempfile::tempdir().unwrap();
+    let whole = run_to(folder().path(), &late.set("parallel.data=2"), 9).summary;
+    let (again, stop) = (folder(), AtomicBool::new(false));
+    let late = late.set("parallel.data=2");
+    assert!(run_heard(again.path(), &late, 9, &stop, &mut StopAt(3, &stop)).unwrap().interrupted);
+    assert_eq!(
+        run_to(again.path(), &late, 9).summary.weights_hash,
+        whole.weights_hash,
+        "resumed before the switch"
+    );
+    let bytes = whole.memory["communication"];
+    assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "either kind of message was predicted");
 }
 
 fn run_heard(

@@ -10,6 +10,7 @@ mod gradients;
 mod layouts;
 mod local;
 mod memory;
+mod norms;
 mod oracle;
 mod parallel;
 mod pipeline;

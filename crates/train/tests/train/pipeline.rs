@@ -2,22 +2,25 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use espalier_plan::mesh::Mesh;
 use espalier_plan::schedule::Name;
 use espalier_tensor::{Category, DType, random};
+use espalier_train::Error;
 use espalier_train::data::{Order, Split};
 use espalier_train::layers::Share;
 use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;
 use espalier_train::pass::{Loss, Pass, Totals};
+use espalier_train::run::{Place, run as run_whole};
 use espalier_train::stage::Stage;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::{ParameterId, Weights};
 
-use crate::support::{Base, images, prepare, tiny_gpt};
+use crate::support::{Base, Heard, images, prepare, tiny_gpt};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
@@ -141,12 +144,13 @@ fn pruned_pipelines_too() {
 }
 
 /// By hand on one rank: the weights of every step are kept, and each stage's part of a micro-batch runs on the version
-/// that the definition says. Returns losses, and the weights at the end.
+/// that the definition says. An update may be skipped by a stage. Returns losses, and the weights at the end.
 fn by_hand(
     base: &Base,
     steps: usize,
     version: impl Fn(usize, usize) -> usize,
     pieces: usize,
+    skips: impl Fn(usize, usize) -> bool,
 ) -> (Vec<f64>, Vec<Vec<f32>>) {
     let (plan, dataset, device) = prepare(base, 2);
     let order = Order::new(plan.run.seed, dataset.len(Split::Train));
@@ -200,7 +204,7 @@ fn by_hand(
                     .add(pass.train_share(&samples, loss, &share, &mut Vec::new(), &mut gradients).unwrap());
             }
             let mut next = copy(history.last().unwrap());
-            for id in next.ids() {
+            for id in next.ids().filter(|id| !skips(number, stage_of[id])) {
                 let gradient = gradients.get(id).unwrap().to_f32();
                 let stepped: Vec<u8> = next
                     .get(id)
@@ -221,49 +225,144 @@ fn by_hand(
 
 /// Losses as rank 0 hears them, and the weights of all stages.
 fn asynchronous(base: &Base, steps: usize) -> (Vec<f64>, Vec<Vec<f32>>) {
+    let (losses, weights, _) = with_a_fault(base, steps, None);
+    (losses, weights)
+}
+
+/// The same where a stage's gradient of an update is spoilt, on all replicas, as their sum would be; also which steps rank 0 says were taken.
+fn with_a_fault(
+    base: &Base,
+    steps: usize,
+    fault: Option<(usize, u64)>,
+) -> (Vec<f64>, Vec<Vec<f32>>, Vec<bool>) {
     let (plan, dataset, device) = prepare(base, 2);
     let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
     let all = on_threads(&mesh, &device, |ranks, device| {
+        let stage = ranks.stages().rank();
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
-        let losses =
-            (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
+        if let Some((_, update)) = fault.filter(|(at, _)| *at == stage) {
+            trainer.spoil_update(update);
+        }
+        let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
         assert!(trainer.is_at_rest());
-        let weights = trainer.weights();
-        Ok((losses, weights.ids().map(|id| weights.get(id).to_f32()).collect::<Vec<_>>()))
+        let weights = trainer.weights().ids().map(|id| trainer.weights().get(id).to_f32());
+        Ok((reports, weights.collect::<Vec<_>>(), trainer.progress().clone()))
     });
     let all = all.unwrap();
-    (all[0].0.clone(), all.into_iter().flat_map(|(_, weights)| weights).collect())
+    assert!(all.iter().all(|(_, _, progress)| *progress == all[0].2), "all stages count alike in the end");
+    let losses = all[0].0.iter().map(|report| report.loss).collect();
+    let taken = all[0].0.iter().map(|report| report.taken).collect();
+    (losses, all.into_iter().flat_map(|(_, weights, _)| weights).collect(), taken)
+}
+
+fn stale(stages: usize) -> impl Fn(usize, usize) -> usize {
+    move |k: usize, stage: usize| (k + 1).saturating_sub(stages - stage)
+}
+
+fn assert_near((a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32>>), what: &str) {
+    for (a, b) in a.iter().zip(&b) {
+        assert!((a - b).abs() < 1e-6 * a.abs(), "{what}: {a} {b}");
+    }
+    assert_eq!(u.len(), v.len());
+    for (u, v) in u.iter().flatten().zip(v.iter().flatten()) {
+        assert!((u - v).abs() < 1e-6 + 1e-5 * u.abs(), "{what}: weight {u} {v}");
+    }
+}
+
+/// A pipeline without a flush, and so many updates in a step.
+fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) -> (Base, usize) {
+    let base = gpt()
+        .set("model.tied=false")
+        .set("learning_rate.decay_steps=100")
+        .set("train.clip=0")
+        .set(format!("train.steps={steps}"))
+        .set(format!("train.batch={}", 2 * micro_batches))
+        .set(format!("train.micro_batches={micro_batches}"))
+        .set(format!("parallel.pipeline={stages}"))
+        .set(format!("parallel.schedule={schedule}"));
+    (base, if schedule == "pipedream" { micro_batches } else { 1 })
+}
+
+/// A gradient that is not finite, on any stage. 2BW: no stage takes the update. PipeDream: none at or before the stage
+/// where it arose takes it; those behind had stepped before that gradient was made. In both the run is from there on the
+/// one that the definition gives.
+#[test]
+fn a_bad_gradient_skips_one_update_on_all_stages() {
+    for (stages, micro_batches, bad) in [(3, 4, 2), (3, 2, 1), (3, 3, 5), (2, 1, 3)] {
+        for fault in 0..stages {
+            let (base, pieces) = unflushed("2bw", stages, micro_batches, 6);
+            let expected = by_hand(&base, 6, |t, _| t.saturating_sub(1), pieces, |t, _| t == bad);
+            let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
+            assert_near(expected, (losses, weights), &format!("2bw, {stages} x {micro_batches}, {fault}"));
+            assert_eq!(taken, (0..6).map(|t| t != bad).collect::<Vec<_>>(), "rank 0 knows at once");
+            let (base, pieces) = unflushed("pipedream", stages, micro_batches, 6);
+            let bad = bad * pieces;
+            let skips = |k: usize, stage: usize| k == bad && stage <= fault;
+            let expected = by_hand(&base, 6, stale(stages), pieces, skips);
+            let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
+            assert_near(
+                expected,
+                (losses, weights),
+                &format!("pipedream, {stages} x {micro_batches}, {fault}"),
+            );
+            assert_eq!(taken, (0..6).map(|t| t != bad / pieces).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Replicas hear of it alike.
+#[test]
+fn a_bad_gradient_is_skipped_by_all_replicas() {
+    for schedule in ["2bw", "pipedream"] {
+        let (base, _) = unflushed(schedule, 2, 2, 4);
+        let base = base.set("parallel.data=2").set("train.batch=8");
+        let (_, weights, taken) = with_a_fault(&base, 4, Some((1, 1)));
+        assert!(weights.iter().flatten().all(|weight| weight.is_finite()));
+        assert_eq!(taken.iter().filter(|taken| !**taken).count(), 1, "{schedule}");
+    }
+}
+
+/// Where all stages skip too often, all of them end with the same error, when the pipeline is next empty.
+#[test]
+fn bad_updates_of_all_stages_end_the_run() {
+    for schedule in ["2bw", "pipedream"] {
+        let (base, _) = unflushed(schedule, 2, 2, 12);
+        let base = base.set("learning_rate.peak=1e38").set("train.max_bad_steps=2").set("parallel.drain=4");
+        let (plan, dataset, device) = prepare(&base, 2);
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::at(folder.path());
+        let ended = run_whole(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ());
+        assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
+    }
 }
 
 #[test]
 fn pipedream_and_2bw_do_what_their_definitions_say() {
     for (stages, micro_batches) in [(2, 1), (2, 4), (3, 2), (4, 3)] {
-        let steps = 6;
-        let base = gpt()
-            .set("model.tied=false")
-            .set("learning_rate.decay_steps=100")
-            .set("train.clip=0")
-            .set(format!("train.steps={steps}"))
-            .set(format!("train.batch={}", 2 * micro_batches))
-            .set(format!("train.micro_batches={micro_batches}"))
-            .set(format!("parallel.pipeline={stages}"));
-        let near = |(a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32>>), what: &str| {
-            for (a, b) in a.iter().zip(&b) {
-                assert!((a - b).abs() < 1e-6 * a.abs(), "{what}, {stages} x {micro_batches}: {a} {b}");
-            }
-            assert_eq!(u.len(), v.len());
-            for (u, v) in u.iter().flatten().zip(v.iter().flatten()) {
-                assert!(
-                    (u - v).abs() < 1e-6 + 1e-5 * u.abs(),
-                    "{what}, {stages} x {micro_batches}: weight {u} {v}"
-                );
-            }
-        };
-        let pipedream = base.set("parallel.schedule=pipedream");
-        let stale = |k: usize, stage: usize| (k + 1).saturating_sub(stages - stage);
-        near(by_hand(&pipedream, steps, stale, micro_batches), asynchronous(&pipedream, steps), "pipedream");
-        let two_bw = base.set("parallel.schedule=2bw");
-        near(by_hand(&two_bw, steps, |t, _| t.saturating_sub(1), 1), asynchronous(&two_bw, steps), "2bw");
+        let (steps, what) = (6, format!("{stages} x {micro_batches}"));
+        let never = |_: usize, _: usize| false;
+        let (base, pieces) = unflushed("pipedream", stages, micro_batches, steps);
+        let expected = by_hand(&base, steps, stale(stages), pieces, never);
+        assert_near(expected, asynchronous(&base, steps), &format!("pipedream, {what}"));
+        let (base, pieces) = unflushed("2bw", stages, micro_batches, steps);
+        let expected = by_hand(&base, steps, |t, _| t.saturating_sub(1), pieces, never);
+        assert_near(expected, asynchronous(&base, steps), &format!("2bw, {what}"));
+    }
+}
+
+/// That evaluating changes training is said where a run starts; where nothing is due on the way, nothing is said.
+#[test]
+fn a_run_says_that_looking_changes_it() {
+    for (schedule, every, says) in [("2bw", 2, true), ("pipedream", 0, false), ("1f1b", 2, false)] {
+        let (base, _) = unflushed(schedule, 2, 2, 4);
+        let (plan, dataset, device) = prepare(&base.set(format!("train.eval_every={every}")), 2);
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::at(folder.path());
+        let mut heard = Heard::default();
+        run_whole(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
+        let said =
+            heard.warnings.iter().any(|text| text.contains("`train.eval_every` = 2 changes what is trained"));
+        assert_eq!(said, says, "{schedule}: {:?}", heard.warnings);
     }
 }
 

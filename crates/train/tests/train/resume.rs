@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use espalier_train::Error;
+use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::{Observer, Place, run};
+use espalier_train::trainer::Trainer;
 
 use crate::support::{self, Base, Heard};
 
@@ -144,4 +146,25 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
         .map(|line| line["step"].as_u64().unwrap())
         .collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+}
+
+/// What is known of the noise scale after a stop is what was known before it, to the bit.
+#[test]
+fn the_noise_scale_is_resumed_too() {
+    let base = support::tiny_gpt(&["train.batch=16", "train.micro_batches=4", "train.noise_scale=true"]);
+    let trainer = || {
+        let (plan, dataset, device) = support::prepare(&base.set("train.steps=8"), 2);
+        Trainer::new(plan, dataset, &device).unwrap()
+    };
+    let (folder, mut whole) = (tempfile::tempdir().unwrap(), trainer());
+    let checkpoints = Checkpoints::new(folder.path(), 1, "gpt", "f32");
+    (0..4).for_each(|_| drop(whole.step().unwrap()));
+    whole.save(&checkpoints).unwrap();
+    let mut again = trainer();
+    again.load(&checkpoints, |broken| panic!("{broken}")).unwrap().expect("a checkpoint");
+    for _ in 0..4 {
+        let (expected, resumed) = (whole.step().unwrap(), again.step().unwrap());
+        assert!(expected.noise_scale.is_some());
+        assert_eq!(resumed.noise_scale, expected.noise_scale, "after step {}", expected.step);
+    }
 }

@@ -19,7 +19,7 @@ fn mesh(data: usize, pipeline: usize) -> Mesh {
 }
 
 fn after(step: u64) -> Progress {
-    Progress { step, updates: step, bad_steps: 0, best_validation: None }
+    Progress { step, updates: step, ..Progress::default() }
 }
 
 /// Names of what is in a folder, in order.

@@ -1,10 +1,15 @@
 //! What a step does: it learns, it repeats, it accumulates, it clips, and it refuses numbers that are not finite.
 
+use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
+use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
+use espalier_train::layers::GradientSink;
 use espalier_train::run::{Place, run};
+use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::weights::ParameterId;
 
 use crate::support::{self, Base, Heard, prepare, tiny_cnn, tiny_gpt};
 
@@ -96,12 +101,33 @@ fn clipping_bounds_the_step_and_not_the_report() {
     assert!(clipped.iter().zip(&halved).all(|(a, b)| (a - b).abs() <= 1e-6), "clipped by half");
 }
 
+/// A tied table comes twice for each micro-batch, from the head and from the embedding: what counts is the norm of their sum.
+#[test]
+fn the_noise_scale_counts_tied_tables() {
+    let (device, masks) = (Device::cpu(1).unwrap(), Masks::new(2, false));
+    let mut sink = Gradients::new(&masks).measuring(HashSet::from([ParameterId(0)]));
+    for micro_batch in [
+        [(0, [1.0, 2.0]), (1, [0.5, 0.0]), (0, [3.0, -2.0])],
+        [(0, [0.0, 1.0]), (0, [1.0, 1.0]), (1, [0.5, 2.0])],
+    ] {
+        for (id, values) in micro_batch {
+            let gradient = Tensor::from_slice(&device, &[2], &values, Category::Workspace).unwrap();
+            sink.accept(&[ParameterId(id)], Box::new(move |_| Ok(vec![gradient]))).unwrap();
+        }
+        sink.end_micro_batch().unwrap();
+    }
+    // (4, 0) and (0.5, 0), then (1, 2) and (0.5, 2): 16.25 + 9.25; their sums (5, 2) and (1, 2): 29 + 5.
+    assert_eq!(sink.noise_norms().unwrap(), Some((25.5, 34.0)));
+}
+
 #[test]
 fn the_noise_scale_is_measured_where_asked_for() {
     let base = tiny_gpt(&["train.batch=16", "train.micro_batches=4", "train.noise_scale=true"]);
     let reports = steps(&base, 10, 2).0;
     let last = reports.last().unwrap().noise_scale.expect("defined after ten steps");
     assert!(last > 0.0 && last.is_finite(), "{last}");
+    let untied = steps(&base.set("model.tied=false"), 10, 2).0;
+    assert!(untied.last().unwrap().noise_scale.is_some());
     assert_eq!(steps(&tiny_gpt(&[]), 1, 1).0[0].noise_scale, None);
 }
 

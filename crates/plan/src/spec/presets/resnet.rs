@@ -126,7 +126,7 @@ fn conv_norm(
     let padding = kernel / 2;
     vec![
         Layer::Conv { name: conv.into(), input, output, kernel, stride, padding, bias: false, init },
-        Layer::BatchNorm { name: norm.into(), channels: output, scale: 1.0 },
+        Layer::BatchNorm { name: norm.into(), channels: output, scale: 1.0, group: 0 },
     ]
 }
 

@@ -40,7 +40,7 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
             layers.push(conv(format!("features.{number}"), channels, output));
             if batch_norm {
                 let name = format!("features.{}", number + 1);
-                layers.push(Layer::BatchNorm { name, channels: output, scale: 1.0 });
+                layers.push(Layer::BatchNorm { name, channels: output, scale: 1.0, group: 0 });
             }
             layers.push(RELU);
             number += if batch_norm { 3 } else { 2 };

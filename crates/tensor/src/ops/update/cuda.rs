@@ -39,8 +39,11 @@ fn kernel_of(rule: &Rule) -> &'static str {
     }
 }
 
+/// Numbers of a step, each of 4 bytes.
+const FIELDS: usize = 13;
+
 /// A step's numbers in the order of the kernels' struct; those that a rule does not name are ignored.
-fn settings(rule: Rule, step: Step) -> [u32; 11] {
+fn settings(rule: Rule, step: Step) -> [u32; FIELDS] {
     let (momentum, trust) = match rule {
         Rule::Momentum { momentum, .. } => (momentum, 0.0),
         Rule::Lars { momentum, trust, .. } => (momentum, trust),
@@ -48,14 +51,17 @@ fn settings(rule: Rule, step: Step) -> [u32; 11] {
     };
     let Moments { beta1, beta2, eps, unbias1, unbias2 } = Moments::new(rule, step);
     let eps = if let Rule::Lars { eps, .. } = rule { eps } else { eps };
-    let floats = [step.lr, step.gradient_scale, momentum, beta1, beta2, eps, unbias1, unbias2, trust];
+    let max_norm = if let Rule::Lamb { max_norm, .. } = rule { max_norm } else { f32::INFINITY };
+    let floats =
+        [step.lr, step.gradient_scale, momentum, beta1, beta2, eps, unbias1, unbias2, trust, max_norm];
     let nesterov = matches!(rule, Rule::Momentum { nesterov: true, .. });
     let decoupled = matches!(rule, Rule::Adam { decoupled: true, .. });
-    let mut fields = [0; 11];
+    let mut fields = [0; FIELDS];
     for (field, float) in fields.iter_mut().zip(floats) {
         *field = float.to_bits();
     }
-    fields[9..].copy_from_slice(&[nesterov.into(), decoupled.into()]);
+    let outside = matches!(rule, Rule::Lars { rate_in_velocity: false, .. });
+    fields[floats.len()..].copy_from_slice(&[nesterov.into(), decoupled.into(), outside.into()]);
     fields
 }
 
@@ -185,7 +191,7 @@ pub(super) fn norms(
 /// The squared norm of each tensor; the host waits for them, once.
 pub(crate) fn squared_norms(cuda: &Cuda, tensors: &[&Tensor]) -> Result<Vec<f64>> {
     let all: Vec<Described<'_>> = tensors.iter().map(|tensor| Described::gradient(tensor)).collect();
-    let norms = read_norms(cuda, Kind::Gradient, &all, &[0; 11])?;
+    let norms = read_norms(cuda, Kind::Gradient, &all, &[0; FIELDS])?;
     Ok(norms.iter().map(|norms| norms.direction).collect())
 }
 
@@ -193,7 +199,7 @@ fn read_norms(
     cuda: &Cuda,
     kind: Kind,
     all: &[Described<'_>],
-    settings: &[u32; 11],
+    settings: &[u32; FIELDS],
 ) -> Result<Vec<SquaredNorms>> {
     let table = Table::new(cuda, all, &[])?;
     let norms = lanes::doubles(&table.words.device(), 2 * all.len())?;
@@ -271,12 +277,12 @@ impl Table {
     }
 
     /// What all kernels take first.
-    fn args(&self, settings: &[u32; 11]) -> Args<'_> {
+    fn args(&self, settings: &[u32; FIELDS]) -> Args<'_> {
         Args::new().pointer(self.targets()).pointer(self.list()).fields(settings)
     }
 
     /// Leaves two doubles for each tensor at `to`, which has room for them.
-    fn measure(&self, cuda: &Cuda, kind: Kind, settings: &[u32; 11], to: u64) -> Result<()> {
+    fn measure(&self, cuda: &Cuda, kind: Kind, settings: &[u32; FIELDS], to: u64) -> Result<()> {
         let kernel = |name| cuda.kernel(&SOURCE, Build::PLAIN, name);
         let mut partial = lanes::doubles(&self.words.device(), 2 * self.blocks)?;
         let args = self.args(settings).i32(kind as i32).output(&mut partial);

@@ -9,8 +9,10 @@ use crate::simd;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prepared {
     rule: Rule,
-    /// The learning rate, times the trust ratio where there is one.
+    /// The learning rate, times the trust ratio where there is one,
     rate: f32,
+    /// but for this factor of it, which is applied to a velocity: 1, unless LARS keeps its rate outside.
+    outer: f32,
     decay: f32,
     scale: f32,
     moments: Moments,
@@ -19,9 +21,14 @@ pub(super) struct Prepared {
 impl Prepared {
     pub(super) fn new(rule: Rule, step: Step, decay: f32, norms: Option<SquaredNorms>) -> Prepared {
         let ratio = norms.map_or(1.0, |norms| trust_ratio(rule, step, decay, norms));
+        let (inner, outer) = match rule {
+            Rule::Lars { rate_in_velocity: false, .. } => (1.0, step.lr),
+            _ => (step.lr, 1.0),
+        };
         Prepared {
             rule,
-            rate: (f64::from(step.lr) * ratio) as f32,
+            rate: (f64::from(inner) * ratio) as f32,
+            outer,
             decay,
             scale: step.gradient_scale,
             moments: Moments::new(rule, step),
@@ -60,6 +67,7 @@ fn trust_ratio(rule: Rule, step: Step, decay: f32, norms: SquaredNorms) -> f64 {
             let g = d * f64::from(step.gradient_scale).abs();
             if g > 0.0 { f64::from(trust) * w / (g + f64::from(decay) * w + f64::from(eps)) } else { 1.0 }
         }
+        Rule::Lamb { max_norm, .. } if w > f64::from(max_norm) => f64::from(max_norm) / d,
         Rule::Lamb { .. } => (norms.weight / norms.direction).sqrt(),
         _ => 1.0,
     }
@@ -80,7 +88,7 @@ pub(super) struct Moments {
 impl Moments {
     /// Those of a rule at a step; zeros for a rule that has none.
     pub(super) fn new(rule: Rule, step: Step) -> Moments {
-        let (Rule::Adam { beta1, beta2, eps, .. } | Rule::Lamb { beta1, beta2, eps }) = rule else {
+        let (Rule::Adam { beta1, beta2, eps, .. } | Rule::Lamb { beta1, beta2, eps, .. }) = rule else {
             return Moments::default();
         };
         assert!(step.number > 0, "update: steps are counted from 1");
@@ -132,7 +140,7 @@ simd! {
         for ((w, v), g) in w.iter_mut().zip(v).zip(g) {
             let d = g.to_f32() * s.scale + s.decay * *w;
             *v = momentum * *v + s.rate * d;
-            *w -= *v;
+            *w -= s.outer * *v;
         }
     }
 

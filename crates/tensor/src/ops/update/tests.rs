@@ -18,14 +18,16 @@ const BETA2: f32 = 0.96875;
 const EPS: f32 = 1e-3;
 const TRUST: f32 = 0.0625;
 
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 9] = [
     Rule::Sgd,
     Rule::Momentum { momentum: BETA1, nesterov: false },
     Rule::Momentum { momentum: BETA1, nesterov: true },
     Rule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: false },
     Rule::Adam { beta1: BETA1, beta2: BETA2, eps: EPS, decoupled: true },
-    Rule::Lars { momentum: BETA1, trust: TRUST, eps: EPS },
-    Rule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS },
+    Rule::Lars { momentum: BETA1, trust: TRUST, eps: EPS, rate_in_velocity: true },
+    Rule::Lars { momentum: BETA1, trust: TRUST, eps: EPS, rate_in_velocity: false },
+    Rule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS, max_norm: f32::INFINITY },
+    Rule::Lamb { beta1: BETA1, beta2: BETA2, eps: EPS, max_norm: 4.0 },
 ];
 
 fn numbered(number: u64) -> Step {
@@ -160,20 +162,21 @@ fn plain(rule: Rule, t: u64, w: &mut [f64], states: &mut [Vec<f64>; 2], g: &[f64
             let keep = if decoupled { 1.0 - lr * wd } else { 1.0 };
             (0..n).for_each(|i| w[i] = keep * w[i] - lr * u[i]);
         }
-        Rule::Lars { momentum, trust, eps } => {
+        Rule::Lars { momentum, trust, eps, rate_in_velocity } => {
             let (wn, gn) = (norm(w), norm(&g));
             let r = f64::from(trust) * wn / (gn + wd * wn + f64::from(eps));
             let r = if adapt && wn > 0.0 && gn > 0.0 { r } else { 1.0 };
             for i in 0..n {
-                m[i] = f64::from(momentum) * m[i] + lr * r * (g[i] + wd * w[i]);
-                w[i] -= m[i];
+                let (inner, outer) = if rate_in_velocity { (lr, 1.0) } else { (1.0, lr) };
+                m[i] = f64::from(momentum) * m[i] + inner * r * (g[i] + wd * w[i]);
+                w[i] -= outer * m[i];
             }
         }
-        Rule::Lamb { beta1, beta2, eps } => {
+        Rule::Lamb { beta1, beta2, eps, max_norm } => {
             let mut u = direction(&g, beta1, beta2, eps);
             (0..n).for_each(|i| u[i] += wd * w[i]);
             let (wn, un) = (norm(w), norm(&u));
-            let r = if adapt && wn > 0.0 && un > 0.0 { wn / un } else { 1.0 };
+            let r = if adapt && wn > 0.0 && un > 0.0 { wn.min(f64::from(max_norm)) / un } else { 1.0 };
             (0..n).for_each(|i| w[i] -= lr * r * u[i]);
         }
     }
@@ -354,8 +357,43 @@ fn adamw_by_hand() {
 #[test]
 fn the_ratio_is_one_where_a_norm_is_zero() {
     for [device, ..] in devices() {
-        by_hand(device, Rule::Lars { momentum: 0.0, trust: 0.001, eps: 0.0 }, 0.5, 0.0, &[(1.0, -0.5)]);
-        by_hand(device, Rule::Lamb { beta1: 0.5, beta2: 0.5, eps: 0.0 }, 0.5, 0.0, &[(1.0, -0.5)]);
+        for rate_in_velocity in [true, false] {
+            let lars = Rule::Lars { momentum: 0.0, trust: 0.001, eps: 0.0, rate_in_velocity };
+            by_hand(device, lars, 0.5, 0.0, &[(1.0, -0.5)]);
+        }
+        let lamb = Rule::Lamb { beta1: 0.5, beta2: 0.5, eps: 0.0, max_norm: f32::INFINITY };
+        by_hand(device, lamb, 0.5, 0.0, &[(1.0, -0.5)]);
+    }
+}
+
+/// LARS with its rate inside and outside, trust 0.1, momentum 0.9, wd 0.1, w = 2, g = 0.3, then 0.3 at a tenth of the rate.
+/// r = 0.1 2 / (0.3 + 0.1 2) = 0.4, d = 0.5; at a rate of 1 both step by 0.2 to 1.8. Then r = 0.18 / 0.48 = 0.375,
+/// d = 0.48, r d = 0.18. Inside: v = 0.9 0.2 + 0.1 0.18 = 0.198, w = 1.602. Outside: v = 0.18 + 0.18, w = 1.8 - 0.036.
+#[test]
+fn lars_by_hand_when_the_rate_falls() {
+    for [device, ..] in devices() {
+        for (rate_in_velocity, expected) in [(true, 1.602), (false, 1.764)] {
+            let rule = Rule::Lars { momentum: 0.9, trust: 0.1, eps: 0.0, rate_in_velocity };
+            let mut layer = Layer { decay: 0.1, ..Layer::new(device, &rule, &[2.0], Master::Itself) };
+            let gradient = tensor(device, DType::F32, &[1], &[0.3]);
+            for (number, lr) in [(1, 1.0), (2, 0.1)] {
+                let now = Step { lr, gradient_scale: 1.0, number };
+                step(rule, now, vec![layer.target(&gradient)], Norms::Measured).unwrap();
+            }
+            assert_close(&layer.weight.to_f32(), &[expected], 1e-5);
+        }
+    }
+}
+
+/// LAMB's phi: w = 20, u = 1 + 0.1 20 = 3, lr 0.1. Without a limit r = 20/3 and w = 18; with 10 as in the authors'
+/// experiments r = 10/3 and w = 19.
+#[test]
+fn lamb_by_hand_with_a_limited_norm() {
+    for [device, ..] in devices() {
+        for (max_norm, expected) in [(f32::INFINITY, 18.0), (10.0, 19.0), (30.0, 18.0)] {
+            let rule = Rule::Lamb { beta1: 0.9, beta2: 0.999, eps: 0.0, max_norm };
+            by_hand(device, rule, 0.1, 20.0, &[(0.5, expected)]);
+        }
     }
 }
 

@@ -1,0 +1,63 @@
+//! Running statistics of batch norms whose batches several ranks have measured, as one rank would fold them.
+//!
+//! Folding is linear. With momentum a and k = 1 - a, the statistics s(0) .. s(n - 1) of a step, folded one after the other,
+//! make of a running value r
+//!
+//! ```text
+//! k^n r + a sum over i of k^(n - 1 - i) s(i)
+//! ```
+//!
+//! So each rank weighs its own by their places in that order, the sums are added up over ranks, and the message is no
+//! longer than the statistics themselves.
+
+use std::collections::HashMap;
+
+use espalier_tensor::ops::batch_norm::MOMENTUM;
+use espalier_tensor::ops::elementwise::{add_into, scale_into};
+use espalier_tensor::ops::flat;
+use espalier_tensor::{Category, Tensor};
+
+use super::groups::Groups;
+use crate::Result;
+use crate::layers::BatchStatistics;
+use crate::weights::{BufferId, Weights};
+
+/// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in the order of
+/// all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
+pub fn fold_together(
+    own: &[(usize, BatchStatistics)],
+    count: usize,
+    factor: f32,
+    groups: &Groups,
+    weights: &mut Weights,
+) -> Result<()> {
+    let kept = |times: usize| (1.0 - f64::from(MOMENTUM)).powi(times as i32) as f32;
+    let shared: Vec<BufferId> = groups.shared_statistics().collect();
+    let mut before: Vec<Tensor> = Vec::new();
+    for id in &shared {
+        let buffer = weights.buffer(*id);
+        before.push(flat::take(buffer, 0..buffer.len(), Category::Workspace)?);
+        scale_into(weights.buffer_mut(*id), 0.0)?;
+    }
+    // The place after the last that each norm has folded.
+    let mut next: HashMap<BufferId, usize> = HashMap::new();
+    for (place, measured) in own {
+        let at = next.entry(measured.mean_id).or_insert(*place);
+        for id in [measured.mean_id, measured.variance_id] {
+            scale_into(weights.buffer_mut(id), kept(place - *at))?;
+        }
+        measured.fold_into(weights)?;
+        *at = place + 1;
+    }
+    let ends = own.iter().flat_map(|(_, one)| [(one.mean_id, one.mean_id), (one.variance_id, one.mean_id)]);
+    let ends: HashMap<BufferId, usize> = ends.map(|(id, norm)| (id, next[&norm])).collect();
+    for (id, end) in ends {
+        scale_into(weights.buffer_mut(id), kept(count - end))?;
+    }
+    groups.sum_statistics(weights, |_| factor)?;
+    for (id, mut old) in shared.into_iter().zip(before) {
+        scale_into(&mut old, kept(count))?;
+        add_into(weights.buffer_mut(id), &old)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Batch norm over groups of samples, and running statistics that several ranks have measured.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use espalier_plan::mesh::Mesh;
+use espalier_tensor::Category;
+use espalier_train::Result;
+use espalier_train::parallel::on_threads;
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, prepare, tiny_cnn};
+
+/// Losses, and weights and running statistics by name.
+type Shown = (Vec<f64>, BTreeMap<String, Vec<f32>>);
+
+fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown> {
+    let losses = (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<Result<_>>()?;
+    let tensors = trainer.weights().named().map(|(name, tensor)| (name.to_owned(), tensor.to_f32()));
+    Ok((losses, tensors.collect()))
+}
+
+/// What all ranks of a run file hold together after some steps.
+fn run(base: &Base, steps: usize) -> Shown {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    if mesh.size() == 1 {
+        return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
+    }
+    let dataset = Arc::new(dataset);
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
+    });
+    let mut all = all.unwrap().into_iter();
+    let mut first = all.next().unwrap();
+    all.for_each(|other| first.1.extend(other.1));
+    first
+}
+
+fn assert_same(a: &Shown, b: &Shown, what: &str) {
+    assert!(a.1.keys().eq(b.1.keys()), "{what}: every tensor is somewhere");
+    assert!(a.1.keys().any(|name| name.ends_with("running_var")), "there are statistics");
+    for (a, b) in a.0.iter().zip(&b.0) {
+        assert!((a - b).abs() < 1e-6 * a.abs(), "{what}: losses {a} and {b}");
+    }
+    for (name, a) in &a.1 {
+        let most = a.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (a, b) in a.iter().zip(&b.1[name]) {
+            assert!((a - b).abs() <= 2e-6 * most, "{what}: {name} has {a} and {b}");
+        }
+    }
+}
+
+fn cnn(settings: &str) -> Base {
+    let base = tiny_cnn(&["train.batch=24", "optimizer.name=sgd"]);
+    settings.split_whitespace().fold(base, |base, setting| base.set(setting))
+}
+
+/// A group is a batch of its own: six micro-batches of four, or one batch in six groups of four, are the same run, on
+/// every layout that keeps the groups whole, running statistics included.
+#[test]
+fn ghost_batch_norm_is_the_same_on_every_layout_that_keeps_groups_whole() {
+    let small = run(&cnn("train.micro_batches=6"), 3);
+    let large = run(&cnn(""), 3);
+    assert_ne!(small.1, large.1, "the batch matters");
+    for layout in [
+        "",
+        "train.micro_batches=2",
+        "train.recompute=block",
+        "parallel.data=2",
+        "parallel.data=3 train.micro_batches=2",
+        "parallel.pipeline=2 train.micro_batches=3",
+        "parallel.pipeline=2 parallel.schedule=chimera train.micro_batches=2",
+        "parallel.pipeline=2 parallel.schedule=chimera train.micro_batches=2 parallel.data=3",
+        "parallel.data=2 parallel.zero=true",
+    ] {
+        let ghost = run(&cnn(layout).set("train.batch_norm_group=4"), 3);
+        assert_same(&small, &ghost, layout);
+    }
+}
+
+/// What a group keeps for the backward pass is predicted to the byte.
+#[test]
+fn statistics_of_groups_are_counted() {
+    for settings in ["", "train.batch_norm_group=4", "train.batch_norm_group=4 train.micro_batches=2"] {
+        let (plan, dataset, device) = prepare(&cnn(settings).set("train.steps=2"), 1);
+        let predicted = plan.memory.activations;
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        (0..2).for_each(|_| drop(trainer.step().unwrap()));
+        let peak = device.ledger().peak(Category::Activations) as u64;
+        assert!((predicted..2 * predicted).contains(&peak), "{settings}: {peak} and {predicted}");
+    }
+}
+
+/// The two copies of a part see half of the micro-batches each; their running statistics are those of one rank that
+/// sees all, one after the other. With replicas, the mean of theirs, as on any schedule.
+#[test]
+fn running_statistics_of_chimera_are_those_of_one_rank() {
+    let chimera = "parallel.pipeline=2 parallel.schedule=chimera train.micro_batches=4";
+    assert_same(&run(&cnn("train.micro_batches=4"), 3), &run(&cnn(chimera), 3), "alone");
+    let replicas = |more: &str| run(&cnn("parallel.data=3 train.micro_batches=4").set(more), 3);
+    let plain = run(&cnn("parallel.data=3 train.micro_batches=4"), 3);
+    let both = run(&cnn(chimera).set("parallel.data=3"), 3);
+    assert_same(&plain, &both, "three replicas");
+    let together = "parallel.batch_norm=synchronised";
+    let both = run(&cnn(chimera).set("parallel.data=3").set(together), 3);
+    assert_same(&replicas(together), &both, "synchronised");
+}
