@@ -6,6 +6,7 @@
 //! share out the optimizer's state, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use serde::Serialize;
@@ -14,8 +15,8 @@ use crate::config::{Kernels, Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
 use crate::schedule::{Action, Chunk, Schedule};
 use crate::scoring::Needs;
-use crate::spec::{Model, Parameter, ShapeError};
-use crate::stages::Parts;
+use crate::spec::{Buffer, Model, Parameter, ShapeError};
+use crate::stages::{BlockTensors, Parts};
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
 /// many: enough to make the cost of starting a message small beside the cost of its bytes.
@@ -49,7 +50,7 @@ impl Memory {
     pub fn predict(model: &Model, run: &RunFile, micro_batch: usize) -> Result<Memory, ShapeError> {
         let all = 0..model.blocks.len();
         let activations = model.activation_bytes(micro_batch, run.train.precision, run.train.recompute)?;
-        Ok(Memory::of_blocks(model, &[all], run, activations, 0))
+        Ok(Memory::of_blocks(&Tensors::of(model, run), &[all], run, activations, 0))
     }
 
     /// The prediction for the ranks of a pipeline, the largest of each category.
@@ -60,17 +61,16 @@ impl Memory {
         run: &RunFile,
         micro_batch: usize,
     ) -> Result<Memory, ShapeError> {
-        let each = |part: &Range<usize>| {
-            model.part_activations(part.clone(), micro_batch, run.train.precision, run.train.recompute)
-        };
-        let each = parts.iter().map(each).collect::<Result<Vec<_>, _>>()?;
+        let (precision, recompute) = (run.train.precision, run.train.recompute);
+        let each = model.part_activations(parts.iter().cloned(), micro_batch, precision, recompute)?;
+        let tensors = Tensors::of(model, run);
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
             let own = |chunk: &Chunk| parts[chunk.part].clone();
             let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part].kept);
             let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
-            Memory::of_blocks(model, &blocks, run, held.activations.saturating_add(again), held.versions)
+            Memory::of_blocks(&tensors, &blocks, run, held.activations.saturating_add(again), held.versions)
         };
         let ranks = (0..schedule.stages()).map(of_rank);
         Ok(ranks.reduce(Memory::largest).expect("a pipeline has a rank"))
@@ -92,36 +92,32 @@ impl Memory {
 
     /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
     fn of_blocks(
-        model: &Model,
+        tensors: &Tensors,
         blocks: &[Range<usize>],
         run: &RunFile,
         activations: u64,
         versions: u64,
     ) -> Memory {
-        let held = model.held(blocks);
-        let scoring = Needs::of(model, &held, run).map_or(0, |needs| needs.bytes(1));
+        let held = tensors.blocks.held(blocks);
+        let scoring = Needs::of(&tensors.parameters, &held, run).map_or(0, |needs| needs.bytes(1));
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
-        let all = model.parameters();
-        let sparse = prune.is_some_and(Prune::multiplies_sparsely);
-        let linear = if sparse { model.linear_weights() } else { Vec::new() };
-        let kept_of = prune.map(|prune| prune.kept_by_parameter(&all));
         for place in held {
-            let parameter = &all[place];
+            let parameter = &tensors.parameters[place];
             let elements = parameter.elements();
             let mut sent = elements;
-            match kept_of.as_ref().and_then(|kept| kept[place]) {
+            match tensors.kept.as_ref().and_then(|kept| kept[place]) {
                 None => dense = dense.saturating_add(elements),
                 Some(kept) => {
                     candidates = candidates.saturating_add(elements);
                     kept_sum += kept;
                     mask += mask_bytes(elements, kept);
-                    if linear.contains(&parameter.name) && kept as f64 <= Kernels::MOST_KEPT * elements as f64
-                    {
+                    let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
+                    if skips && tensors.sparse.contains(&parameter.name) {
                         mask += sparse_bytes(parameter, kept);
                     }
                     sent = if compressed { kept } else { elements };
@@ -142,13 +138,10 @@ impl Memory {
         let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
         let own = if zero { lengths.iter().map(|n| n.div_ceil(ranks)).sum() } else { stored };
         let mut statistics: Vec<usize> =
-            blocks.iter().flat_map(|part| model.buffers_of(part.clone())).collect();
+            blocks.iter().flat_map(|part| tensors.blocks.buffers(part.clone())).collect();
         statistics.sort_unstable();
         statistics.dedup();
-        let buffers: u64 = {
-            let all = model.buffers();
-            statistics.into_iter().map(|place| 4 * all[place].elements()).sum()
-        };
+        let buffers: u64 = statistics.into_iter().map(|place| 4 * tensors.buffers[place].elements()).sum();
         let weights = parameters.saturating_mul(precision.size());
         Memory {
             weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
@@ -175,6 +168,31 @@ impl Memory {
         let state = state.into_iter().fold(0, u64::saturating_add).max(self.scoring);
         let parts = [self.weights, self.activations, state];
         parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
+    }
+}
+
+/// The tensors of a model, listed once for all ranks.
+struct Tensors {
+    parameters: Vec<Parameter>,
+    buffers: Vec<Buffer>,
+    blocks: BlockTensors,
+    /// Names of those that may be multiplied without their zeros.
+    sparse: HashSet<String>,
+    /// Weights of each parameter that stay, where some are to go.
+    kept: Option<Vec<Option<u64>>>,
+}
+
+impl Tensors {
+    fn of(model: &Model, run: &RunFile) -> Tensors {
+        let sparse = run.prune.as_ref().is_some_and(Prune::multiplies_sparsely);
+        let parameters = model.parameters();
+        Tensors {
+            kept: run.prune.as_ref().map(|prune| prune.kept_by_parameter(&parameters)),
+            parameters,
+            buffers: model.buffers(),
+            blocks: model.block_tensors(),
+            sparse: if sparse { model.linear_weights().into_iter().collect() } else { HashSet::new() },
+        }
     }
 }
 

@@ -39,10 +39,11 @@ impl Held {
 
     /// What some ranges of blocks use.
     pub fn of(model: &spec::Model, parts: impl IntoIterator<Item = Range<usize>>) -> Held {
+        let tensors = model.block_tensors();
         let mut held = Held { parameters: Vec::new(), buffers: Vec::new() };
         for part in parts {
-            held.parameters.extend(model.parameters_of(part.clone()));
-            held.buffers.extend(model.buffers_of(part));
+            held.parameters.extend(tensors.parameters(part.clone()));
+            held.buffers.extend(tensors.buffers(part));
         }
         for places in [&mut held.parameters, &mut held.buffers] {
             places.sort_unstable();
