@@ -53,14 +53,14 @@ impl Memory {
         Ok(Memory::of_blocks(&Tensors::of(model, run), &[all], run, activations, 0))
     }
 
-    /// The prediction for the ranks of a pipeline, the largest of each category.
+    /// The prediction for the ranks of a pipeline: the largest of each category, and all of them together.
     pub fn predict_stages(
         model: &Model,
         parts: &Parts,
         schedule: &Schedule,
         run: &RunFile,
         micro_batch: usize,
-    ) -> Result<Memory, ShapeError> {
+    ) -> Result<(Memory, Memory), ShapeError> {
         let (precision, recompute) = (run.train.precision, run.train.recompute);
         let each = model.part_activations(parts.iter().cloned(), micro_batch, precision, recompute)?;
         let tensors = Tensors::of(model, run);
@@ -73,21 +73,43 @@ impl Memory {
             Memory::of_blocks(&tensors, &blocks, run, held.activations.saturating_add(again), held.versions)
         };
         let ranks = (0..schedule.stages()).map(of_rank);
-        Ok(ranks.reduce(Memory::largest).expect("a pipeline has a rank"))
+        let both = |(largest, sum): (Memory, Memory), rank: Memory| {
+            (largest.with(rank, u64::max), sum.with(rank, u64::saturating_add))
+        };
+        Ok(ranks.fold((Memory::NONE, Memory::NONE), both))
     }
 
-    /// The larger one of each category.
-    fn largest(self, other: Memory) -> Memory {
+    /// Nothing.
+    const NONE: Memory = Memory {
+        weights: 0,
+        gradients: 0,
+        optimizer: 0,
+        mask: 0,
+        scoring: 0,
+        activations: 0,
+        workspace: None,
+        communication: 0,
+    };
+
+    /// Both, category by category.
+    fn with(self, other: Memory, both: impl Fn(u64, u64) -> u64) -> Memory {
         Memory {
-            weights: self.weights.max(other.weights),
-            gradients: self.gradients.max(other.gradients),
-            optimizer: self.optimizer.max(other.optimizer),
-            mask: self.mask.max(other.mask),
-            scoring: self.scoring.max(other.scoring),
-            activations: self.activations.max(other.activations),
+            weights: both(self.weights, other.weights),
+            gradients: both(self.gradients, other.gradients),
+            optimizer: both(self.optimizer, other.optimizer),
+            mask: both(self.mask, other.mask),
+            scoring: both(self.scoring, other.scoring),
+            activations: both(self.activations, other.activations),
             workspace: None,
-            communication: self.communication.max(other.communication),
+            communication: both(self.communication, other.communication),
         }
+    }
+
+    /// What is held at one moment at least: gradients may come as activations go, and scratch space and messages are
+    /// not counted.
+    pub fn least(&self) -> u64 {
+        let state = [self.weights, self.optimizer, self.mask, self.gradients.max(self.activations)];
+        state.into_iter().fold(0, u64::saturating_add)
     }
 
     /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
@@ -114,11 +136,11 @@ impl Memory {
                 None => dense = dense.saturating_add(elements),
                 Some(kept) => {
                     candidates = candidates.saturating_add(elements);
-                    kept_sum += kept;
-                    mask += mask_bytes(elements, kept);
+                    kept_sum = kept_sum.saturating_add(kept);
+                    mask = mask.saturating_add(mask_bytes(elements, kept));
                     let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
                     if skips && tensors.sparse.contains(&parameter.name) {
-                        mask += sparse_bytes(parameter, kept);
+                        mask = mask.saturating_add(sparse_bytes(parameter, kept));
                     }
                     sent = if compressed { kept } else { elements };
                 }
@@ -131,12 +153,15 @@ impl Memory {
         }
         let parameters = dense.saturating_add(candidates);
         let stored = match prune.filter(|_| compressed) {
-            Some(prune) if prune.is_by_layer() => dense + kept_sum,
-            Some(prune) => dense + prune.kept_of(candidates),
+            Some(prune) if prune.is_by_layer() => dense.saturating_add(kept_sum),
+            Some(prune) => dense.saturating_add(prune.kept_of(candidates)),
             None => parameters,
         };
         let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
-        let own = if zero { lengths.iter().map(|n| n.div_ceil(ranks)).sum() } else { stored };
+        let own = match zero {
+            true => lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(ranks))),
+            false => stored,
+        };
         let mut statistics: Vec<usize> =
             blocks.iter().flat_map(|part| tensors.blocks.buffers(part.clone())).collect();
         statistics.sort_unstable();
@@ -210,7 +235,9 @@ fn in_flight(list: &[Action], kept: impl Fn(usize) -> u64) -> Held {
     for action in list {
         match *action {
             Action::Forward(work) => now.activations = now.activations.saturating_add(kept(work.chunk)),
-            Action::Backward(work) | Action::BackwardWeight(work) => now.activations -= kept(work.chunk),
+            Action::Backward(work) | Action::BackwardWeight(work) => {
+                now.activations = now.activations.saturating_sub(kept(work.chunk));
+            }
             Action::Stash { .. } => now.versions += 1,
             Action::Drop { .. } => now.versions -= 1,
             _ => {}
@@ -257,12 +284,13 @@ impl StateBytes {
 
 /// Bytes that say where the kept weights of a matrix are, by rows and by columns.
 fn sparse_bytes(parameter: &Parameter, kept: u64) -> u64 {
-    4 * (parameter.shape.iter().map(|extent| *extent as u64 + 1).sum::<u64>() + 3 * kept)
+    let ends = parameter.shape.iter().map(|extent| *extent as u64 + 1).sum::<u64>();
+    kept.saturating_mul(3).saturating_add(ends).saturating_mul(4)
 }
 
 /// Bytes of a mask in the smaller form: a bit a weight and a directory, or four bytes for each kept one.
 fn mask_bytes(elements: u64, kept: u64) -> u64 {
-    (4 * (elements.div_ceil(32) + elements.div_ceil(512))).min(4 * kept)
+    (4 * (elements.div_ceil(32) + elements.div_ceil(512))).min(kept.saturating_mul(4))
 }
 
 #[cfg(test)]

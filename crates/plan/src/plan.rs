@@ -40,8 +40,10 @@ pub struct Plan {
     pub parameters: u64,
     /// Flops of one step, forward and backward, recomputation included.
     pub step_flops: f64,
-    /// Predicted bytes.
+    /// Predicted bytes of a rank, the most that any has of each category.
     pub memory: Memory,
+    /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
+    pub replica_memory: Memory,
     /// The blocks of each part of the pipeline.
     pub parts: Parts,
 }
@@ -60,8 +62,11 @@ impl Plan {
         check_ties(&run, &model, &parts)?;
         let train = &run.train;
         let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
-        let memory = match &run.parallel.pipeline {
-            None => Memory::predict(&model, &run, micro_batch)?,
+        let (memory, replica_memory) = match &run.parallel.pipeline {
+            None => {
+                let memory = Memory::predict(&model, &run, micro_batch)?;
+                (memory, memory)
+            }
             Some(pipeline) => {
                 // Enough batches that one that never ends has come into its stride.
                 let batches = if pipeline.is_asynchronous() { 2 + pipeline.stages } else { 1 };
@@ -73,6 +78,7 @@ impl Plan {
             parameters: model.parameter_count(),
             step_flops: model.train_flops(train.batch, recompute)?,
             memory,
+            replica_memory,
             learning_rate: run.learning_rate.for_batch(train.batch),
             micro_batch,
             parts,
