@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use espalier_train::Error;
 
@@ -52,7 +53,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
     // A file that grows beyond the limit of this process is an error where it is written, like a full disk, and no end.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::<AtomicBool>::default());
     let outcome = match arguments.command {
@@ -67,6 +71,35 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Says what is wrong with the arguments, or prints the help that they ask for.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if is_help || !error.use_stderr() {
+        // Whoever closed the pipe has read enough.
+        let _ = error.print();
+    } else {
+        say!("error: {}", one_sentence(&error.render().to_string()));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// What clap says of an error in several paragraphs, without those that say it again for every error.
+fn one_sentence(paragraphs: &str) -> String {
+    let lines = paragraphs.lines().map(str::trim).filter(|line| !line.is_empty());
+    let lines =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let mut sentence = String::new();
+    for line in lines {
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        match line.strip_prefix("tip: ") {
+            Some(tip) => sentence += &format!("; {tip}"),
+            None if sentence.is_empty() => sentence += line,
+            None => sentence += &format!(" {line}"),
+        }
+    }
+    sentence
 }
 
 /// Says what went wrong; returns the exit code of it.
@@ -88,7 +121,16 @@ fn sentence(error: &anyhow::Error) -> String {
         }
         _ => "",
     };
-    format!("{error:#}{advice}")
+    let mut sentence = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        // Most errors of ours name their cause themselves.
+        if sentence.is_empty() {
+            sentence = cause;
+        } else if !sentence.ends_with(&cause) {
+            sentence += &format!(": {cause}");
+        }
+    }
+    sentence + advice
 }
 
 /// 2: the user's input; 3: a rank, a device or the disk; 4: diverged; 1: our fault. (Interrupted and saved, 130, is no error.)
@@ -98,6 +140,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match error.downcast_ref::<Error>() {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
+        Some(Error::TooLarge { .. }) => 2,
         // What the launcher says is input too.
         Some(Error::Comm(espalier_comm::Error::Variables { .. })) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
@@ -161,6 +204,32 @@ mod tests {
         let mistake = Error::File { path: "data.bin".into(), why: "it is empty".into() };
         let error = hangs(Failure::Failed { rank: 1, error: mistake }, vec![0]);
         assert_eq!((exit_code(&error), &*sentence(&error)), (2, "data.bin: it is empty"));
+    }
+
+    #[test]
+    fn an_error_that_names_its_cause_says_it_once() {
+        let source = std::io::Error::other("the disk is gone");
+        let error = espalier_train::data::Error::Read { path: "ids.bin".into(), source };
+        let error = anyhow::Error::from(Error::Data(error)).context("rank 1");
+        assert_eq!(sentence(&error), "rank 1: ids.bin cannot be read: the disk is gone");
+    }
+
+    #[test]
+    fn arguments_that_are_wrong_get_one_sentence() {
+        let said = |words: &[&str]| {
+            let error =
+                Arguments::try_parse_from(["espalier"].iter().chain(words)).err().expect("they are wrong");
+            one_sentence(&error.render().to_string())
+        };
+        assert_eq!(
+            said(&["train", "run.toml", "--resum"]),
+            "unexpected argument '--resum' found; a similar argument exists: '--resume'"
+        );
+        assert_eq!(said(&["train"]), "the following required arguments were not provided: <RUN_FILE>");
+        assert_eq!(
+            said(&["train", "run.toml", "--ranks", "many"]),
+            "invalid value 'many' for '--ranks <N>': invalid digit found in string"
+        );
     }
 
     #[test]

@@ -19,6 +19,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::profile;
 use crate::say::say;
 
+/// Of a long list of files so many are named.
+const NAMED: usize = 5;
+
 /// Shows a run as it goes.
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -173,6 +176,22 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
         train.micro_batches,
         if train.micro_batches == 1 { "" } else { "es" },
     );
+    for note in plan.run.notes.iter().cloned().chain(skipped(dataset)) {
+        say!("note: {note}");
+    }
+}
+
+/// Which files of a folder of text are not learnt from.
+fn skipped(dataset: &Dataset) -> Option<String> {
+    let Dataset::Tokens(tokens) = dataset else { return None };
+    let files = tokens.skipped();
+    let names: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+    let others = match files.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        others => format!(" and {others} more"),
+    };
+    let (count, are) = (files.len(), if files.len() == 1 { "file is" } else { "files are" });
+    (count > 0).then(|| format!("{count} {are} no text and skipped: {}{others}", names.join(", ")))
 }
 
 /// Over which ranks a batch goes.

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_plan::config::RunFile;
+use espalier_plan::config::{self, RunFile};
 use espalier_train::checkpoint::Whole;
 use espalier_train::run::Observer;
 use espalier_train::{Error, run};
 
 use crate::progress::{self, Progress};
 use crate::say;
-use crate::train::{Prepared, prepare_text, read};
+use crate::train::{Prepared, in_file, prepare_text, read};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -42,13 +42,19 @@ pub struct PruneArguments {
 /// Runs the command.
 pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     let mut progress = Progress::lines();
+    let said = arguments.sparsity.map(|sparsity| ("--sparsity", "prune.sparsity", format!("{sparsity:?}")));
+    let method = ("--method", "prune.method", format!("{:?}", arguments.method));
+    for (option, field, value) in said.into_iter().chain([method]) {
+        refuse_contradiction(option, &value, field, &arguments.overrides)?;
+    }
     let passed_over = |broken: &Error| progress.warning(&format!("{broken}; the one before it is used"));
     let whole = Whole::find(&arguments.checkpoint, None, passed_over)?;
     let sparsity = arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}"));
     let overrides: Vec<String> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
     let run_file = whole.run_file();
     // The run may have been pruned by another method, whose fields this one does not have.
-    let text = RunFile::with_method(&read(&run_file)?, &arguments.method).map_err(Error::Plan)?;
+    let text = RunFile::with_method(&read(&run_file)?, &arguments.method)
+        .map_err(|error| in_file(&run_file, error))?;
     let run = RunFile::parse(&text, &overrides).map_err(Error::Plan)?;
     let method = run.prune.as_ref().expect("the method was given");
     if !method.prunes_once() {
@@ -56,11 +62,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
             "is \"{}\", which prunes in the course of training: write it into a run file's [prune]",
             method.name()
         );
-        return Err(Error::Plan(espalier_plan::config::Error::Conflict {
-            field: "prune.method".into(),
-            problem,
-        })
-        .into());
+        return Err(Error::Plan(config::Error::Conflict { field: "prune.method".into(), problem }).into());
     }
     let prepared = prepare_text(&text, &run_file, &overrides, None)?;
     let device = prepared.open_device()?;
@@ -72,4 +74,15 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         say::json(&serde_json::to_string(&summary)?);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a field that an option and a `--set` give different values.
+fn refuse_contradiction(option: &str, value: &str, field: &str, overrides: &[String]) -> Result<()> {
+    match config::overridden(overrides, field) {
+        Some(set) if set != value => {
+            let problem = format!("makes `{field}` {value}, but --set makes it {set}: leave one of them out");
+            Err(Error::Plan(config::Error::Conflict { field: option.into(), problem }).into())
+        }
+        _ => Ok(()),
+    }
 }

@@ -16,7 +16,7 @@ use espalier_train::data::{Dataset, Split};
 use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
 use espalier_train::run::{self, Outcome, Place, run_launched, run_or_give_up};
-use espalier_train::{Error, Summary};
+use espalier_train::{Error, Summary, room};
 
 use crate::progress::{self, Progress};
 use crate::say::{self, say};
@@ -140,7 +140,7 @@ pub fn prepare_text(
     launched: Option<&Launched>,
 ) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
-    let mut run_file = RunFile::parse_for(text, overrides, started).map_err(Error::Plan)?;
+    let mut run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
     let join = launched.map(|launched| {
         let cards = || Cuda::probe().usable();
         Join::new(launched.clone(), run_file.device.kind, cards, |name| std::env::var(name).ok())
@@ -207,6 +207,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         let transport = join.as_ref().map(Join::transport);
         progress::describe(&plan, &dataset, &device::describe(&device), transport);
     }
+    room::check(&plan, &device, join.as_ref())?;
     // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
     if !arguments.resume {
         let scoring = plan.scoring(prune::memory(&device, ranks_of(&plan))).map_err(Error::Plan)?;
@@ -261,6 +262,12 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     let (kind, device) = prepared.planned_device()?;
     progress::describe(plan, dataset, &device, join.as_ref().map(Join::transport));
     run::check(plan, dataset.len(Split::Train), &place(arguments), &mut Progress::lines())?;
+    // Whoever asks what a run would need may ask it of a smaller machine, or of one without the card.
+    if kind == "cpu"
+        && let Err(error) = room::check(plan, &prepared.open_device()?, join.as_ref())
+    {
+        say!("note: {error}");
+    }
     let memory = match kind {
         "cuda" => Cuda::probe().cards.first().map(|card| card.memory as u64),
         _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, ranks_of(plan)),
@@ -278,7 +285,7 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
 
 /// What so many ranks leave beside the stages of a run file.
 fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
-    let stages = RunFile::stages(&read(path)?, overrides).map_err(Error::Plan)?;
+    let stages = RunFile::stages(&read(path)?, overrides).map_err(|error| in_file(path, error))?;
     if ranks > 0 && !ranks.is_multiple_of(stages) {
         let problem =
             format!("is {ranks}, but `parallel.pipeline` = {stages}: it must be a multiple of that");
@@ -291,6 +298,14 @@ fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
 pub fn read(path: &Path) -> Result<String> {
     let why = |why| Error::File { path: path.to_owned(), why: format!("the run file cannot be read: {why}") };
     Ok(fs::read_to_string(path).map_err(why)?)
+}
+
+/// An error of a run file's text; one that names only a line is told with the file.
+pub fn in_file(path: &Path, error: config::Error) -> Error {
+    match error {
+        config::Error::Syntax { .. } => Error::File { path: path.to_owned(), why: error.to_string() },
+        error => Error::Plan(error),
+    }
 }
 
 fn conflict(field: &str, problem: &str) -> Error {

@@ -92,6 +92,10 @@ impl Launched {
             value.trim().parse().map_err(|_| Error::Variables { what: wrong() })
         };
         let size: usize = number(names.size)?;
+        if size == 0 {
+            let what = format!("{} is 0, but this process is a rank: there is at least 1", names.size);
+            return Err(Error::Variables { what });
+        }
         if size < 2 {
             return Ok(None);
         }
@@ -172,6 +176,10 @@ mod tests {
         assert_eq!(
             say(&[("WORLD_SIZE", "4")]),
             "WORLD_SIZE is set but RANK is not, which says which rank this is"
+        );
+        assert_eq!(
+            say(&[("OMPI_COMM_WORLD_SIZE", "0"), ("OMPI_COMM_WORLD_RANK", "0")]),
+            "OMPI_COMM_WORLD_SIZE is 0, but this process is a rank: there is at least 1"
         );
         assert_eq!(say(&[("WORLD_SIZE", "x")]), "WORLD_SIZE must be a whole number, got `x`");
         assert_eq!(

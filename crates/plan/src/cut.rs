@@ -66,19 +66,22 @@ pub fn packets(bytes: &[u64]) -> Vec<Vec<usize>> {
 /// Bytes of messages at their peak when parameters of so many elements, of so many bytes each, are shared: gradients
 /// are all on their way at once, new weights in two packets.
 pub(crate) fn message_bytes(elements: &[u64], size: u64, ranks: u64) -> u64 {
-    let padded = |n: u64| n.div_ceil(ranks) * ranks;
+    // Padded, and a part of it.
+    let padded = |n: u64| n.div_ceil(ranks).saturating_mul(ranks).saturating_add(n.div_ceil(ranks));
     // A gradient that is large and need not be padded is sent as it is.
-    let as_it_is = |n: u64| n * size >= BUCKET && n.is_multiple_of(ranks);
-    let gradients: u64 =
-        elements.iter().map(|&n| if as_it_is(n) { n / ranks } else { padded(n) + n.div_ceil(ranks) }).sum();
-    let bytes: Vec<u64> = elements.iter().map(|n| n * size).collect();
-    let packet = |packet: &Vec<usize>| -> u64 {
-        packet.iter().map(|&i| padded(elements[i]) + elements[i].div_ceil(ranks)).sum()
-    };
+    let as_it_is = |n: u64| n.saturating_mul(size) >= BUCKET && n.is_multiple_of(ranks);
+    let gradients = sum(elements.iter().map(|&n| if as_it_is(n) { n / ranks } else { padded(n) }));
+    let bytes: Vec<u64> = elements.iter().map(|n| n.saturating_mul(size)).collect();
+    let packet = |packet: &Vec<usize>| sum(packet.iter().map(|&i| padded(elements[i])));
     let packets: Vec<u64> = packets(&bytes).iter().map(packet).collect();
-    let pair = |i: usize| packets[i] + packets.get(i + 1).copied().unwrap_or(0);
+    let pair = |i: usize| packets[i].saturating_add(packets.get(i + 1).copied().unwrap_or(0));
     let weights = (0..packets.len()).map(pair).max().unwrap_or(0);
-    size * gradients.max(weights)
+    gradients.max(weights).saturating_mul(size)
+}
+
+/// A sum that stops at the largest number: nothing of that size fits anyway.
+fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
 }
 
 /// Bytes of the largest message when parameters of so many elements are averaged with their state: of `each` bytes of
@@ -86,8 +89,9 @@ pub(crate) fn message_bytes(elements: &[u64], size: u64, ranks: u64) -> u64 {
 pub(crate) fn average_bytes(elements: &[u64], each: u64) -> u64 {
     // A weight in bf16 follows its master.
     let vectors = each / 4;
-    let bytes: Vec<u64> = elements.iter().flat_map(|n| (0..vectors).map(move |_| 4 * n)).collect();
-    packets(&bytes).iter().map(|packet| packet.iter().map(|&i| bytes[i]).sum()).max().unwrap_or(0)
+    let bytes: Vec<u64> =
+        elements.iter().flat_map(|n| (0..vectors).map(move |_| n.saturating_mul(4))).collect();
+    packets(&bytes).iter().map(|packet| sum(packet.iter().map(|&i| bytes[i]))).max().unwrap_or(0)
 }
 
 #[cfg(test)]

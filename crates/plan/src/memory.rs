@@ -6,6 +6,7 @@
 //! share out the optimizer's state, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use serde::Serialize;
@@ -14,8 +15,8 @@ use crate::config::{Kernels, Prune, RunFile};
 use crate::cut::{average_bytes, message_bytes};
 use crate::schedule::{Action, Chunk, Schedule, Updates};
 use crate::scoring::Needs;
-use crate::spec::{Model, Parameter, ShapeError};
-use crate::stages::Parts;
+use crate::spec::{Buffer, Model, Parameter, ShapeError};
+use crate::stages::{BlockTensors, Parts};
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
 /// many: enough to make the cost of starting a message small beside the cost of its bytes.
@@ -49,21 +50,20 @@ impl Memory {
     pub fn predict(model: &Model, run: &RunFile, micro_batch: usize) -> Result<Memory, ShapeError> {
         let all = 0..model.blocks.len();
         let activations = model.activation_bytes(micro_batch, run.train.precision, run.train.recompute)?;
-        Ok(Memory::of_blocks(model, &[all], run, activations, 0))
+        Ok(Memory::of_blocks(&Tensors::of(model, run), &[all], run, activations, 0))
     }
 
-    /// The prediction for the ranks of a pipeline, the largest of each category.
+    /// The prediction for the ranks of a pipeline: the largest of each category, and all of them together.
     pub fn predict_stages(
         model: &Model,
         parts: &Parts,
         schedule: &Schedule,
         run: &RunFile,
         micro_batch: usize,
-    ) -> Result<Memory, ShapeError> {
-        let each = |part: &Range<usize>| {
-            model.part_activations(part.clone(), micro_batch, run.train.precision, run.train.recompute)
-        };
-        let each = parts.iter().map(each).collect::<Result<Vec<_>, _>>()?;
+    ) -> Result<(Memory, Memory), ShapeError> {
+        let (precision, recompute) = (run.train.precision, run.train.recompute);
+        let each = model.part_activations(parts.iter().cloned(), micro_batch, precision, recompute)?;
+        let tensors = Tensors::of(model, run);
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
             let own = |chunk: &Chunk| parts[chunk.part].clone();
@@ -71,7 +71,7 @@ impl Memory {
             let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
             let held = (held.activations.saturating_add(again), held.versions);
-            let mut memory = Memory::of_blocks(model, &blocks, run, held.0, held.1);
+            let mut memory = Memory::of_blocks(&tensors, &blocks, run, held.0, held.1);
             if schedule.updates == Updates::DoubleBuffered && rank > 0 {
                 // Those of one batch wait until the first stage has seen that all are finite.
                 memory.gradients = memory.gradients.saturating_mul(2);
@@ -79,56 +79,74 @@ impl Memory {
             memory
         };
         let ranks = (0..schedule.stages()).map(of_rank);
-        Ok(ranks.reduce(Memory::largest).expect("a pipeline has a rank"))
+        let both = |(largest, sum): (Memory, Memory), rank: Memory| {
+            (largest.with(rank, u64::max), sum.with(rank, u64::saturating_add))
+        };
+        Ok(ranks.fold((Memory::NONE, Memory::NONE), both))
     }
 
-    /// The larger one of each category.
-    fn largest(self, other: Memory) -> Memory {
+    /// Nothing.
+    const NONE: Memory = Memory {
+        weights: 0,
+        gradients: 0,
+        optimizer: 0,
+        mask: 0,
+        scoring: 0,
+        activations: 0,
+        workspace: None,
+        communication: 0,
+    };
+
+    /// Both, category by category.
+    fn with(self, other: Memory, both: impl Fn(u64, u64) -> u64) -> Memory {
         Memory {
-            weights: self.weights.max(other.weights),
-            gradients: self.gradients.max(other.gradients),
-            optimizer: self.optimizer.max(other.optimizer),
-            mask: self.mask.max(other.mask),
-            scoring: self.scoring.max(other.scoring),
-            activations: self.activations.max(other.activations),
+            weights: both(self.weights, other.weights),
+            gradients: both(self.gradients, other.gradients),
+            optimizer: both(self.optimizer, other.optimizer),
+            mask: both(self.mask, other.mask),
+            scoring: both(self.scoring, other.scoring),
+            activations: both(self.activations, other.activations),
             workspace: None,
-            communication: self.communication.max(other.communication),
+            communication: both(self.communication, other.communication),
         }
+    }
+
+    /// What is held at one moment at least: gradients may come as activations go, and scratch space and messages are
+    /// not counted.
+    pub fn least(&self) -> u64 {
+        let state = [self.weights, self.optimizer, self.mask, self.gradients.max(self.activations)];
+        state.into_iter().fold(0, u64::saturating_add)
     }
 
     /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
     fn of_blocks(
-        model: &Model,
+        tensors: &Tensors,
         blocks: &[Range<usize>],
         run: &RunFile,
         activations: u64,
         versions: u64,
     ) -> Memory {
-        let held = model.held(blocks);
-        let scoring = Needs::of(model, &held, run).map_or(0, |needs| needs.bytes(1));
+        let held = tensors.blocks.held(blocks);
+        let scoring = Needs::of(&tensors.parameters, &held, run).map_or(0, |needs| needs.bytes(1));
         let precision = run.train.precision;
         let each = run.optimizer_bytes();
         let prune = run.prune.as_ref();
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let mut lengths = Vec::new();
         let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
-        let all = model.parameters();
-        let sparse = prune.is_some_and(Prune::multiplies_sparsely);
-        let linear = if sparse { model.linear_weights() } else { Vec::new() };
-        let kept_of = prune.map(|prune| prune.kept_by_parameter(&all));
         for place in held {
-            let parameter = &all[place];
+            let parameter = &tensors.parameters[place];
             let elements = parameter.elements();
             let mut sent = elements;
-            match kept_of.as_ref().and_then(|kept| kept[place]) {
+            match tensors.kept.as_ref().and_then(|kept| kept[place]) {
                 None => dense = dense.saturating_add(elements),
                 Some(kept) => {
                     candidates = candidates.saturating_add(elements);
-                    kept_sum += kept;
-                    mask += mask_bytes(elements, kept);
-                    if linear.contains(&parameter.name) && kept as f64 <= Kernels::MOST_KEPT * elements as f64
-                    {
-                        mask += sparse_bytes(parameter, kept);
+                    kept_sum = kept_sum.saturating_add(kept);
+                    mask = mask.saturating_add(mask_bytes(elements, kept));
+                    let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
+                    if skips && tensors.sparse.contains(&parameter.name) {
+                        mask = mask.saturating_add(sparse_bytes(parameter, kept));
                     }
                     sent = if compressed { kept } else { elements };
                 }
@@ -141,20 +159,20 @@ impl Memory {
         }
         let parameters = dense.saturating_add(candidates);
         let stored = match prune.filter(|_| compressed) {
-            Some(prune) if prune.is_by_layer() => dense + kept_sum,
-            Some(prune) => dense + prune.kept_of(candidates),
+            Some(prune) if prune.is_by_layer() => dense.saturating_add(kept_sum),
+            Some(prune) => dense.saturating_add(prune.kept_of(candidates)),
             None => parameters,
         };
         let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
-        let own = if zero { lengths.iter().map(|n| n.div_ceil(ranks)).sum() } else { stored };
+        let own = match zero {
+            true => lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(ranks))),
+            false => stored,
+        };
         let mut statistics: Vec<usize> =
-            blocks.iter().flat_map(|part| model.buffers_of(part.clone())).collect();
+            blocks.iter().flat_map(|part| tensors.blocks.buffers(part.clone())).collect();
         statistics.sort_unstable();
         statistics.dedup();
-        let buffers: u64 = {
-            let all = model.buffers();
-            statistics.into_iter().map(|place| 4 * all[place].elements()).sum()
-        };
+        let buffers: u64 = statistics.into_iter().map(|place| 4 * tensors.buffers[place].elements()).sum();
         let weights = parameters.saturating_mul(precision.size());
         Memory {
             weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
@@ -185,6 +203,31 @@ impl Memory {
     }
 }
 
+/// The tensors of a model, listed once for all ranks.
+struct Tensors {
+    parameters: Vec<Parameter>,
+    buffers: Vec<Buffer>,
+    blocks: BlockTensors,
+    /// Names of those that may be multiplied without their zeros.
+    sparse: HashSet<String>,
+    /// Weights of each parameter that stay, where some are to go.
+    kept: Option<Vec<Option<u64>>>,
+}
+
+impl Tensors {
+    fn of(model: &Model, run: &RunFile) -> Tensors {
+        let sparse = run.prune.as_ref().is_some_and(Prune::multiplies_sparsely);
+        let parameters = model.parameters();
+        Tensors {
+            kept: run.prune.as_ref().map(|prune| prune.kept_by_parameter(&parameters)),
+            parameters,
+            buffers: model.buffers(),
+            blocks: model.block_tensors(),
+            sparse: if sparse { model.linear_weights().into_iter().collect() } else { HashSet::new() },
+        }
+    }
+}
+
 /// What a rank holds at most in the course of its list.
 struct Held {
     /// Bytes of micro-batches in flight.
@@ -199,7 +242,9 @@ fn in_flight(list: &[Action], kept: impl Fn(usize) -> u64) -> Held {
     for action in list {
         match *action {
             Action::Forward(work) => now.activations = now.activations.saturating_add(kept(work.chunk)),
-            Action::Backward(work) | Action::BackwardWeight(work) => now.activations -= kept(work.chunk),
+            Action::Backward(work) | Action::BackwardWeight(work) => {
+                now.activations = now.activations.saturating_sub(kept(work.chunk));
+            }
             Action::Stash { .. } => now.versions += 1,
             Action::Drop { .. } => now.versions -= 1,
             _ => {}
@@ -246,12 +291,13 @@ impl StateBytes {
 
 /// Bytes that say where the kept weights of a matrix are, by rows and by columns.
 fn sparse_bytes(parameter: &Parameter, kept: u64) -> u64 {
-    4 * (parameter.shape.iter().map(|extent| *extent as u64 + 1).sum::<u64>() + 3 * kept)
+    let ends = parameter.shape.iter().map(|extent| *extent as u64 + 1).sum::<u64>();
+    kept.saturating_mul(3).saturating_add(ends).saturating_mul(4)
 }
 
 /// Bytes of a mask in the smaller form: a bit a weight and a directory, or four bytes for each kept one.
 fn mask_bytes(elements: u64, kept: u64) -> u64 {
-    (4 * (elements.div_ceil(32) + elements.div_ceil(512))).min(4 * kept)
+    (4 * (elements.div_ceil(32) + elements.div_ceil(512))).min(kept.saturating_mul(4))
 }
 
 #[cfg(test)]

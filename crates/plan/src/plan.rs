@@ -40,8 +40,10 @@ pub struct Plan {
     pub parameters: u64,
     /// Flops of one step, forward and backward, recomputation included.
     pub step_flops: f64,
-    /// Predicted bytes.
+    /// Predicted bytes of a rank, the most that any has of each category.
     pub memory: Memory,
+    /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
+    pub replica_memory: Memory,
     /// The blocks of each part of the pipeline.
     pub parts: Parts,
 }
@@ -65,8 +67,11 @@ impl Plan {
         check_ties(&run, &model, &parts)?;
         let train = &run.train;
         let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
-        let memory = match &run.parallel.pipeline {
-            None => Memory::predict(&model, &run, micro_batch)?,
+        let (memory, replica_memory) = match &run.parallel.pipeline {
+            None => {
+                let memory = Memory::predict(&model, &run, micro_batch)?;
+                (memory, memory)
+            }
             Some(pipeline) => {
                 // Enough batches that one that never ends has come into its stride.
                 let batches = if pipeline.is_asynchronous() { 2 + pipeline.stages } else { 1 };
@@ -78,6 +83,7 @@ impl Plan {
             parameters: model.parameter_count(),
             step_flops: model.train_flops(train.batch, recompute)?,
             memory,
+            replica_memory,
             learning_rate: run.learning_rate.for_batch(train.batch),
             micro_batch,
             parts,
@@ -154,8 +160,8 @@ fn check_ties(run: &RunFile, model: &Model, parts: &Parts) -> Result<(), Error> 
     let Some(pipeline) = run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) else {
         return Ok(());
     };
-    let mut seen = vec![0; model.parameters().len()];
-    let used = parts.iter().flat_map(|part| model.parameters_of(part.clone()));
+    let (mut seen, tensors) = (vec![0; model.parameters().len()], model.block_tensors());
+    let used = parts.iter().flat_map(|part| tensors.parameters(part.clone()));
     used.for_each(|place| seen[place] += 1);
     let Some(twice) = seen.iter().position(|parts| *parts > 1) else { return Ok(()) };
     let problem = format!(
@@ -284,6 +290,17 @@ mod tests {
         insta::assert_snapshot!(sentence(&late("method = \"gradual\"\nstart = 7"), TEXT), @"`prune.start` is 7, but the run has 5 steps: nothing would ever be pruned");
         let lottery = "[prune]\nmethod = \"lottery\"\n[train]\nsteps = 5";
         insta::assert_snapshot!(sentence(lottery, TEXT), @"`train.steps` is 5, but the lottery trains 12 times (11 rounds of `prune.rate`) and `prune.rewind` is 0: at least 12 are needed");
+    }
+
+    /// Each name was looked for among all others, and each stage walked the whole model: a minute and more here.
+    #[test]
+    fn models_of_many_layers_and_pipelines_of_many_stages_are_planned_at_once() {
+        let deep = "[model]\nlayers = 10000\nheads = 1\nwidth = 8\ncontext = 8\n";
+        assert_eq!(plan(deep, TEXT).unwrap().model.blocks.len(), 10_002);
+        let stages = format!("{deep}[parallel]\npipeline = 5000\n[train]\nbatch = 8\nmicro_batches = 8");
+        let staged = plan(&stages, TEXT).unwrap();
+        assert_eq!(staged.parts.len(), 5000);
+        assert!(staged.memory.weights < plan(deep, TEXT).unwrap().memory.weights / 1000);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::{Error, Method, Precision, RunFile};
 use crate::plan::Plan;
-use crate::spec::{Model, Parameter};
+use crate::spec::Parameter;
 
 /// How scoring goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -33,13 +33,12 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Those of the rank that holds some of a model's parameters; none where nothing is scored by gradients.
-    pub(crate) fn of(model: &Model, held: &[usize], run: &RunFile) -> Option<Needs> {
+    /// Those of the rank that holds some of all parameters of a model; none where nothing is scored by gradients.
+    pub(crate) fn of(all: &[Parameter], held: &[usize], run: &RunFile) -> Option<Needs> {
         let prune = run.prune.as_ref()?;
         if !matches!(prune.method, Method::Snip { .. } | Method::Grasp { .. }) {
             return None;
         }
-        let all = model.parameters();
         // Sizes that no machine has are an error elsewhere, not an overflow here.
         let bytes = |parameter: &Parameter| parameter.elements().saturating_mul(4);
         let held = held.iter().map(|place| &all[*place]);
@@ -69,7 +68,8 @@ impl Plan {
     /// the method needs no gradients. An error where it does not fit, however it is cut.
     pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
         let ranks = self.blocks_of_ranks()?;
-        let needs = ranks.iter().map(|blocks| Needs::of(&self.model, &self.model.held(blocks), &self.run));
+        let (all, tensors) = (self.model.parameters(), self.model.block_tensors());
+        let needs = ranks.iter().map(|blocks| Needs::of(&all, &tensors.held(blocks), &self.run));
         let Some(needs) = needs.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let mut passes = 1;
         if let Some(memory) = memory {

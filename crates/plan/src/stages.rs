@@ -1,9 +1,10 @@
 //! A model cut into parts: ranges of its blocks, of about equal cost.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::config::{Error, RunFile};
-use crate::spec::{Layer, Model, Shape};
+use crate::spec::{Layer, Model, Shape, ShapeError};
 
 /// The blocks of each part, in order; one part without a pipeline.
 pub type Parts = Vec<Range<usize>>;
@@ -41,10 +42,6 @@ impl Cost {
     fn plus(self, other: Cost) -> Cost {
         Cost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
     }
-
-    fn most(self, other: Cost) -> Cost {
-        Cost { flops: self.flops.max(other.flops), bytes: self.bytes.max(other.bytes) }
-    }
 }
 
 /// Flops of each block for a sample, and the bytes of its parameters with their state.
@@ -52,115 +49,200 @@ fn costs(model: &Model, run: &RunFile) -> Result<Vec<Cost>, Error> {
     let each = (2 * run.train.precision.size() + run.optimizer_bytes()) as f64;
     let bytes = model.blocks.iter().map(|block| {
         let mut elements = 0;
-        block.layers.iter().for_each(|layer| {
-            layer.for_each(&mut |layer| {
-                elements += layer.parameters().iter().map(|p| p.elements()).sum::<u64>()
-            });
+        block.for_each(&mut |layer| {
+            elements += layer.parameters().iter().map(|p| p.elements()).sum::<u64>();
         });
         each * elements as f64
     });
     Ok(model.block_flops(1)?.into_iter().zip(bytes).map(|(flops, bytes)| Cost { flops, bytes }).collect())
 }
 
-/// The cut into consecutive parts whose largest cost is least. No part is empty unless there are more parts than blocks,
-/// and never the first and the last, which take the samples and make the loss.
+/// The cut into consecutive parts whose largest cost is least in time, then in memory; where several are, the one whose
+/// parts are nearest to equal. No part is empty unless there are more parts than blocks, and never the first and the
+/// last, which take the samples and make the loss.
+///
+/// Whether a limit can be kept is found by filling one part after the other, so the least limit is found by halving, and
+/// the work grows with the number of blocks alone.
 fn balanced(costs: &[Cost], parts: usize) -> Parts {
-    let blocks = costs.len();
-    let sums: Vec<Cost> = [Cost::NONE]
-        .into_iter()
-        .chain(costs.iter().scan(Cost::NONE, |sum, cost| {
-            *sum = sum.plus(*cost);
-            Some(*sum)
-        }))
-        .collect();
-    let between = |from: usize, to: usize| Cost {
-        flops: sums[to].flops - sums[from].flops,
-        bytes: sums[to].bytes - sums[from].bytes,
-    };
-    // best[end]: the largest cost of the first parts when they end there, and where the last of them begins.
-    let mut best: Vec<Option<Cost>> = vec![None; blocks + 1];
-    best[0] = Some(Cost::NONE);
-    let mut begins: Vec<Vec<usize>> = Vec::new();
-    for part in 0..parts {
-        let least = usize::from(parts <= blocks || part == 0 || part + 1 == parts);
-        let mut next = vec![None; blocks + 1];
-        let mut begin = vec![0; blocks + 1];
-        for end in 0..=blocks {
-            for from in 0..=end.saturating_sub(least) {
-                let Some(before) = best[from].filter(|_| end - from >= least) else { continue };
-                let cost = before.most(between(from, end));
-                if next[end].is_none_or(|found| cost < found) {
-                    (next[end], begin[end]) = (Some(cost), from);
-                }
-            }
-        }
-        best = next;
-        begins.push(begin);
+    let mut sums = vec![Cost::NONE];
+    for cost in costs {
+        let sum = sums[sums.len() - 1].plus(*cost);
+        sums.push(sum);
     }
-    let mut end = blocks;
-    let mut cut: Parts = begins
-        .iter()
-        .rev()
-        .map(|begin| {
-            let range = begin[end]..end;
-            end = range.start;
-            range
-        })
-        .collect();
-    cut.reverse();
-    cut
+    let cutting = Cutting { total: sums[costs.len()], sums, parts };
+    let flops =
+        least(cutting.total.flops, |flops| cutting.can_keep(Cost { flops, bytes: cutting.total.bytes }));
+    let bytes = least(cutting.total.bytes, |bytes| cutting.can_keep(Cost { flops, bytes }));
+    cutting.nearest_to_equal(Cost { flops, bytes })
 }
 
-impl Model {
-    /// What a sample looks like where a block begins; behind the last block, its logits.
-    pub fn border(&self, block: usize) -> Shape {
-        let mut shape = self.input.shape();
-        self.for_each_layer(|at, _, _, output| {
-            if at < block {
-                shape = output;
-            }
-        })
-        .expect("a model that was checked");
-        shape
+/// The least number, none of them negative, for which `fits` holds; it holds for `most` and from the least one on.
+fn least(most: f64, fits: impl Fn(f64) -> bool) -> f64 {
+    // Numbers that are not negative are ordered as their bits are.
+    let (mut low, mut high) = (0u64, most.to_bits());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if fits(f64::from_bits(middle)) { high = middle } else { low = middle + 1 }
+    }
+    f64::from_bits(high)
+}
+
+/// Blocks that are to be cut into so many parts.
+struct Cutting {
+    /// What all blocks before each one cost, and at the end what all do.
+    sums: Vec<Cost>,
+    total: Cost,
+    parts: usize,
+}
+
+impl Cutting {
+    fn blocks(&self) -> usize {
+        self.sums.len() - 1
     }
 
-    /// The places in [`Model::parameters`] of what several ranges of blocks use together, ascending.
-    pub(crate) fn held(&self, parts: &[Range<usize>]) -> Vec<usize> {
-        let mut places: Vec<usize> = parts.iter().flat_map(|part| self.parameters_of(part.clone())).collect();
+    /// Blocks that a part must have.
+    fn needs(&self, part: usize) -> usize {
+        usize::from(self.parts <= self.blocks() || part == 0 || part + 1 == self.parts)
+    }
+
+    /// Where the first `parts` of them end at the latest, so that the others get what they must have.
+    fn latest(&self, parts: usize) -> usize {
+        match self.parts.checked_sub(parts) {
+            None | Some(0) => self.blocks(),
+            Some(left) if self.parts <= self.blocks() => self.blocks() - left,
+            Some(_) => self.blocks() - 1,
+        }
+    }
+
+    fn keeps(&self, from: usize, to: usize, limit: Cost) -> bool {
+        let (from, to) = (self.sums[from], self.sums[to]);
+        to.flops - from.flops <= limit.flops && to.bytes - from.bytes <= limit.bytes
+    }
+
+    /// Where a part that begins at a block ends at the latest.
+    fn reach(&self, part: usize, from: usize, limit: Cost) -> usize {
+        let ends = from + 1..=self.latest(part + 1);
+        ends.take_while(|&to| self.keeps(from, to, limit)).last().unwrap_or(from)
+    }
+
+    /// Whether no part need cost more than the limit.
+    fn can_keep(&self, limit: Cost) -> bool {
+        let mut from = 0;
+        for part in 0..self.parts {
+            let to = self.reach(part, from, limit);
+            if to < from + self.needs(part) {
+                return false;
+            }
+            from = to;
+        }
+        from == self.blocks()
+    }
+
+    /// Where each part begins at the earliest, so that no part from it on costs more than the limit.
+    fn earliest(&self, limit: Cost) -> Vec<usize> {
+        let mut begins = vec![self.blocks(); self.parts + 1];
+        for part in (0..self.parts).rev() {
+            let end = begins[part + 1];
+            let first = (0..end).rev().take_while(|&from| self.keeps(from, end, limit)).last();
+            begins[part] = first.unwrap_or(end);
+        }
+        begins
+    }
+
+    /// The cut that keeps a limit that can be kept, with ends as near as may be to those of equal parts.
+    fn nearest_to_equal(&self, limit: Cost) -> Parts {
+        let earliest = self.earliest(limit);
+        let mut from = 0;
+        let part = |part: usize| {
+            let least = (from + self.needs(part)).max(earliest[part + 1]);
+            let most = self.reach(part, from, limit);
+            let wanted = self.total.flops * (part + 1) as f64 / self.parts as f64;
+            let off = |to: usize| (self.sums[to].flops - wanted).abs();
+            let mut to = least;
+            while to < most && off(to + 1) < off(to) {
+                to += 1;
+            }
+            std::mem::replace(&mut from, to)..to
+        };
+        (0..self.parts).map(part).collect()
+    }
+}
+
+/// Which parameters and buffers each block of a model uses, from one walk over it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockTensors {
+    parameters: Vec<Vec<usize>>,
+    buffers: Vec<Range<usize>>,
+}
+
+impl BlockTensors {
+    /// The places in [`Model::parameters`] of what some blocks use, tied weights included, ascending.
+    pub fn parameters(&self, blocks: Range<usize>) -> Vec<usize> {
+        let mut places: Vec<usize> = self.parameters[blocks].iter().flatten().copied().collect();
         places.sort_unstable();
         places.dedup();
         places
     }
 
-    /// The places in [`Model::parameters`] of what some blocks use, tied weights included, ascending.
-    pub fn parameters_of(&self, blocks: Range<usize>) -> Vec<usize> {
-        let all = self.parameters();
-        let at =
-            |name: &str| all.iter().position(|parameter| parameter.name == name).expect("it has an owner");
-        let mut places = Vec::new();
-        self.for_each_of(blocks, &mut |layer| {
-            places.extend(layer.parameters().iter().map(|parameter| at(&parameter.name)));
-            if let Layer::TiedLinear { weight, .. } = layer {
-                places.push(at(weight));
-            }
-        });
+    /// The places in [`Model::parameters`] of what several ranges of blocks use together, ascending.
+    pub(crate) fn held(&self, parts: &[Range<usize>]) -> Vec<usize> {
+        let mut places: Vec<usize> = parts.iter().flat_map(|part| self.parameters(part.clone())).collect();
         places.sort_unstable();
         places.dedup();
         places
     }
 
     /// The places in [`Model::buffers`] of what some blocks use, ascending.
-    pub fn buffers_of(&self, blocks: Range<usize>) -> Vec<usize> {
-        let (mut before, mut own) = (0, 0);
-        self.for_each_of(0..blocks.start, &mut |layer| before += layer.buffers().len());
-        self.for_each_of(blocks, &mut |layer| own += layer.buffers().len());
-        (before..before + own).collect()
+    pub fn buffers(&self, blocks: Range<usize>) -> Range<usize> {
+        match &self.buffers[blocks] {
+            [] => 0..0,
+            [first, .., last] => first.start..last.end,
+            [only] => only.clone(),
+        }
+    }
+}
+
+impl Model {
+    /// What a sample looks like where each block begins, and behind the last block: its logits.
+    pub fn borders(&self) -> Result<Vec<Shape>, ShapeError> {
+        let mut borders = vec![self.input.shape(); self.blocks.len() + 1];
+        let mut known = 0;
+        self.for_each_layer(|block, _, _, output| {
+            // A block without layers passes on what it gets.
+            let before = borders[known];
+            borders[known..=block].fill(before);
+            known = block + 1;
+            borders[known] = output;
+        })?;
+        let last = borders[known];
+        borders[known..].fill(last);
+        Ok(borders)
     }
 
-    fn for_each_of<'a>(&'a self, blocks: Range<usize>, visit: &mut dyn FnMut(&'a Layer)) {
-        for layer in self.blocks[blocks].iter().flat_map(|block| &block.layers) {
-            layer.for_each(visit);
+    /// Which parameters and buffers each block uses.
+    pub fn block_tensors(&self) -> BlockTensors {
+        let mut tensors = BlockTensors { parameters: Vec::new(), buffers: Vec::new() };
+        let (mut owned, mut owners, mut buffers) = (0, HashMap::new(), 0);
+        let mut tied: Vec<(usize, &str)> = Vec::new();
+        for (at, block) in self.blocks.iter().enumerate() {
+            let (first, first_buffer) = (owned, buffers);
+            block.for_each(&mut |layer| {
+                for parameter in layer.parameters() {
+                    owners.insert(parameter.name, owned);
+                    owned += 1;
+                }
+                buffers += layer.buffers().len();
+                if let Layer::TiedLinear { weight, .. } = layer {
+                    tied.push((at, weight));
+                }
+            });
+            tensors.parameters.push((first..owned).collect());
+            tensors.buffers.push(first_buffer..buffers);
         }
+        for (block, weight) in tied {
+            tensors.parameters[block].push(owners[weight]);
+        }
+        tensors
     }
 }
 
@@ -215,24 +297,68 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Time first, then memory, against all cuts; zeros make many of them equal in time.
+        #[test]
+        fn of_cuts_equal_in_time_the_one_with_least_memory(
+            costs in prop::collection::vec((0u8..3, 0u8..9), 2..9),
+            parts in 2usize..5,
+        ) {
+            prop_assume!(parts <= costs.len());
+            let costs: Vec<Cost> = costs
+                .into_iter()
+                .map(|(flops, bytes)| Cost { flops: flops.into(), bytes: bytes.into() })
+                .collect();
+            let largest = |cut: &[Range<usize>]| {
+                let sums = cut.iter().map(|part| costs[part.clone()].iter().fold(Cost::NONE, |sum, cost| sum.plus(*cost)));
+                sums.fold((0.0f64, 0.0f64), |most, sum| (most.0.max(sum.flops), most.1.max(sum.bytes)))
+            };
+            let found = balanced(&costs, parts);
+            for choice in 0u32..1 << (costs.len() - 1) {
+                if choice.count_ones() as usize + 1 != parts {
+                    continue;
+                }
+                let mut ends: Vec<usize> = (1..costs.len()).filter(|i| choice >> (i - 1) & 1 == 1).collect();
+                ends.push(costs.len());
+                let other: Parts = ends.iter().scan(0, |start, end| Some(std::mem::replace(start, *end)..*end)).collect();
+                prop_assert!(largest(&found) <= largest(&other), "{found:?} {other:?}");
+            }
+        }
+    }
+
+    /// Work that grew with parts x blocks x blocks took a quarter of an hour here.
+    #[test]
+    fn many_parts_of_many_blocks() {
+        let costs: Vec<f64> = (0..40_000).map(|block| f64::from(block % 7)).collect();
+        let parts = cut(&costs, 15_000);
+        assert_eq!((parts.len(), parts[14_999].end), (15_000, 40_000));
+        let most = parts.iter().map(|part| costs[part.clone()].iter().sum::<f64>()).fold(0.0, f64::max);
+        assert!(most <= 11.0, "a fair share is 8 and a block costs up to 6: {most}");
+    }
+
     #[test]
     fn parts_know_their_parameters_and_borders() {
         let model =
             gpt("gpt", &Gpt { layers: 2, width: 8, heads: 2, context: 4, vocab: 16, ..Gpt::default() });
         let all = model.parameters();
-        let names = |blocks| {
-            model.parameters_of(blocks).into_iter().map(|i| all[i].name.as_str()).collect::<Vec<_>>()
-        };
+        let tensors = model.block_tensors();
+        let names =
+            |blocks| tensors.parameters(blocks).into_iter().map(|i| all[i].name.as_str()).collect::<Vec<_>>();
         assert!(
             names(0..1).contains(&"wte.weight") && names(3..4).contains(&"wte.weight"),
             "tied: both need it"
         );
         assert!(names(1..2).iter().all(|name| name.starts_with("h.0.")));
-        assert_eq!(model.border(0), Shape::Tokens { seq: 4 });
-        assert_eq!(model.border(2), Shape::Sequence { seq: 4, width: 8 });
+        let borders = model.borders().unwrap();
+        assert_eq!(borders[0], Shape::Tokens { seq: 4 });
+        assert_eq!(borders[2], Shape::Sequence { seq: 4, width: 8 });
+        assert_eq!(borders[4..], [Shape::Sequence { seq: 4, width: 16 }]);
         let images = resnet8((32, 32, 3), 10);
-        assert_eq!(images.border(3), Shape::Image { height: 16, width: 16, channels: 32 });
-        let together: usize = [0..2, 2..5].into_iter().map(|blocks| images.parameters_of(blocks).len()).sum();
+        assert_eq!(images.borders().unwrap()[3], Shape::Image { height: 16, width: 16, channels: 32 });
+        let tensors = images.block_tensors();
+        let together: usize = [0..2, 2..5].into_iter().map(|blocks| tensors.parameters(blocks).len()).sum();
         assert_eq!(together, images.parameters().len());
+        assert_eq!(tensors.buffers(0..2).end, tensors.buffers(2..5).start);
+        assert_eq!(tensors.buffers(0..5), 0..images.buffers().len());
     }
 }

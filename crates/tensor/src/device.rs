@@ -3,6 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
 use crate::error::Result;
+use crate::machine::memory_left;
 use crate::memory::Ledger;
 
 /// A device.
@@ -37,7 +38,7 @@ impl Device {
     /// available. None where the system does not say.
     pub fn memory(&self) -> Option<usize> {
         match self {
-            Device::Cpu(cpu) => Some(available()? + cpu.ledger().total()),
+            Device::Cpu(cpu) => Some(memory_left()? as usize + cpu.ledger().total()),
             Device::Cuda(cuda) => Some(cuda.card().memory),
         }
     }
@@ -65,13 +66,6 @@ impl Device {
             Device::Cuda(cuda) => cuda.synchronize(),
         }
     }
-}
-
-/// Bytes that Linux could give to a program without swapping.
-fn available() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(1024 * line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?)
 }
 
 /// The end of a host-only path that was handed a tensor of a card: each public operation chooses before it comes here.

@@ -9,6 +9,7 @@ pub mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod machine;
 pub mod mask;
 pub mod memory;
 pub mod ops;

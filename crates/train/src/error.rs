@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use espalier_comm::Error::PeerFailed;
 use espalier_comm::Failure;
+use espalier_tensor::Category;
+use espalier_tensor::memory::Size;
 
 /// The crate's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -51,6 +53,26 @@ pub enum Error {
         left: Vec<usize>,
         /// How long they were waited for.
         waited: Duration,
+    },
+    /// The run would need more memory than is left.
+    #[error(
+        "the run needs at least {}, and {place} has {} left; most of it, {}, is for {category}: {advice} would need less \
+         (device.check_memory = false starts it all the same)",
+        Size(*needed as usize), Size(*left as usize), Size(*most as usize)
+    )]
+    TooLarge {
+        /// Bytes of all ranks that share the memory.
+        needed: u64,
+        /// Bytes that nobody has taken yet.
+        left: u64,
+        /// `this machine`, or a card.
+        place: String,
+        /// What takes most of it.
+        category: Category,
+        /// How much that is.
+        most: u64,
+        /// What would help.
+        advice: String,
     },
     /// Ranks that must be the same are not.
     #[error("the {what} of {} are not those of rank {first}: the run cannot go on", ranks(.others))]
@@ -141,7 +163,7 @@ impl Error {
         match self {
             Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
             Error::Disk { .. } | Error::NotFinite { .. } => true,
-            Error::Diverged { .. } | Error::Disagree { .. } => true,
+            Error::Diverged { .. } | Error::Disagree { .. } | Error::TooLarge { .. } => true,
             Error::Tensor(_) | Error::Comm(_) => false,
             Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. } => false,
         }

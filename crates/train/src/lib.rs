@@ -9,6 +9,7 @@ pub mod model;
 pub mod parallel;
 pub mod pass;
 pub mod prune;
+pub mod room;
 pub mod run;
 pub mod stage;
 pub mod state;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use espalier_comm::Communicator;
 use espalier_plan::Plan;
-use espalier_plan::config::Recompute;
+use espalier_plan::config::{self, Recompute};
 use espalier_plan::schedule::{Chunk, Placement};
 use espalier_plan::spec::Shape;
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -50,15 +50,17 @@ impl Stage {
         let placement = plan.schedule(1)?.placement;
         let rank = ranks.map_or(0, |ranks| ranks.stages().rank());
         let mut models: Vec<Option<Model>> = model.cut(&plan.parts).into_iter().map(Some).collect();
+        let (tensors, borders) =
+            (plan.model.block_tensors(), plan.model.borders().map_err(config::Error::from)?);
         let parameters = |chunk: &Chunk| {
-            let places = plan.model.parameters_of(plan.parts[chunk.part].clone());
+            let places = tensors.parameters(plan.parts[chunk.part].clone());
             places.into_iter().map(ParameterId).collect()
         };
         let mut take = |chunk: &Chunk| models[chunk.part].take().expect("a rank holds a part once");
         Ok(Stage {
             models: placement.chunks(rank).iter().map(&mut take).collect(),
             parameters: placement.chunks(rank).iter().map(parameters).collect(),
-            borders: plan.parts.iter().map(|part| plan.model.border(part.start)).collect(),
+            borders: plan.parts.iter().map(|part| borders[part.start]).collect(),
             placement,
             rank,
         })

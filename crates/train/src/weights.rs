@@ -39,10 +39,11 @@ impl Held {
 
     /// What some ranges of blocks use.
     pub fn of(model: &spec::Model, parts: impl IntoIterator<Item = Range<usize>>) -> Held {
+        let tensors = model.block_tensors();
         let mut held = Held { parameters: Vec::new(), buffers: Vec::new() };
         for part in parts {
-            held.parameters.extend(model.parameters_of(part.clone()));
-            held.buffers.extend(model.buffers_of(part));
+            held.parameters.extend(tensors.parameters(part.clone()));
+            held.buffers.extend(tensors.buffers(part));
         }
         for places in [&mut held.parameters, &mut held.buffers] {
             places.sort_unstable();
@@ -292,14 +293,29 @@ fn fresh(
     seed: u64,
     category: Category,
 ) -> Result<Tensor> {
-    let values = initial_values(&parameter.name, parameter.elements() as usize, parameter.init, seed);
+    let (mut values, len) = room_for(parameter.elements(), device, category)?;
+    draw_initial(&mut values, &parameter.name, len, parameter.init, seed);
     Ok(Tensor::from_f32(device, &parameter.shape, dtype, &values, category)?)
 }
 
 /// A running statistic as it starts.
 fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor> {
-    let values = vec![buffer.start; buffer.elements() as usize];
+    let (mut values, len) = room_for(buffer.elements(), device, Category::Weights)?;
+    values.resize(len, buffer.start);
     Ok(Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)?)
+}
+
+/// Memory of the host for so many numbers, and their number, where it is to be had.
+fn room_for(numbers: u64, device: &Device, category: Category) -> Result<(Vec<f32>, usize)> {
+    let refused = || espalier_tensor::Error::OutOfMemory {
+        asked: usize::try_from(numbers.saturating_mul(4)).unwrap_or(usize::MAX),
+        category,
+        used: device.ledger().usage(),
+    };
+    let numbers = usize::try_from(numbers).map_err(|_| refused())?;
+    let mut values = Vec::new();
+    values.try_reserve_exact(numbers).map_err(|_| refused())?;
+    Ok((values, numbers))
 }
 
 /// Names to ids.
@@ -313,31 +329,37 @@ pub(crate) fn name_key(name: &str) -> u64 {
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
 }
 
-/// Element `i` is a function of the seed, the name and `i`.
-fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
+/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and `i`.
+fn draw_initial(values: &mut Vec<f32>, name: &str, len: usize, init: Init, seed: u64) {
     let key = random::key(seed, name_key(name));
     match init {
-        Init::Constant(value) => vec![value; len],
-        Init::Normal(std) => draw(len, |i| std as f64 * random::normal(key, i)),
+        Init::Constant(value) => values.resize(len, value),
+        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, i)),
         Init::TruncatedNormal(std) => {
             // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
             const LOW: f64 = 0.022_750_131_948;
             const WIDTH: f64 = 0.954_499_736_104;
             const DEVIATION: f64 = 0.879_625_661_034;
             let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, i));
-            draw(len, |i| std as f64 / DEVIATION * truncated(i))
+            draw(values, len, |i| std as f64 / DEVIATION * truncated(i))
         }
     }
 }
 
 /// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who computes it.
-fn draw(len: usize, f: impl Fn(u64) -> f64 + Sync + Send) -> Vec<f32> {
-    (0..len as u64).into_par_iter().map(|i| f(i) as f32).collect()
+fn draw(values: &mut Vec<f32>, len: usize, f: impl Fn(u64) -> f64 + Sync + Send) {
+    (0..len).into_par_iter().map(|i| f(i as u64) as f32).collect_into_vec(values);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
+        let mut values = Vec::new();
+        draw_initial(&mut values, name, len, init, seed);
+        values
+    }
 
     #[test]
     fn initial_values_have_the_moments_asked_for_and_depend_on_seed_and_name() {

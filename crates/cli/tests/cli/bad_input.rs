@@ -51,7 +51,8 @@ fn files_that_are_not_there() {
 #[test]
 fn a_run_file_that_is_not_toml() {
     let folder = tempfile::tempdir().unwrap();
-    refused(folder.path(), "[model\nname = 3", &[], &["line 1"]);
+    refused(folder.path(), "[model\nname = 3", &[], &["run.toml", "line 1"]);
+    refused(folder.path(), "[model\nname = 3", &["--ranks", "2"], &["run.toml", "line 1"]);
 }
 
 fn idx(path: &str) -> String {
@@ -120,4 +121,185 @@ fn a_checkpoint_of_another_model() {
         &["--out", "run", "--resume", "--set", "model.width=32", "--allow", "model.width"],
         &["step-000004", "weight"],
     );
+}
+
+/// Nothing is taken, drawn or started before it is known to fit: each of these ended in an abort, or in hours.
+#[test]
+fn runs_that_no_machine_can_hold() {
+    refused_setting("model.width=4000000", &["optimizer", "this machine", "device.check_memory"]);
+    refused_setting("data.count=1000000000000", &["data.arithmetic", "data.count"]);
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = ["--ranks", "16777216", "--set", "train.batch=16777216", "--set", "model.width=1024"];
+    refused(folder.path(), TINY, &ranks, &["this machine"]);
+    let images = "[model]\nname = \"simple-cnn\"\n[data]\nkind = \"shapes\"\nsize = 4096\ncount = 2000000\n";
+    refused(folder.path(), images, &[], &["data.shapes", "data.count"]);
+    let largest = ["--set", "data.count=281474976710656"];
+    refused(folder.path(), images, &largest, &["data.shapes", "data.count"]);
+}
+
+/// Even one that insists ends with a sentence, where memory is refused instead of promised.
+#[test]
+fn memory_that_is_refused_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let insists = [
+        "--set",
+        "device.check_memory=false",
+        "--set",
+        "model.width=16777216",
+        "--set",
+        "model.vocab=16777216",
+    ];
+    let output = train_in(folder.path(), TINY, &insists);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("out of memory"), "{}", said(&output));
+}
+
+/// Asked what a run needs, a machine that does not have it says so and answers.
+#[test]
+fn a_dry_run_of_what_does_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = train_in(folder.path(), TINY, &["--dry-run", "--json", "--set", "model.width=4000000"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("note: the run needs at least"), "{}", said(&output));
+    assert!(crate::json(&output.stdout)["memory"]["weights"]["predicted"].as_f64().unwrap() > 1e14);
+}
+
+/// A FIFO would be waited for, a device read without end.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_no_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let text = |path: &str| {
+        format!("[model]\nname = \"gpt\"\ncontext = 8\n[data]\nkind = \"text\"\npath = \"{path}\"\n")
+    };
+    let pair = |path: &str| {
+        format!(
+            "[model]\nname = \"simple-cnn\"\n[data]\nkind = \"idx\"\nimages = \"{path}\"\nlabels = \"{path}\"\n"
+        )
+    };
+    let tokenizer = |path: &str| format!("{}tokenizer = \"{path}\"\n", text("run.toml"));
+    for (path, word) in [("fifo", "a FIFO"), ("/dev/zero", "a device")] {
+        for run_file in [text(path), tokens(path), pair(path), tokenizer(path)] {
+            refused(folder.path(), &run_file, &[], &[path, word, "regular file"]);
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_of_devices_or_of_files_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(train_in(folder.path(), TINY, &["--out", "first"]).status.success());
+    let checkpoint = folder.path().join("first/checkpoints/step-000004");
+    let weights = checkpoint.join("model.safetensors");
+    fs::rename(&weights, folder.path().join("model.safetensors")).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&weights).status().unwrap().success());
+    refused(folder.path(), TINY, &["--from", "first"], &["model.safetensors", "FIFO"]);
+    let manifest = checkpoint.join("manifest.json");
+    for elsewhere in ["../../../model.safetensors", "/etc/passwd"] {
+        // As an older program wrote it, without a hash of itself.
+        let mut text: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+        text.as_object_mut().unwrap().remove("blake3");
+        let files = text["files"].as_object_mut().unwrap();
+        let first = files.keys().next().unwrap().clone();
+        let record = files.remove(&first).unwrap();
+        files.insert(elsewhere.into(), record);
+        fs::write(&manifest, text.to_string()).unwrap();
+        refused(folder.path(), TINY, &["--from", "first"], &[elsewhere]);
+    }
+    fs::remove_file(&manifest).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &manifest).unwrap();
+    refused(folder.path(), TINY, &["--from", "first"], &["manifest.json", "a device"]);
+}
+
+#[test]
+fn a_sentence_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let zip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 99];
+    fs::write(folder.path().join("train-images-idx3-ubyte"), zip).unwrap();
+    fs::write(folder.path().join("train-labels-idx1-ubyte"), zip).unwrap();
+    refused(folder.path(), &idx("."), &[], &["train-images-idx3-ubyte cannot be read: "]);
+    let text = said(&train_in(folder.path(), &idx("."), &[]));
+    let (_, why) = text.trim().split_once("cannot be read: ").unwrap();
+    assert_eq!(text.matches(why).count(), 1, "{text}");
+}
+
+#[test]
+fn a_trace_over_another_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("thesis.tex"), "years of work").unwrap();
+    refused(folder.path(), TINY, &["--trace", "thesis.tex"], &["thesis.tex", "no trace"]);
+    assert_eq!(fs::read_to_string(folder.path().join("thesis.tex")).unwrap(), "years of work");
+    for _ in 0..2 {
+        let output = train_in(folder.path(), TINY, &["--trace", "trace.json"]);
+        assert!(output.status.success(), "a trace may take the place of one: {}", said(&output));
+    }
+}
+
+#[test]
+fn tokens_that_share_an_id() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = r#"{"pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": [{"id": 1, "content": "b"}],
+        "model": {"vocab": {"a": 0, "b": 1, "c": 1}, "merges": []}}"#;
+    fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+    fs::write(folder.path().join("text"), "abcabcabc".repeat(20)).unwrap();
+    let run_file = "[model]\nname = \"gpt\"\ncontext = 8\n[data]\nkind = \"text\"\npath = \"text\"\ntokenizer = \"tokenizer.json\"\n";
+    refused(folder.path(), run_file, &[], &["tokenizer.json", "\"b\" and \"c\"", "same id, 1"]);
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.replace("\"c\": 1", "\"c\": 2")).unwrap();
+    let steps = ["--set", "train.steps=1", "--set", "train.batch=1", "--set", "model.layers=1"];
+    let output = train_in(folder.path(), run_file, &steps);
+    assert!(output.status.success(), "one that is in the vocabulary may be added: {}", said(&output));
+}
+
+#[test]
+fn a_launcher_of_no_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let mut command = crate::command(folder.path(), &[]);
+    let output = command.env("OMPI_COMM_WORLD_SIZE", "0").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("OMPI_COMM_WORLD_SIZE is 0"), "{}", said(&output));
+}
+
+/// Also without a pipeline a file for one can be used.
+#[test]
+fn one_stage_of_a_file_that_names_a_schedule() {
+    let folder = tempfile::tempdir().unwrap();
+    let stages = format!("{TINY}[parallel]\npipeline = 2\nschedule = \"gpipe\"\ncut = [1]\n");
+    let output = train_in(folder.path(), &stages, &["--set", "parallel.pipeline=1"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let note = "note: `parallel.schedule`, `parallel.cut` of the run file are left aside";
+    assert!(said(&output).contains(note), "{}", said(&output));
+    let other = tempfile::tempdir().unwrap();
+    let both = ["--set", "parallel.pipeline=1", "--set", "parallel.schedule=zb-h1"];
+    refused(other.path(), &stages, &both, &["parallel.schedule", "no effect"]);
+}
+
+#[test]
+fn files_of_a_folder_that_are_no_text_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let texts = folder.path().join("texts");
+    fs::create_dir(&texts).unwrap();
+    fs::write(texts.join("a.txt"), "some text to learn from. ".repeat(40)).unwrap();
+    for i in 0..7 {
+        fs::write(texts.join(format!("picture-{i}.png")), b"\x89PNG\0").unwrap();
+    }
+    let run_file = TINY.replace("kind = \"arithmetic\"", "kind = \"text\"\npath = \"texts\"");
+    let output = train_in(folder.path(), &run_file.replace("count = 200", ""), &["--dry-run"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = said(&output);
+    assert!(
+        text.contains("note: 7 files are no text and skipped: ") && text.contains("picture-0.png"),
+        "{text}"
+    );
+    assert!(text.contains("picture-4.png and 2 more"), "{text}");
+}
+
+/// Of an argument that is none, two paragraphs on usage followed the sentence.
+#[test]
+fn arguments_that_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    refused(folder.path(), TINY, &["--resum"], &["--resum", "--resume"]);
 }

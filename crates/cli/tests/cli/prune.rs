@@ -52,6 +52,13 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     let summary = json(&output.stdout);
     assert_eq!((summary["sparsity"].as_f64(), summary["steps"].as_u64()), (Some(0.75), Some(4)));
     assert!(summary["state_bytes"]["mask"].as_f64().unwrap() > 0.1);
+    // What the whole model reached is not its own.
+    let best = |run: &str| {
+        let manifest = at.join(run).join("checkpoints/step-000004/manifest.json");
+        let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
+        manifest["progress"]["best_validation"].clone()
+    };
+    assert!(best("dense").is_f64() && best("thin").is_null(), "{} {}", best("dense"), best("thin"));
 
     // Whenever the run file would have pruned, a checkpoint is pruned now.
     let late = ["dense", "--method", "magnitude", "--set", "prune.at=3", "-o", "late-thin", "--json"];
@@ -84,7 +91,12 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
     assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
     let thin = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9", "-o", "thin"]);
     assert!(thin.status.success(), "{}", said(&thin));
-    let cases: [(&[&str], &str); 10] = [
+    let twice =
+        ["dense", "--method", "magnitude", "--sparsity", "0.5", "--set", "prune.sparsity=0.9", "-o", "x"];
+    let other = ["dense", "--method", "magnitude", "--set", "prune.method=random", "-o", "x"];
+    let cases: [(&[&str], &str); 12] = [
+        (&twice, "`--sparsity` makes `prune.sparsity` 0.5, but --set makes it 0.9"),
+        (&other, "`--method` makes `prune.method` \"magnitude\", but --set makes it \"random\""),
         (&["nowhere", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
         (&["dense", "--method", "magnitud", "-o", "x"], "did you mean `magnitude`?"),
         (&["dense", "--method", "magnitude", "--sparsity", "1.0", "-o", "x"], "a number in [0, 1)"),

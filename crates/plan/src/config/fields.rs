@@ -46,7 +46,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
         ],
     ),
     ("checkpoint", &["every", "keep", "last"]),
-    ("device", &["kind", "threads", "tf32"]),
+    ("device", &["kind", "threads", "tf32", "check_memory"]),
 ];
 
 /// Of every family.

@@ -71,6 +71,9 @@ pub struct RunFile {
     pub checkpoint: Checkpoint,
     /// What computes.
     pub device: Device,
+    /// What a person should know of how it was read: fields of the file that an override has made moot.
+    #[serde(skip)]
+    pub notes: Vec<String>,
 }
 
 impl RunFile {
@@ -89,7 +92,8 @@ impl RunFile {
 
     /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
     pub fn parse_for(text: &str, overrides: &[String], started: Option<usize>) -> Result<RunFile, Error> {
-        let table = table(text, overrides)?;
+        let mut table = table(text, overrides)?;
+        let notes = Pipeline::drop_moot(&mut table, overrides);
         let empty = Table::new();
         let mut top = Section::new("", &table);
         let seed = top.whole("seed", 0, 0, i64::MAX as usize)? as u64;
@@ -125,6 +129,7 @@ impl RunFile {
             parallel,
             checkpoint,
             device,
+            notes,
         };
         run.check()?;
         Ok(run)
@@ -293,6 +298,11 @@ impl RunFile {
         }
         self.check()
     }
+}
+
+/// The value that overrides of the form `a.b=c` give a field, as it would be written; the last one counts.
+pub fn overridden(overrides: &[String], field: &str) -> Option<String> {
+    overrides::value_of(overrides, field).map(|value| reader::show(&value))
 }
 
 /// A run file's text with its overrides.

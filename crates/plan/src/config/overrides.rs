@@ -5,7 +5,8 @@ use toml::{Table, Value};
 use super::Error;
 
 /// Puts one override into the table. The value is TOML where it parses as such and a plain text elsewhere, so that
-/// `model.name=gpt` needs no quotes. Numbers in the path count items of a list, from 0.
+/// `model.name=gpt` needs no quotes, nor the items of `data.extensions=[rs, md]`. Numbers in the path count items of a
+/// list, from 0; the number behind the last item adds one, so that a list need not stand in the file.
 pub(super) fn apply(table: &mut Table, text: &str) -> Result<(), Error> {
     let malformed = |expected: &str| Error::Override { text: text.into(), expected: expected.into() };
     let (path, value) = text.split_once('=').ok_or_else(|| malformed("`section.field=value`"))?;
@@ -20,31 +21,57 @@ pub(super) fn apply(table: &mut Table, text: &str) -> Result<(), Error> {
         table.insert((*last).into(), value);
         return Ok(());
     };
+    // A section itself is never a list, whatever stands behind it.
     let mut at = table.entry(*first).or_insert_with(|| Value::Table(Table::new()));
-    for key in inner {
+    for (key, next) in inner.iter().zip(&keys[2..]) {
         at = match at {
-            Value::Table(t) => t.entry(*key).or_insert_with(|| Value::Table(Table::new())),
-            Value::Array(items) => item(items, key).ok_or_else(nowhere)?,
+            Value::Table(t) => t.entry(*key).or_insert_with(|| empty(next)),
+            Value::Array(items) => item(items, key, || empty(next)).ok_or_else(nowhere)?,
             _ => return Err(nowhere()),
         };
     }
     match at {
         Value::Table(t) => drop(t.insert((*last).into(), value)),
-        Value::Array(items) => *item(items, last).ok_or_else(nowhere)? = value,
+        Value::Array(items) => *item(items, last, || Value::Boolean(false)).ok_or_else(nowhere)? = value,
         _ => return Err(nowhere()),
     }
     Ok(())
 }
 
-fn item<'a>(items: &'a mut [Value], key: &str) -> Option<&'a mut Value> {
-    items.get_mut(key.parse::<usize>().ok()?)
+/// What holds a key that nothing holds yet: a list where it is a number.
+fn empty(key: &str) -> Value {
+    if key.parse::<usize>().is_ok() { Value::Array(Vec::new()) } else { Value::Table(Table::new()) }
+}
+
+/// An item of a list; the one behind the last is `new`.
+fn item<'a>(items: &'a mut Vec<Value>, key: &str, new: impl FnOnce() -> Value) -> Option<&'a mut Value> {
+    let place = key.parse::<usize>().ok()?;
+    if place == items.len() {
+        items.push(new());
+    }
+    items.get_mut(place)
+}
+
+/// The value that an override of this field, in its own words, gives it; the last one counts.
+pub(super) fn value_of(overrides: &[String], field: &str) -> Option<Value> {
+    let value = |text: &String| {
+        let (path, value) = text.split_once('=')?;
+        path.split('.').map(str::trim).eq(field.split('.')).then(|| parse(value.trim()))
+    };
+    overrides.iter().rev().find_map(value)
 }
 
 fn parse(value: &str) -> Value {
     match format!("value = {value}").parse::<Table>() {
         // More than one key: the text held a line break and was not one value.
         Ok(mut table) if table.len() == 1 => table.remove("value").expect("the only key"),
-        _ => Value::String(value.into()),
+        _ => match value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            // Shells take the quotes away.
+            Some(items) if !items.contains(['[', ']', '{', '}', '"', '\'']) => {
+                Value::Array(items.split(',').map(|item| parse(item.trim())).collect())
+            }
+            _ => Value::String(value.into()),
+        },
     }
 }
 
@@ -73,10 +100,30 @@ mod tests {
         assert_eq!(table["h"].as_str(), Some("1\ni=2"));
     }
 
+    /// It had to stand in the file, and to be written as TOML, whose quotes a shell takes away.
+    #[test]
+    fn a_list_can_be_set_that_is_not_in_the_file() {
+        let mut table = Table::new();
+        for text in
+            ["data.extensions=[rs, md]", "prune.exclude.0=attn", "prune.exclude.1=mlp", "parallel.cut=[2, 4]"]
+        {
+            apply(&mut table, text).unwrap();
+        }
+        let texts = |list: &Value| -> Vec<String> {
+            list.as_array().unwrap().iter().map(|text| text.as_str().unwrap().into()).collect()
+        };
+        assert_eq!(texts(&table["data"]["extensions"]), ["rs", "md"]);
+        assert_eq!(texts(&table["prune"]["exclude"]), ["attn", "mlp"]);
+        assert_eq!(table["parallel"]["cut"].as_array().unwrap()[1], Value::Integer(4));
+        assert!(apply(&mut table, "prune.exclude.3=x").is_err(), "none is left out");
+        assert_eq!(parse("[odd").as_str(), Some("[odd"));
+    }
+
     #[test]
     fn lists_have_numbered_items() {
         assert!(with("model.layers.0.output=5").unwrap().contains("output = 5"));
-        insta::assert_snapshot!(with("model.layers.1.output=5").unwrap_err(), @"override `model.layers.1.output=5` must be a path through sections of the run file");
+        assert!(with("model.layers.1.output=5").unwrap().contains("output = 5"), "the next one is added");
+        insta::assert_snapshot!(with("model.layers.2.output=5").unwrap_err(), @"override `model.layers.2.output=5` must be a path through sections of the run file");
         insta::assert_snapshot!(with("seed.x=5").unwrap_err(), @"override `seed.x=5` must be a path through sections of the run file");
         insta::assert_snapshot!(with("seed").unwrap_err(), @"override `seed` must be `section.field=value`");
         insta::assert_snapshot!(with(".=3").unwrap_err(), @"override `.=3` must be `section.field=value`");

@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
-use toml::Value;
+use toml::{Table, Value};
 
 use super::reader::{Choice, LARGEST, Section, whole};
-use super::{Error, RunFile};
+use super::{Error, RunFile, overrides};
 use crate::schedule::{Name, Options, Schedule, Updates};
 
 /// Steps after which an asynchronous pipeline runs empty, unless the run file says otherwise.
 const DRAIN: usize = 100;
+
+/// The fields of `[parallel]` that mean nothing with one stage.
+const OF_STAGES: [&str; 6] = ["schedule", "schedule_file", "chunks", "pipelines", "cut", "drain"];
 
 /// A model cut into stages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -86,15 +89,36 @@ impl Pipeline {
             }
             return Ok(Some(pipeline));
         }
-        match ["schedule", "schedule_file", "chunks", "pipelines", "cut", "drain"]
-            .into_iter()
-            .find(|key| section.has(key))
-        {
+        match OF_STAGES.into_iter().find(|key| section.has(key)) {
             None => Ok(None),
             Some(key) => {
                 let why = "with `parallel.pipeline` = 1: the model is on one rank".into();
                 Err(Error::NoEffect { field: section.field(key), why })
             }
+        }
+    }
+
+    /// Where an override makes one stage of a file's pipeline, its other fields go, but for those that are overrides
+    /// themselves. Returns a sentence on what went.
+    pub(super) fn drop_moot(table: &mut Table, overrides: &[String]) -> Vec<String> {
+        let is_set = |key: &str| overrides::value_of(overrides, &format!("parallel.{key}"));
+        if is_set("pipeline") != Some(Value::Integer(1)) {
+            return Vec::new();
+        }
+        let Some(Value::Table(parallel)) = table.get_mut("parallel") else { return Vec::new() };
+        let moot = OF_STAGES.into_iter().filter(|key| is_set(key).is_none() && parallel.contains_key(*key));
+        let moot: Vec<&str> = moot.collect();
+        moot.iter().for_each(|key| drop(parallel.remove(*key)));
+        let names: Vec<String> = moot.iter().map(|key| format!("`parallel.{key}`")).collect();
+        match &names[..] {
+            [] => Vec::new(),
+            [name] => vec![format!(
+                "{name} of the run file is left aside: with `parallel.pipeline` = 1 it means nothing"
+            )],
+            names => vec![format!(
+                "{} of the run file are left aside: with `parallel.pipeline` = 1 they mean nothing",
+                names.join(", ")
+            )],
         }
     }
 

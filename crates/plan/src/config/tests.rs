@@ -82,6 +82,7 @@ fn an_empty_file_is_a_run() {
     kind = "auto"
     threads = 0
     tf32 = true
+    check_memory = true
     "#);
     assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
 }

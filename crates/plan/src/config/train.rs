@@ -138,6 +138,8 @@ pub struct Device {
     pub threads: usize,
     /// Whether a card's convolutions in f32 may round their operands to TF32, as PyTorch's do.
     pub tf32: bool,
+    /// Whether a run that needs more memory than is left is refused before it starts.
+    pub check_memory: bool,
 }
 
 /// What computes.
@@ -164,6 +166,7 @@ impl Device {
             kind: section.choice("kind", DeviceKind::Auto)?,
             threads: section.whole("threads", 0, 0, 4096)?,
             tf32: section.boolean("tf32", true)?,
+            check_memory: section.boolean("check_memory", true)?,
         };
         section.finish()?;
         Ok(device)

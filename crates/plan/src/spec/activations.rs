@@ -195,43 +195,51 @@ impl Model {
         precision: Precision,
         recompute: Recompute,
     ) -> Result<u64, ShapeError> {
-        let PartActivations { kept, again } =
-            self.part_activations(0..self.blocks.len(), samples, precision, recompute)?;
-        Ok(kept.saturating_add(again))
+        let whole = std::iter::once(0..self.blocks.len());
+        let parts = self.part_activations(whole, samples, precision, recompute)?;
+        Ok(parts.iter().fold(0, |n: u64, part| n.saturating_add(part.kept).saturating_add(part.again)))
     }
 
-    /// What some consecutive blocks keep of one micro-batch of `samples`.
+    /// What each of some ranges of consecutive blocks keeps of one micro-batch of `samples`.
     pub fn part_activations(
         &self,
-        part: Range<usize>,
+        parts: impl IntoIterator<Item = Range<usize>>,
         samples: usize,
         precision: Precision,
         recompute: Recompute,
-    ) -> Result<PartActivations, ShapeError> {
+    ) -> Result<Vec<PartActivations>, ShapeError> {
         self.check()?;
-        let mut tally = Tally { samples: samples as u64, precision, bytes: 0 };
-        let mut edge = Ends { input: false, output: false, shape: self.input.shape() };
+        let borders = self.borders()?;
+        let tally = || Tally { samples: samples as u64, precision, bytes: 0 };
+        Ok(parts.into_iter().map(|part| self.kept_by(part, &borders, tally(), recompute)).collect())
+    }
+
+    /// What one part keeps, given the shapes at the borders of all blocks.
+    fn kept_by(
+        &self,
+        part: Range<usize>,
+        borders: &[Shape],
+        mut tally: Tally,
+        recompute: Recompute,
+    ) -> PartActivations {
+        // What the part before keeps of its output is on another rank.
+        let mut edge = Ends { input: false, output: false, shape: borders[part.start] };
         // Edges between blocks; each block's own. Both end in what the head reads.
         let (mut between, mut own) = (0u64, Vec::new());
-        for (i, block) in self.blocks.iter().enumerate().take(part.end) {
+        for i in part.clone() {
+            let block = &self.blocks[i];
             let is_last = i + 1 == self.blocks.len();
             let head = usize::from(is_last && self.head().is_some());
             let layers = &block.layers[..block.layers.len() - head];
             if block.layers.is_empty() {
                 continue;
             }
-            if i == part.start {
-                // What the part before keeps of its output is on another rank.
-                edge.output = false;
-            }
             tally.bytes = 0;
             let ends = tally.chain(layers, edge.shape).expect("the shapes were checked");
-            if part.contains(&i) {
-                own.push(tally.bytes);
-                // A block of the head alone has one edge: what the head reads.
-                let kept = !layers.is_empty() && (recompute == Recompute::Block || edge.output || ends.input);
-                between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
-            }
+            own.push(tally.bytes);
+            // A block of the head alone has one edge: what the head reads.
+            let kept = !layers.is_empty() && (recompute == Recompute::Block || edge.output || ends.input);
+            between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
             edge = ends;
         }
         if part.end == self.blocks.len() {
@@ -242,10 +250,10 @@ impl Model {
             between = between.saturating_add(tally.edge_bytes(edge.shape));
         }
         let sum = own.iter().fold(0, |n: u64, &b| n.saturating_add(b));
-        Ok(match recompute {
+        match recompute {
             Recompute::None => PartActivations { kept: between.saturating_add(sum), again: 0 },
             Recompute::Block => PartActivations { kept: between, again: own.into_iter().max().unwrap_or(0) },
-        })
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::{Init, Layer, Model, Recompute, ShapeError, WeightOrder, shape::Shape};
+use super::{Block, Init, Layer, Model, Recompute, ShapeError, WeightOrder, shape::Shape};
 
 /// A tensor that is trained.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -166,6 +166,13 @@ impl Layer {
     }
 }
 
+impl Block {
+    /// All layers in the order of execution, those inside residuals included.
+    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
+        self.layers.iter().for_each(|layer| layer.for_each(visit));
+    }
+}
+
 impl Model {
     /// Lets all batch norms take their statistics over so many samples at a time; 0: over a micro-batch.
     pub fn group_batch_norms(&mut self, samples: usize) {
@@ -175,9 +182,7 @@ impl Model {
 
     /// All layers in the order of execution, those inside residuals included.
     pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
-        for layer in self.blocks.iter().flat_map(|block| &block.layers) {
-            layer.for_each(visit);
-        }
+        self.blocks.iter().for_each(|block| block.for_each(visit));
     }
 
     /// The linear layer that makes the logits, where the model ends in one. It runs together with the loss.

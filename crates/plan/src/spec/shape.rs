@@ -3,6 +3,8 @@
 //! A shape is that of one sample; the batch is never part of it. Every layer's rule stands in [`Layer::output`], and
 //! everything else that needs shapes (flops, activation bytes, models written by hand) walks through it.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use super::{Activation, Input, Layer, Model};
@@ -128,11 +130,12 @@ impl Model {
 
     /// A tied weight must belong to a layer of this model and have the shape that its second user expects.
     fn check_ties(&self) -> Result<(), ShapeError> {
-        let owned = self.parameters();
+        let owned: HashMap<String, Vec<usize>> =
+            self.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
         let mut problem = None;
         self.for_each(&mut |layer| {
             let Layer::TiedLinear { weight, input, output } = layer else { return };
-            if !owned.iter().any(|p| p.name == *weight && p.shape == [*output, *input]) {
+            if owned.get(weight).is_none_or(|shape| *shape != [*output, *input]) {
                 problem = Some(format!("no layer has a weight `{weight}` of {output} x {input}"));
             }
         });

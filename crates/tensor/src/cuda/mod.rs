@@ -156,6 +156,15 @@ impl Cuda {
         self.0.free.held()
     }
 
+    /// Bytes of the card that can still be taken, by whomever: what the driver says is free, and freed blocks kept for reuse.
+    pub fn memory_left(&self) -> Result<usize> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the card's context is current; the driver writes the two numbers.
+        unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }.check("asking for a card's free memory")?;
+        Ok(free + self.held().saturating_sub(self.ledger().total()))
+    }
+
     /// Gives the memory of freed buffers back to the driver.
     pub fn release_unused(&self) -> Result<()> {
         self.synchronize()?;

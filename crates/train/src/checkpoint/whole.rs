@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use espalier_tensor::{Tensor, bf16};
 use safetensors::tensor::{Dtype, Metadata};
@@ -17,6 +17,7 @@ use super::shard::{PIECES, Piece, Pieces, part_of};
 use super::tensors::dtype_of;
 use super::write::hash;
 use super::{Checkpoints, MANIFEST, OPTIMIZER, Progress, refuse};
+use crate::data::irregular;
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
 
@@ -141,10 +142,12 @@ impl Whole {
 
     /// All but the hashes of its files.
     pub(super) fn open(path: &Path) -> Result<Whole, String> {
+        regular(path, MANIFEST)?;
         let text = fs::read(path.join(MANIFEST)).map_err(|why| format!("{MANIFEST}: {why}"))?;
         let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
+            regular(path, name)?;
             let file = File::open(path.join(name)).map_err(|why| format!("{name}: {why}"))?;
             let bytes = file.metadata().map_err(|why| format!("{name}: {why}"))?.len();
             if bytes != record.bytes {
@@ -373,4 +376,18 @@ fn add_tensors(
 fn read_at(mut file: &File, at: u64, into: &mut [u8]) -> std::io::Result<()> {
     file.seek(SeekFrom::Start(at))?;
     file.read_exact(into)
+}
+
+/// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of which a FIFO
+/// would be waited for and a device read without end.
+fn regular(folder: &Path, name: &str) -> Result<(), String> {
+    let mut parts = Path::new(name).components();
+    if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+        return Err(format!("{MANIFEST} names {name}, which is not in the checkpoint's folder"));
+    }
+    let kind = fs::metadata(folder.join(name)).map_err(|why| format!("{name}: {why}"))?.file_type();
+    match irregular(kind) {
+        Some(got) => Err(format!("{name} is {got}, not a regular file")),
+        None => Ok(()),
+    }
 }

@@ -5,7 +5,7 @@
 //! two digits a line carries ln(100 * 100 * 2) = 9.9 nats in 9.2 characters on average, and 1.08 nats a character is
 //! the best any model can do. What follows "=" can be learnt wholly.
 
-use super::Error;
+use super::{Error, error::FEWER};
 use espalier_tensor::random;
 
 /// The characters, in the order of their ids.
@@ -34,8 +34,17 @@ impl Arithmetic {
         if self.count == 0 {
             return Err(Error::Setting { field: "count", expected: "at least one sum", got: "0".into() });
         }
+        let mut ids = Vec::new();
+        let refused = |_| Error::too_large("data.arithmetic", self.least_bytes(), FEWER);
+        ids.try_reserve(usize::try_from(self.least_bytes()).unwrap_or(usize::MAX)).map_err(refused)?;
         let text = (0..self.count as u64).flat_map(|i| self.line(i).into_bytes());
-        Ok(text.map(|c| id(c).expect("sums are made of the alphabet")).collect())
+        ids.extend(text.map(|c| id(c).expect("sums are made of the alphabet")));
+        Ok(ids)
+    }
+
+    /// Bytes that all sums take at least: the shortest one is "0+0=0" and a line break.
+    pub(super) fn least_bytes(&self) -> u64 {
+        (self.count as u64).saturating_mul(6)
     }
 
     /// Sum number `i`.

@@ -1,7 +1,7 @@
 //! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes. The planes
 //! are woven into channels-last pixels, as the kernels want them.
 
-use super::{Error, error::reading, images::Raw};
+use super::{Error, images::Raw};
 use std::{fs, path::Path};
 
 const SIDE: usize = 32;
@@ -34,7 +34,7 @@ pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
 }
 
 fn append(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u8>) -> Result<(), Error> {
-    let bytes = fs::read(path).map_err(reading(path, "a CIFAR-10 file"))?;
+    let bytes = super::error::read(path, "a CIFAR-10 file")?;
     let (records, rest) = bytes.as_chunks::<RECORD>();
     if records.is_empty() || !rest.is_empty() {
         let (expected, got) = (RECORD as u64, bytes.len() as u64);

@@ -1,7 +1,9 @@
 //! What can be wrong with data. Each error is one sentence that names the file, what was expected there and what was
 //! found instead; a well-known set that is missing comes with the way to get it.
 
-use std::{io, path::PathBuf};
+use std::{fs, io, path::PathBuf};
+
+use espalier_tensor::{machine::memory_left, memory::Size};
 
 /// Something about the data a person asked for is wrong.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +16,14 @@ pub enum Error {
     /// The system refused to read it, or a gzip is broken.
     #[error("{} cannot be read: {source}", .path.display())]
     Read { path: PathBuf, source: io::Error },
+
+    /// A device, a FIFO, a socket: it may have no end, or never begin.
+    #[error("{} is {got}: expected {expected}, a regular file", .path.display())]
+    NotRegular { path: PathBuf, expected: String, got: &'static str },
+
+    /// More than the machine has left.
+    #[error("{} needs {} of memory, and {} are left: {advice}", .path.display(), Size(*.needed as usize), Size(*.left as usize))]
+    TooLarge { path: PathBuf, needed: u64, left: u64, advice: &'static str },
 
     /// Not the file it should be.
     #[error("{} is not an IDX file of this kind: expected the magic number {expected:#010x}, got {got:#010x}", .path.display())]
@@ -63,9 +73,23 @@ pub enum Error {
     #[error("{} has no token for {got:?}", .path.display())]
     NoToken { path: PathBuf, got: String },
 
+    /// Two tokens that nobody could tell apart.
+    #[error("{} is not a tokenizer we can read: {first:?} and {second:?} have the same id, {id}", .path.display())]
+    SameId { path: PathBuf, first: String, second: String, id: u32 },
+
     /// A field of the run file.
     #[error("data.{field} is wrong: expected {expected}, got {got}")]
     Setting { field: &'static str, expected: &'static str, got: String },
+}
+
+/// What helps where made-up data do not fit.
+pub(super) const FEWER: &str = "a smaller `data.count` needs less";
+
+impl Error {
+    /// The error for so many bytes that are not to be had.
+    pub(super) fn too_large(path: impl Into<PathBuf>, needed: u64, advice: &'static str) -> Error {
+        Error::TooLarge { path: path.into(), needed, left: memory_left().unwrap_or(0), advice }
+    }
 }
 
 /// A `map_err` that adds the path to an input error; a file that is not there says what was expected of it.
@@ -74,6 +98,42 @@ pub(super) fn reading(path: &std::path::Path, expected: &str) -> impl FnOnce(io:
         io::ErrorKind::NotFound => Error::Missing { path: path.into(), expected: expected.into(), hint: "" },
         _ => Error::Read { path: path.into(), source },
     }
+}
+
+/// Opens a regular file. Anything else that has a name is refused before it is opened: a FIFO would be waited for, and
+/// a device read without end.
+pub(super) fn open(path: &std::path::Path, expected: &str) -> Result<fs::File, Error> {
+    let kind = fs::metadata(path).map_err(reading(path, expected))?.file_type();
+    if let Some(got) = irregular(kind) {
+        return Err(Error::NotRegular { path: path.into(), expected: expected.into(), got });
+    }
+    fs::File::open(path).map_err(reading(path, expected))
+}
+
+/// All bytes of a regular file.
+pub(super) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
+    open(path, expected)?;
+    // Memory that is not to be had is an error of it.
+    fs::read(path).map_err(reading(path, expected))
+}
+
+/// What a file is that is neither regular nor a folder.
+pub(crate) fn irregular(kind: fs::FileType) -> Option<&'static str> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return Some("a FIFO");
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return Some("a device");
+        }
+        if kind.is_socket() {
+            return Some("a socket");
+        }
+    }
+    let _ = kind;
+    None
 }
 
 /// A fraction to hold out: at least 0 and below 1.

@@ -3,11 +3,15 @@
 //! Images: 0x00000803, count, rows, columns, pixels. Labels: 0x00000801, count, labels. Both may be gzipped, which the
 //! file's first two bytes tell, not its name.
 
-use super::{Error, error::reading, images::Raw};
+use super::{
+    Error,
+    error::{open, reading},
+    images::Raw,
+};
+use espalier_tensor::machine::memory_left;
 use flate2::read::MultiGzDecoder;
 use std::{
-    fs,
-    io::Read,
+    io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
 
@@ -47,27 +51,42 @@ fn find(folder: &Path, names: [&str; 2]) -> Result<PathBuf, Error> {
 
 /// Sizes and bytes of a file whose header says `N` sizes.
 fn parse<const N: usize>(path: &Path, magic: u32) -> Result<([usize; N], Vec<u8>), Error> {
-    let mut bytes = fs::read(path).map_err(reading(path, "an IDX file"))?;
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut plain = Vec::new();
-        MultiGzDecoder::new(&bytes[..]).read_to_end(&mut plain).map_err(reading(path, "an IDX file"))?;
-        bytes = plain;
-    }
+    let failed = || reading(path, "an IDX file");
+    let file = BufReader::new(open(path, "an IDX file")?);
+    let (mut zipped, mut plain);
+    let mut from = file;
+    let is_zipped = from.fill_buf().map_err(failed())?.starts_with(&[0x1f, 0x8b]);
+    let source: &mut dyn Read = if is_zipped {
+        zipped = MultiGzDecoder::new(from);
+        &mut zipped
+    } else {
+        plain = from;
+        &mut plain
+    };
     let header = 4 * (N + 1);
-    let size = |expected, got: usize| Error::Size { path: path.into(), expected, got: got as u64 };
-    let word = |i: usize| bytes[4 * i..].first_chunk().map(|w| u32::from_be_bytes(*w));
-    match (bytes.len() >= 4).then(|| word(0)).flatten() {
+    let mut head = Vec::new();
+    source.take(header as u64).read_to_end(&mut head).map_err(failed())?;
+    let size = |expected, got: u64| Error::Size { path: path.into(), expected, got };
+    let word = |i: usize| head[4 * i..].first_chunk().map(|w| u32::from_be_bytes(*w));
+    match (head.len() >= 4).then(|| word(0)).flatten() {
         Some(got) if got != magic => return Err(Error::Magic { path: path.into(), expected: magic, got }),
-        _ if bytes.len() < header => return Err(size(header as u64, bytes.len())),
+        _ if head.len() < header => return Err(size(header as u64, head.len() as u64)),
         _ => {}
     }
     let sizes: [usize; N] = std::array::from_fn(|i| word(i + 1).map_or(0, |n| n as usize));
     let data = sizes.iter().try_fold(1u64, |product, &n| product.checked_mul(n as u64)).unwrap_or(u64::MAX);
-    let expected = data.saturating_add(header as u64);
-    if bytes.len() as u64 != expected {
-        return Err(size(expected, bytes.len()));
+    let fits = memory_left().is_none_or(|left| data <= left);
+    if is_zipped && !fits {
+        return Err(Error::too_large(path, data, "fewer images in the file need less"));
     }
-    bytes.drain(..header);
+    let mut bytes = Vec::new();
+    // No more than the header says, and one to see that there is more: what is zipped may unfold without end.
+    source.take(data.saturating_add(1)).read_to_end(&mut bytes).map_err(failed())?;
+    if bytes.len() as u64 != data {
+        let rest = io::copy(&mut source.take(1 << 30), &mut io::sink()).map_err(failed())?;
+        let got = header as u64 + bytes.len() as u64 + rest;
+        return Err(size(data.saturating_add(header as u64), got));
+    }
     Ok((sizes, bytes))
 }
 
@@ -76,7 +95,7 @@ mod tests {
     use super::*;
     use crate::data::{DataFacts, Dataset, HostBatch, Images, Inputs, Split};
     use flate2::{Compression, write::GzEncoder};
-    use std::io::Write;
+    use std::{fs, io::Write};
 
     fn file(magic: u32, sizes: &[u32], data: &[u8]) -> Vec<u8> {
         let words = std::iter::once(&magic).chain(sizes).flat_map(|w| w.to_be_bytes());

@@ -34,6 +34,7 @@ mod tokens;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use error::Error;
+pub(crate) use error::irregular;
 pub use feed::{Batch, Feed, Samples};
 pub use images::{Images, Standard};
 pub use mapped::Width;

@@ -8,7 +8,7 @@
 //!
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
-use super::{Error, images::Raw};
+use super::{Error, error::FEWER, images::Raw};
 use espalier_tensor::random;
 use std::thread;
 
@@ -47,8 +47,12 @@ impl Shapes {
         if count == 0 {
             return Err(Error::Setting { field: "count", expected: "at least one image", got: "0".into() });
         }
-        let (key, stride) = (random::key(seed, PURPOSE), size * size * 3);
-        let mut pixels = vec![0; count * stride];
+        let refused = || Error::too_large("data.shapes", self.bytes(), FEWER);
+        let bytes = usize::try_from(self.bytes()).map_err(|_| refused())?;
+        let (key, stride) = (random::key(seed, PURPOSE), bytes / count);
+        let mut pixels = Vec::new();
+        pixels.try_reserve_exact(bytes).map_err(|_| refused())?;
+        pixels.resize(bytes, 0);
         let share = count.div_ceil(thread::available_parallelism().map_or(1, usize::from));
         thread::scope(|scope| {
             for (part, images) in pixels.chunks_mut(share * stride).enumerate() {
@@ -63,6 +67,15 @@ impl Shapes {
         let labels = (0..count).map(|i| label(i) as u8).collect();
         let classes = CLASSES.len();
         Ok(Raw { path: "data.shapes".into(), pixels, labels, shape: [size, size, 3], classes })
+    }
+}
+
+impl Shapes {
+    /// Bytes of all pixels.
+    pub(super) fn bytes(&self) -> u64 {
+        [self.count, self.size, self.size, 3]
+            .iter()
+            .fold(1, |n: u64, &factor| n.saturating_mul(factor as u64))
     }
 }
 

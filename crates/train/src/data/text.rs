@@ -2,7 +2,8 @@
 //!
 //! A folder is read to its depths in the order of its names, without hidden files and folders, without build outputs
 //! (`target`, `node_modules`), without links to folders, and without binary files (a zero byte among the first 8,192,
-//! as git has it). A file that is named itself is read whatever it is.
+//! as git has it). Binary files, devices and FIFOs in it are listed as skipped. A regular file that is named itself is
+//! read whatever it is.
 //!
 //! As bytes, files follow each other as they are. A tokenizer that knows `<|endoftext|>` puts it after each file, as
 //! GPT-2's training data had it.
@@ -26,10 +27,16 @@ pub struct Text {
 }
 
 impl Text {
-    /// All the text, as ids.
-    pub(super) fn read(&self) -> Result<(Stream, Tokenizer), Error> {
-        let files = self.files()?;
-        let read = |path: &PathBuf| fs::read(path).map_err(reading(path, "a text file"));
+    /// Bytes of all its files.
+    pub(super) fn bytes(&self) -> Result<u64, Error> {
+        let size = |path: &PathBuf| Ok(fs::metadata(path).map_err(reading(path, "a text file"))?.len());
+        self.files()?.wanted.iter().map(size).sum()
+    }
+
+    /// All the text, as ids; what makes ids of text; and the files that were skipped.
+    pub(super) fn read(&self) -> Result<(Stream, Tokenizer, Vec<PathBuf>), Error> {
+        let Files { wanted: files, skipped } = self.files()?;
+        let read = |path: &PathBuf| super::error::read(path, "a text file");
         let (stream, tokenizer, empty) = if let Some(path) = &self.tokenizer {
             let bpe = Bpe::open(path)?;
             let (mut ids, mut seen) = (Vec::new(), HashMap::new());
@@ -55,11 +62,11 @@ impl Text {
         if empty {
             return Err(Error::Empty { path: self.paths[0].clone(), expected: "text".into() });
         }
-        Ok((stream, tokenizer))
+        Ok((stream, tokenizer, skipped))
     }
 
-    /// The files that are meant, in the order in which they are read.
-    pub(super) fn files(&self) -> Result<Vec<PathBuf>, Error> {
+    /// The files that are meant, in the order in which they are read, and those that cannot be.
+    pub(super) fn files(&self) -> Result<Files, Error> {
         let setting = |field, expected, got: &str| Error::Setting { field, expected, got: got.into() };
         if self.paths.is_empty() {
             return Err(setting("paths", "at least one file or folder", "none"));
@@ -67,10 +74,10 @@ impl Text {
         if !self.extensions.is_empty() && !self.paths.iter().any(|path| path.is_dir()) {
             return Err(setting("extensions", "a folder among the paths to apply them to", "only files"));
         }
-        let mut files = Vec::new();
+        let mut files = Files { wanted: Vec::new(), skipped: Vec::new() };
         for path in &self.paths {
             if !path.is_dir() {
-                files.push(path.clone());
+                files.wanted.push(path.clone());
                 continue;
             }
             let mut found = Vec::new();
@@ -78,9 +85,7 @@ impl Text {
             found.retain(|file| self.wanted(file));
             let mut kept = Vec::new();
             for file in found {
-                if !is_binary(&file)? {
-                    kept.push(file);
-                }
+                if file.is_file() && !is_binary(&file)? { &mut kept } else { &mut files.skipped }.push(file);
             }
             if kept.is_empty() {
                 let with = self.extensions.join(" or ");
@@ -92,8 +97,9 @@ impl Text {
                 return Err(Error::Empty { path: path.clone(), expected });
             }
             kept.sort();
-            files.append(&mut kept);
+            files.wanted.append(&mut kept);
         }
+        files.skipped.sort();
         Ok(files)
     }
 
@@ -102,6 +108,14 @@ impl Text {
             |extension: &String| file.extension().is_some_and(|e| e == extension.trim_start_matches('.'));
         self.extensions.is_empty() || self.extensions.iter().any(has)
     }
+}
+
+/// What stands in the folders of a text.
+pub(super) struct Files {
+    /// What is read.
+    pub wanted: Vec<PathBuf>,
+    /// What cannot be.
+    pub skipped: Vec<PathBuf>,
 }
 
 fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
@@ -116,7 +130,8 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
             if name != "target" && name != "node_modules" {
                 walk(&path, found)?;
             }
-        } else if path.is_file() {
+        } else if !path.is_dir() {
+            // Also what is no file: whoever has it there should hear that it is skipped.
             found.push(path);
         }
     }
@@ -126,7 +141,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
 fn is_binary(path: &Path) -> Result<bool, Error> {
     use std::io::Read;
     let mut head = Vec::new();
-    let file = fs::File::open(path).map_err(reading(path, "a text file"))?;
+    let file = super::error::open(path, "a text file")?;
     file.take(8192).read_to_end(&mut head).map_err(reading(path, "a text file"))?;
     Ok(head.contains(&0))
 }
@@ -147,7 +162,7 @@ mod tests {
     }
 
     fn bytes(text: &Text) -> Vec<u8> {
-        let Ok((Stream::Bytes(bytes), Tokenizer::Bytes)) = text.read() else { panic!() };
+        let Ok((Stream::Bytes(bytes), Tokenizer::Bytes, _)) = text.read() else { panic!() };
         bytes
     }
 
@@ -165,6 +180,8 @@ mod tests {
         ]);
         let mut text = Text { paths: vec![folder.path().into()], ..Text::default() };
         assert_eq!(bytes(&text), b"one two three");
+        assert_eq!(text.bytes().unwrap(), 13);
+        assert_eq!(text.read().unwrap().2, [folder.path().join("picture.png")]);
         text.extensions = vec![".txt".into()];
         assert_eq!(bytes(&text), b"two three");
         text.paths.insert(0, folder.path().join("picture.png"));
@@ -195,7 +212,7 @@ mod tests {
         ]);
         let tokenizer = Some(folder.path().join("t.json"));
         let mut text = Text { paths: vec![folder.path().into()], extensions: vec!["txt".into()], tokenizer };
-        let Ok((Stream::Ids(ids), Tokenizer::Bpe(_))) = text.read() else { panic!() };
+        let Ok((Stream::Ids(ids), Tokenizer::Bpe(_), _)) = text.read() else { panic!() };
         assert_eq!(ids, [0, 1, 2, 1, 2]);
         text.extensions = vec!["md".into()];
         assert!(matches!(text.read(), Err(Error::NotText { position: 2, .. })));

@@ -4,18 +4,18 @@
 //! name, never approximated; token files (`.bin`), made with any tokenizer at all, are the way around. Post-processing,
 //! truncation and padding are left aside: they concern single inputs, not a stream to learn from.
 
-use super::{Bpe, Error, error::reading};
+use super::{Bpe, Error};
 use serde::Deserialize;
 use serde_json::Value;
-use std::{cmp::Reverse, collections::HashMap, fs, path::Path};
+use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 /// Reads the file.
 pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
-    let text = fs::read_to_string(path).map_err(reading(path, "a Hugging Face tokenizer.json"))?;
+    let bytes = super::error::read(path, "a Hugging Face tokenizer.json")?;
     let refuse =
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());
-    let file: TokenizerFile = serde_json::from_str(&text).map_err(broken)?;
+    let file: TokenizerFile = serde_json::from_slice(&bytes).map_err(broken)?;
     let kind = |part: &Value| part.get("type").unwrap_or(part).to_string();
     let must = |holds: bool, expected: &str, got: String| {
         if holds { Ok(()) } else { Err(refuse(expected, got)) }
@@ -64,6 +64,7 @@ pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
     let dense = (largest as usize) < 2 * (vocab.len() + file.added_tokens.len());
     must(dense, "ids that follow each other", largest.to_string())?;
     let mut pieces = vec![Vec::new(); largest as usize + 1];
+    check_ids(path, &vocab, &file.added_tokens)?;
     for (token, &id) in &vocab {
         let spelling: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
         pieces[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
@@ -75,6 +76,25 @@ pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
     }
     added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
     Ok(Bpe { path: path.into(), bytes, merges: ranks, added, pieces, prefix_space, split })
+}
+
+/// Every id has one token. One that is in the vocabulary may be named again among those added.
+fn check_ids(path: &Path, vocab: &HashMap<String, u32>, added: &[Added]) -> Result<(), Error> {
+    let added = added.iter().map(|token| (token.content.as_str(), token.id));
+    let mut tokens: Vec<(u32, &str)> = vocab
+        .iter()
+        .map(|(token, &id)| (token.as_str(), id))
+        .chain(added)
+        .map(|(token, id)| (id, token))
+        .collect();
+    tokens.sort_unstable();
+    match tokens.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
+        None => Ok(()),
+        Some(pair) => {
+            let (first, second) = (pair[0].1.to_owned(), pair[1].1.to_owned());
+            Err(Error::SameId { path: path.into(), first, second, id: pair[0].0 })
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -130,6 +150,7 @@ pub(super) fn alphabet() -> [char; 256] {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs;
 
     fn open(file: &Value) -> Result<Bpe, Error> {
         let folder = tempfile::tempdir().unwrap();

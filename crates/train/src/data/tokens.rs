@@ -48,6 +48,8 @@ pub struct Tokens {
     validation: usize,
     /// The offset of an epoch is at most this: `seq - 1`, or less in a stream of very few windows.
     slack: u64,
+    /// Files of its folders that are no text.
+    skipped: Vec<PathBuf>,
 }
 
 /// Where the ids lie.
@@ -64,16 +66,20 @@ pub(super) enum Stream {
 impl Tokens {
     /// Text files or folders of them; `apart` are those that are held out, in the place of a share.
     pub fn text(text: &Text, apart: Option<&[PathBuf]>, windows: Windows) -> Result<Tokens, Error> {
-        let (stream, tokenizer) = text.read()?;
+        let (stream, tokenizer, skipped) = text.read()?;
         let name = text.paths[0].clone();
-        let tokens = Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)?;
+        let tokens =
+            Tokens { skipped, ..Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)? };
         let Some(paths) = apart else { return Ok(tokens) };
         let mut apart = Text { paths: paths.to_vec(), ..text.clone() };
         if !paths.iter().any(|path| path.is_dir()) {
             apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
         }
-        check_apart(&text.files()?, &apart.files()?)?;
-        tokens.hold_out(&paths[0], apart.read()?.0)
+        check_apart(&text.files()?.wanted, &apart.files()?.wanted)?;
+        let (held_out, _, skipped) = apart.read()?;
+        let mut tokens = tokens.hold_out(&paths[0], held_out)?;
+        tokens.skipped.extend(skipped);
+        Ok(tokens)
     }
 
     /// Token files or folders of them: ids of this width, little-endian, without a header, all below `vocab`; `apart` are
@@ -131,8 +137,8 @@ impl Tokens {
         let slack = (train_end - 1 - train * seq as u64).min(seq as u64 - 1);
         let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
         let key = random::key(seed, PURPOSE);
-        let (apart, held_out) = (None, train_end);
-        Ok(Tokens { stream, apart, tokenizer, vocab, seq, key, held_out, train, validation, slack })
+        let (apart, held_out, skipped) = (None, train_end, Vec::new());
+        Ok(Tokens { stream, apart, tokenizer, vocab, seq, key, held_out, train, validation, slack, skipped })
     }
 
     /// The same with another stream as its validation split.
@@ -149,6 +155,11 @@ impl Tokens {
     /// What turns text into these ids and back; none for token files.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
+    }
+
+    /// Files in the folders of a text that were not read, since they are binary or no files at all.
+    pub fn skipped(&self) -> &[PathBuf] {
+        &self.skipped
     }
 
     pub(super) fn len(&self, split: Split) -> usize {

@@ -49,8 +49,9 @@ impl Groups {
             }
             parts
         };
-        let of_parameters = used(&|blocks| plan.model.parameters_of(blocks), parameters);
-        let of_buffers = used(&|blocks| plan.model.buffers_of(blocks), buffers);
+        let tensors = plan.model.block_tensors();
+        let of_parameters = used(&|blocks| tensors.parameters(blocks), parameters);
+        let of_buffers = used(&|blocks| tensors.buffers(blocks).collect(), buffers);
         let stage = ranks.stages().rank();
         let holders = |parts: &[usize]| {
             let mut holders: Vec<usize> = parts.iter().flat_map(|part| placement.holders(*part)).collect();

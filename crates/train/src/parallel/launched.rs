@@ -83,7 +83,12 @@ impl Join {
 
     /// The threads that fall to it of those that the machine has.
     pub fn threads(&self, of: usize) -> usize {
-        (of / self.launched.local_size.unwrap_or(1).max(1)).max(1)
+        (of / self.local_size()).max(1)
+    }
+
+    /// How many ranks share its machine; 1 where the launcher does not say.
+    pub fn local_size(&self) -> usize {
+        self.launched.local_size.unwrap_or(1).max(1)
     }
 
     /// Its transport's name.

@@ -9,6 +9,7 @@ use espalier_plan::rounds::Rounds;
 
 use super::{Observer, Place, Resumed, checkpoints_of, no_whole_checkpoint, nothing_to_do};
 use crate::checkpoint::{MODEL, Whole};
+use crate::step::may_replace;
 use crate::{Error, Result};
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
@@ -71,6 +72,7 @@ fn fits(plan: &Plan, whole: &Whole) -> Result<()> {
 }
 
 fn can_be_written(trace: &Path) -> Result<()> {
+    may_replace(trace).map_err(|why| Error::file(trace, why))?;
     let was_there = trace.exists();
     let opened = File::options().append(true).create(true).open(trace);
     opened.map_err(|why| Error::file(trace, format!("the trace cannot be written: {why}")))?;

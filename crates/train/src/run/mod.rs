@@ -36,7 +36,7 @@ use crate::data::{Dataset, Split};
 use crate::parallel::launched::Join;
 use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within, together};
 use crate::prune::Observation;
-use crate::step::{Trace, chrome};
+use crate::step::{Trace, chrome, may_replace};
 use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, StepReport, Trainer};
 use crate::weights::hash_of;
@@ -305,6 +305,7 @@ impl Run {
         }
         if let Some(path) = place.trace.as_ref().filter(|_| leads) {
             // Not after hours of training.
+            may_replace(path).map_err(|why| Error::file(path, why))?;
             File::create(path)
                 .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
         }

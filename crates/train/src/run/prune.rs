@@ -12,7 +12,7 @@ use crate::checkpoint::Whole;
 use crate::data::Dataset;
 use crate::summary::Summary;
 use crate::trainer::Trainer;
-use crate::{Error, Result};
+use crate::{Error, Result, room};
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
 /// rank does it, however many the run has.
@@ -30,10 +30,13 @@ pub fn prune(
     }
     let checkpoints = checkpoints_of(&plan, folder);
     let alone = Plan::new(plan.run.alone(), plan.facts).map_err(Error::Plan)?;
+    room::check(&alone, device, None)?;
     let mut trainer = Trainer::new(alone, dataset, device)?;
     trainer.restore(whole)?;
     trainer.refuse_more_pruned(whole)?;
     let pruned = trainer.prune()?.expect("a method that prunes before the first step");
+    // It is another model from here on: what the whole one reached is not its own.
+    trainer.forget_best();
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
     write(folder, RUN_FILE, &plan.run.to_toml()?)?;

@@ -10,7 +10,7 @@ mod trace;
 
 pub use executor::Executor;
 pub(crate) use network::{Flights, NetworkWorker, Scene, Taken};
-pub use trace::{Kind, Span, Trace, chrome};
+pub use trace::{Kind, Span, Trace, chrome, may_replace};
 
 use espalier_plan::schedule::{Message, Work};
 use espalier_tensor::Tensor;

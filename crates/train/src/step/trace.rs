@@ -1,9 +1,17 @@
 //! What a rank did when: spans of time, and the file in which other tools read them.
 
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
 use std::time::Instant;
 
 use espalier_plan::schedule::Pass;
 use serde_json::{Value, json};
+
+use crate::data::irregular;
+
+/// The key under which a trace has its events, by which it is known.
+const EVENTS: &[u8] = b"\"traceEvents\"";
 
 /// What a rank did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +138,24 @@ impl Kind {
             Kind::Step => "step",
         }
     }
+}
+
+/// Refuses to write a trace over a file that is none: an empty one is, as a run leaves it that was killed.
+pub fn may_replace(path: &Path) -> Result<(), String> {
+    let Ok(found) = fs::metadata(path) else { return Ok(()) };
+    if let Some(got) = irregular(found.file_type()) {
+        return Err(format!("it is {got}, not a file for a trace"));
+    }
+    let mut head = Vec::new();
+    // What cannot be read cannot be written either, and says so by itself.
+    let Ok(_) = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut head)) else {
+        return Ok(());
+    };
+    let is_trace = head.windows(EVENTS.len()).any(|bytes| bytes == EVENTS);
+    if head.is_empty() || is_trace {
+        return Ok(());
+    }
+    Err("a file is here that is no trace: choose another name, or remove it".into())
 }
 
 /// The traces of all ranks as Chrome's tracing and Perfetto read them: one row a rank.

@@ -355,6 +355,11 @@ impl Trainer {
         Ok(Some(evaluation))
     }
 
+    /// Forgets the best validation loss: from here on it is another model.
+    pub fn forget_best(&mut self) {
+        self.progress.best_validation = None;
+    }
+
     /// Whether nothing is under way: only then can a run be evaluated, saved or stopped.
     pub fn is_at_rest(&self) -> bool {
         self.executor.is_at_rest()

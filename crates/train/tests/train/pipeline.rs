@@ -162,7 +162,11 @@ fn by_hand(
         .iter()
         .enumerate()
         .flat_map(|(part, blocks)| {
-            plan.model.parameters_of(blocks.clone()).into_iter().map(move |id| (ParameterId(id), part))
+            plan.model
+                .block_tensors()
+                .parameters(blocks.clone())
+                .into_iter()
+                .map(move |id| (ParameterId(id), part))
         })
         .collect();
     let copy = |from: &Weights| {
