@@ -15,9 +15,10 @@ use super::reader::{Choice, MOST, Section};
 use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::spec::{Parameter, ScaledChannels};
 
-/// How far apart masks of weights may be for Early-Bird. At 90 % that is the published 0.1 of all places; random masks are 0.9
-/// apart.
-const WEIGHTS_TOLERANCE: f64 = 0.5;
+/// How far apart masks of weights may be for Early-Bird: four fifths of what is kept must have stayed the same over the whole
+/// window. Random masks at 90 % are 0.9 apart. At 0.5, which there is the published 0.1 of all places, a GPT-2 124M drew its
+/// ticket after a sixth of its run and ended at twice the perplexity (LOG.md).
+const WEIGHTS_TOLERANCE: f64 = 0.2;
 
 /// `[prune]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
