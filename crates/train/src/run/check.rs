@@ -7,7 +7,8 @@ use std::path::Path;
 use espalier_plan::Plan;
 use espalier_plan::rounds::Rounds;
 
-use super::{Observer, Place, Resumed, checkpoints_of, no_whole_checkpoint, nothing_to_do};
+use super::back::no_whole_checkpoint;
+use super::{Observer, Place, Resumed, checkpoints_of, nothing_to_do};
 use crate::checkpoint::{MODEL, Whole};
 use crate::step::may_replace;
 use crate::{Error, Result};

@@ -1,0 +1,75 @@
+//! The way back to a checkpoint, past damaged ones; and what is put aside where a run starts over.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Observer, RUN_FILE};
+use crate::checkpoint::{self, Checkpoints};
+use crate::parallel::Ranks;
+use crate::trainer::Trainer;
+use crate::{Error, Result, durable};
+
+/// Goes back to the newest whole checkpoint. Damaged ones are put aside; where there are no others, that is refused.
+pub(super) fn resume(
+    trainer: &mut Trainer,
+    checkpoints: &Checkpoints,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let mut damaged = Vec::new();
+    let report = |broken: &Error| {
+        if let Error::Checkpoint { path, .. } = broken {
+            damaged.push((path.clone(), broken.to_string()));
+        }
+    };
+    let loaded = trainer.load(checkpoints, report)?;
+    match (loaded, damaged.first()) {
+        (None, None) => observer.warning("there is no checkpoint yet: the run starts from its beginning"),
+        (None, Some((_, newest))) => return Err(no_whole_checkpoint(folder, newest)),
+        (Some(_), _) if trainer.ranks().is_none_or(Ranks::leads) => {
+            for (path, problem) in &damaged {
+                let moved = match checkpoint::set_aside(path) {
+                    Ok(to) => format!("it is {} now", to.display()),
+                    Err(why) => format!("it cannot be put aside: {why}"),
+                };
+                observer.warning(&format!("{problem}; {moved}, and the one before it is used"));
+            }
+        }
+        (Some(_), _) => {}
+    }
+    Ok(())
+}
+
+/// That a run cannot be resumed, though there is something that might be rescued; `newest` is what is wrong with the newest.
+pub(super) fn no_whole_checkpoint(folder: &Path, newest: &str) -> Error {
+    let verify = format!("`espalier verify {}`", folder.display());
+    Error::file(
+        folder,
+        format!(
+            "no whole checkpoint is left to resume from ({newest}), and nothing was changed: {verify} looks at all of them, \
+             and --resume --fresh starts over and puts them aside"
+        ),
+    )
+}
+
+/// Puts checkpoints and metrics of a run that starts over, and a copy of its resolved file, into a folder beside them.
+pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()> {
+    let there = |name: &str| folder.join(name).symlink_metadata().is_ok();
+    let parts: Vec<&str> = ["checkpoints", "metrics.jsonl"].into_iter().filter(|name| there(name)).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let names = (1..).map(|n| format!("set-aside-{n}"));
+    let aside = folder.join(names.into_iter().find(|name| !there(name)).expect("some name is free"));
+    let attempt = || -> std::io::Result<()> {
+        durable::create_folder(&aside)?;
+        for part in parts {
+            fs::rename(folder.join(part), aside.join(part))?;
+        }
+        durable::replace(&aside.join(RUN_FILE), &fs::read(folder.join(RUN_FILE))?)?;
+        durable::sync_folder(folder)
+    };
+    attempt().map_err(|why| Error::unwritten(&aside, why))?;
+    observer.warning(&format!("the run starts over: what was there is in {}", aside.display()));
+    Ok(())
+}

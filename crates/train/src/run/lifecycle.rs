@@ -1,0 +1,404 @@
+//! A run in its course: from the folder and the fresh or restored weights, over the steps with their evaluations, prunings and
+//! checkpoints, to the summary.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use espalier_comm::Traffic;
+use espalier_plan::Plan;
+use espalier_plan::config::{Method, Prune};
+use espalier_plan::spec::Input;
+use espalier_tensor::{Category, Device};
+use serde_json::json;
+
+use super::back::{resume, set_aside};
+use super::metrics::{self, Metrics};
+use super::pace::Pace;
+use super::{
+    Claim, Observer, Outcome, Place, RUN_FILE, Resumed, announce, checkpoints_of, nothing_to_do, write,
+};
+use crate::checkpoint::{Checkpoints, Whole};
+use crate::data::{Dataset, Split};
+use crate::parallel::{Ranks, exchange, together};
+use crate::prune::Observation;
+use crate::step::{Trace, chrome, may_replace};
+use crate::summary::{Rates, Summary, Validation};
+use crate::trainer::{Evaluation, Pruned, Trainer};
+use crate::weights::hash_of;
+use crate::{Error, Result};
+
+/// A run between its start and its end.
+pub(super) struct Run {
+    /// Rank 0's, until the run has ended.
+    _claim: Option<Claim>,
+    plan: Plan,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    metrics: Metrics,
+    folder: PathBuf,
+    tokens_per_sample: Option<usize>,
+    pace: Pace,
+    /// Why the last checkpoint that was tried is not there.
+    unsaved: Option<Error>,
+    last_loss: Option<f64>,
+    validation: Option<Evaluation>,
+    trace: Option<PathBuf>,
+    begin: Instant,
+    /// The layers of which it was said that little is left.
+    warned: HashSet<String>,
+}
+
+impl Run {
+    pub(super) fn start(
+        plan: Plan,
+        dataset: Arc<Dataset>,
+        device: &Device,
+        place: &Place,
+        ranks: Option<Ranks>,
+        observer: &mut dyn Observer,
+    ) -> Result<Run> {
+        let leads = ranks.as_ref().is_none_or(Ranks::leads);
+        let claim = (leads && !place.claimed).then(|| place.claim()).transpose()?;
+        let mut folder = claim.as_ref().map_or(place.folder.clone(), |claim| claim.folder().to_owned());
+        if let Some(ranks) = ranks.as_ref().filter(|_| place.numbered) {
+            // It is rank 0 that knows the number.
+            let said = exchange(ranks.world(), folder.as_os_str().as_bytes())?;
+            folder = OsStr::from_bytes(&said[0]).into();
+        }
+        if claim.as_ref().is_some_and(|claim| claim.lock().is_none()) {
+            observer.warning(&format!(
+                "the file system of {} has no locks: nothing keeps another process out of this run",
+                folder.display()
+            ));
+        }
+        if let Some(path) = place.trace.as_ref().filter(|_| leads) {
+            // Not after hours of training.
+            may_replace(path).map_err(|why| Error::file(path, why))?;
+            File::create(path)
+                .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
+        }
+        let resumed = match leads && place.resume && !place.fresh {
+            true => Some(Resumed::compare(&folder, &plan.run, &place.allow, observer)?),
+            false => None,
+        };
+        let samples = dataset.len(Split::Train);
+        let checkpoints = checkpoints_of(&plan, &folder);
+        let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
+        if place.resume && !place.fresh {
+            resume(&mut trainer, &checkpoints, &folder, observer)?;
+            if let Some(wanted) = plan.run.prune.as_ref().and_then(Prune::share_of_weights)
+                && trainer.is_pruned_beyond(wanted)
+            {
+                observer.warning(&format!(
+                    "the checkpoint is pruned to {:.4} already, and `prune.sparsity` = {wanted} brings nothing back",
+                    trainer.sparsity()
+                ));
+            }
+        }
+        if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
+            let passed_over =
+                |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
+            trainer.start_from(&Whole::find(from, trainer.ranks(), passed_over)?)?;
+        }
+        if let Some(ranks) = trainer.ranks() {
+            let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
+            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()?))?;
+        }
+        if place.trace.is_some() {
+            // The clocks of all ranks begin when the last has come.
+            trainer.ranks().map_or(Ok(()), |ranks| ranks.world().barrier())?;
+            trainer.trace_since(Instant::now());
+        }
+        let mut metrics = Metrics::default();
+        let (done, steps) = (trainer.progress().step, trainer.steps());
+        let nothing_left = place.resume && done >= steps;
+        if nothing_left {
+            observer.note(&nothing_to_do(&plan, done, steps));
+        }
+        // A run of which nothing is left to do stays what it was.
+        if leads && !nothing_left {
+            if place.fresh {
+                set_aside(&folder, observer)?;
+            }
+            let text = plan.run.to_toml()?;
+            if let Some(resumed) = &resumed {
+                resumed.note_length(&plan.run, done, samples, observer);
+                resumed.keep(&folder, done, &text)?;
+            }
+            write(&folder, RUN_FILE, &text)?;
+            write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
+            metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
+        }
+        let tokens_per_sample = match plan.model.input {
+            Input::Tokens { seq, .. } => Some(seq),
+            Input::Image { .. } => None,
+        };
+        Ok(Run {
+            _claim: claim,
+            plan,
+            trainer,
+            checkpoints,
+            metrics,
+            folder,
+            tokens_per_sample,
+            pace: Pace::default(),
+            unsaved: None,
+            last_loss: None,
+            validation: None,
+            trace: place.trace.clone(),
+            begin: Instant::now(),
+            warned: HashSet::new(),
+        })
+    }
+
+    pub(super) fn go(mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome> {
+        let train = self.plan.run.train.clone();
+        let every = self.plan.run.checkpoint.every;
+        let steps = self.trainer.steps();
+        observer.started(self.trainer.progress().step, steps);
+        if let Some(text) = self.changed_by_looking() {
+            observer.warning(&text);
+        }
+        observer.begins();
+        while self.trainer.progress().step < steps {
+            let report = self.trainer.step()?;
+            let step = report.step;
+            match (&report.seen, &report.pruned) {
+                (None, None) => self.pace.add(report.seconds),
+                // Its time is not that of a step.
+                (Some(seen), _) => self.looked(step, seen, observer),
+                (_, Some(pruned)) => self.pruned(step, pruned, observer),
+            }
+            if report.taken {
+                self.last_loss = Some(report.loss);
+            } else {
+                observer.warning(&format!(
+                    "step {step} was skipped: loss {}, gradient norm {}",
+                    report.loss, report.grad_norm
+                ));
+            }
+            // What one rank alone has counted, the others hear of when they are together, or the pipeline is empty: then all
+            // of them end.
+            let bad_steps = self.trainer.progress().bad_steps;
+            let all_know = self.trainer.is_together() && self.trainer.is_at_rest();
+            if bad_steps >= train.max_bad_steps as u64 && all_know {
+                return Err(Error::Diverged { step, bad_steps, loss: report.loss });
+            }
+            let peak = self.trainer.device().ledger().total_peak();
+            observer.step(&report, self.recent_rates(), peak);
+            let last = step == steps;
+            if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
+                let line = metrics::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
+                self.metrics.line(line, observer);
+            }
+            // An asynchronous pipeline that is not empty goes on: it will be, before anything is due.
+            if !self.trainer.is_at_rest() {
+                continue;
+            }
+            if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
+                self.validation = self.trainer.evaluate()?;
+                if let Some(evaluation) = self.validation {
+                    observer.evaluated(step, evaluation);
+                    let time = self.begin.elapsed().as_secs_f64();
+                    self.metrics.line(metrics::of_evaluation(step, &self.validation(), time), observer);
+                    if !evaluation.loss.is_finite() {
+                        return Err(Error::NotFinite { step, what: "the validation loss".into() });
+                    }
+                }
+            }
+            // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
+            // Until then nobody asks the others: a local step sends nothing.
+            let stopped = self.trainer.is_together() && self.any(stop.load(Ordering::Relaxed))?;
+            let interrupted = stopped && !last;
+            // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
+            let due = every > 0
+                && step.is_multiple_of(every as u64)
+                && !self.any(self.trainer.progress().bad_steps > 0)?;
+            if interrupted || due || (last && self.plan.run.checkpoint.last) {
+                self.save(observer)?;
+            }
+            if interrupted {
+                return self.end(true, observer);
+            }
+        }
+        if let Some(text) = self.short_of_its_sparsity() {
+            observer.warning(&text);
+        }
+        if !self.plan.run.checkpoint.last || self.unsaved.is_some() {
+            self.refuse_not_finite()?;
+        }
+        self.end(false, observer)
+    }
+
+    /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        match self.trainer.save(&self.checkpoints) {
+            Ok(path) => {
+                self.unsaved = None;
+                observer.saved(&path);
+                let progress = self.trainer.progress();
+                // Those from before the bad steps may be needed.
+                if self.leads() && progress.bad_steps == 0 {
+                    self.checkpoints.remove_old(progress.step, |problem| observer.warning(problem));
+                }
+            }
+            Err(error @ Error::Disk { .. }) => {
+                observer.warning(&format!("{error}; the run goes on without it, and those before it stay"));
+                self.unsaved = Some(error);
+            }
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// The end of a run, at its last step or before.
+    fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<Outcome> {
+        self.write_trace()?;
+        self.metrics.close(observer);
+        match self.unsaved.take() {
+            Some(error) => Err(error),
+            None => Ok(Outcome { summary: self.summary()?, interrupted }),
+        }
+    }
+
+    /// An error where a weight is not finite: what is saved was looked at when it was.
+    fn refuse_not_finite(&self) -> Result<()> {
+        let find = || self.trainer.weights().first_not_finite().map_err(|why| why.to_string());
+        let found = together(self.trainer.ranks(), find)?;
+        let found = found.map_err(|why| Error::RankEnded { rank: 0, how: "failed", why })?;
+        match found.into_iter().flatten().next() {
+            Some(what) => Err(Error::NotFinite { step: self.trainer.progress().step, what }),
+            None => Ok(()),
+        }
+    }
+
+    fn leads(&self) -> bool {
+        self.trainer.ranks().is_none_or(Ranks::leads)
+    }
+
+    /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty for it.
+    fn changed_by_looking(&self) -> Option<String> {
+        let (run, steps) = (&self.plan.run, self.trainer.steps());
+        let pipeline = run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous())?;
+        let every = [("train.eval_every", run.train.eval_every), ("checkpoint.every", run.checkpoint.every)];
+        let within = every.into_iter().filter(|(_, every)| (1..steps).contains(&(*every as u64)));
+        let fields: Vec<String> = within.map(|(field, every)| format!("`{field}` = {every}")).collect();
+        (!fields.is_empty()).then(|| {
+            format!(
+                "with \"{}\" the pipeline runs empty wherever the run is evaluated or saved, and the batches behind start on \
+                 newer weights: {} changes what is trained",
+                pipeline.name(),
+                fields.join(" or ")
+            )
+        })
+    }
+
+    /// Where the run ended before its method had pruned as much as it should.
+    fn short_of_its_sparsity(&self) -> Option<String> {
+        let prune = self.plan.run.prune.as_ref().filter(|prune| prune.sparsity > 0.0)?;
+        let ((kept, all), steps) = (self.trainer.kept(), self.trainer.steps());
+        if kept == all {
+            return Some(format!("nothing was pruned: {steps} steps are too few for {}", prune.name()));
+        }
+        // The others draw once, and then all of it.
+        let is_gradual = matches!(prune.method, Method::Gradual { .. });
+        let (reached, wanted) = (self.trainer.sparsity(), prune.sparsity);
+        (is_gradual && reached + 0.5 / all as f64 + 1e-3 < wanted).then(|| {
+            format!("{steps} steps were too few: pruned to {reached:.4}, and `prune.sparsity` is {wanted}")
+        })
+    }
+
+    /// Writes what all ranks did when, where that is wanted.
+    fn write_trace(&self) -> Result<()> {
+        let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
+        let ranks = match self.trainer.ranks() {
+            None => vec![trace.spans.clone()],
+            Some(ranks) => {
+                let numbers: Vec<u8> = trace.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
+                let read = |bytes: Vec<u8>| -> Vec<f64> {
+                    bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
+                };
+                exchange(ranks.world(), &numbers)?
+                    .into_iter()
+                    .map(|bytes| Trace::from_numbers(&read(bytes)))
+                    .collect()
+            }
+        };
+        if self.leads() {
+            fs::write(path, chrome(&ranks).to_string()).map_err(|why| Error::unwritten(path, why))?;
+        }
+        Ok(())
+    }
+
+    /// Whether any rank says so: all must do the same after the same step.
+    fn any(&self, flag: bool) -> Result<bool> {
+        self.trainer.ranks().map_or(Ok(flag), |ranks| ranks.any(flag))
+    }
+
+    fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) {
+        observer.looked(step, seen);
+        let seen = json!({ "note": seen.note, "mask_distances": seen.distances });
+        self.metrics.line(json!({ "step": step, "pruner": seen }), observer);
+    }
+
+    fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) {
+        announce(observer, step, pruned, &mut self.warned);
+        let (kept, all) = pruned.kept;
+        let mut line = json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } });
+        if !pruned.distances.is_empty() {
+            line["pruned"]["mask_distances"] = json!(pruned.distances);
+        }
+        self.metrics.line(line, observer);
+    }
+
+    fn validation(&self) -> Validation {
+        Validation::new(
+            self.validation,
+            self.trainer.progress().best_validation,
+            self.tokens_per_sample.is_some(),
+        )
+    }
+
+    fn recent_rates(&self) -> Rates {
+        Rates::from_steps(self.pace.last(20), self.plan.run.train.batch, self.tokens_per_sample)
+    }
+
+    /// What the run came to; bytes are the largest over ranks.
+    fn summary(&self) -> Result<Summary> {
+        let ledger = self.trainer.device().ledger();
+        let mut hash = self.trainer.weights().hash()?;
+        let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
+        let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
+        let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
+        if let Some(ranks) = self.trainer.ranks() {
+            ranks.agree("weights at the end", &hash)?;
+            bytes = ranks.largest(bytes)?;
+            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests()?)?);
+        }
+        let (sent, peaks) = bytes[1..].split_at(sent.len());
+        let rates =
+            Rates::from_steps(self.pace.last(usize::MAX), self.plan.run.train.batch, self.tokens_per_sample);
+        let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
+        summary.scored(self.trainer.scoring());
+        summary.steps = self.trainer.progress().step;
+        summary.loss = self.last_loss;
+        summary.validation = self.validation();
+        summary.rate(rates);
+        summary.pruned(&self.trainer, self.trainer.state_bytes()?);
+        for (category, peak) in Category::ALL.into_iter().zip(peaks) {
+            summary.measured(category, *peak as usize);
+        }
+        summary.peak_bytes = Some(bytes[0] as usize);
+        summary.bytes_sent = Traffic::ALL.map(Traffic::name).into_iter().zip(sent.iter().copied()).collect();
+        summary.seconds = Some(self.begin.elapsed().as_secs_f64());
+        summary.weights_hash = Some(hash);
+        summary.run = Some(self.folder.display().to_string());
+        Ok(summary)
+    }
+}
