@@ -237,6 +237,10 @@ fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]
     struck_after(|| wait_for_step(&folder.join("broken"), step), signal, rank, folder, settings)
 }
 
+/// How long a launcher may take to end a job in which a rank was struck. Open MPI's may hang for ever where a rank is stopped while
+/// the two are being connected; it is killed then, has no exit code, and what the ranks said is what counts.
+const LAUNCHER: Duration = Duration::from_secs(30);
+
 /// The same at any moment, as soon as there is that rank.
 fn struck_after(
     moment: impl FnOnce(),
@@ -259,7 +263,16 @@ fn struck_after(
     };
     moment();
     kill(signal, process);
-    let output = job.wait_with_output().unwrap();
+    let launcher = job.id();
+    let job = std::thread::spawn(move || job.wait_with_output().unwrap());
+    let struck = Instant::now();
+    while !job.is_finished() && struck.elapsed() < LAUNCHER {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    if !job.is_finished() {
+        [process, launcher].into_iter().for_each(|process| kill("-KILL", process));
+    }
+    let output = job.join().unwrap();
     // Whoever was ended by the launcher may need a moment to be gone.
     for _ in 0..200 {
         if marked(&mark).is_empty() {
@@ -316,7 +329,14 @@ fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
     let Some(output) = struck("-STOP", 2, 5, folder.path(), &settings) else { return };
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     let text = said(&output);
-    let names_it = |line: &str| line.contains(" waited 2.") && line.contains(" s for rank 2 in ");
+    // Who waits for the one that hangs may be missing too, to a third.
+    let missing = [
+        " s for rank 2 in ",
+        " s for ranks 0 and 2 in ",
+        " s for ranks 1 and 2 in ",
+        " s for ranks 2 and 3 in ",
+    ];
+    let names_it = |line: &str| line.contains(" waited 2.") && missing.iter().any(|who| line.contains(who));
     assert!(text.lines().any(|line| line.starts_with("error: rank ") && names_it(line)), "{text}");
     assert_whole(&folder.path().join("broken"));
 }
@@ -342,7 +362,7 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
         let moment = || std::thread::sleep(Duration::from_millis(wait));
         let Some(output) = struck_after(moment, "-STOP", 2, folder.path(), &settings) else { return };
         let text = said(&output);
-        assert_eq!(output.status.code(), Some(3), "stopped after {wait} ms: {text}");
+        assert!(matches!(output.status.code(), Some(3) | None), "stopped after {wait} ms: {text}");
         assert!(text.lines().any(|line| line.starts_with("error: ")), "stopped after {wait} ms: {text}");
     }
 }
