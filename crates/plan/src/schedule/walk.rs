@@ -11,9 +11,13 @@ pub(super) fn walk(
     mut act: impl FnMut(usize, usize, &Action) -> Result<bool, Error>,
 ) -> Result<(), Error> {
     let mut positions = vec![0; schedule.ranks.len()];
-    loop {
+    // Activations go up the ranks and gradients down. Going both ways in turns lets either pass all of them in one sweep: with
+    // upward sweeps alone a gradient would get one rank further in each, and the work would grow with the square of the stages.
+    for upwards in [true, false].into_iter().cycle() {
         let mut moved = false;
-        for (rank, list) in schedule.ranks.iter().enumerate() {
+        for place in 0..positions.len() {
+            let rank = if upwards { place } else { positions.len() - 1 - place };
+            let list = &schedule.ranks[rank];
             while let Some(action) = list.get(positions[rank]) {
                 if !act(rank, positions[rank], action)? {
                     break;
