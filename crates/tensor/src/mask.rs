@@ -7,7 +7,6 @@
 use std::ops::Range;
 
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::pieces::PIECE;
@@ -123,10 +122,10 @@ impl Mask {
     /// Its bits, on the host. What a card failed at before shows here.
     pub fn read_words(&self) -> Result<Vec<u32>> {
         Ok(match &self.form {
-            Form::Bits { words, .. } => host(words)?,
+            Form::Bits { words, .. } => words.read_u32()?,
             Form::Places(places) => {
                 let mut words = vec![0u32; self.len.div_ceil(32)];
-                for place in host(places)? {
+                for place in places.read_u32()? {
                     words[place as usize / 32] |= 1 << (place % 32);
                 }
                 words
@@ -214,11 +213,6 @@ pub fn ones(words: &[u32]) -> impl Iterator<Item = usize> {
             place
         })
     })
-}
-
-fn host(words: &Tensor) -> Result<Vec<u32>> {
-    assert_eq!(words.dtype(), DType::U32);
-    Ok(words.read_bytes()?.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
 }
 
 /// Cuts a slice at ranges that follow each other from its beginning to its end.

@@ -250,6 +250,12 @@ impl Tensor {
             .collect()))
     }
 
+    /// Its elements, which are of u32.
+    pub fn read_u32(&self) -> Result<Vec<u32>> {
+        assert_eq!(self.dtype, DType::U32, "whole numbers of {:?}", self.shape);
+        Ok(self.read_bytes()?.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    }
+
     /// As [`Tensor::read_f32`], for tests and tools to which a broken card is the end.
     ///
     /// # Panics

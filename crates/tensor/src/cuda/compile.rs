@@ -49,6 +49,8 @@ impl Part {
     pub(crate) const LANES: Part = Part { name: "lanes.cuh", text: include_str!("lanes.cuh") };
     /// What those over kept weights share besides.
     pub(crate) const KEPT: Part = Part { name: "kept.cuh", text: include_str!("kept.cuh") };
+    /// The numbers of `random.rs`.
+    pub(crate) const RANDOM: Part = Part { name: "random.cuh", text: include_str!("random.cuh") };
     /// What those with products of their own on the tensor cores share.
     pub(crate) const TENSOR_CORES: Part =
         Part { name: "tensor_cores.cuh", text: include_str!("tensor_cores.cuh") };

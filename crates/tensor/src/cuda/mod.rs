@@ -63,6 +63,7 @@ pub const SOURCES: &[&Source] = &[
     &ops::pool::cuda::SOURCE,
     &ops::reduce::cuda::SOURCE,
     &ops::rms_norm::SOURCE,
+    &ops::select::cuda::SOURCE,
     &ops::update::cuda::SOURCE,
 ];
 

@@ -3,16 +3,6 @@
 // dropout_apply(x, y, n, threshold, scale, key, first): y may be x; threshold = floor(rate 2^32), scale = 1 / (1 - rate).
 //   grid ceil(n / 4096), block 256.
 
-// "Squares" (Widynski 2020), bit for bit that of random.rs.
-DEVICE u32 random_bits(u64 key, u64 counter) {
-    const u64 y = counter * key, z = y + key;
-    u64 x = y;
-    x = x * x + y, x = (x << 32) | (x >> 32);
-    x = x * x + z, x = (x << 32) | (x >> 32);
-    x = x * x + y, x = (x << 32) | (x >> 32);
-    return static_cast<u32>((x * x + z) >> 32);
-}
-
 KERNEL(256) dropout_apply(const T* __restrict__ x, T* __restrict__ y, i64 n, u32 threshold, float scale, u64 key, u64 first) {
     for_each<LANES>(n, aligned(x) && aligned(y), [&](i64 i, auto width) {
         float v[width.value];

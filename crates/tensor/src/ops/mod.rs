@@ -21,5 +21,6 @@ pub mod pool;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rows;
+pub mod select;
 pub mod sparse;
 pub mod update;

@@ -8,6 +8,7 @@
 //! H g is a difference of gradients ([`Curvature`]).
 
 use espalier_plan::config::FlowScore;
+use espalier_tensor::ops::select::Score;
 use espalier_tensor::{Tensor, random};
 
 use super::gradient::Scored;
@@ -49,9 +50,9 @@ impl Pruner for Grasp {
         let direction = curvature.gradient()?;
         let flow = |ids: &[ParameterId]| curvature.hessian_product_of(&direction, ids);
         // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`; or those furthest from 0.
-        let score = |x: f32| match self.score {
-            FlowScore::Signed => x,
-            FlowScore::Magnitude => x.abs(),
+        let score = match self.score {
+            FlowScore::Signed => Score::Signed,
+            FlowScore::Magnitude => Score::Magnitude,
         };
         Ok(Draw::of(network.keep_scored(self.sparsity, flow, score)?))
     }

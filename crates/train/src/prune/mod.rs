@@ -2,7 +2,7 @@
 //!
 //! Before every step the run asks its [`Pruner`] whether it is time. A method reads the [`Network`] (and may change its
 //! weights, which only rewinding does) and draws new masks; what these do to weights and state is the trainer's.
-//! Everything is chosen on the host from scores of the device, so the same scores give the same masks everywhere.
+//! Scores become whole numbers, of which the best are found exactly, so the same scores give the same masks everywhere.
 
 pub mod early_bird;
 pub mod gradient;
@@ -27,9 +27,10 @@ use espalier_comm::Reduce;
 use espalier_plan::Plan;
 use espalier_plan::config::{Method, Scope};
 use espalier_tensor::mask::ones;
+use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::reduce::squared_norm_all;
+use espalier_tensor::ops::select::{Score, keys};
 use espalier_tensor::{Device, Tensor};
-use rayon::prelude::*;
 
 use crate::Result;
 use crate::data::Order;
@@ -224,7 +225,7 @@ impl Network<'_> {
         &self,
         sparsity: f64,
         scope: Scope,
-        mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
+        mut keys: impl FnMut(ParameterId) -> Result<Tensor>,
     ) -> Result<Vec<(ParameterId, Words)>> {
         let ids = self.candidates;
         match scope {
@@ -232,7 +233,7 @@ impl Network<'_> {
             Scope::Layer => {
                 let mut layer = |id| -> Result<(ParameterId, Words)> {
                     let count = Self::kept_of(self.len(id), sparsity).min(self.alive(id));
-                    Ok((id, select::best(&self.bury(id, keys(id)?)?, count)))
+                    Ok((id, select::best(&self.exclude_pruned(id, keys(id)?)?, count)?))
                 };
                 ids.iter().map(|id| layer(*id)).collect()
             }
@@ -245,7 +246,7 @@ impl Network<'_> {
         &self,
         ids: &[ParameterId],
         count: usize,
-        mut keys: impl FnMut(ParameterId) -> Result<Vec<u32>>,
+        mut keys: impl FnMut(ParameterId) -> Result<Tensor>,
     ) -> Result<Vec<(ParameterId, Words)>> {
         self.keep_seen(ids, count, select::one_by_one(ids.len(), |i| keys(ids[i])))
     }
@@ -258,7 +259,8 @@ impl Network<'_> {
         mut walk: impl FnMut(&mut select::See<'_>) -> Result<()>,
     ) -> Result<Vec<(ParameterId, Words)>> {
         let count = count.min(self.sum_over(ids, |id| self.alive(id))?);
-        let walk = |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.bury(ids[i], keys)?));
+        let walk =
+            |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
         let words = match self.ranks.filter(|ranks| ranks.stages().size() > 1) {
             None => select::best_of_stages(&select::Stages::alone(ids.len()), count, walk)?,
             Some(ranks) => {
@@ -280,18 +282,14 @@ impl Network<'_> {
     }
 
     /// The magnitudes of a parameter's weights as keys.
-    pub fn magnitudes(&self, id: ParameterId) -> Result<Vec<u32>> {
-        Ok(self.weights.get(id).read_f32()?.par_iter().map(|w| select::key(w.abs())).collect())
+    pub fn magnitudes(&self, id: ParameterId) -> Result<Tensor> {
+        Ok(keys(self.weights.get(id), Score::Magnitude)?)
     }
 
-    /// Keys in which those of weights that are gone already come last: a number of any other weight is above them.
-    pub fn bury(&self, id: ParameterId, mut keys: Vec<u32>) -> Result<Vec<u32>> {
+    /// Keys in which weights that are pruned already come last: any other is above them.
+    pub fn exclude_pruned(&self, id: ParameterId, mut keys: Tensor) -> Result<Tensor> {
         if let Some(mask) = self.masks.get(id) {
-            let kept = mask.read_words()?;
-            keys.par_iter_mut()
-                .enumerate()
-                .filter(|(i, _)| !is_kept(&kept, *i))
-                .for_each(|(_, key)| *key = 0);
+            apply(&mut keys, mask)?;
         }
         Ok(keys)
     }

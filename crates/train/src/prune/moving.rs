@@ -7,7 +7,8 @@
 //! (see [`Optimizer::remask`](crate::state::Optimizer::remask)). A layer's count never changes.
 
 use espalier_plan::config;
-use rayon::prelude::*;
+use espalier_tensor::ops::compress::apply;
+use espalier_tensor::{Mask, Tensor};
 
 use super::{Decision, Draw, Moment, Network, Words, count, differing, random, select};
 use crate::Result;
@@ -37,9 +38,9 @@ impl Moves {
         let prune = network.plan.run.prune.as_ref().expect("a run that prunes");
         let kept = prune.kept_by_parameter(&network.plan.model.parameters());
         let mask = |id: &ParameterId| -> Result<(ParameterId, Words)> {
-            let keys = network.bury(*id, random::keys(network, *id))?;
+            let keys = network.exclude_pruned(*id, random::keys(network, *id)?)?;
             let kept = kept[id.0].expect("a candidate") as usize;
-            Ok((*id, select::best(&keys, kept.min(self::kept(network, *id)))))
+            Ok((*id, select::best(&keys, kept.min(self::kept(network, *id)))?))
         };
         let masks = network.candidates.iter().map(mask).collect::<Result<_>>()?;
         Ok(Draw { masks, ..Draw::default() })
@@ -92,21 +93,19 @@ pub fn moving(network: &Network<'_>, id: ParameterId, share: f64) -> usize {
 
 /// What a layer keeps when so many, the smallest, are dropped.
 fn staying(network: &Network<'_>, id: ParameterId, moving: usize) -> Result<Words> {
-    Ok(select::best(&network.bury(id, network.magnitudes(id)?)?, kept(network, id) - moving))
+    select::best(&network.exclude_pruned(id, network.magnitudes(id)?)?, kept(network, id) - moving)
 }
 
 /// Of the places that are free once `count` weights are dropped, the `count` with the largest keys.
-pub fn best_free(
-    network: &Network<'_>,
-    id: ParameterId,
-    keys: impl Fn(usize) -> u32 + Sync,
-    count: usize,
-) -> Result<Words> {
-    let stays = staying(network, id, count)?;
-    // A free place is above every other, whatever its key.
-    let key = |i: usize| if super::is_kept(&stays, i) { 0 } else { keys(i).max(1) };
-    let keys: Vec<u32> = (0..network.len(id)).into_par_iter().map(key).collect();
-    Ok(select::best(&keys, count))
+pub fn best_free(network: &Network<'_>, id: ParameterId, mut keys: Tensor, count: usize) -> Result<Words> {
+    let len = network.len(id);
+    let mut free: Words = staying(network, id, count)?.into_iter().map(|word| !word).collect();
+    if let Some(last) = free.last_mut().filter(|_| !len.is_multiple_of(32)) {
+        *last &= (1 << (len % 32)) - 1;
+    }
+    let free = Mask::new(network.parts.device, len, &free)?;
+    apply(&mut keys, &free)?;
+    select::best(&keys, count)
 }
 
 fn kept(network: &Network<'_>, id: ParameterId) -> usize {

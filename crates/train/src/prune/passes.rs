@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use espalier_plan::scoring::parts;
 use espalier_tensor::Tensor;
-use rayon::prelude::*;
+use espalier_tensor::ops::select::{Score, product_keys};
 
 use super::{Network, Words, select};
 use crate::Result;
@@ -20,17 +20,14 @@ impl Network<'_> {
         &self,
         sparsity: f64,
         mut make: impl FnMut(&[ParameterId]) -> Result<Vec<Tensor>>,
-        score: impl Fn(f32) -> f32 + Sync,
+        score: Score,
     ) -> Result<Vec<(ParameterId, Words)>> {
         let parts = self.passes()?;
         // One pass is made once and held, as there is room for it.
         let once = if parts.len() == 1 { Some(make(self.candidates)?) } else { None };
         let show = |see: &mut select::See<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
             for (i, tensor) in part.zip(tensors) {
-                let weight = self.weights.get(self.candidates[i]).read_f32()?;
-                let products =
-                    weight.par_iter().zip(tensor.read_f32()?).map(|(w, t)| select::key(score(w * t)));
-                see(i, products.collect())?;
+                see(i, product_keys(self.weights.get(self.candidates[i]), tensor, score)?)?;
             }
             Ok(())
         };

@@ -3,8 +3,8 @@
 //! A place's number depends on the seed, the parameter's name and the place alone.
 
 use espalier_plan::config::Scope;
-use espalier_tensor::random;
-use rayon::prelude::*;
+use espalier_tensor::ops::select::random_keys;
+use espalier_tensor::{Tensor, random};
 
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
@@ -33,14 +33,14 @@ impl Pruner for Random {
         if !self.looks(network.moment()) {
             return Ok(Decision::Wait);
         }
-        let masks = network.keep_best(self.sparsity, self.scope, |id| Ok(keys(network, id)))?;
+        let masks = network.keep_best(self.sparsity, self.scope, |id| keys(network, id))?;
         Ok(Draw::of(masks))
     }
 }
 
 /// A number for each place of a parameter.
-pub fn keys(network: &Network<'_>, id: ParameterId) -> Vec<u32> {
+pub fn keys(network: &Network<'_>, id: ParameterId) -> Result<Tensor> {
     let seed = random::key(network.plan.run.seed, PURPOSE);
     let key = random::key(seed, name_key(network.weights.name(id)));
-    (0..network.len(id) as u64).into_par_iter().map(|i| random::bits(key, i)).collect()
+    Ok(random_keys(network.parts.device, network.len(id), key)?)
 }

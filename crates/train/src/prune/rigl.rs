@@ -9,11 +9,12 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::select::{Score, keys};
 use espalier_tensor::{Tensor, random};
 
 use super::gradient::{Scored, gradient};
 use super::moving::{Moves, best_free, moving};
-use super::{Decision, Moment, Network, Pruner, Words, select};
+use super::{Decision, Moment, Network, Pruner, Words};
 use crate::Result;
 use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
 use crate::parallel::Ranks;
@@ -91,9 +92,8 @@ fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<Parameter
             left.pop_front();
         }
         for (id, sum) in wanted.iter().zip(gradient(network.pass(), &wanted, scored)?) {
-            let sum = sum.read_f32()?;
-            let count = moving(network, *id, share);
-            chosen.insert(*id, best_free(network, *id, |i| select::key(sum[i].abs()), count)?);
+            let (keys, count) = (keys(&sum, Score::Magnitude)?, moving(network, *id, share));
+            chosen.insert(*id, best_free(network, *id, keys, count)?);
         }
     }
     Ok(chosen)
@@ -118,8 +118,7 @@ impl Growth<'_> {
             Some(sharing) => sharing.sum(id, gradient)?,
             None => gradient,
         };
-        let gradient = gradient.read_f32()?;
-        let words = best_free(self.network, id, |i| select::key(gradient[i].abs()), self.moving(id))?;
+        let words = best_free(self.network, id, keys(&gradient, Score::Magnitude)?, self.moving(id))?;
         self.chosen.insert(id, words);
         Ok(())
     }

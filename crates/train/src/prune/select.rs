@@ -1,22 +1,13 @@
 //! The best of many, exactly: so many places, ties going to the earlier one, so that every rank agrees.
 //!
-//! Scores become whole numbers of the same order, whose k-th largest is found digit by digit from two histograms. Scores are
-//! shown three times instead of being held, as a model's scores may be larger than what is free.
+//! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown three times instead
+//! of being held, as a model's may be larger than what is free.
 
-use rayon::prelude::*;
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::select::{DIGITS, Digit, at_least, histogram};
 
 /// The bits of a mask, one a weight.
 pub type Words = Vec<u32>;
-
-/// A score as a whole number: larger is better, and what is not a number is worst.
-pub fn key(score: f32) -> u32 {
-    if score.is_nan() {
-        return 0;
-    }
-    // Both zeros are one score.
-    let bits = (score + 0.0).to_bits();
-    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
-}
 
 /// Tensors of which each stage of a pipeline has some.
 pub struct Stages<'a> {
@@ -38,13 +29,13 @@ impl Stages<'_> {
 }
 
 /// What is shown the keys of a tensor.
-pub type See<'a> = dyn FnMut(usize, Vec<u32>) -> crate::Result<()> + 'a;
+pub type See<'a> = dyn FnMut(usize, Tensor) -> crate::Result<()> + 'a;
 
 /// Keeps the `keep` places with the largest keys over all tensors; `keys(i)` gives those of tensor `i`.
 pub fn best_of_all(
     tensors: usize,
     keep: usize,
-    keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
+    keys: impl FnMut(usize) -> crate::Result<Tensor>,
 ) -> crate::Result<Vec<Words>> {
     best_of_stages(&Stages::alone(tensors), keep, one_by_one(tensors, keys))
 }
@@ -52,7 +43,7 @@ pub fn best_of_all(
 /// Shows the keys of each tensor, which `keys` gives.
 pub fn one_by_one(
     tensors: usize,
-    mut keys: impl FnMut(usize) -> crate::Result<Vec<u32>>,
+    mut keys: impl FnMut(usize) -> crate::Result<Tensor>,
 ) -> impl FnMut(&mut See<'_>) -> crate::Result<()> {
     move |see| (0..tensors).try_for_each(|i| see(i, keys(i)?))
 }
@@ -68,7 +59,7 @@ pub fn best_of_stages(
     let mut high = Histogram::default();
     walk(&mut |i, keys| {
         if stages.speaks[i] {
-            high.add(&keys, |key| Some((key >> 16) as usize));
+            high.add(&histogram(&keys, Digit::High)?);
         }
         Ok(())
     })?;
@@ -78,10 +69,9 @@ pub fn best_of_stages(
     let mut sum = Histogram::default();
     walk(&mut |i, keys| {
         if stages.speaks[i] {
-            let mut own = Histogram::default();
-            own.add(&keys, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
-            sum.0.iter_mut().zip(&own.0).for_each(|(sum, n)| *sum += n);
-            low[i] = own.0.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect();
+            let own = histogram(&keys, Digit::LowOf(digit))?;
+            sum.add(&own);
+            low[i] = own.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect();
         }
         Ok(())
     })?;
@@ -98,21 +88,17 @@ pub fn best_of_stages(
     let mut words = vec![Words::new(); tensors];
     walk(&mut |i, keys| {
         let before: u64 = at_threshold[..stages.places[i]].iter().sum();
-        words[i] = at_least(&keys, threshold, &mut missing.saturating_sub(before as usize));
+        words[i] = at_least(&keys, threshold, missing.saturating_sub(before as usize))?;
         Ok(())
     })?;
     Ok(words)
 }
 
 /// Keeps the `keep` places with the largest keys of one tensor.
-pub fn best(keys: &[u32], keep: usize) -> Words {
-    let mut high = Histogram::default();
-    high.add(keys, |key| Some((key >> 16) as usize));
-    let (digit, above) = high.holder_of(keep);
-    let mut low = Histogram::default();
-    low.add(keys, |key| (key >> 16 == digit).then_some((key & 0xffff) as usize));
-    let (rest, above_low) = low.holder_of(keep - above);
-    at_least(keys, digit << 16 | rest, &mut (keep - above - above_low))
+pub fn best(keys: &Tensor, keep: usize) -> crate::Result<Words> {
+    let (digit, above) = Histogram(histogram(keys, Digit::High)?).holder_of(keep);
+    let (rest, above_low) = Histogram(histogram(keys, Digit::LowOf(digit))?).holder_of(keep - above);
+    Ok(at_least(keys, digit << 16 | rest, keep - above - above_low)?)
 }
 
 /// How many keys have each value of a digit.
@@ -120,23 +106,13 @@ struct Histogram(Vec<u64>);
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram(vec![0; 1 << 16])
+        Histogram(vec![0; DIGITS])
     }
 }
 
 impl Histogram {
-    fn add(&mut self, keys: &[u32], digit: impl Fn(u32) -> Option<usize> + Sync) {
-        let count = |part: &[u32]| {
-            let mut counts = vec![0u64; 1 << 16];
-            for digit in part.iter().filter_map(|key| digit(*key)) {
-                counts[digit] += 1;
-            }
-            counts
-        };
-        let parts: Vec<Vec<u64>> = keys.par_chunks(1 << 22).map(count).collect();
-        for part in parts {
-            self.0.iter_mut().zip(part).for_each(|(sum, n)| *sum += n);
-        }
+    fn add(&mut self, counts: &[u64]) {
+        self.0.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
     }
 
     /// Of the keys of all stages.
@@ -158,50 +134,19 @@ impl Histogram {
     }
 }
 
-/// The places of all keys above the threshold, and of the first `ties` at it.
-fn at_least(keys: &[u32], threshold: u32, ties: &mut usize) -> Words {
-    const PART: usize = 1 << 20;
-    let equal: Vec<usize> =
-        keys.par_chunks(PART).map(|part| part.iter().filter(|key| **key == threshold).count()).collect();
-    let allowed: Vec<usize> = equal
-        .iter()
-        .map(|count| {
-            let now = (*ties).min(*count);
-            *ties -= now;
-            now
-        })
-        .collect();
-    let mut words = vec![0u32; keys.len().div_ceil(32)];
-    words.par_chunks_mut(PART / 32).zip(keys.par_chunks(PART)).zip(allowed).for_each(
-        |((words, keys), mut ties)| {
-            for (i, key) in keys.iter().enumerate() {
-                let tie = *key == threshold && ties > 0;
-                if tie {
-                    ties -= 1;
-                }
-                if tie || *key > threshold {
-                    words[i / 32] |= 1 << (i % 32);
-                }
-            }
-        },
-    );
-    words
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use espalier_tensor::mask::ones;
+    use espalier_tensor::ops::select::key;
+    use espalier_tensor::{Category, Device};
     use proptest::prelude::*;
+    use std::sync::LazyLock;
 
-    #[test]
-    fn keys_have_the_order_of_scores() {
-        let scores = [f32::NAN, f32::NEG_INFINITY, -2.0, -1e-40, 0.0, 1e-40, 0.5, 3.0, f32::INFINITY];
-        assert!(scores.windows(2).all(|pair| key(pair[0]) < key(pair[1])));
-        assert_eq!(key(-0.0), key(0.0));
-    }
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::cpu(1).unwrap());
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
         /// Against a sort, with many ties, over several tensors.
         #[test]
         fn the_best_are_those_of_a_stable_sort(
@@ -210,6 +155,7 @@ mod tests {
         ) {
             let keys: Vec<Vec<u32>> =
                 tensors.iter().map(|t| t.iter().map(|x| key(f32::from(*x) / 3.0)).collect()).collect();
+            let tensor = |keys: &Vec<u32>| Tensor::from_slice(&DEVICE, &[keys.len()], keys, Category::Workspace).unwrap();
             let total: usize = keys.iter().map(Vec::len).sum();
             let keep = (share * total as f64) as usize;
             let mut all: Vec<(usize, usize)> =
@@ -217,7 +163,7 @@ mod tests {
             all.sort_by_key(|&(t, i)| std::cmp::Reverse(keys[t][i]));
             all.truncate(keep);
             all.sort();
-            let chosen = best_of_all(keys.len(), keep, |i| Ok(keys[i].clone())).unwrap();
+            let chosen = best_of_all(keys.len(), keep, |i| Ok(tensor(&keys[i]))).unwrap();
             let places: Vec<(usize, usize)> =
                 chosen.iter().enumerate().flat_map(|(t, words)| ones(words).map(move |i| (t, i))).collect();
             prop_assert_eq!(places, all);
@@ -231,7 +177,7 @@ mod tests {
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
                     let stages = Stages { places: own.clone(), speaks, all: keys.len(), sum: &sum };
-                    best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(keys[own[i]].clone()))).unwrap()
+                    best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
                 };
                 let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
                 let first: Vec<usize> = (0..cut).collect();
@@ -248,7 +194,7 @@ mod tests {
             }
             for keys in &keys {
                 let keep = (share * keys.len() as f64) as usize;
-                prop_assert_eq!(best(keys, keep), best_of_all(1, keep, |_| Ok(keys.clone())).unwrap().remove(0));
+                prop_assert_eq!(best(&tensor(keys), keep).unwrap(), best_of_all(1, keep, |_| Ok(tensor(keys))).unwrap().remove(0));
             }
         }
     }

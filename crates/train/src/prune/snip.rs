@@ -4,6 +4,7 @@
 //! value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops and batch norm
 //! measures, as in the step that follows.
 
+use espalier_tensor::ops::select::Score;
 use espalier_tensor::{Tensor, random};
 
 use super::gradient::{Scored, gradient};
@@ -34,7 +35,7 @@ impl Pruner for Snip {
             return Ok(Decision::Wait);
         }
         let gradients = |ids: &[ParameterId]| self.gradients_of(network, ids);
-        Ok(Draw::of(network.keep_scored(self.sparsity, gradients, f32::abs)?))
+        Ok(Draw::of(network.keep_scored(self.sparsity, gradients, Score::Magnitude)?))
     }
 }
 

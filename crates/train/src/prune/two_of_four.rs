@@ -39,7 +39,7 @@ impl Pruner for TwoOfFour {
         });
         let mask = |id| {
             let dim = usize::from(!input_first.contains(network.weights.name(id)));
-            let keys = network.bury(id, network.magnitudes(id)?)?;
+            let keys = network.exclude_pruned(id, network.magnitudes(id)?)?.read_u32()?;
             Ok((id, larger_halves(&keys, network.weights.get(id).shape(), dim)))
         };
         Ok(Draw::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))

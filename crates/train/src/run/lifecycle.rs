@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use espalier_comm::Traffic;
-use espalier_plan::Plan;
 use espalier_plan::config::{Method, Prune};
 use espalier_plan::spec::Input;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{Category, Device};
 use serde_json::json;
 
@@ -32,6 +32,19 @@ use crate::summary::{Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Pruned, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result};
+
+/// From so many weights on, making them takes long enough that a person should know.
+const MANY: u64 = 1_000_000_000;
+
+/// What happens before the first step where a method scores by gradients.
+fn scoring_note(candidates: u64, scoring: Scoring) -> String {
+    let passes = match scoring.passes {
+        1 => "at once".into(),
+        // The best are found by looking three times.
+        passes => format!("in {passes} parts, each made three times"),
+    };
+    format!("scoring {:.3} million weights by their gradients, {passes}", candidates as f64 / 1e6)
+}
 
 /// A run between its start and its end.
 pub(super) struct Run {
@@ -89,6 +102,9 @@ impl Run {
         };
         let samples = dataset.len(Split::Train);
         let checkpoints = checkpoints_of(&plan, &folder);
+        if plan.parameters >= MANY {
+            observer.note(&format!("making {:.1} billion weights", plan.parameters as f64 / 1e9));
+        }
         let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
         if place.resume && !place.fresh {
             resume(&mut trainer, &checkpoints, &folder, observer)?;
@@ -167,6 +183,9 @@ impl Run {
         }
         observer.begins();
         while self.trainer.progress().step < steps {
+            if let Some(scoring) = self.trainer.scores_next()? {
+                observer.note(&scoring_note(self.trainer.kept().1, scoring));
+            }
             let report = self.trainer.step()?;
             let step = report.step;
             match (&report.seen, &report.pruned) {

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use espalier_plan::Plan;
 use espalier_plan::config::{self, Kernels};
 use espalier_plan::memory::StateBytes;
+use espalier_plan::{Plan, Scoring};
 use espalier_tensor::mask::Form;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::sparse::SparseWeight;
@@ -91,19 +91,16 @@ impl Trainer {
 
     /// What the pruning method does after so many steps.
     pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
-        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
-        let moment = Moment { step, steps: self.steps, epoch };
-        if self.pruner.as_ref().is_some_and(|pruner| pruner.looks(moment)) {
+        let Moment { steps, epoch, .. } = self.moment(step);
+        if self.looks(step) {
             self.come_together()?;
-            let ranks = self.ranks.as_ref().map_or(1, Ranks::size);
-            let memory = self.memory.or_else(|| prune::memory(&self.device, ranks));
-            self.scoring = self.plan.scoring(memory).map_err(Error::Plan)?.or(self.scoring);
+            self.scoring = self.scoring_in_memory()?.or(self.scoring);
         }
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
         let mut network = Network {
             plan: &self.plan,
             step,
-            steps: self.steps,
+            steps,
             epoch,
             candidates: &self.candidates,
             masks: &self.masks,
@@ -122,6 +119,27 @@ impl Trainer {
         let decision = pruner.before_step(&mut network);
         self.pruner = Some(pruner);
         decision
+    }
+
+    fn moment(&self, step: u64) -> Moment {
+        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
+        Moment { step, steps: self.steps, epoch }
+    }
+
+    fn looks(&self, step: u64) -> bool {
+        self.pruner.as_ref().is_some_and(|pruner| pruner.looks(self.moment(step)))
+    }
+
+    /// How candidates are scored by gradients in what memory there is, where the method does so.
+    fn scoring_in_memory(&self) -> Result<Option<Scoring>> {
+        let ranks = self.ranks.as_ref().map_or(1, Ranks::size);
+        let memory = self.memory.or_else(|| prune::memory(&self.device, ranks));
+        self.plan.scoring(memory).map_err(Error::Plan)
+    }
+
+    /// How all candidates are scored by gradients before the next step, where they are: it may take as long as many steps.
+    pub fn scores_next(&self) -> Result<Option<Scoring>> {
+        if self.looks(self.progress.step) { self.scoring_in_memory() } else { Ok(None) }
     }
 
     /// Puts weights and state under new masks, one parameter at a time.

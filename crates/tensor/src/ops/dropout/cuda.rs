@@ -1,11 +1,14 @@
 //! Dropout on a card.
 
 use crate::cuda::lanes::{self, THREADS};
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("dropout.cu", include_str!("../dropout.cu"), Build::FLOATS);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[Part::LANES, Part::RANDOM],
+    ..lanes::source("dropout.cu", include_str!("../dropout.cu"), Build::FLOATS)
+};
 
 pub(super) fn apply(
     cuda: &Cuda,

@@ -241,7 +241,9 @@ fn what_was_just_dropped_may_grow_again() {
             values[**i].abs().total_cmp(&values[**j].abs())
         })
         .unwrap();
-    let grown = best_free(&network, id, |i| u32::from(i == dropped) + 1, 4).unwrap();
+    let keys: Vec<u32> = (0..network.len(id)).map(|i| u32::from(i == dropped) + 1).collect();
+    let keys = Tensor::from_slice(network.parts.device, &[keys.len()], &keys, Category::Workspace).unwrap();
+    let grown = best_free(&network, id, keys, 4).unwrap();
     assert!(is_kept(&grown, dropped));
 }
 
