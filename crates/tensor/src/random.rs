@@ -3,6 +3,8 @@
 //!
 //! The function is "Squares" (Widynski 2020), four rounds of squaring and swapping halves.
 
+use crate::cpu::math::ln;
+
 /// Mixes a seed and a purpose into a stream's key, an odd number without structure.
 pub fn key(seed: u64, purpose: u64) -> u64 {
     mix(mix(seed).wrapping_add(purpose)) | 1
@@ -70,9 +72,9 @@ pub fn normal_quantile(p: f64) -> f64 {
     let poly = |c: &[f64], x: f64| c.iter().fold(0.0, |sum, c| sum * x + c);
     let tail = |q: f64| poly(&C, q) / (poly(&D, q) * q + 1.0);
     if p < 0.02425 {
-        tail((-2.0 * p.ln()).sqrt())
+        tail((-2.0 * ln(p)).sqrt())
     } else if p > 1.0 - 0.02425 {
-        -tail((-2.0 * (1.0 - p).ln()).sqrt())
+        -tail((-2.0 * ln(1.0 - p)).sqrt())
     } else {
         let q = p - 0.5;
         let r = q * q;

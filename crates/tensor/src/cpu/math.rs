@@ -1,4 +1,6 @@
-//! Elementary functions that vectorise: branch-free, accurate to a few units in the last place of an f32.
+//! Elementary functions of our own: those in f32 vectorise, being branch-free, and are accurate to a few units in the last place;
+//! those in f64 are there so that a number does not depend on the platform's library, whose last bit changes with its version
+//! and, in one and the same library, with the instructions that the processor has.
 
 /// e^x. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2]; below -87.3, where f32 would turn subnormal, it is 0.
 #[inline(always)]
@@ -48,9 +50,76 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// The natural logarithm, to one unit in the last place (FreeBSD's `e_log.c`): x = 2^k (1 + f) with sqrt(2)/2 < 1 + f < sqrt(2), and
+/// ln(1 + f) = 2 s + s R(s^2) with s = f / (2 + f).
+pub fn ln(x: f64) -> f64 {
+    const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
+    const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
+    const R: [f64; 7] = [
+        f64::from_bits(0x3fe5_5555_5555_5593),
+        f64::from_bits(0x3fd9_9999_9997_fa04),
+        f64::from_bits(0x3fd2_4924_9422_9359),
+        f64::from_bits(0x3fcc_71c5_1d8e_78af),
+        f64::from_bits(0x3fc7_4664_96cb_03de),
+        f64::from_bits(0x3fc3_9a09_d078_c69f),
+        f64::from_bits(0x3fc2_f112_df3e_5244),
+    ];
+    if x.is_nan() || x == f64::INFINITY {
+        return x;
+    }
+    if x <= 0.0 {
+        return if x == 0.0 { f64::NEG_INFINITY } else { f64::NAN };
+    }
+    // A subnormal number is made a normal one first.
+    let (x, shift) = if x < f64::MIN_POSITIVE { (x * 2f64.powi(54), -54) } else { (x, 0) };
+    // Adding the distance from sqrt(2)/2 to 1 carries into the exponent where the mantissa is above sqrt(2).
+    const ABOVE: u64 = 0x3ff0_0000_0000_0000 - 0x3fe6_a09e_0000_0000;
+    let carried = x.to_bits() + ABOVE;
+    let k = f64::from((carried >> 52) as i32 - 1023 + shift);
+    let f = f64::from_bits((carried & 0x000f_ffff_ffff_ffff) + 0x3fe6_a09e_0000_0000) - 1.0;
+    let s = f / (2.0 + f);
+    let (z, half) = (s * s, 0.5 * f * f);
+    let w = z * z;
+    let even = w * (R[1] + w * (R[3] + w * R[5]));
+    let odd = z * (R[0] + w * (R[2] + w * (R[4] + w * R[6])));
+    s * (half + (even + odd)) + k * LN2_LOW - half + f + k * LN2_HIGH
+}
+
+/// x^n by squaring.
+pub fn power(x: f64, n: u64) -> f64 {
+    let (mut square, mut left, mut product) = (x, n, 1.0);
+    while left > 0 {
+        if left & 1 == 1 {
+            product *= square;
+        }
+        square *= square;
+        left >>= 1;
+    }
+    product
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logarithms_and_powers_are_accurate() {
+        let numbers = (1..4000).flat_map(|i| {
+            let x = f64::from(i) * 0.000_73;
+            [x, 1.0 + x * 1e-6, x * 1e300, x * 1e-310, 1.0 / x]
+        });
+        for x in numbers {
+            let (ours, exact) = (ln(x), x.ln());
+            let ulp = f64::EPSILON * exact.abs().max(f64::MIN_POSITIVE);
+            assert!((ours - exact).abs() <= ulp, "ln {x}: {ours} {exact}");
+        }
+        assert_eq!((ln(1.0), ln(0.0), ln(f64::INFINITY)), (0.0, f64::NEG_INFINITY, f64::INFINITY));
+        assert!(ln(-1.0).is_nan() && ln(f64::NAN).is_nan());
+        for (x, n) in [(0.999f64, 100_000), (0.9, 7), (0.95, 1), (0.5, 0), (0.999_9, 12_345)] {
+            let exact = x.powf(n as f64);
+            assert!((power(x, n) - exact).abs() <= 1e-11 * exact, "{x}^{n}");
+        }
+    }
 
     fn worst(f: fn(f32) -> f32, exact: fn(f64) -> f64, from: f32, to: f32) -> f64 {
         let n = 200_000;

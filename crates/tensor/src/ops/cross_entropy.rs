@@ -196,7 +196,7 @@ fn row<T: Float>(x: &[T], target: usize) -> Row {
     Row {
         max,
         sum,
-        loss: sum.ln() + (f64::from(max) - f64::from(logit)),
+        loss: math::ln(sum) + (f64::from(max) - f64::from(logit)),
         correct: logit == max && x[..target].iter().all(|x| x.to_f32() != max),
     }
 }

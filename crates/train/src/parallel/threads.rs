@@ -6,6 +6,7 @@ use std::time::Duration;
 use espalier_comm::{Communicator, threads};
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
+use espalier_tensor::cpu::Cpu;
 
 use super::Ranks;
 use crate::{Error, Result};
@@ -36,7 +37,7 @@ pub fn on_threads_within<R: Send>(
     work: impl Fn(Ranks, &Device) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let own = |rank: usize| match device {
-        Device::Cpu(cpu) => Device::cpu((cpu.threads() / mesh.size()).max(1)),
+        Device::Cpu(cpu) => Cpu::with_isa((cpu.threads() / mesh.size()).max(1), cpu.isa()).map(Device::Cpu),
         // The card as it was opened, with what was asked of it, is rank 0's.
         Device::Cuda(_) if rank == 0 => Ok(device.clone()),
         Device::Cuda(cuda) => cuda.another().map(Device::Cuda),

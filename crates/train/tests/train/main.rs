@@ -6,6 +6,7 @@ mod compressed;
 mod damage;
 mod evaluate;
 mod fixture;
+mod golden;
 mod gradients;
 mod layouts;
 mod local;

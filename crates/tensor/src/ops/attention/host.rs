@@ -7,6 +7,7 @@ use super::Sizes;
 use super::scores::{dot, gradients, scaled, softmax};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Matrix, MatrixMut, serial};
+use crate::cpu::math::ln;
 use crate::cpu::scratch::{Disjoint, Scratch};
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
@@ -145,7 +146,7 @@ fn forward_head<T: Float>(
         }
         for r in 0..m {
             write(i + r, &out[r * d..(r + 1) * d], 1.0 / totals[r]);
-            logsumexp[i + r] = maxima[r] + totals[r].ln();
+            logsumexp[i + r] = maxima[r] + ln(f64::from(totals[r])) as f32;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The arithmetic of the rules on the host: plain loops over kept weights that lie side by side.
 
 use super::{Rule, SquaredNorms, Step};
+use crate::cpu::math::power;
 use crate::cpu::{Isa, lanes};
 use crate::dtype::Float;
 use crate::simd;
@@ -92,7 +93,7 @@ impl Moments {
             return Moments::default();
         };
         assert!(step.number > 0, "update: steps are counted from 1");
-        let rest = |beta: f32| 1.0 - f64::from(beta).powf(step.number as f64);
+        let rest = |beta: f32| 1.0 - power(f64::from(beta), step.number);
         let (unbias1, unbias2) = ((1.0 / rest(beta1)) as f32, (1.0 / rest(beta2).sqrt()) as f32);
         Moments { beta1, beta2, eps, unbias1, unbias2 }
     }
