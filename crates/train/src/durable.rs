@@ -1,26 +1,34 @@
 //! Files that a power cut or a full disk leaves either as they were or as they should be.
 //!
 //! A new name is on the disk once the folder that holds it was synced, and not before: so whoever makes a file or a folder
-//! syncs its parent too.
+//! syncs its parent too. All syncing goes through [`sync`], which tests can ask what was synced, and in which order.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Makes a folder and those above it; each new one is synced into its parent.
 pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
+    create_folders(path, &mut Vec::new())
+}
+
+/// The same; `made` gets those that were not there, the innermost first, also where it fails.
+pub(crate) fn create_folders(path: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     let parent = parent(path);
     if parent != path {
-        create_folder(parent)?;
+        create_folders(parent, made)?;
     }
     match fs::create_dir(path) {
         // By another rank or process, a moment ago.
         Err(why) if why.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(why) => Err(why),
-        Ok(()) => sync_folder(parent),
+        Ok(()) => {
+            made.insert(0, path.into());
+            sync_folder(parent)
+        }
     }
 }
 
@@ -31,22 +39,36 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_file_name(format!(".{name}.writing"));
     let attempt = || {
         write_synced(&temporary, bytes)?;
-        fs::rename(&temporary, path)?;
-        sync_folder(parent(path))
+        rename(&temporary, path)
     };
     attempt().inspect_err(|_| drop(fs::remove_file(&temporary)))
+}
+
+/// Gives a file or folder another name, and waits until that is on the disk.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    sync_folder(parent(to))
 }
 
 /// Writes a file and waits until it is on the disk; its name may not be.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
-    file.sync_all()
+    sync(&file, path)
+}
+
+/// Waits until what was written to a file is on the disk. `path` is its name, which may not be.
+#[cfg_attr(not(test), expect(unused_variables, reason = "tests alone record names"))]
+pub(crate) fn sync(file: &File, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    #[cfg(test)]
+    record::add(path);
+    Ok(())
 }
 
 /// Waits until the names in a folder are on the disk.
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    match File::open(path)?.sync_all() {
+    match sync(&File::open(path)?, path) {
         // A file system that has no such thing.
         Err(why) if why.kind() == io::ErrorKind::InvalidInput => Ok(()),
         synced => synced,
@@ -59,6 +81,27 @@ fn parent(path: &Path) -> &Path {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
         Some(parent) => parent,
         None => path,
+    }
+}
+
+/// What was synced, in this order, by all tests of the process: nobody could see it from outside but with a debugger or by
+/// pulling the plug. A test asks for what lies in a folder of its own.
+#[cfg(test)]
+pub(crate) mod record {
+    use super::*;
+    use std::sync::Mutex;
+
+    static SYNCED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+    pub(super) fn add(path: &Path) {
+        SYNCED.lock().unwrap().push(path.into());
+    }
+
+    /// Paths below a folder, which itself is the empty one.
+    pub(crate) fn below(folder: &Path) -> Vec<String> {
+        let all = SYNCED.lock().unwrap();
+        let inside = all.iter().filter_map(|path| path.strip_prefix(folder).ok());
+        inside.map(|path| path.display().to_string()).collect()
     }
 }
 

@@ -15,6 +15,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use super::manifest::FileRecord;
 use super::shard::{PIECES, Pieces};
 use super::write::{Fault, Saved, Stored};
+use crate::durable;
 
 /// Writes a file and waits until it is on the disk.
 pub(super) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord, Fault> {
@@ -31,7 +32,7 @@ pub(super) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord
         file.write(&bytes)?;
     }
     let Hashed { file, hasher } = file;
-    file.into_inner().map_err(io::Error::from)?.sync_all()?;
+    durable::sync(&file.into_inner().map_err(io::Error::from)?, path)?;
     Ok(FileRecord { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
 }
 

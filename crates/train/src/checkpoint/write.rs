@@ -184,8 +184,7 @@ impl Checkpoints {
                 Err(_) => drop(set_aside(target)?),
             }
         }
-        fs::rename(temporary, target)?;
-        Ok(durable::sync_folder(&self.folder)?)
+        Ok(durable::rename(temporary, target)?)
     }
 }
 

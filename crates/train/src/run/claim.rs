@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::RUN_FILE;
-use crate::{Error, Result};
+use crate::{Error, Result, durable};
 
 const LOCK: &str = ".lock";
 /// How often a folder is made again that others remove.
@@ -78,7 +78,7 @@ impl Claim {
         for _ in 0..TRIES {
             let mut claim = Claim { folder: folder.into(), lock: None, made: Vec::new() };
             // Whoever gives up a folder removes it: between two of these calls it may have gone.
-            match make(folder, &mut claim.made) {
+            match durable::create_folders(folder, &mut claim.made) {
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
                 outcome => outcome.map_err(fail)?,
             }
@@ -140,24 +140,6 @@ fn ourselves() -> String {
     match fs::read_to_string("/proc/sys/kernel/hostname") {
         Ok(host) => format!("{own} on {}", host.trim()),
         Err(_) => own,
-    }
-}
-
-/// Makes a folder and those above it; `made` are those that were not there, the innermost first.
-fn make(folder: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
-    if folder.as_os_str().is_empty() || folder.is_dir() {
-        return Ok(());
-    }
-    if let Some(parent) = folder.parent() {
-        make(parent, made)?;
-    }
-    match fs::create_dir(folder) {
-        Err(why) if why.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
-        Err(why) => Err(why),
-        Ok(()) => {
-            made.insert(0, folder.into());
-            Ok(())
-        }
     }
 }
 

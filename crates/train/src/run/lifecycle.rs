@@ -257,6 +257,7 @@ impl Run {
 
     /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        self.metrics.sync(observer);
         match self.trainer.save(&self.checkpoints) {
             Ok(path) => {
                 self.unsaved = None;
@@ -279,6 +280,7 @@ impl Run {
     /// The end of a run, at its last step or before.
     fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<Outcome> {
         self.write_trace()?;
+        self.metrics.sync(observer);
         self.metrics.close(observer);
         match self.unsaved.take() {
             Some(error) => Err(error),

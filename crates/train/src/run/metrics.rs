@@ -49,6 +49,7 @@ impl Metrics {
         let open = || -> io::Result<(File, u64)> {
             let file = OpenOptions::new().create(true).append(true).open(path)?;
             let len = file.metadata()?.len();
+            durable::sync_folder(path.parent().unwrap_or(Path::new(".")))?;
             Ok((file, len))
         };
         let (file, len) = open().map_err(|why| Error::unwritten(path, why))?;
@@ -75,6 +76,15 @@ impl Metrics {
                 }
                 self.lost += 1;
             }
+        }
+    }
+
+    /// Waits until all lines are on the disk. A checkpoint that outlives a power cut without the lines up to it would be of a
+    /// run with a hole in its past.
+    pub fn sync(&self, observer: &mut dyn Observer) {
+        if let Some(Err(why)) = self.file.as_ref().map(|file| durable::sync(file, &self.path)) {
+            observer
+                .warning(&format!("{}: what was written may not be on the disk: {why}", self.path.display()));
         }
     }
 

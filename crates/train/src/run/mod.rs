@@ -259,3 +259,47 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let written = durable::create_folder(folder).and_then(|()| durable::replace(&path, text.as_bytes()));
     written.map_err(|why| Error::unwritten(&path, why))
 }
+
+#[cfg(test)]
+mod tests {
+    use espalier_plan::RunFile;
+
+    use super::*;
+    use crate::durable::record;
+
+    const RUN: &str = r#"
+        model = { name = "gpt", layers = 1, heads = 1, width = 8, context = 8 }
+        data = { kind = "arithmetic", count = 20 }
+        train = { steps = 2, batch = 2, eval_samples = 2 }
+        optimizer = { name = "adamw" }
+        checkpoint = { every = 1 }
+    "#;
+
+    /// What a power cut leaves: a folder under its name, then the files that say what the run is, then for each checkpoint the
+    /// metrics up to it, its files, its manifest, their names, and last the name that makes it one.
+    #[test]
+    fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_interrupt() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_file = RunFile::parse(RUN, &[]).unwrap();
+        let dataset = Dataset::open(&run_file).unwrap();
+        let plan = Plan::new(run_file, dataset.facts()).unwrap();
+        let device = Device::cpu(1).unwrap();
+        let place = Place::at(folder.path().join("out/run"));
+        run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+
+        let mut expected: Vec<String> = ["", "out"].map(str::to_owned).into();
+        let run = ["/.run.toml.writing", "", "/.plan.json.writing", "", "", "/metrics.jsonl", ""];
+        expected.extend(run.map(|path| format!("out/run{path}")));
+        for step in 1..=2 {
+            if step == 2 {
+                expected.push("out/run/metrics.jsonl".into());
+            }
+            for file in ["/model.safetensors", "/optimizer.safetensors", "/manifest.json", ""] {
+                expected.push(format!("out/run/checkpoints/.writing-step-00000{step}{file}"));
+            }
+            expected.push("out/run/checkpoints".into());
+        }
+        expected.push("out/run/metrics.jsonl".into());
+        assert_eq!(record::below(folder.path()), expected);
+    }
+}
