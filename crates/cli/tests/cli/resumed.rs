@@ -88,22 +88,71 @@ fn the_end_of_a_run_is_nothing_to_do() {
     }
 }
 
-/// Data that is found by another path to the same file is the same data.
+const WORDS: &str = "what is written here is learnt by heart ";
+
+/// The run file with a text instead of sums.
+fn text(path: &str) -> String {
+    TINY.replace("kind = \"arithmetic\"", &format!("kind = \"text\"\npath = \"{path}\""))
+        .replace("count = 200", "")
+}
+
+/// Data that is found by another path to the same file is the same data, and so is a copy.
 #[test]
 fn a_path_may_be_written_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("inner")).unwrap();
-    fs::write(folder.path().join("text"), "what is written here is learnt by heart ".repeat(40)).unwrap();
+    fs::write(folder.path().join("text"), WORDS.repeat(40)).unwrap();
+    fs::write(folder.path().join("copy"), WORDS.repeat(40)).unwrap();
     fs::write(folder.path().join("other"), "what is written there is another text ".repeat(40)).unwrap();
-    let text = |path: &str| {
-        TINY.replace("kind = \"arithmetic\"", &format!("kind = \"text\"\npath = \"{path}\""))
-            .replace("count = 200", "")
-    };
     assert!(train_in(folder.path(), &text("text"), &["--out", "run"]).status.success());
     let more = ["--out", "run", "--resume", "--set", "train.steps=5"];
     let output = train_in(folder.path(), &text("inner/../text"), &more);
     assert!(output.status.success(), "{}", said(&output));
+    let more = ["--out", "run", "--resume", "--set", "train.steps=6"];
+    let output = train_in(folder.path(), &text("copy"), &more);
+    assert!(output.status.success(), "{}", said(&output));
     let output = train_in(folder.path(), &text("other"), &more);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("`data.path` was "), "{}", said(&output));
+}
+
+/// The same path need not be the same data.
+#[test]
+fn a_data_file_that_was_written_anew_is_named_and_must_be_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    fs::write(&path, WORDS.repeat(40)).unwrap();
+    assert!(train_in(folder.path(), &text("text"), &["--out", "run"]).status.success());
+    let before = fs::read_to_string(folder.path().join("run/data.json")).unwrap();
+    fs::write(&path, WORDS.to_uppercase().repeat(40)).unwrap();
+    let more = ["--out", "run", "--resume", "--set", "train.steps=5"];
+    for dry in [&[][..], &["--dry-run"]] {
+        let refused = train_in(folder.path(), &text("text"), &[&more[..], dry].concat());
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        let error = format!(
+            "error: run/data.json: the data files have changed: {} holds something else than it did, which would be another run; \
+             if that is meant, add --allow data\n",
+            path.display()
+        );
+        assert!(said(&refused).ends_with(&error), "{}", said(&refused));
+    }
+    assert_eq!(
+        fs::read_to_string(folder.path().join("run/data.json")).unwrap(),
+        before,
+        "nothing is touched"
+    );
+    let allowed = train_in(folder.path(), &text("text"), &[&more[..], &["--allow", "data"]].concat());
+    assert!(allowed.status.success(), "{}", said(&allowed));
+    assert!(said(&allowed).contains("note: the data files have changed: "), "{}", said(&allowed));
+    let kept = fs::read_to_string(folder.path().join("run/data-to-step-000004.json")).unwrap();
+    assert_eq!(kept, before, "what the data was is kept");
+    // From here on it is the run's data; a run of an older program has no record of its own.
+    fs::remove_file(folder.path().join("run/data.json")).unwrap();
+    let old = train_in(folder.path(), &text("text"), &["--out", "run", "--resume", "--set", "train.steps=6"]);
+    assert!(
+        old.status.success() && said(&old).contains("it is not known what the data files held"),
+        "{}",
+        said(&old)
+    );
+    assert!(folder.path().join("run/data.json").exists());
 }

@@ -69,6 +69,9 @@ pub struct Progress {
     /// What is known of the gradient noise scale, where it is measured.
     #[serde(default)]
     pub noise: NoiseScale,
+    /// An evaluation after this step was begun and interrupted: a run that goes on does it first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evaluation_due: bool,
 }
 
 /// The checkpoints of a run.

@@ -2,15 +2,27 @@
 //! are woven into channels-last pixels, as the kernels want them.
 
 use super::{Error, images::Raw};
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 const RECORD: usize = 1 + 3 * PLANE;
 const CLASSES: usize = 10;
 
-/// The training images of a folder, its files in the order of their names.
+/// The training images of a folder.
 pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
+    let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+    for path in &files(folder)? {
+        append(path, &mut pixels, &mut labels)?;
+    }
+    Ok(Raw { path: folder.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
+}
+
+/// The files of a folder that hold training images, in the order of their names.
+pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let missing = || Error::Missing {
         path: folder.join("data_batch_1.bin"),
         expected: "data_batch_1.bin to data_batch_5.bin".into(),
@@ -23,14 +35,7 @@ pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
         name.starts_with("data_batch_") && name.ends_with(".bin")
     });
     paths.sort();
-    if paths.is_empty() {
-        return Err(missing());
-    }
-    let (mut pixels, mut labels) = (Vec::new(), Vec::new());
-    for path in &paths {
-        append(path, &mut pixels, &mut labels)?;
-    }
-    Ok(Raw { path: folder.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
+    if paths.is_empty() { Err(missing()) } else { Ok(paths) }
 }
 
 fn append(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u8>) -> Result<(), Error> {

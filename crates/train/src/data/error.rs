@@ -85,6 +85,9 @@ pub enum Error {
 /// What helps where made-up data do not fit.
 pub(super) const FEWER: &str = "a smaller `data.count` needs less";
 
+/// What helps where images of a file do not.
+pub(super) const FEWER_IMAGES: &str = "fewer images in the file need less";
+
 impl Error {
     /// The error for so many bytes that are not to be had.
     pub(super) fn too_large(path: impl Into<PathBuf>, needed: u64, advice: &'static str) -> Error {

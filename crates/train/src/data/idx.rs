@@ -5,7 +5,7 @@
 
 use super::{
     Error,
-    error::{open, reading},
+    error::{FEWER_IMAGES, open, reading},
     images::Raw,
 };
 use espalier_tensor::machine::memory_left;
@@ -20,9 +20,16 @@ const HINT: &str = "Fashion-MNIST comes with the Debian package dataset-fashion-
 
 /// The training images of a folder.
 pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
-    let images = find(folder, ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])?;
-    let labels = find(folder, ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"])?;
+    let [images, labels] = files(folder)?;
     read_pair(&images, &labels)
+}
+
+/// The files of a folder that hold training images, and their labels.
+pub(super) fn files(folder: &Path) -> Result<[PathBuf; 2], Error> {
+    Ok([
+        find(folder, ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])?,
+        find(folder, ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"])?,
+    ])
 }
 
 /// A file of images and the file of their labels.
@@ -77,7 +84,7 @@ fn parse<const N: usize>(path: &Path, magic: u32) -> Result<([usize; N], Vec<u8>
     let data = sizes.iter().try_fold(1u64, |product, &n| product.checked_mul(n as u64)).unwrap_or(u64::MAX);
     let fits = memory_left().is_none_or(|left| data <= left);
     if is_zipped && !fits {
-        return Err(Error::too_large(path, data, "fewer images in the file need less"));
+        return Err(Error::too_large(path, data, FEWER_IMAGES));
     }
     let mut bytes = Vec::new();
     // No more than the header says, and one to see that there is more: what is zipped may unfold without end.
@@ -166,7 +173,7 @@ mod tests {
     fn fashion_mnist_is_read_where_it_is_installed() {
         let folder = Path::new("/usr/share/datasets/fashion-mnist");
         if !folder.exists() {
-            return println!("skipped: {HINT}");
+            return espalier_testing::skipped(espalier_testing::Need::FashionMnist, HINT);
         }
         let images = Images::idx(folder, 0.1).unwrap();
         // The published figures of the whole training set are 72.94 and 90.02.

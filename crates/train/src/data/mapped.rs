@@ -42,34 +42,38 @@ struct Part {
     end: u64,
 }
 
+/// The token files that are meant by files and folders, in the order in which they are read.
+pub(super) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+    if paths.is_empty() {
+        return Err(Error::Setting {
+            field: "paths",
+            expected: "at least one token file",
+            got: "none".into(),
+        });
+    }
+    let mut files = Vec::new();
+    for path in paths {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let entries = fs::read_dir(path).map_err(reading(path, "a folder of token files"))?;
+        let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        found.retain(|path| path.extension().is_some_and(|e| e == "bin") && path.is_file());
+        found.sort();
+        if found.is_empty() {
+            return Err(Error::Empty { path: path.clone(), expected: "at least one .bin file".into() });
+        }
+        files.append(&mut found);
+    }
+    Ok(files)
+}
+
 impl Mapped {
     /// Files, or folders whose `.bin` files are meant, in the order of their names.
     pub(super) fn open(paths: &[PathBuf], width: Width, vocab: usize) -> Result<Mapped, Error> {
         let mut stream = Mapped { width, vocab, files: Vec::new() };
-        if paths.is_empty() {
-            return Err(Error::Setting {
-                field: "paths",
-                expected: "at least one token file",
-                got: "none".into(),
-            });
-        }
-        for path in paths {
-            if path.is_dir() {
-                let entries = fs::read_dir(path).map_err(reading(path, "a folder of token files"))?;
-                let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-                found.retain(|path| path.extension().is_some_and(|e| e == "bin") && path.is_file());
-                found.sort();
-                if found.is_empty() {
-                    return Err(Error::Empty {
-                        path: path.clone(),
-                        expected: "at least one .bin file".into(),
-                    });
-                }
-                found.into_iter().try_for_each(|path| stream.push(path, CHECKED))?;
-            } else {
-                stream.push(path.clone(), CHECKED)?;
-            }
-        }
+        files(paths)?.into_iter().try_for_each(|path| stream.push(path, CHECKED))?;
         Ok(stream)
     }
 

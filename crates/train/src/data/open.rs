@@ -8,18 +8,24 @@ use espalier_tensor::machine::memory_left;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use super::error::FEWER;
-use super::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows};
+use super::error::{FEWER, FEWER_IMAGES};
+use super::files::total;
+use super::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows, cifar, idx};
 
 impl Dataset {
     /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and vocabulary. What
     /// is held in memory must fit there, unless the file says not to ask.
     pub fn open(run: &RunFile) -> Result<Dataset, Error> {
+        let left = if run.device.check_memory { memory_left() } else { None };
+        Dataset::open_within(run, left)
+    }
+
+    /// The same with so many bytes of memory.
+    fn open_within(run: &RunFile, left: Option<u64>) -> Result<Dataset, Error> {
         let (validation, apart) = match &run.data.held_out {
             HeldOut::Share { validation } => (*validation, None),
             HeldOut::Files { validation_path } => (0.0, Some(validation_path)),
         };
-        let left = if run.device.check_memory { memory_left() } else { None };
         let fits = |name: &Path, needed: u64, advice| match left {
             Some(left) if needed > left => Err(Error::TooLarge { path: name.into(), needed, left, advice }),
             _ => Ok(()),
@@ -29,11 +35,8 @@ impl Dataset {
             Source::Text { path, tokenizer, extensions } => {
                 let (paths, extensions) = (path.clone(), extensions.clone());
                 let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
-                fits(
-                    &text.paths[0],
-                    text.bytes()?,
-                    "token files (`data.kind` = \"tokens\") are not held in memory",
-                )?;
+                let mapped = "token files (`data.kind` = \"tokens\") are not held in memory";
+                fits(&text.paths[0], total(&Dataset::files(run)?)?, mapped)?;
                 Dataset::Tokens(Tokens::text(&text, apart.map(Vec::as_slice), windows())?)
             }
             Source::Tokens { path, dtype } => {
@@ -44,13 +47,19 @@ impl Dataset {
                 let vocab = run.model.vocab().expect("a run file with token files says how many there are");
                 Dataset::Tokens(Tokens::files(path, apart.map(Vec::as_slice), width, vocab, windows())?)
             }
-            Source::Idx { files: IdxFiles::Folder { path } } => {
-                Dataset::Images(Images::idx(path, validation)?)
+            // At least: what is zipped is looked at again when its header is known.
+            Source::Idx { files } => {
+                let [images, labels] = match files {
+                    IdxFiles::Folder { path } => idx::files(path)?,
+                    IdxFiles::Pair { images, labels } => [images.clone(), labels.clone()],
+                };
+                fits(&images, total(&[images.clone(), labels.clone()])?, FEWER_IMAGES)?;
+                Dataset::Images(Images::idx_pair(&images, &labels, validation)?)
             }
-            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
-                Dataset::Images(Images::idx_pair(images, labels, validation)?)
+            Source::Cifar10 { path } => {
+                fits(path, total(&cifar::files(path)?)?, FEWER_IMAGES)?;
+                Dataset::Images(Images::cifar10(path, validation)?)
             }
-            Source::Cifar10 { path } => Dataset::Images(Images::cifar10(path, validation)?),
             &Source::Shapes { count, size } => {
                 let shapes = Shapes { count, size, seed: run.seed };
                 fits(Path::new("data.shapes"), shapes.bytes(), FEWER)?;
@@ -74,6 +83,49 @@ impl Inputs {
                 let pixels = Tensor::from_slice(device, shape, pixels, Category::Activations)?;
                 if dtype == DType::F32 { Ok(pixels) } else { cast(&pixels, dtype, Category::Activations) }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Before any of it is read, whatever kind it is.
+    #[test]
+    fn files_that_do_not_fit_into_memory_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let idx = |magic: u8, sizes: &[u8], bytes: usize| {
+            let head = [0, 0, 8, magic].into_iter().chain(sizes.iter().flat_map(|n| [0, 0, 0, *n]));
+            head.chain(std::iter::repeat_n(1, bytes)).collect::<Vec<u8>>()
+        };
+        fs::write(at("train-images-idx3-ubyte"), idx(3, &[8, 10, 10], 800)).unwrap();
+        fs::write(at("train-labels-idx1-ubyte"), idx(1, &[8], 8)).unwrap();
+        fs::write(at("data_batch_1.bin"), vec![1; 3073]).unwrap();
+        fs::write(at("data_batch_2.bin"), vec![1; 3073]).unwrap();
+        fs::write(at("text.md"), "words ".repeat(100)).unwrap();
+        let folder = folder.path().display();
+        let (cnn, gpt) = ("\"simple-cnn\"", "\"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8");
+        let pair = [("images", "train-images-idx3-ubyte"), ("labels", "train-labels-idx1-ubyte")];
+        let pair = pair.map(|(field, name)| format!("{field} = \"{folder}/{name}\"")).join("\n");
+        let kinds = [
+            (cnn, format!("\"idx\"\npath = \"{folder}\""), 832),
+            (cnn, format!("\"idx\"\n{pair}"), 832),
+            ("\"resnet8\"", format!("\"cifar10\"\npath = \"{folder}\""), 2 * 3073),
+            (gpt, format!("\"text\"\npath = \"{folder}/text.md\""), 600),
+        ];
+        for (model, data, bytes) in kinds {
+            let text =
+                format!("[model]\nname = {model}\n[data]\nkind = {data}\n[train]\nsteps = 1\nbatch = 1");
+            let run = RunFile::parse(&text, &[]).unwrap_or_else(|why| panic!("{text}: {why}"));
+            let refused = Dataset::open_within(&run, Some(bytes - 1)).unwrap_err();
+            assert!(
+                matches!(refused, Error::TooLarge { needed, .. } if needed == bytes),
+                "{data}: {refused}"
+            );
+            Dataset::open_within(&run, Some(bytes)).unwrap();
         }
     }
 }

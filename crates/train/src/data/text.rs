@@ -27,10 +27,13 @@ pub struct Text {
 }
 
 impl Text {
-    /// Bytes of all its files.
-    pub(super) fn bytes(&self) -> Result<u64, Error> {
-        let size = |path: &PathBuf| Ok(fs::metadata(path).map_err(reading(path, "a text file"))?.len());
-        self.files()?.wanted.iter().map(size).sum()
+    /// The text that is held out beside this one, read in the same way.
+    pub(super) fn held_out(&self, paths: &[PathBuf]) -> Text {
+        let mut apart = Text { paths: paths.to_vec(), ..self.clone() };
+        if !paths.iter().any(|path| path.is_dir()) {
+            apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
+        }
+        apart
     }
 
     /// All the text, as ids; what makes ids of text; and the files that were skipped.
@@ -180,7 +183,7 @@ mod tests {
         ]);
         let mut text = Text { paths: vec![folder.path().into()], ..Text::default() };
         assert_eq!(bytes(&text), b"one two three");
-        assert_eq!(text.bytes().unwrap(), 13);
+        assert_eq!(crate::data::files::total(&text.files().unwrap().wanted).unwrap(), 13);
         assert_eq!(text.read().unwrap().2, [folder.path().join("picture.png")]);
         text.extensions = vec![".txt".into()];
         assert_eq!(bytes(&text), b"two three");

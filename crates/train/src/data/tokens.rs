@@ -71,10 +71,7 @@ impl Tokens {
         let tokens =
             Tokens { skipped, ..Tokens::new(name, stream, tokenizer.vocab(), Some(tokenizer), windows)? };
         let Some(paths) = apart else { return Ok(tokens) };
-        let mut apart = Text { paths: paths.to_vec(), ..text.clone() };
-        if !paths.iter().any(|path| path.is_dir()) {
-            apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
-        }
+        let apart = text.held_out(paths);
         check_apart(&text.files()?.wanted, &apart.files()?.wanted)?;
         let (held_out, _, skipped) = apart.read()?;
         let mut tokens = tokens.hold_out(&paths[0], held_out)?;

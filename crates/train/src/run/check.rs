@@ -10,6 +10,7 @@ use espalier_plan::rounds::Rounds;
 use super::back::no_whole_checkpoint;
 use super::{Observer, Place, Resumed, checkpoints_of, nothing_to_do};
 use crate::checkpoint::{MODEL, Whole};
+use crate::data::Fingerprint;
 use crate::step::may_replace;
 use crate::{Error, Result};
 
@@ -23,7 +24,8 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
     }
     let claim = place.claim()?;
     if place.resume && !place.fresh {
-        let resumed = Resumed::compare(claim.folder(), &plan.run, &place.allow, observer)?;
+        let data = Fingerprint::of(&plan.run)?;
+        let resumed = Resumed::compare(claim.folder(), &plan.run, data.as_ref(), &place.allow, observer)?;
         let mut damaged = Vec::new();
         let report = |broken: &Error| damaged.push(broken.to_string());
         let newest = checkpoints_of(plan, claim.folder()).latest(None, report)?;

@@ -20,11 +20,12 @@ use serde_json::json;
 use super::back::{resume, set_aside};
 use super::metrics::{self, Metrics};
 use super::pace::Pace;
+use super::resumed::DATA_FILE;
 use super::{
     Claim, Observer, Outcome, Place, RUN_FILE, Resumed, announce, checkpoints_of, nothing_to_do, write,
 };
 use crate::checkpoint::{Checkpoints, Whole};
-use crate::data::{Dataset, Split};
+use crate::data::{Dataset, Fingerprint, Split};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::Observation;
 use crate::step::{Trace, chrome, may_replace};
@@ -96,8 +97,9 @@ impl Run {
             File::create(path)
                 .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
         }
+        let data = if leads { Fingerprint::of(&plan.run)? } else { None };
         let resumed = match leads && place.resume && !place.fresh {
-            true => Some(Resumed::compare(&folder, &plan.run, &place.allow, observer)?),
+            true => Some(Resumed::compare(&folder, &plan.run, data.as_ref(), &place.allow, observer)?),
             false => None,
         };
         let samples = dataset.len(Split::Train);
@@ -133,7 +135,7 @@ impl Run {
         }
         let mut metrics = Metrics::default();
         let (done, steps) = (trainer.progress().step, trainer.steps());
-        let nothing_left = place.resume && done >= steps;
+        let nothing_left = place.resume && done >= steps && !trainer.progress().evaluation_due;
         if nothing_left {
             observer.note(&nothing_to_do(&plan, done, steps));
         }
@@ -143,11 +145,15 @@ impl Run {
                 set_aside(&folder, observer)?;
             }
             let text = plan.run.to_toml()?;
+            let data = data.map(|data| data.to_json());
             if let Some(resumed) = &resumed {
                 resumed.note_length(&plan.run, done, samples, observer);
-                resumed.keep(&folder, done, &text)?;
+                resumed.keep(&folder, done, &text, data.as_deref())?;
             }
             write(&folder, RUN_FILE, &text)?;
+            if let Some(data) = &data {
+                write(&folder, DATA_FILE, data)?;
+            }
             write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
             metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
         }
@@ -182,6 +188,18 @@ impl Run {
             observer.warning(&text);
         }
         observer.begins();
+        if self.trainer.progress().evaluation_due {
+            self.evaluate(stop, observer)?;
+            let interrupted = self.trainer.progress().evaluation_due;
+            // Of a run that goes on the next checkpoint says that it was done.
+            let over = self.trainer.progress().step >= steps;
+            if over && !interrupted && self.plan.run.checkpoint.last {
+                self.save(observer)?;
+            }
+            if interrupted {
+                return self.end(true, observer);
+            }
+        }
         while self.trainer.progress().step < steps {
             if let Some(scoring) = self.trainer.scores_next()? {
                 observer.note(&scoring_note(self.trainer.kept().1, scoring));
@@ -221,20 +239,12 @@ impl Run {
                 continue;
             }
             if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
-                self.validation = self.trainer.evaluate()?;
-                if let Some(evaluation) = self.validation {
-                    observer.evaluated(step, evaluation);
-                    let time = self.begin.elapsed().as_secs_f64();
-                    self.metrics.line(metrics::of_evaluation(step, &self.validation(), time), observer);
-                    if !evaluation.loss.is_finite() {
-                        return Err(Error::NotFinite { step, what: "the validation loss".into() });
-                    }
-                }
+                self.evaluate(stop, observer)?;
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
             // Until then nobody asks the others: a local step sends nothing.
             let stopped = self.trainer.is_together() && self.any(stop.load(Ordering::Relaxed))?;
-            let interrupted = stopped && !last;
+            let interrupted = (stopped && !last) || self.trainer.progress().evaluation_due;
             // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
             let due = every > 0
                 && step.is_multiple_of(every as u64)
@@ -253,6 +263,20 @@ impl Run {
             self.refuse_not_finite()?;
         }
         self.end(false, observer)
+    }
+
+    /// Evaluates, unless the run is to stop: then the evaluation stays due, and is done when the run goes on.
+    fn evaluate(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<()> {
+        let step = self.trainer.progress().step;
+        self.validation = self.trainer.evaluate_unless(&|| stop.load(Ordering::Relaxed))?;
+        let Some(evaluation) = self.validation else { return Ok(()) };
+        observer.evaluated(step, evaluation);
+        let time = self.begin.elapsed().as_secs_f64();
+        self.metrics.line(metrics::of_evaluation(step, &self.validation(), time), observer);
+        match evaluation.loss.is_finite() {
+            true => Ok(()),
+            false => Err(Error::NotFinite { step, what: "the validation loss".into() }),
+        }
     }
 
     /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.

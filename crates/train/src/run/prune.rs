@@ -7,9 +7,10 @@ use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
 
+use super::resumed::DATA_FILE;
 use super::{Claim, Observer, RUN_FILE, announce, checkpoints_of, write};
 use crate::checkpoint::Whole;
-use crate::data::Dataset;
+use crate::data::{Dataset, Fingerprint};
 use crate::summary::Summary;
 use crate::trainer::Trainer;
 use crate::{Error, Result, room};
@@ -40,6 +41,9 @@ pub fn prune(
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
     write(folder, RUN_FILE, &plan.run.to_toml()?)?;
+    if let Some(data) = Fingerprint::of(&plan.run)? {
+        write(folder, DATA_FILE, &data.to_json())?;
+    }
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
     let mut summary = Summary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;

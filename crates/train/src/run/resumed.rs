@@ -2,7 +2,8 @@
 //!
 //! The run folder's resolved file says what the run was. What differs from it and would change what is learnt must be allowed
 //! by name, since a forgotten `--set` would otherwise go unnoticed for the rest of the run; the file that was true until then
-//! is kept beside the new one.
+//! is kept beside the new one. The same holds for what the data files held, which is in `data.json`: a file that was moved is
+//! the same, one that was written anew under its old name is not.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,11 @@ use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
 
 use super::{Observer, RUN_FILE, write};
+use crate::data::Fingerprint;
 use crate::{Error, Result};
+
+/// What the data files of a run held, where it has any.
+pub(super) const DATA_FILE: &str = "data.json";
 
 /// What the run in a folder was.
 #[derive(Debug)]
@@ -19,28 +24,53 @@ pub struct Resumed {
     text: String,
     /// None where this program cannot read it.
     run: Option<RunFile>,
+    /// What `data.json` was; none where there was none.
+    data: Option<String>,
 }
 
 impl Resumed {
     /// Compares what the run in `folder` was with what it is to be. An error names what would change the result, unless
-    /// `allow` has the field or its section.
+    /// `allow` has the field or its section. `held` is what the data files hold now.
     pub fn compare(
         folder: &Path,
         run: &RunFile,
+        held: Option<&Fingerprint>,
         allow: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Resumed> {
-        let path = folder.join(RUN_FILE);
+        let (path, data_path) = (folder.join(RUN_FILE), folder.join(DATA_FILE));
         let text = fs::read_to_string(&path).map_err(|why| Error::file(&path, why))?;
         let was = match RunFile::parse(&text, &[]) {
             Ok(was) => was,
             // It may be of another version, and what it trained need not be lost for that.
             Err(why) => {
                 observer.warning(&format!("{}: {why}; so nobody can say what the run was", path.display()));
-                return Ok(Resumed { text, run: None });
+                return Ok(Resumed { text, run: None, data: None });
             }
         };
-        let changes = run.changes(&was, same_file).map_err(Error::Plan)?;
+        let data = fs::read_to_string(&data_path).ok();
+        let recorded: Option<Fingerprint> = data.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let data_change =
+            held.zip(recorded.as_ref()).and_then(|(held, recorded)| held.change_since(recorded));
+        if held.is_some() && recorded.is_none() {
+            let why =
+                "it is not known what the data files held before, so nobody can say whether they changed";
+            observer.note(&format!("{}: {why}", data_path.display()));
+        }
+        // Data that were moved are the same wherever they are.
+        let same_data = held.is_some() && recorded.is_some() && data_change.is_none();
+        let changes = run.changes(&was, |a, b| same_data || same_file(a, b)).map_err(Error::Plan)?;
+        // Other fields of the data bring other files: that is one change, by the name of the field.
+        let other_data = changes.iter().any(|change| change.field.starts_with("data."));
+        if let Some(change) = data_change.filter(|_| !other_data) {
+            if !allow.iter().any(|name| name == "data") {
+                let why = format!(
+                    "the data files {change}, which would be another run; if that is meant, add --allow data"
+                );
+                return Err(Error::file(data_path, why));
+            }
+            observer.note(&format!("the data files {change}, from here on"));
+        }
         let (allowed, refused): (Vec<&Change>, Vec<&Change>) = changes
             .iter()
             .filter(|change| change.changes_result)
@@ -55,7 +85,7 @@ impl Resumed {
         for change in allowed {
             observer.note(&format!("{change} from here on"));
         }
-        Ok(Resumed { text, run: Some(was) })
+        Ok(Resumed { text, run: Some(was), data })
     }
 
     /// Says what another length does to a run of which `done` steps are behind.
@@ -65,22 +95,30 @@ impl Resumed {
         }
     }
 
-    /// Keeps the file that was true until `step`, where `text` takes its place.
-    pub(super) fn keep(&self, folder: &Path, step: u64, text: &str) -> Result<()> {
-        if self.text == text {
-            return Ok(());
+    /// Keeps the files that were true until `step`, where others take their place.
+    pub(super) fn keep(&self, folder: &Path, step: u64, text: &str, data: Option<&str>) -> Result<()> {
+        if self.text != text {
+            keep(folder, step, "run", "toml", &self.text)?;
         }
-        for number in 1.. {
-            let again = if number == 1 { String::new() } else { format!("-{number}") };
-            let name = format!("run-to-step-{step:06}{again}.toml");
-            match fs::read_to_string(folder.join(&name)) {
-                Ok(kept) if kept == self.text => return Ok(()),
-                Ok(_) => continue,
-                Err(_) => return write(folder, &name, &self.text),
-            }
+        match &self.data {
+            Some(was) if data != Some(was) => keep(folder, step, "data", "json", was),
+            _ => Ok(()),
         }
-        unreachable!("numbers have no end")
     }
+}
+
+/// `run-to-step-000300.toml`, or a name with a number behind it where another file has that name.
+fn keep(folder: &Path, step: u64, stem: &str, extension: &str, text: &str) -> Result<()> {
+    for number in 1.. {
+        let again = if number == 1 { String::new() } else { format!("-{number}") };
+        let name = format!("{stem}-to-step-{step:06}{again}.{extension}");
+        match fs::read_to_string(folder.join(&name)) {
+            Ok(kept) if kept == text => return Ok(()),
+            Ok(_) => continue,
+            Err(_) => return write(folder, &name, text),
+        }
+    }
+    unreachable!("numbers have no end")
 }
 
 /// Whether two paths lead to the same file or folder.

@@ -334,6 +334,12 @@ impl Trainer {
 
     /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none is held out.
     pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        self.evaluate_unless(&|| false)
+    }
+
+    /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no evaluation, and
+    /// [`Progress::evaluation_due`] stays set on all of them.
+    pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         self.come_together()?;
         let train = &self.plan.run.train;
         let all = self.dataset.len(Split::Validation);
@@ -343,9 +349,22 @@ impl Trainer {
         }
         let mut totals = Totals::default();
         let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, spread(i, count, all))).collect();
-        for samples in samples.chunks(self.plan.micro_batch) {
-            totals.add(self.pass().evaluate(samples)?);
+        let mut batches = samples.chunks(self.plan.micro_batch);
+        self.progress.evaluation_due = true;
+        // All ask as often as the rank with most to do.
+        let rounds = match &self.ranks {
+            None => batches.len() as u64,
+            Some(ranks) => ranks.largest(vec![batches.len() as u64])?[0],
+        };
+        for _ in 0..rounds {
+            if self.ranks.as_ref().map_or(Ok(stop()), |ranks| ranks.any(stop()))? {
+                return Ok(None);
+            }
+            if let Some(samples) = batches.next() {
+                totals.add(self.pass().evaluate(samples)?);
+            }
         }
+        self.progress.evaluation_due = false;
         let totals = self.sum(totals)?;
         let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
         if evaluation.loss.is_finite() {

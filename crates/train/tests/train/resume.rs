@@ -1,13 +1,14 @@
 //! Stopping and resuming gives the bits of never having stopped; a broken checkpoint is passed over; a wrong one is refused.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::{Observer, Place, run};
-use espalier_train::trainer::Trainer;
+use espalier_train::trainer::{Evaluation, StepReport, Trainer};
+use espalier_train::{Error, Rates};
 
 use crate::support::{self, Base, Heard};
 
@@ -167,4 +168,74 @@ fn the_noise_scale_is_resumed_too() {
         assert!(expected.noise_scale.is_some());
         assert_eq!(resumed.noise_scale, expected.noise_scale, "after step {}", expected.step);
     }
+}
+
+/// Asks to stop at a step, and notes which evaluations it hears of.
+struct StopAt<'a> {
+    step: u64,
+    stop: &'a AtomicBool,
+    evaluated: Vec<(u64, f64)>,
+}
+
+impl Observer for StopAt<'_> {
+    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+        self.stop.store(report.step == self.step, Ordering::Relaxed);
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
+        self.evaluated.push((step, evaluation.loss));
+    }
+}
+
+/// A long evaluation does not keep a run that is to stop, and it is not lost either: at a step in the middle, and at the last.
+#[test]
+fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
+    let layouts: [&[&str]; 3] =
+        [&[], &["parallel.data=2"], &["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]];
+    for (settings, last) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
+        let base = settings
+            .iter()
+            .fold(support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]), |base, more| base.set(more));
+        let part = |folder: &Path, resume: bool, stop_at: u64| {
+            let (plan, dataset, device) = support::prepare(&base, 2);
+            let place = Place { resume, ..Place::at(folder) };
+            let stop = AtomicBool::new(false);
+            let mut observer = StopAt { step: stop_at, stop: &stop, evaluated: Vec::new() };
+            let outcome = run(plan, dataset, &device, &place, &stop, &mut observer).unwrap();
+            (observer.evaluated, outcome.interrupted, outcome.summary)
+        };
+        let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (expected, interrupted, at_end) = part(whole.path(), false, u64::MAX);
+        assert!(!interrupted && expected.len() == 2, "{settings:?}: {expected:?}");
+        let stop_at = if last { 6 } else { 3 };
+        let (first, interrupted, _) = part(halves.path(), false, stop_at);
+        assert!(interrupted, "{settings:?}: stopped at {stop_at}");
+        let (second, interrupted, resumed) = part(halves.path(), true, u64::MAX);
+        assert!(!interrupted);
+        assert_eq!(second[0].0, stop_at, "{settings:?}: what was interrupted is done first");
+        assert_eq!([first, second].concat(), expected, "{settings:?}: each once, and the same");
+        assert_eq!(resumed.weights_hash, at_end.weights_hash, "{settings:?}");
+        assert_eq!(resumed.validation.best_loss, at_end.validation.best_loss, "{settings:?}");
+        let (third, _, _) = part(halves.path(), true, u64::MAX);
+        assert!(third.is_empty(), "{settings:?}: nothing is due any more: {third:?}");
+    }
+}
+
+/// Between any two batches, not only before the first.
+#[test]
+fn an_evaluation_is_stopped_between_its_batches() {
+    let (plan, dataset, device) = support::prepare(&support::tiny_gpt(&["train.eval_samples=16"]), 2);
+    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    let asked = Cell::new(0);
+    let after = |batches: usize| {
+        asked.set(0);
+        move |asked: &Cell<usize>| asked.replace(asked.get() + 1) == batches
+    };
+    let third = after(2);
+    assert!(trainer.evaluate_unless(&|| third(&asked)).unwrap().is_none());
+    assert_eq!(asked.get(), 3, "two of four batches, and then no more");
+    assert!(trainer.progress().evaluation_due);
+    let never = after(usize::MAX);
+    assert!(trainer.evaluate_unless(&|| never(&asked)).unwrap().is_some());
+    assert_eq!((asked.get(), trainer.progress().evaluation_due), (4, false));
 }

@@ -1,0 +1,178 @@
+//! Which files a run reads, and what they held: so that a run that goes on can tell whether they are still the same.
+//!
+//! A file's fingerprint is its size and a blake3 of its bytes. Up to 1 GiB of data every byte is hashed. Of larger sets 64
+//! pieces of each file are, spread evenly from its first byte to its last and together about 1 GiB over all files: a run must
+//! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
+//! bytes that changed between two pieces are not.
+
+use super::{Dataset, Error, Text, cifar, error, idx, mapped};
+use espalier_plan::RunFile;
+use espalier_plan::config::{HeldOut, IdxFiles, Source};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+/// Bytes that are hashed of all files together, about.
+const HASHED: u64 = 1 << 30;
+/// Pieces of a file that is not hashed whole.
+const PIECES: u64 = 64;
+
+/// What the data files of a run held. Names are for people: files that were moved are the same.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Fingerprint {
+    files: Vec<DataFile>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct DataFile {
+    path: PathBuf,
+    bytes: u64,
+    /// Of all bytes, or of pieces.
+    blake3: String,
+}
+
+impl Dataset {
+    /// All files that a run's data come from, in the order in which they are read; none where they are made up.
+    pub fn files(run: &RunFile) -> Result<Vec<PathBuf>, Error> {
+        let apart: &[PathBuf] = match &run.data.held_out {
+            HeldOut::Share { .. } => &[],
+            HeldOut::Files { validation_path } => validation_path,
+        };
+        Ok(match &run.data.source {
+            Source::Text { path, tokenizer, extensions } => {
+                let (paths, extensions) = (path.clone(), extensions.clone());
+                let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
+                let mut files = text.files()?.wanted;
+                if !apart.is_empty() {
+                    files.append(&mut text.held_out(apart).files()?.wanted);
+                }
+                files.extend(tokenizer.clone());
+                files
+            }
+            Source::Tokens { path, .. } => {
+                let mut files = mapped::files(path)?;
+                if !apart.is_empty() {
+                    files.append(&mut mapped::files(apart)?);
+                }
+                files
+            }
+            Source::Idx { files: IdxFiles::Folder { path } } => idx::files(path)?.into(),
+            Source::Idx { files: IdxFiles::Pair { images, labels } } => vec![images.clone(), labels.clone()],
+            Source::Cifar10 { path } => cifar::files(path)?,
+            Source::Shapes { .. } | Source::Arithmetic { .. } => Vec::new(),
+        })
+    }
+}
+
+/// Bytes of all these files.
+pub(super) fn total(files: &[PathBuf]) -> Result<u64, Error> {
+    let size = |path: &PathBuf| Ok(fs::metadata(path).map_err(error::reading(path, "a data file"))?.len());
+    files.iter().map(size).sum()
+}
+
+impl Fingerprint {
+    /// Of the files that a run reads; none where it reads none.
+    pub fn of(run: &RunFile) -> Result<Option<Fingerprint>, Error> {
+        let paths = Dataset::files(run)?;
+        Ok(Some(Fingerprint::of_files(&paths, HASHED)?).filter(|found| !found.files.is_empty()))
+    }
+
+    /// As it is written to a run folder.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("paths and numbers are plain data")
+    }
+
+    fn of_files(paths: &[PathBuf], hashed: u64) -> Result<Fingerprint, Error> {
+        // None: every byte.
+        let piece = (total(paths)? > hashed).then(|| (hashed / PIECES / paths.len() as u64).max(4096));
+        let file = |path: &PathBuf| {
+            let (bytes, blake3) = hash(path, piece).map_err(error::reading(path, "a data file"))?;
+            Ok(DataFile { path: path.clone(), bytes, blake3 })
+        };
+        Ok(Fingerprint { files: paths.iter().map(file).collect::<Result<_, Error>>()? })
+    }
+
+    /// What is no longer as it `was`, as the end of a sentence; none where nothing differs.
+    pub fn change_since(&self, was: &Fingerprint) -> Option<String> {
+        let same = |(a, b): &(&DataFile, &DataFile)| (a.bytes, &a.blake3) == (b.bytes, &b.blake3);
+        let (now, before) = (self.files.len(), was.files.len());
+        let differs = self.files.iter().zip(&was.files).find(|pair| !same(pair));
+        let (is, was) = match differs {
+            // Where there are fewer or more, all that follow may only have moved up or down.
+            _ if now != before => return Some(format!("were {before} files and are {now}")),
+            None => return None,
+            Some(pair) => pair,
+        };
+        let name = is.path.display();
+        Some(match is.bytes == was.bytes {
+            false => format!("have changed: {name} has {} bytes and had {}", is.bytes, was.bytes),
+            true => format!("have changed: {name} holds something else than it did"),
+        })
+    }
+}
+
+/// The size of a file and the hash of all of it, or of pieces of so many bytes.
+fn hash(path: &Path, piece: Option<u64>) -> std::io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut hasher = blake3::Hasher::new();
+    match piece.filter(|piece| PIECES * piece < bytes) {
+        None => drop(hasher.update_reader(file)?),
+        Some(piece) => {
+            for i in 0..PIECES {
+                let start = (u128::from(bytes - piece) * u128::from(i) / u128::from(PIECES - 1)) as u64;
+                file.seek(SeekFrom::Start(start))?;
+                hasher.update_reader((&mut file).take(piece))?;
+            }
+        }
+    }
+    Ok((bytes, hasher.finalize().to_hex().to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, bytes: &[u8]) {
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Small sets to the byte; of large ones the ends, the size and most of what is written anew.
+    #[test]
+    fn what_changed_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+        let text: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        write(&a, &text);
+        write(&b, b"short");
+        let of = |paths: &[&PathBuf], hashed| {
+            Fingerprint::of_files(&paths.iter().map(|path| path.to_path_buf()).collect::<Vec<_>>(), hashed)
+                .unwrap()
+        };
+        // All of it; and, at 1 KiB, 64 pieces of 4 KiB of `a`.
+        for hashed in [HASHED, 1 << 10] {
+            write(&a, &text);
+            let was = of(&[&a, &b], hashed);
+            assert_eq!(of(&[&a, &b], hashed).change_since(&was), None);
+            for place in [0, text.len() - 1] {
+                let mut other = text.clone();
+                other[place] ^= 1;
+                write(&a, &other);
+                let change = of(&[&a, &b], hashed).change_since(&was).unwrap();
+                assert_eq!(change, format!("have changed: {} holds something else than it did", a.display()));
+            }
+            write(&a, &text[1..]);
+            let change = of(&[&a, &b], hashed).change_since(&was).unwrap();
+            assert_eq!(change, format!("have changed: {} has 1048575 bytes and had 1048576", a.display()));
+            write(&a, &text);
+            assert_eq!(of(&[&b], hashed).change_since(&was).unwrap(), "were 2 files and are 1");
+        }
+        let moved = folder.path().join("c");
+        let was = of(&[&a], HASHED);
+        fs::rename(&a, &moved).unwrap();
+        assert_eq!(of(&[&moved], HASHED).change_since(&was), None, "a file that was moved is the same");
+    }
+}
