@@ -3,15 +3,18 @@
 
     cargo build --release && cargo bench -p espalier-tensor --bench matmul --no-run
     python benches/compare.py --peers DIR [--rounds 5] [--only gpt-f32,resnet8] [--device cuda]
+    python benches/compare.py --peers DIR --dry-run [--device cuda]
+
+With --dry-run nothing is measured and neither a card nor torch is needed: each of our run files is checked and completed by
+`espalier train --dry-run`, and a line of JSON for each work says what would be run.
 
 Memory is the peak resident set of the whole process on the CPU, the interpreter and PyTorch's libraries included (some 400 MB before the
 first tensor); on a card it is the peak of what tensors take. In bf16 the peer runs as most people run PyTorch: autocast over f32 parameters,
 which AdamW needs no master copy of; ours keeps bf16 weights, bf16 gradients and an f32 master copy.
-DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch and numpy.
+DIR holds torch_gpt.py and torch_cnn.py; the interpreter that runs this must have torch.
 An absolute time means little on a shared machine; a ratio taken in one interleaved run means something, and the range over rounds says how much.
 """
-import argparse, atexit, glob, json, os, shutil, struct, subprocess, sys, tempfile
-import numpy as np
+import argparse, array, atexit, glob, json, os, random, shutil, struct, subprocess, sys, tempfile
 
 here = os.path.dirname(os.path.abspath(__file__))
 root = os.path.dirname(here)
@@ -21,14 +24,22 @@ arguments.add_argument("--rounds", type=int, default=5, help="at least 3")
 arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 arguments.add_argument("--threads", type=int, default=os.cpu_count())
 arguments.add_argument("--only", default="")
+arguments.add_argument("--dry-run", action="store_true", help="say what would be run")
+arguments.add_argument("--work", type=os.path.abspath, help="a new folder for data and runs, which is kept; a temporary one without")
 arguments.add_argument("--binary", default=os.path.join(root, "target/release/espalier"))
 options = arguments.parse_args()
 if options.rounds < 3:
     arguments.error("--rounds must be at least 3: a ratio of fewer says nothing about how far it moves")
+for program in ("torch_gpt.py", "torch_cnn.py"):
+    if not os.path.isfile(os.path.join(options.peers, program)):
+        arguments.error(f"--peers: there is no {program} in {options.peers}")
 options.binary = os.path.abspath(options.binary)
-work = tempfile.mkdtemp(prefix="espalier-compare-")
-atexit.register(shutil.rmtree, work, ignore_errors=True)
-random = np.random.default_rng(0)
+if options.work:
+    os.mkdir(work := options.work)
+else:
+    work = tempfile.mkdtemp(prefix="espalier-compare-")
+    atexit.register(shutil.rmtree, work, ignore_errors=True)
+random = random.Random(0)
 
 
 def run(command, wanted=lambda line: True):
@@ -53,40 +64,46 @@ def run_file(name, text):
 
 def ours(name, text, steps):
     text += f"\n[device]\nkind = \"{options.device}\"\nthreads = {options.threads}\n"
-    path = run_file(name, text)
+    path, folder = run_file(name, text), os.path.join(work, name)
+    # A checkpoint is no part of what is compared, and those of a few rounds fill a disk.
+    return [options.binary, "train", path, "--json", "--out", folder, "--set", f"train.steps={steps}",
+            "--set", "train.eval_samples=8", "--set", "checkpoint.last=false"]
 
-    def measure():
-        folder = os.path.join(work, name)
-        shutil.rmtree(folder, ignore_errors=True)
-        # A checkpoint is no part of what is compared, and those of a few rounds fill a disk.
-        return run([options.binary, "train", path, "--json", "--out", folder, "--set", f"train.steps={steps}",
-                    "--set", "train.eval_samples=8", "--set", "checkpoint.last=false"])
 
-    return measure
+def measure(command, wanted=lambda line: True):
+    if "--out" in command:
+        shutil.rmtree(command[command.index("--out") + 1], ignore_errors=True)
+    return run(command, wanted)
 
 
 def peer(program, *flags):
     fixed = ["--device", options.device, "--threads", str(options.threads)]
-    return lambda: run([sys.executable, os.path.join(options.peers, program), *fixed, *flags])
+    return [sys.executable, os.path.join(options.peers, program), *fixed, *flags]
 
 
 def tokens(path, vocab, count):
-    random.integers(0, vocab, count).astype("<u2").tofile(os.path.join(work, path))
+    ids = array.array("H", random.randbytes(2 * count))
+    if vocab < 65536:
+        ids = array.array("H", (id % vocab for id in ids))
+    if sys.byteorder == "big":
+        ids.byteswap()
+    with open(os.path.join(work, path), "wb") as file:
+        ids.tofile(file)
 
 
 def idx(folder, count, size):
     os.makedirs(os.path.join(work, folder), exist_ok=True)
     with open(os.path.join(work, folder, "train-images-idx3-ubyte"), "wb") as file:
-        file.write(struct.pack(">4i", 0x803, count, size, size) + random.integers(0, 256, count * size * size).astype("u1").tobytes())
+        file.write(struct.pack(">4i", 0x803, count, size, size) + random.randbytes(count * size * size))
     with open(os.path.join(work, folder, "train-labels-idx1-ubyte"), "wb") as file:
-        file.write(struct.pack(">2i", 0x801, count) + random.integers(0, 10, count).astype("u1").tobytes())
+        file.write(struct.pack(">2i", 0x801, count) + bytes(label % 10 for label in random.randbytes(count)))
 
 
 def cifar(folder, count):
     os.makedirs(os.path.join(work, folder), exist_ok=True)
-    records = random.integers(0, 256, (count, 3073)).astype("u1")
-    records[:, 0] %= 10
-    records.tofile(os.path.join(work, folder, "data_batch_1.bin"))
+    with open(os.path.join(work, folder, "data_batch_1.bin"), "wb") as file:
+        for image in range(count):
+            file.write(bytes([image % 10]) + random.randbytes(3072))
 
 
 def gpt(name, precision, layers, heads, width, vocab, seq, batch, *flags, steps=14):
@@ -147,13 +164,14 @@ print(json.dumps({"median": 2e-9 * m * n * k / sorted(times)[10]}))
 
 
 def matmul(m, k, n, dtype):
-    built = sorted(glob.glob(os.path.join(root, "target/release/deps/matmul-*[0-9a-f]")), key=os.path.getmtime)
-    if not built:
+    pattern = os.path.join(root, "target/release/deps/matmul-*[0-9a-f]")
+    built = sorted(glob.glob(pattern), key=os.path.getmtime) or [pattern]
+    if built == [pattern] and not options.dry_run:
         sys.exit("build the product benchmark first: cargo bench -p espalier-tensor --bench matmul --no-run")
     ours = [built[-1], "--bench", "--json", "--only", dtype, "--threads", str(options.threads), "--seconds", "0.2"]
     same = lambda line: (line["kind"], line["m"], line["n"], line["k"]) == ("nn", m, n, k)
     theirs = [sys.executable, "-c", TORCH_MATMUL, str(m), str(k), str(n), dtype, str(options.threads)]
-    return (lambda: run(ours, same), lambda: run(theirs), "median")
+    return (ours, theirs, "median", same)
 
 
 small = (4, 8, 512, 8192, 256, 8)
@@ -190,11 +208,20 @@ chosen = [name for name in options.only.split(",") if name] or list(cases)
 unknown = [name for name in chosen if name not in cases]
 if unknown:
     arguments.error(f"--only takes {', '.join(cases)}, not {', '.join(unknown)}")
+if options.dry_run:
+    for name in chosen:
+        mine, theirs, unit, *_ = cases[name]()
+        line = {"name": name, "ours": mine, "theirs": theirs, "unit": units[unit], "rounds": options.rounds}
+        if unit != "median":
+            planned = run([*mine, "--dry-run"])
+            line |= {key: planned[key] for key in ("parameters", "precision", "layout")}
+        print(json.dumps(line), flush=True)
+    sys.exit()
 median = lambda values: sorted(values)[len(values) // 2]
 print(f"{'work':<28}{'ours':>12}{'torch':>12}{'ratio':>8}{'rounds':>15}   {'unit':<14}{'memory':>10}{'torch':>11}{'ratio':>8}")
 for name in chosen:
-    mine, theirs, unit = cases[name]()
-    pairs = [(mine(), theirs()) for _ in range(options.rounds)]
+    mine, theirs, unit, *wanted = cases[name]()
+    pairs = [(measure(mine, *wanted), measure(theirs)) for _ in range(options.rounds)]
     a, b = median([p[0][unit] for p in pairs]), median([p[1][unit] for p in pairs])
     x, y = median([p[0][memory] for p in pairs]), median([p[1][memory] for p in pairs])
     ratios = [p[0][unit] / p[1][unit] for p in pairs]

@@ -100,8 +100,7 @@ mod tests {
     #[test]
     fn the_kernels_compile_for_ampere_and_hopper() {
         if let Err(e) = version() {
-            eprintln!("SKIPPED, no kernel was compiled: {e}");
-            return;
+            return espalier_testing::skipped(espalier_testing::Need::Nvrtc, e);
         }
         for build in SOURCE.builds {
             for target in [Target::Machine(80), Target::Machine(90)] {

@@ -7,6 +7,8 @@
 
 use std::sync::OnceLock;
 
+use espalier_testing::{Need, skipped};
+
 use crate::cpu::{Cpu, Isa};
 use crate::cuda::Cuda;
 use crate::{Category, DType, Device, Float, Tensor, bf16, random};
@@ -15,21 +17,23 @@ use crate::{Category, DType, Device, Float, Tensor, bf16, random};
 /// handles of it. The host comes first, for tests that only make sense there.
 pub fn devices() -> &'static [[Device; 3]] {
     static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
+    if let Some(why) = no_card() {
+        // Each test by itself: it is one more that nobody has seen on a card.
+        skipped(Need::Cuda, why);
+    }
     DEVICES.get_or_init(|| {
         let device = |isa, threads| Device::Cpu(Cpu::with_isa(threads, isa).unwrap());
         let hosts = Isa::available().map(|isa| [1, 2, 3].map(|threads| device(isa, threads)));
-        hosts.chain(card().map(|card| [1, 2, 3].map(|_| Device::Cuda(card.clone())))).collect()
+        let card = no_card().is_none().then(|| Cuda::open(0).unwrap());
+        hosts.chain(card.map(|card| [1, 2, 3].map(|_| Device::Cuda(card.clone())))).collect()
     })
 }
 
-/// The first card, where the machine has all that it needs; says so where it has not.
-fn card() -> Option<Cuda> {
-    let probe = Cuda::probe();
-    if !probe.usable() {
-        eprintln!("SKIPPED, nothing runs on a card: {}", probe.missing.join("; "));
-        return None;
-    }
-    Some(Cuda::open(0).unwrap())
+/// Why this machine cannot use a card, where it cannot.
+fn no_card() -> Option<&'static str> {
+    static WHY: OnceLock<Option<String>> = OnceLock::new();
+    let why = || Some(Cuda::probe()).filter(|probe| !probe.usable()).map(|probe| probe.missing.join("; "));
+    WHY.get_or_init(why).as_deref()
 }
 
 /// Where a tensor's elements begin, on whichever device: two tensors with one address share a buffer.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::{json, said};
+use crate::{json, outputs, said};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
@@ -24,6 +24,7 @@ fn both_products_are_measured_drawn_and_told() {
         assert!(output.status.success(), "{}", said(&output));
         let found = json(&output.stdout);
         assert_eq!(found["precision"], precision);
+        outputs::compare("espalier bench sparse --json", std::slice::from_ref(&found));
         assert_eq!((&found["device"], &found["batch"]), (&"cpu".into(), &48.into()));
         let rows = found["rows"].as_array().unwrap();
         assert_eq!(rows.iter().map(|row| row["size"].as_u64().unwrap()).collect::<Vec<_>>(), ascending);

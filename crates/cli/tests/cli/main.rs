@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod claimed;
+mod compare;
 mod damage;
 mod doctor;
 mod dry_run;
@@ -77,4 +78,14 @@ pub fn json(stdout: &[u8]) -> Value {
 /// Standard error as text.
 pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A build without MPI has no tests that could say that they were skipped.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn mpi_is_built_in() {
+    espalier_testing::skipped(
+        espalier_testing::Need::Mpi,
+        "these tests were built without `--features espalier/mpi`",
+    );
 }

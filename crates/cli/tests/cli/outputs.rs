@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{TINY, json, said, train_in};
+use crate::{TINY, doctor, json, said, train_in};
 
 const PAGE: &str = include_str!("../../../../docs/outputs.md");
 
@@ -47,14 +47,23 @@ fn matches(row: &str, path: &str) -> bool {
     null || (row.len() == path.len() && row.iter().zip(&path).all(|(row, path)| *row == "*" || row == path))
 }
 
-fn compare(heading: &str, written: &[Value]) {
+/// Compares the table under a heading with JSON that was written.
+pub fn compare(heading: &str, written: &[Value]) {
+    compare_here(heading, written, &[]);
+}
+
+/// The same where a machine has no reason to write some fields: those rows, and no others, must be idle.
+fn compare_here(heading: &str, written: &[Value], absent: &[&str]) {
     let mut found = BTreeSet::new();
     written.iter().for_each(|value| leaves(value, "", &mut found));
     let rows = table(heading);
     let missing: Vec<_> = found.iter().filter(|path| !rows.iter().any(|row| matches(row, path))).collect();
     let idle: Vec<_> = rows.iter().filter(|row| !found.iter().any(|path| matches(row, path))).collect();
     assert!(missing.is_empty(), "docs/outputs.md, {heading}, lacks {missing:?}");
-    assert!(idle.is_empty(), "docs/outputs.md, {heading}: nothing writes {idle:?}");
+    assert_eq!(
+        idle, absent,
+        "docs/outputs.md, {heading}: rows that nothing writes, and those expected to be so"
+    );
 }
 
 fn metrics(run: &Path) -> Vec<Value> {
@@ -110,6 +119,32 @@ fn the_table_of_schedules_is_what_they_print() {
         json(&command.output().unwrap().stdout)
     };
     compare("espalier schedule --json", &[schedule("1f1b"), schedule("pipedream")]);
+}
+
+#[test]
+fn the_table_of_verifying_is_what_it_prints() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = train_in(folder.path(), TINY, &["--out", "run", "--set", "checkpoint.every=2"]);
+    assert_eq!(trained.status.code(), Some(0), "{}", said(&trained));
+    fs::write(folder.path().join("run/checkpoints/step-000004/model.safetensors"), "").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    let output = command.current_dir(folder.path()).args(["verify", "run", "--json"]).output().unwrap();
+    compare("espalier verify --json", &[json(&output.stdout)]);
+}
+
+/// What a machine lacks has a reason, and what it has none: no row is idle on both kinds.
+#[test]
+fn the_table_of_the_doctor_is_what_it_prints() {
+    let found = doctor();
+    let has = |part: &Value| part["found"] == true;
+    let mut absent = Vec::new();
+    match has(&found["cuda"]) {
+        true => absent.push("cuda.why"),
+        false => absent.extend(["cuda.name", "cuda.memory", "cuda.compute_capability"]),
+    }
+    absent.push(if has(&found["cuda"]["cudnn"]) { "cuda.cudnn.why" } else { "cuda.cudnn.version" });
+    absent.push(if has(&found["nccl"]) { "nccl.why" } else { "nccl.version" });
+    compare_here("espalier doctor --json", &[found], &absent);
 }
 
 #[test]

@@ -268,8 +268,7 @@ mod tests {
     fn a_card_adds_up_what_has_come() {
         let probe = Cuda::probe();
         if !probe.usable() {
-            eprintln!("SKIPPED, no sums on a card: {}", probe.missing.join("; "));
-            return;
+            return espalier_testing::skipped(espalier_testing::Need::Cuda, probe.missing.join("; "));
         }
         let cuda = Cuda::open(0).unwrap();
         let device = Device::Cuda(cuda.clone());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_testing::{Need, skipped};
 
 use crate::data::{assert_holds, floats, message, room, use_device};
 use crate::suite::CASES;
@@ -21,7 +22,7 @@ fn run<R: Send>(
 ) -> Option<Result<Vec<R>, Failure<Error>>> {
     let probe = Cuda::probe();
     if !probe.usable() {
-        eprintln!("SKIPPED, no ranks on a card: {}", probe.missing.join("; "));
+        skipped(Need::Cuda, probe.missing.join("; "));
         return None;
     }
     let card = Cuda::open(0).unwrap();

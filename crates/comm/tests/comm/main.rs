@@ -8,3 +8,13 @@ mod nccl;
 mod rendezvous;
 mod suite;
 mod threads;
+
+/// A build without MPI has no tests that could say that they were skipped.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn mpi_is_built_in() {
+    espalier_testing::skipped(
+        espalier_testing::Need::Mpi,
+        "these tests were built without `--features espalier/mpi`",
+    );
+}

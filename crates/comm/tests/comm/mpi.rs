@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use espalier_comm::{Communicator, Element, Error, Reduce, mpi};
+use espalier_testing::{Need, skipped};
 
 use crate::data::{message, room};
 use crate::suite::CASES;
@@ -136,7 +137,7 @@ fn mpirun() -> Option<String> {
     };
     let found = [format!("mpirun.{kind}"), "mpirun".to_owned()].into_iter().find(runs);
     if found.is_none() {
-        eprintln!("SKIPPED, nothing was tested with MPI: there is no mpirun");
+        skipped(Need::Mpi, "there is no mpirun");
     }
     found
 }

@@ -10,6 +10,7 @@ use espalier_comm::nccl;
 use espalier_comm::rendezvous::{Place, Rendezvous};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
+use espalier_testing::{Need, skipped};
 
 use crate::data::use_device;
 use crate::rendezvous::free_port;
@@ -47,8 +48,7 @@ fn the_suite() {
         Err(error) => Some(error.to_string()),
     };
     if let Some(missing) = missing {
-        eprintln!("SKIPPED, nothing was tested with NCCL: {missing}");
-        return;
+        return skipped(Need::Nccl, missing);
     }
     let port = free_port().to_string();
     let start = |rank: usize| {

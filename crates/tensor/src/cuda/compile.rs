@@ -294,7 +294,7 @@ mod tests {
                 true
             }
             Err(e) => {
-                eprintln!("SKIPPED, no kernel was compiled: {e}");
+                espalier_testing::skipped(espalier_testing::Need::Nvrtc, e);
                 false
             }
         }

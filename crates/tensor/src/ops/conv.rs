@@ -228,7 +228,7 @@ mod tests {
         if let Err(why) = Cuda::cudnn()
             && cudnn
         {
-            eprintln!("SKIPPED, cuDNN was not tried: {why}");
+            espalier_testing::skipped(espalier_testing::Need::Cudnn, why);
             return None;
         }
         let card = Cuda::open(0).unwrap();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
+use espalier_testing::{Need, skipped};
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 
@@ -18,7 +19,7 @@ const STEPS: usize = 40;
 fn card() -> Option<Device> {
     let probe = Cuda::probe();
     if !probe.usable() {
-        eprintln!("SKIPPED, nothing was trained on a card: {}", probe.missing.join("; "));
+        skipped(Need::Cuda, probe.missing.join("; "));
         return None;
     }
     Some(Device::cuda(0).unwrap())

@@ -229,7 +229,7 @@ mod tests {
             Ok(cudnn) => cudnn,
             Err(why) => {
                 assert!(why.contains("install") || why.contains("check"), "it says what to do: {why}");
-                eprintln!("SKIPPED, cuDNN was not asked: {why}");
+                espalier_testing::skipped(espalier_testing::Need::Cudnn, why);
                 return;
             }
         };

@@ -138,8 +138,11 @@ mod tests {
     #[test]
     fn cudnn_has_a_plan_for_what_it_is_asked() {
         let found = testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_)));
-        if !found || Cuda::cudnn().is_err() {
-            return eprintln!("SKIPPED, no card with cuDNN was asked");
+        if !found {
+            return;
+        }
+        if let Err(why) = Cuda::cudnn() {
+            return espalier_testing::skipped(espalier_testing::Need::Cudnn, why);
         }
         let card = Cuda::open(0).unwrap();
         for z in [

@@ -138,7 +138,9 @@ fn two_in_four_agree_with_the_dense_product() {
                 let y = product.run(&x, Category::Activations).unwrap();
                 assert_close(&y.to_f32(), &expected, 1.0 / 128.0);
             }
-            Err(Error::Unsupported { what }) => eprintln!("SKIPPED, the 2:4 pattern: {what}"),
+            Err(Error::Unsupported { what }) => {
+                espalier_testing::skipped(espalier_testing::Need::TwoFour, what)
+            }
             Err(other) => panic!("{other}"),
         }
     }

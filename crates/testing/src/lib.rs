@@ -1,0 +1,144 @@
+//! What the tests of all crates share: how one says that it could not test something here, and how long it may take.
+//!
+//! A test that finds no card, no MPI or no Python passes, since there is nothing wrong with the program. So that nobody takes
+//! that for having been tested, it goes through [`skipped`]: `./check` lists all of them at its end, and where
+//! `ESPALIER_REQUIRE=cuda,mpi` says that a machine has these, skipping for want of them is a failure.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `ESPALIER_REQUIRE` | names of [`Need`]s, with commas: what must not be missing |
+//! | `ESPALIER_SKIPPED` | a file to which each skip adds a line: need, reason, test, with tabs |
+//! | `ESPALIER_LONG` | `1`: tests that have a long form run it |
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// What a machine may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// A CUDA device with driver, NVRTC and cuBLASLt.
+    Cuda,
+    /// cuDNN's library; for most tests a device too.
+    Cudnn,
+    /// A device whose tensor cores multiply 2:4 sparse matrices, and the library for it.
+    TwoFour,
+    /// NCCL's library, and a device.
+    Nccl,
+    /// NVRTC's library alone, which compiles kernels without a device.
+    Nvrtc,
+    /// A build with `--features espalier/mpi`, and its launcher.
+    Mpi,
+    /// `python3` on the path.
+    Python,
+    /// The Debian package dataset-fashion-mnist.
+    FashionMnist,
+}
+
+impl Need {
+    /// All of them.
+    pub const ALL: [Need; 8] = [
+        Need::Cuda,
+        Need::Cudnn,
+        Need::TwoFour,
+        Need::Nccl,
+        Need::Nvrtc,
+        Need::Mpi,
+        Need::Python,
+        Need::FashionMnist,
+    ];
+
+    /// As it is written in `ESPALIER_REQUIRE`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Need::Cuda => "cuda",
+            Need::Cudnn => "cudnn",
+            Need::TwoFour => "two-four",
+            Need::Nccl => "nccl",
+            Need::Nvrtc => "nvrtc",
+            Need::Mpi => "mpi",
+            Need::Python => "python",
+            Need::FashionMnist => "fashion-mnist",
+        }
+    }
+}
+
+/// Says that the test on this thread leaves out what needs something that is not here, and why it is not. The caller then
+/// returns, or goes on with the rest.
+///
+/// # Panics
+/// Where `ESPALIER_REQUIRE` names the need.
+#[track_caller]
+pub fn skipped(need: Need, why: impl Display) {
+    let (name, why) = (need.name(), why.to_string().replace(['\n', '\t'], " "));
+    let required = std::env::var("ESPALIER_REQUIRE").unwrap_or_default();
+    assert!(!parse(&required).contains(&need), "ESPALIER_REQUIRE names {name}, which is missing: {why}");
+    eprintln!("SKIPPED for want of {name}: {why}");
+    let Some(path) = std::env::var_os("ESPALIER_SKIPPED") else { return };
+    let test = std::thread::current().name().unwrap_or("a thread").to_owned();
+    // One write for a line: many tests of many processes add to the file.
+    let written = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(format!("{name}\t{why}\t{test}\n").as_bytes()));
+    written.unwrap_or_else(|problem| panic!("{}: {problem}", path.display()));
+}
+
+/// Whether long forms of tests are to run: more rounds, sizes or moments of the same; the short form can fail for the same bug.
+pub fn long() -> bool {
+    std::env::var("ESPALIER_LONG").is_ok_and(|value| value == "1")
+}
+
+/// The needs that a list names.
+fn parse(list: &str) -> Vec<Need> {
+    let named = |name: &str| Need::ALL.into_iter().find(|need| need.name() == name);
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let known = |name: &str| {
+        named(name).unwrap_or_else(|| {
+            let all = Need::ALL.map(Need::name).join(", ");
+            panic!("ESPALIER_REQUIRE: `{name}` is none of {all}")
+        })
+    };
+    names.map(known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A misspelt need would be required of nobody: also where no test is skipped, somebody has to read the list.
+    #[test]
+    fn what_is_required_is_known() {
+        parse(&std::env::var("ESPALIER_REQUIRE").unwrap_or_default());
+        assert_eq!(parse(" cuda, mpi,"), [Need::Cuda, Need::Mpi]);
+        assert!(std::panic::catch_unwind(|| parse("coda")).is_err());
+    }
+
+    /// Not a test by itself: what the test below runs under other variables.
+    #[test]
+    #[ignore = "run by the test of skipping"]
+    fn skips() {
+        skipped(Need::FashionMnist, "only\nacted");
+    }
+
+    #[test]
+    fn a_skip_is_listed_and_where_it_is_required_a_failure() {
+        let list = std::env::temp_dir().join(format!("espalier-skipped-{}", std::process::id()));
+        let run = |required: &str| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "tests::skips", "--ignored"]);
+            let variables = [("ESPALIER_REQUIRE", required), ("RUST_BACKTRACE", "0")];
+            command.envs(variables).env("ESPALIER_SKIPPED", &list).output().unwrap()
+        };
+        assert!(run("cuda,mpi").status.success());
+        assert!(run("").status.success());
+        let failed = run("mpi,fashion-mnist");
+        assert_eq!(failed.status.code(), Some(101), "{}", String::from_utf8_lossy(&failed.stdout));
+        let lines = std::fs::read_to_string(&list).unwrap();
+        std::fs::remove_file(&list).unwrap();
+        assert_eq!(lines, "fashion-mnist\tonly acted\ttests::skips\n".repeat(2));
+    }
+}
