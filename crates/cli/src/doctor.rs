@@ -96,8 +96,8 @@ impl Findings {
             "version": env!("CARGO_PKG_VERSION"),
             "cpu": {
                 "cores": self.cores,
-                "avx512": self.isa >= Isa::Avx512,
-                "amx_bf16": self.isa >= Isa::Amx,
+                "avx512": self.isa.avx512().is_some(),
+                "amx_bf16": self.isa.amx().is_some(),
             },
             "cuda": cuda,
             "nccl": match &self.nccl {
@@ -113,9 +113,9 @@ impl Findings {
         let mut lines = vec![("espalier", env!("CARGO_PKG_VERSION").to_owned())];
         let instructions = match self.isa {
             Isa::Portable => "no AVX2: slow",
-            Isa::Avx2 => "AVX2",
-            Isa::Avx512 => "AVX-512",
-            Isa::Amx => "AVX-512, AMX with bf16",
+            Isa::Avx2(_) => "AVX2",
+            Isa::Avx512(_) => "AVX-512",
+            Isa::Amx(_) => "AVX-512, AMX with bf16",
         };
         lines.push(("cpu", format!("{} cores, {instructions}", self.cores)));
         for card in &self.cuda.cards {

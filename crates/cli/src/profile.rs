@@ -60,7 +60,7 @@ fn matrix_rate(cuda: &Cuda, precision: Precision) -> Result<f64> {
         Tensor::from_f32(&device, &[n, n], dtype, &noise, Category::Workspace)?,
         Tensor::from_f32(&device, &[n, n], dtype, &noise, Category::Workspace)?,
     );
-    let product = || matmul(&a, false, &b, true, None, Category::Workspace);
+    let product = || matmul(&a, b.t(), None, Category::Workspace);
     for _ in 0..3 {
         product()?;
     }

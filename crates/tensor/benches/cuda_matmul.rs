@@ -11,7 +11,7 @@ use espalier_tensor::cuda::blas::{Epilogue, Product, Search};
 use espalier_tensor::cuda::{Args, Build, Cuda, Source};
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated};
-use espalier_tensor::{Category, DType, Device, Error, Tensor};
+use espalier_tensor::{Category, DType, Device, Error, Operand, Tensor};
 
 fn main() {
     let probe = Cuda::probe();
@@ -197,7 +197,7 @@ fn products(device: &Device) -> f64 {
                     e.plain.iter().enumerate().map(|(i, x)| x + f64::from(bias[i % n])).collect()
                 };
                 let what = |kind: &str| format!("{kind} {input:?}->{output:?} {m}x{n}x{k} ta={ta} tb={tb}");
-                let product = || Product::new(&a, ta, &b, tb);
+                let product = || Product::new(Operand::new(&a, ta), Operand::new(&b, tb));
                 let fresh = || tensor(device, &[m, n], output, 4);
 
                 let mut c = fresh();
@@ -246,7 +246,7 @@ fn products(device: &Device) -> f64 {
                     |shape: [usize; 2], seed| tensor(device, &[batch, shape[0], shape[1]], input, seed);
                 let (a, b) = (stack(shape(m, k, ta), 8), stack(shape(k, n, tb), 9));
                 let mut c = tensor(device, &[batch, m, n], output, 10);
-                Product::batched(&a, ta, &b, tb).into(&mut c).unwrap();
+                Product::batched(Operand::new(&a, ta), Operand::new(&b, tb)).into(&mut c).unwrap();
                 let part = |t: &Tensor, i: usize, shape: [usize; 2]| {
                     let len = shape[0] * shape[1];
                     let data = &t.to_f32()[i * len..(i + 1) * len];
@@ -275,8 +275,20 @@ fn operations(device: &Device) {
                     let a = tensor(device, &shape(m, k, ta), dtype, 1);
                     let b = tensor(device, &shape(k, n, tb), dtype, 2);
                     let bias = tensor(device, &[n], dtype, 3);
-                    let c = matmul(&a, ta, &b, tb, Some(&bias), Category::Activations).unwrap();
-                    let (pre, y) = matmul_activated(&a, ta, &b, tb, Some(&bias), Activation::Gelu).unwrap();
+                    let c = matmul(
+                        Operand::new(&a, ta),
+                        Operand::new(&b, tb),
+                        Some(&bias),
+                        Category::Activations,
+                    )
+                    .unwrap();
+                    let (pre, y) = matmul_activated(
+                        Operand::new(&a, ta),
+                        Operand::new(&b, tb),
+                        Some(&bias),
+                        Activation::Gelu,
+                    )
+                    .unwrap();
                     [c, pre, y]
                 };
                 for (card, host) in on(device).iter().zip(on(&cpu)) {
@@ -302,7 +314,10 @@ fn repeat(device: &Device) {
             let once = || {
                 let mut c = Tensor::empty(device, &[m, n], dtype, Category::Gradients).unwrap();
                 let mut sums = Tensor::empty(device, &[n], dtype, Category::Gradients).unwrap();
-                Product::new(&a, ta, &b, tb).then(Epilogue::SumsOfB(&mut sums)).into(&mut c).unwrap();
+                Product::new(Operand::new(&a, ta), Operand::new(&b, tb))
+                    .then(Epilogue::SumsOfB(&mut sums))
+                    .into(&mut c)
+                    .unwrap();
                 (c.host_bytes().into_owned(), sums.host_bytes().into_owned())
             };
             let first = once();
@@ -340,7 +355,7 @@ fn speed(cuda: &Cuda, device: &Device) {
     drop(buffer);
     let mut tiny = Tensor::zeros(device, &[8, 8], DType::F32, Category::Workspace).unwrap();
     let x = tensor(device, &[8, 8], DType::F32, 1);
-    let call = seconds(cuda, || Product::new(&x, false, &x, false).into(&mut tiny).unwrap());
+    let call = seconds(cuda, || Product::new(&x, &x).into(&mut tiny).unwrap());
     println!("a product of 8 x 8 takes {:.1} us from end to end", call * 1e6);
 
     println!("\n{:<34}{:>12}{:>12}", "TFLOP/s", "ranked", "timed");
@@ -375,7 +390,7 @@ fn speed(cuda: &Cuda, device: &Device) {
         let mut rate = |search| {
             cuda.search_products(search).unwrap();
             let time = seconds(cuda, || {
-                let product = Product::new(&a, ta, &b, tb);
+                let product = Product::new(Operand::new(&a, ta), Operand::new(&b, tb));
                 match extra {
                     "bias" => product.then(Epilogue::Bias(&bias)),
                     "gelu" => product.then(Epilogue::Gelu { bias: Some(&bias), pre: &mut pre }),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use espalier_tensor::cpu::gemm::{Matrix, MatrixMut, serial};
 use espalier_tensor::ops::matmul::matmul;
-use espalier_tensor::{Category, DType, Device, Float, Tensor, bf16, random};
+use espalier_tensor::{Category, DType, Device, Float, Operand, Tensor, bf16, random};
 
 /// Stored transposed?, m, n, k.
 const SHAPES: [(&str, usize, usize, usize); 15] = [
@@ -121,7 +121,7 @@ fn tensors(
     let a = if ta { tensor(k, m, 1) } else { tensor(m, k, 1) };
     let b = if tb { tensor(n, k, 2) } else { tensor(k, n, 2) };
     measure(seconds, 1, || {
-        matmul(&a, ta, &b, tb, None, Category::Activations).expect("memory");
+        matmul(Operand::new(&a, ta), Operand::new(&b, tb), None, Category::Activations).expect("memory");
     })
 }
 

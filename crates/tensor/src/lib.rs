@@ -9,9 +9,12 @@ pub mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;
+#[cfg(test)]
+mod kernels;
 pub mod machine;
 pub mod mask;
 pub mod memory;
+pub mod operand;
 pub mod ops;
 pub mod random;
 pub mod tensor;
@@ -24,4 +27,5 @@ pub use error::{Error, Result};
 pub use half::bf16;
 pub use mask::Mask;
 pub use memory::{Category, Ledger};
+pub use operand::Operand;
 pub use tensor::{Coming, Tensor};

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
+use crate::cpu::PIECE;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::pieces::PIECE;
 use crate::tensor::Tensor;
 
 /// Weights of one entry of the directory.

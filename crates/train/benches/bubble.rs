@@ -43,7 +43,7 @@ impl Paced {
         match &self.effort {
             Effort::Product(square) => {
                 for _ in 0..units {
-                    matmul(square, false, square, false, None, Category::Workspace)?;
+                    matmul(square, square, None, Category::Workspace)?;
                 }
             }
             Effort::Sleep => std::thread::sleep(NAP * units as u32),

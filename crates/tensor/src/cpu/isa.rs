@@ -1,50 +1,101 @@
 //! Which instructions this processor has, found at run time, and a macro that compiles a loop for each of them.
 
+use std::fmt;
+
+/// Proof that the processor has AVX2 with FMA. Only detection makes one, so holding it is what a call of such code rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Avx2(());
+
+/// Proof that the processor has AVX-512 F, BW, DQ and VL, and AVX2 with FMA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Avx512(());
+
+/// Proof that the processor has AVX-512 and AMX tiles with bf16 products, and that the system has granted the tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Amx(());
+
 /// An instruction set, from the plainest to the richest; each includes the ones before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+///
+/// It carries the proof that the processor has it, which takes no memory. The portable one is always to be had; another
+/// comes from [`Isa::best`] or [`Isa::available`] and from nowhere else:
+///
+/// ```compile_fail,E0423
+/// let made_up = espalier_tensor::cpu::Isa::Amx(espalier_tensor::cpu::isa::Amx(()));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     /// Whatever the compiler's base target has.
     Portable,
     /// AVX2 with FMA.
-    Avx2,
+    Avx2(Avx2),
     /// AVX-512 F, BW, DQ, VL.
-    Avx512,
+    Avx512(Avx512),
     /// AVX-512 and the AMX tile unit with bf16 products.
-    Amx,
+    Amx(Amx),
 }
 
 impl Isa {
     /// The richest set that the processor and the operating system give us.
     pub fn best() -> Isa {
-        static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
-        *BEST.get_or_init(detect)
+        Isa::available().last().expect("the portable one is always there")
     }
 
-    /// All sets this machine has, plainest first.
+    /// All sets this machine has, plainest first: how a device is held to a lower one.
     pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|&isa| isa <= Isa::best())
+        static FOUND: std::sync::OnceLock<[Option<Isa>; 4]> = std::sync::OnceLock::new();
+        FOUND.get_or_init(detect).iter().copied().flatten()
+    }
+
+    /// The proof of AVX-512, where this set includes it.
+    pub fn avx512(self) -> Option<Avx512> {
+        match self {
+            Isa::Portable | Isa::Avx2(_) => None,
+            Isa::Avx512(proof) => Some(proof),
+            Isa::Amx(Amx(())) => Some(Avx512(())),
+        }
+    }
+
+    /// The proof of AMX, where this is that set.
+    pub fn amx(self) -> Option<Amx> {
+        match self {
+            Isa::Amx(proof) => Some(proof),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Portable => "Portable",
+            Isa::Avx2(_) => "Avx2",
+            Isa::Avx512(_) => "Avx512",
+            Isa::Amx(_) => "Amx",
+        })
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detect() -> Isa {
-    Isa::Portable
+fn detect() -> [Option<Isa>; 4] {
+    [Some(Isa::Portable), None, None, None]
 }
 
+/// The one place where proofs are made.
 #[cfg(target_arch = "x86_64")]
-fn detect() -> Isa {
+fn detect() -> [Option<Isa>; 4] {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
     let avx512 = avx2
         && is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
-    match (avx2, avx512) {
-        (false, _) => Isa::Portable,
-        (true, false) => Isa::Avx2,
-        (true, true) if amx_granted() => Isa::Amx,
-        (true, true) => Isa::Avx512,
-    }
+    let amx = avx512 && amx_granted();
+    [
+        Some(Isa::Portable),
+        avx2.then_some(Isa::Avx2(Avx2(()))),
+        avx512.then_some(Isa::Avx512(Avx512(()))),
+        amx.then_some(Isa::Amx(Amx(()))),
+    ]
 }
 
 /// Whether the processor has AMX with bf16 (CPUID leaf 7, EDX bits 22 and 24) and Linux lets this process use
@@ -102,12 +153,12 @@ macro_rules! simd {
                 fn avx512$(<$($g: $bound),* $(, const $n: usize)?>)?($($arg: $ty),*) $(-> $ret)? {
                     plain$(::<$($g),* $(, $n)?>)?($($arg),*)
                 }
-                // SAFETY: an `Isa` above `Portable` is only ever handed out where the processor has it.
+                // SAFETY: an `Isa` above `Portable` carries the proof that the processor has it.
                 unsafe {
                     match isa {
                         $crate::cpu::Isa::Portable => plain$(::<$($g),* $(, $n)?>)?($($arg),*),
-                        $crate::cpu::Isa::Avx2 => avx2$(::<$($g),* $(, $n)?>)?($($arg),*),
-                        $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Amx => avx512$(::<$($g),* $(, $n)?>)?($($arg),*),
+                        $crate::cpu::Isa::Avx2(_) => avx2$(::<$($g),* $(, $n)?>)?($($arg),*),
+                        $crate::cpu::Isa::Avx512(_) | $crate::cpu::Isa::Amx(_) => avx512$(::<$($g),* $(, $n)?>)?($($arg),*),
                     }
                 }
             }

@@ -3,8 +3,8 @@
 //! Work is cut by its size, never by the number of threads, and partial sums are added in the order of the
 //! pieces: so the same run gives the same bits on one thread and on many.
 
+pub mod activation;
 pub mod buffer;
-pub mod correlate;
 pub mod gemm;
 pub mod isa;
 pub mod lanes;
@@ -21,6 +21,9 @@ use crate::memory::{Category, Ledger};
 use buffer::{Buffer, FreeBlocks};
 pub use isa::Isa;
 use scratch::Disjoint;
+
+/// Elements of a piece of work: enough to hide the cost of handing it to a thread, and within the second-level cache.
+pub const PIECE: usize = 1 << 14;
 
 /// A handle to the processor; clones share its threads, its ledger and its cache of blocks.
 #[derive(Debug, Clone)]
@@ -40,9 +43,8 @@ impl Cpu {
         Cpu::with_isa(threads, Isa::best())
     }
 
-    /// The processor held to an instruction set that it has: how tests reach the slower paths.
+    /// The processor held to one of the instruction sets that it has: how tests reach the slower paths.
     pub fn with_isa(threads: usize, isa: Isa) -> Result<Cpu> {
-        assert!(isa <= Isa::best(), "{isa:?} is not to be had on this machine");
         let refused = |why: String| Error::Threads { threads, why };
         if threads == 0 {
             return Err(refused("at least one is needed".into()));

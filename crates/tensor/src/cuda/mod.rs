@@ -6,7 +6,7 @@
 //!
 //! - [`library`], [`probe`]: what the machine has;
 //! - [`stream`], `staging`, [`buffer`], [`ahead`]: order, copies, memory, and what is copied ahead of its use;
-//! - [`compile`], [`kernel`], `lanes`: from source to launch;
+//! - [`compile`], [`kernel`]: from source to launch;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod ahead;
@@ -15,7 +15,6 @@ pub mod buffer;
 pub mod compile;
 pub mod dnn;
 pub mod kernel;
-pub(crate) mod lanes;
 pub mod library;
 pub mod probe;
 mod profile;
@@ -30,7 +29,6 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 
 use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
-use crate::ops;
 use ahead::SentBlocks;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
@@ -43,29 +41,6 @@ pub use profile::Taken;
 use staging::Staging;
 use status::Status;
 use stream::{Event, Stream};
-
-/// Every file of kernels. A test compiles each of them in each of its builds, without a card.
-pub const SOURCES: &[&Source] = &[
-    &blas::EPILOGUE,
-    &ops::activation::cuda::SOURCE,
-    &ops::attention::cuda::SOURCE,
-    &ops::attention::cuda::SOURCE_F32,
-    &ops::batch_norm::cuda::SOURCE,
-    &ops::cast::cuda::SOURCE,
-    &ops::compress::cuda::SOURCE,
-    &ops::conv::cuda::SOURCE,
-    &ops::cross_entropy::cuda::SOURCE,
-    &ops::dropout::cuda::SOURCE,
-    &ops::elementwise::cuda::SOURCE,
-    &ops::embedding::cuda::SOURCE,
-    &ops::layer_norm::SOURCE,
-    &ops::layout::cuda::SOURCE,
-    &ops::pool::cuda::SOURCE,
-    &ops::reduce::cuda::SOURCE,
-    &ops::rms_norm::SOURCE,
-    &ops::select::cuda::SOURCE,
-    &ops::update::cuda::SOURCE,
-];
 
 /// A handle to a card; clones share its streams, its ledger, its memory and its kernels.
 #[derive(Debug, Clone)]

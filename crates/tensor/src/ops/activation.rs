@@ -1,13 +1,8 @@
-//! Activation functions, element by element.
-//!
-//! - ReLU: y = max(x, 0)
-//! - GELU, the tanh form of GPT-2: y = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). Since
-//!   (1 + tanh u)/2 = sigmoid(2u), it is computed as x sigmoid(2u): one exponential, no cancellation.
-//! - SiLU: y = x sigmoid(x)
+//! Activation functions over whole tensors; what they are of one number is [`crate::cpu::activation`]'s to say.
 
 pub(crate) mod cuda;
 
-use crate::cpu::math;
+pub use crate::cpu::activation::Activation;
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::error::Result;
@@ -15,69 +10,6 @@ use crate::memory::Category;
 use crate::ops::pieces::{PIECE, each, writable};
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
-
-/// An activation function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// max(x, 0).
-    Relu,
-    /// x Phi(x), in its tanh form.
-    Gelu,
-    /// x sigmoid(x), also called swish.
-    Silu,
-}
-
-/// sqrt(2/pi).
-const GELU_SCALE: f32 = 0.797_884_6;
-const GELU_CUBE: f32 = 0.044_715;
-
-impl Activation {
-    /// Its value.
-    #[inline(always)]
-    pub fn apply(self, x: f32) -> f32 {
-        match self {
-            // This way round, a NaN passes.
-            Activation::Relu => {
-                if x < 0.0 {
-                    0.0
-                } else {
-                    x
-                }
-            }
-            Activation::Gelu => x * gelu_gate(x),
-            Activation::Silu => x * math::sigmoid(x),
-        }
-    }
-
-    /// Its derivative, from what the forward pass saves: the output for ReLU, the input for the others.
-    #[inline(always)]
-    pub fn slope(self, saved: f32) -> f32 {
-        let x = saved;
-        match self {
-            Activation::Relu => {
-                if x > 0.0 {
-                    1.0
-                } else {
-                    0.0
-                }
-            }
-            Activation::Gelu => {
-                let gate = gelu_gate(x);
-                let inner = 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x);
-                gate + x * gate * (1.0 - gate) * inner
-            }
-            Activation::Silu => {
-                let gate = math::sigmoid(x);
-                gate + x * gate * (1.0 - gate)
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn gelu_gate(x: f32) -> f32 {
-    math::sigmoid(2.0 * GELU_SCALE * x * (1.0 + GELU_CUBE * x * x))
-}
 
 /// y = f(x).
 pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {

@@ -9,6 +9,7 @@
 //! In f32 the images are read where they lie (`direct`); in bf16 the windows are copied into the rows of a
 //! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
 
+mod correlate;
 pub(crate) mod cuda;
 mod direct;
 mod dnn;

@@ -1,61 +1,58 @@
 //! Matrix products of tensors, with a bias and an activation on the way out.
 //!
-//! `a: [m, k]`, `b: [k, n]`, or either of them stored transposed; every dimension but the last counts as rows.
+//! `a: [m, k]`, `b: [k, n]`, or either of them as the transpose of what is stored ([`Operand`]).
 
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Epilogue, Matrix, MatrixMut, parallel};
 use crate::cuda::blas;
 use crate::device::Device;
-use crate::dtype::DType;
+use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
+use crate::operand::Operand;
 use crate::ops::activation::{self, Activation};
 use crate::ops::elementwise;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// `a b + bias`, as a new tensor `[m, n]` of `a`'s type.
-///
-/// `ta`: `a` is stored `[k, m]`; `tb`: `b` is stored `[n, k]`; `bias: [n]`.
-pub fn matmul(
-    a: &Tensor,
-    ta: bool,
-    b: &Tensor,
-    tb: bool,
+/// `a b + bias`, as a new tensor `[m, n]` of `a`'s type; `bias: [n]`. `matmul(x, w.t(), ..)` multiplies by a transpose.
+pub fn matmul<'a>(
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'a>>,
     bias: Option<&Tensor>,
     category: Category,
 ) -> Result<Tensor> {
-    let (m, n, _) = extents(a, ta, b, tb, bias);
-    let mut c = Tensor::empty(&a.device(), &[m, n], a.dtype(), category)?;
-    match a.device() {
-        Device::Cpu(cpu) => product(&cpu, a, ta, b, tb, bias, None, &mut c, None),
-        Device::Cuda(_) => blas::Product::new(a, ta, b, tb).then(blas::Epilogue::bias(bias)).into(&mut c)?,
+    let (a, b) = (a.into(), b.into());
+    let (m, n, _) = extents(a, b, bias);
+    let mut c = Tensor::empty(&a.tensor.device(), &[m, n], a.tensor.dtype(), category)?;
+    match a.tensor.device() {
+        Device::Cpu(cpu) => product(&cpu, a, b, bias, None, &mut c, None),
+        Device::Cuda(_) => blas::Product::new(a, b).then(blas::Epilogue::bias(bias)).into(&mut c)?,
     }
     Ok(c)
 }
 
 /// `a b + bias + plus`, as a new tensor of `plus`'s shape. A card adds before it rounds; the host rounds the product
 /// first, as two operations would.
-pub fn matmul_plus(
-    a: &Tensor,
-    ta: bool,
-    b: &Tensor,
-    tb: bool,
+pub fn matmul_plus<'a>(
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'a>>,
     bias: Option<&Tensor>,
     plus: &Tensor,
     category: Category,
 ) -> Result<Tensor> {
-    let (m, n, _) = extents(a, ta, b, tb, bias);
+    let (a, b) = (a.into(), b.into());
+    let (m, n, _) = extents(a, b, bias);
     assert_eq!((plus.rows(), plus.width()), (m, n), "a product of {m} x {n} and {:?}", plus.shape());
-    match a.device() {
+    match a.tensor.device() {
         Device::Cpu(_) => {
-            let mut c = matmul(a, ta, b, tb, bias, category)?.reshape(plus.shape());
+            let mut c = matmul(a, b, bias, category)?.reshape(plus.shape());
             elementwise::add_into(&mut c, plus)?;
             Ok(c)
         }
         Device::Cuda(_) => {
             let mut c = plus.empty_like(category)?;
-            let product = blas::Product::new(a, ta, b, tb).plus(Some(plus));
+            let product = blas::Product::new(a, b).plus(Some(plus));
             product.then(blas::Epilogue::bias(bias)).into(&mut c)?;
             Ok(c)
         }
@@ -63,13 +60,14 @@ pub fn matmul_plus(
 }
 
 /// `c += a b`, where `c: [m, n]` is of `a`'s type or f32, which loses nothing of sums that come in parts.
-pub fn matmul_add(a: &Tensor, ta: bool, b: &Tensor, tb: bool, c: &mut Tensor) -> Result<()> {
-    let (m, n, k) = extents(a, ta, b, tb, None);
+pub fn matmul_add<'a>(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>, c: &mut Tensor) -> Result<()> {
+    let (a, b) = (a.into(), b.into());
+    let (m, n, k) = extents(a, b, None);
     assert_eq!((c.rows(), c.width()), (m, n), "a product of {m} x {n} added to {:?}", c.shape());
-    match a.device() {
-        Device::Cpu(cpu) => with_float!(a.dtype(), T => {
-            let a = Matrix::of(a.slice::<T>(), a.width(), ta);
-            let b = Matrix::of(b.slice::<T>(), b.width(), tb);
+    match a.tensor.device() {
+        Device::Cpu(cpu) => with_float!(a.tensor.dtype(), T => {
+            let a = matrix::<T>(a);
+            let b = matrix::<T>(b);
             match c.dtype() {
                 DType::F32 => {
                     let c = MatrixMut { data: c.slice_mut::<f32>(), row_stride: n };
@@ -81,36 +79,35 @@ pub fn matmul_add(a: &Tensor, ta: bool, b: &Tensor, tb: bool, c: &mut Tensor) ->
                 }
             }
         }),
-        Device::Cuda(_) => blas::Product::new(a, ta, b, tb).accumulate(true).into(c)?,
+        Device::Cuda(_) => blas::Product::new(a, b).accumulate(true).into(c)?,
     }
     Ok(())
 }
 
 /// As [`matmul`] with an activation: the values before it, and after it, in one pass. Both are activations.
-pub fn matmul_activated(
-    a: &Tensor,
-    ta: bool,
-    b: &Tensor,
-    tb: bool,
+pub fn matmul_activated<'a>(
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'a>>,
     bias: Option<&Tensor>,
     activation: Activation,
 ) -> Result<(Tensor, Tensor)> {
-    let (m, n, _) = extents(a, ta, b, tb, bias);
-    let mut pre = Tensor::empty(&a.device(), &[m, n], a.dtype(), Category::Activations)?;
-    let activated = match (a.device(), activation) {
+    let (a, b) = (a.into(), b.into());
+    let (m, n, _) = extents(a, b, bias);
+    let mut pre = Tensor::empty(&a.tensor.device(), &[m, n], a.tensor.dtype(), Category::Activations)?;
+    let activated = match (a.tensor.device(), activation) {
         (Device::Cpu(cpu), _) => {
             let mut activated = pre.empty_like(Category::Activations)?;
-            product(&cpu, a, ta, b, tb, bias, Some(activation), &mut activated, Some(&mut pre));
+            product(&cpu, a, b, bias, Some(activation), &mut activated, Some(&mut pre));
             activated
         }
         (Device::Cuda(_), Activation::Gelu) => {
             let mut activated = pre.empty_like(Category::Activations)?;
             let gelu = blas::Epilogue::Gelu { bias, pre: &mut pre };
-            blas::Product::new(a, ta, b, tb).then(gelu).into(&mut activated)?;
+            blas::Product::new(a, b).then(gelu).into(&mut activated)?;
             activated
         }
         (Device::Cuda(_), Activation::Relu | Activation::Silu) => {
-            blas::Product::new(a, ta, b, tb).then(blas::Epilogue::bias(bias)).into(&mut pre)?;
+            blas::Product::new(a, b).then(blas::Epilogue::bias(bias)).into(&mut pre)?;
             activation::forward(activation, &pre)?
         }
     };
@@ -118,41 +115,39 @@ pub fn matmul_activated(
 }
 
 /// `(m, n, k)`, after checking that the operands fit each other.
-fn extents(a: &Tensor, ta: bool, b: &Tensor, tb: bool, bias: Option<&Tensor>) -> (usize, usize, usize) {
-    let seen = |t: &Tensor, transposed| match transposed {
-        false => (t.rows(), t.width()),
-        true => (t.width(), t.rows()),
-    };
-    let ((m, k), (bk, n)) = (seen(a, ta), seen(b, tb));
-    assert_eq!(k, bk, "matmul of {:?} (transposed: {ta}) and {:?} (transposed: {tb})", a.shape(), b.shape());
-    assert_eq!(a.dtype(), b.dtype(), "matmul of two types");
+fn extents(a: Operand<'_>, b: Operand<'_>, bias: Option<&Tensor>) -> (usize, usize, usize) {
+    let ((m, k), (bk, n)) = (a.extents(), b.extents());
+    assert_eq!(k, bk, "a product of {m} x {k} and {bk} x {n}");
+    assert_eq!(a.tensor.dtype(), b.tensor.dtype(), "matmul of two types");
     if let Some(bias) = bias {
         assert_eq!(bias.len(), n, "a bias of {:?} for {n} columns", bias.shape());
-        assert_eq!(a.dtype(), bias.dtype(), "a bias of another type");
+        assert_eq!(a.tensor.dtype(), bias.dtype(), "a bias of another type");
     }
     (m, n, k)
 }
 
+fn matrix<T: Float>(x: Operand<'_>) -> Matrix<'_, T> {
+    Matrix::of(x.tensor.slice::<T>(), x.tensor.width(), x.transposed)
+}
+
 fn product(
     cpu: &Cpu,
-    a: &Tensor,
-    ta: bool,
-    b: &Tensor,
-    tb: bool,
+    a: Operand<'_>,
+    b: Operand<'_>,
     bias: Option<&Tensor>,
     activation: Option<Activation>,
     c: &mut Tensor,
     pre: Option<&mut Tensor>,
 ) {
-    let (m, n, k) = extents(a, ta, b, tb, bias);
-    with_float!(a.dtype(), T => {
+    let (m, n, k) = extents(a, b, bias);
+    with_float!(a.tensor.dtype(), T => {
         let epilogue = Epilogue {
             bias: bias.map(|bias| bias.slice::<T>()),
             activation,
             pre: pre.map(|pre| MatrixMut { data: pre.slice_mut::<T>(), row_stride: n }),
         };
-        let a = Matrix::of(a.slice::<T>(), a.width(), ta);
-        let b = Matrix::of(b.slice::<T>(), b.width(), tb);
+        let a = matrix::<T>(a);
+        let b = matrix::<T>(b);
         let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
         parallel(cpu, m, n, k, a, b, c, false, epilogue);
     });
@@ -191,10 +186,11 @@ mod tests {
                     };
                     let bias = tensor(device, dtype, &[n], &bias);
                     let (whole_a, whole_b) = (matrix(&a, m, k, ta), matrix(&b, k, n, tb));
+                    let (seen_a, seen_b) = (Operand::new(&whole_a, ta), Operand::new(&whole_b, tb));
                     let category = Category::Gradients;
-                    let product = matmul(&whole_a, ta, &whole_b, tb, Some(&bias), category).unwrap();
+                    let product = matmul(seen_a, seen_b, Some(&bias), category).unwrap();
                     let fresh = tensor(device, dtype, &[m, n], &start);
-                    let plus = |bias| matmul_plus(&whole_a, ta, &whole_b, tb, bias, &fresh, category).unwrap();
+                    let plus = |bias| matmul_plus(seen_a, seen_b, bias, &fresh, category).unwrap();
                     let (both, plus) = (plus(Some(&bias)), plus(None));
                     assert_eq!(fresh.to_f32(), start, "what is added stays as it is");
                     let mut wide = tensor(device, DType::F32, &[m, n], &start);
@@ -204,8 +200,8 @@ mod tests {
                         let columns: Vec<f32> = a.chunks(k).flat_map(|row| &row[at.clone()]).copied().collect();
                         let a = matrix(&columns, m, at.len(), ta);
                         let b = matrix(&b[at.start * n..at.end * n], at.len(), n, tb);
-                        matmul_add(&a, ta, &b, tb, &mut wide).unwrap();
-                        matmul_add(&a, ta, &b, tb, &mut same).unwrap();
+                        matmul_add(Operand::new(&a, ta), Operand::new(&b, tb), &mut wide).unwrap();
+                        matmul_add(Operand::new(&a, ta), Operand::new(&b, tb), &mut same).unwrap();
                     }
                     vec![product, both, plus, wide, same]
                 });

@@ -12,6 +12,7 @@ pub mod elementwise;
 pub mod embedding;
 pub mod flat;
 mod image;
+pub(crate) mod lanes;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;

@@ -1,15 +1,13 @@
 //! How operations cut their work: into pieces of a size that depends on the shapes alone.
 
 use crate::cpu::Cpu;
+pub(crate) use crate::cpu::PIECE;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::cast;
 use crate::tensor::Tensor;
-
-/// Elements of a piece: enough to hide the cost of handing it to a thread, and within the second-level cache.
-pub(crate) const PIECE: usize = 1 << 14;
 
 /// Rows of a piece.
 pub(crate) fn rows(width: usize) -> usize {

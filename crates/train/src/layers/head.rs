@@ -17,7 +17,7 @@ use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::matmul::{matmul, matmul_add};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::rows;
-use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_tensor::{Category, DType, Device, Operand, Tensor};
 
 use super::{Backward, GradientSink, Linear};
 use crate::Result;
@@ -148,12 +148,12 @@ impl Operands {
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
         let transposed = self.order == WeightOrder::OutIn;
-        Ok(matmul(x, false, &self.weight, transposed, self.bias.as_ref(), Category::Workspace)?)
+        Ok(matmul(x, Operand::new(&self.weight, transposed), self.bias.as_ref(), Category::Workspace)?)
     }
 
     fn input_gradient(&self, dlogits: &Tensor) -> Result<Tensor> {
         let transposed = self.order == WeightOrder::InOut;
-        Ok(matmul(dlogits, false, &self.weight, transposed, None, Category::Workspace)?)
+        Ok(matmul(dlogits, Operand::new(&self.weight, transposed), None, Category::Workspace)?)
     }
 }
 
@@ -241,8 +241,8 @@ impl Sums {
 
     fn add(&mut self, linear: &Linear, x: &Tensor, dy: &Tensor) -> Result<()> {
         match linear.order {
-            WeightOrder::OutIn => matmul_add(dy, true, x, false, &mut self.weight)?,
-            WeightOrder::InOut => matmul_add(x, true, dy, false, &mut self.weight)?,
+            WeightOrder::OutIn => matmul_add(dy.t(), x, &mut self.weight)?,
+            WeightOrder::InOut => matmul_add(x.t(), dy, &mut self.weight)?,
         }
         if let Some(bias) = &mut self.bias {
             add_into(bias, &sum_rows(dy, Category::Workspace)?)?;
@@ -423,7 +423,7 @@ mod tests {
             let dlogits = losses.differentiate(logits, HALF.loss).unwrap();
             let mut exact =
                 Tensor::zeros(&x.device(), &[CLASSES, WIDTH], DType::F32, Category::Workspace).unwrap();
-            matmul_add(&dlogits, true, &x, false, &mut exact).unwrap();
+            matmul_add(dlogits.t(), &x, &mut exact).unwrap();
             let difference = weight.iter().zip(exact.to_f32()).map(|(a, b)| f64::from(a - b).powi(2));
             difference.sum::<f64>().sqrt()
         };

@@ -6,7 +6,7 @@ use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
 use espalier_tensor::ops::reduce::sum_rows;
-use espalier_tensor::{Category, Tensor};
+use espalier_tensor::{Category, Operand, Tensor};
 
 use super::{Backward, Wanted};
 use crate::Result;
@@ -54,7 +54,7 @@ impl Linear {
         let weight = weights.get(self.weight);
         Ok(match weights.sparse(self.weight) {
             Some(sparse) => sparse.product(x, weight, transposed, bias, category)?,
-            None => matmul(x, false, weight, transposed, bias, category)?,
+            None => matmul(x, Operand::new(weight, transposed), bias, category)?,
         })
     }
 
@@ -68,7 +68,7 @@ impl Linear {
         let bias = self.bias.map(|id| weights.get(id));
         let transposed = self.order == WeightOrder::OutIn;
         let weight = weights.get(self.weight);
-        Ok(matmul_plus(x, false, weight, transposed, bias, plus, Category::Activations)?)
+        Ok(matmul_plus(x, Operand::new(weight, transposed), bias, plus, Category::Activations)?)
     }
 
     /// The values before and after an activation, which runs in the epilogue of the product.
@@ -85,7 +85,8 @@ impl Linear {
         }
         let bias = self.bias.map(|id| weights.get(id));
         let transposed = self.order == WeightOrder::OutIn;
-        let (before, after) = matmul_activated(x, false, weights.get(self.weight), transposed, bias, kind)?;
+        let (before, after) =
+            matmul_activated(x, Operand::new(weights.get(self.weight), transposed), bias, kind)?;
         Ok((with_rows_of(x, before), with_rows_of(x, after)))
     }
 
@@ -107,7 +108,7 @@ impl Linear {
             };
             let weight = match sparse.filter(|_| wanted == Wanted::Kept) {
                 Some(sparse) => sparse.sampled_product(rows, columns, Category::Workspace)?,
-                None => matmul(rows, true, columns, false, None, Category::Workspace)?,
+                None => matmul(rows.t(), columns, None, Category::Workspace)?,
             };
             let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())

@@ -347,7 +347,7 @@ fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
             let head = |name: &str| network.weights.parameter(name).map(|id| network.weights.get(id));
             let weight = head(oracle.head).unwrap();
             let bias = head(&oracle.head.replace("weight", "bias"));
-            let logits = matmul(&read, false, weight, true, bias, Category::Workspace).unwrap();
+            let logits = matmul(&read, weight.t(), bias, Category::Workspace).unwrap();
             let what = network.what("logits");
             let truth = oracle.tensors[&what].clone();
             let start = vec![0.0; truth.len()];

@@ -157,7 +157,7 @@ impl Contest {
 }
 
 fn dense(x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    matmul(x, false, w, true, None, Category::Activations)
+    matmul(x, w.t(), None, Category::Activations)
 }
 
 /// Numbers around zero.

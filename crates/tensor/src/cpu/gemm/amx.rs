@@ -16,6 +16,7 @@ use super::avx512::{first, transpose};
 use super::engine::{Engine, Rows};
 use super::pack::Source;
 use crate::bf16;
+use crate::cpu::isa::Amx;
 use crate::dtype::{DType, Float};
 
 /// Rows of a tile.
@@ -42,9 +43,6 @@ macro_rules! tile {
     };
 }
 
-/// bf16 in AMX tiles.
-pub(super) struct Amx;
-
 /// Tile registers configured on this thread; released at the end, so that the system need not save them.
 pub(super) struct Tiles(());
 
@@ -65,7 +63,7 @@ impl Engine for Amx {
     const EXACT: bool = false;
     type Session = Tiles;
 
-    fn begin() -> Tiles {
+    fn begin(self) -> Tiles {
         /// Palette 1; eight tiles of 16 rows of 64 bytes.
         #[repr(C, align(64))]
         struct Config {
@@ -82,7 +80,7 @@ impl Engine for Amx {
             row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
             rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
         };
-        // SAFETY: `Isa::Amx` is handed out only after the system granted the tiles; the 64 bytes are there.
+        // SAFETY: the proof was made after the system had granted the tiles; the 64 bytes are there.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(readonly, nostack, preserves_flags)) };
         Tiles(())
     }

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::engine::{Engine, Lanes, Rows, float_engine, registers};
 use super::pack::{self, Source};
+use crate::cpu::isa::Avx2;
 use crate::dtype::{DType, Float};
 
 /// Ones for the first `n` of 8 lanes.
@@ -57,7 +58,6 @@ unsafe fn pack_panel<T: Float>(source: Source<T>, count: usize, width: usize, de
 }
 
 float_engine! {
-    /// f32 with AVX2 and FMA.
     Avx2, __m256, features: ["avx2,fma"], rows: 6, each: [1 2 3 4 5 6], depth: 384, slab: 1536,
     pack: pack_panel
 }

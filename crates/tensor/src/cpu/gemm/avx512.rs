@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use super::engine::{Engine, Lanes, Rows, float_engine, registers};
 use super::pack::{self, Source};
 use crate::bf16;
+use crate::cpu::isa::Avx512;
 use crate::dtype::{DType, Float};
 
 /// Ones for the first `n` of 16 lanes.
@@ -186,7 +187,6 @@ pub(super) fn fence() {
 }
 
 float_engine! {
-    /// f32 with AVX-512.
     Avx512, __m512, features: ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"], rows: 14,
     each: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], depth: 256, slab: 1024, pack: pack_panel
 }

@@ -14,9 +14,9 @@ use super::finish::{Out, finish};
 use super::pack::Source;
 use super::scratch::{self, Scratch};
 use super::{Epilogue, Matrix, MatrixMut};
+use crate::cpu::activation::Activation;
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
-use crate::ops::activation::Activation;
 
 /// Bytes of `b` that are packed at once, unless 512 columns are more.
 const SHARED_BYTES: usize = 16 << 20;
@@ -112,7 +112,7 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
             pre: self.out.pre.map(|(at, stride)| (at.wrapping_add(i * stride + j), stride)),
         };
         #[cfg(target_arch = "x86_64")]
-        if self.isa >= Isa::Avx512 && O::DTYPE == DType::Bf16 && self.plain() && !self.accumulate {
+        if self.isa.avx512().is_some() && O::DTYPE == DType::Bf16 && self.plain() && !self.accumulate {
             let stream = self.m * self.n * size_of::<O>() >= STREAM_BYTES;
             // SAFETY: the processor has the instructions; `O` is bf16.
             return unsafe { avx512::round(sums, stride, rows, cols, out.c.cast(), out.c_stride, stream) };
@@ -123,7 +123,7 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
 }
 
 /// The whole product on this thread.
-pub(super) fn serial<E: Engine, T: Float, O: Float>(job: &Job<'_, T, O>) {
+pub(super) fn serial<E: Engine, T: Float, O: Float>(engine: E, job: &Job<'_, T, O>) {
     let padded = job.k.next_multiple_of(E::UNIT);
     let shared_cols = job.shared_cols::<E>().min(job.n.next_multiple_of(E::COLS));
     let rows = job.block_rows::<E>().next_multiple_of(E::rows(job.n));
@@ -139,7 +139,7 @@ pub(super) fn serial<E: Engine, T: Float, O: Float>(job: &Job<'_, T, O>) {
                     for from in cols.clone().step_by(width) {
                         let part = from..cols.end.min(from + width);
                         let shared = panels.wrapping_add((part.start - j) * padded);
-                        block::<E, T, O>(job, shared, padded, i..job.m.min(i + rows), part, scratch);
+                        block(engine, job, shared, padded, i..job.m.min(i + rows), part, scratch);
                     }
                 }
             });
@@ -148,12 +148,12 @@ pub(super) fn serial<E: Engine, T: Float, O: Float>(job: &Job<'_, T, O>) {
 }
 
 /// The product over the threads of `cpu`.
-pub(super) fn parallel<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T, O>) {
+pub(super) fn parallel<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &Job<'_, T, O>) {
     if job.m * job.n <= SMALL_OUT && job.k >= 2 * PIECE {
-        return pieces_of_depth::<E, T, O>(cpu, job);
+        return pieces_of_depth(engine, cpu, job);
     }
     if cpu.threads() == 1 || job.m * job.n * job.k <= SMALL {
-        return serial::<E, T, O>(job);
+        return serial(engine, job);
     }
     let padded = job.k.next_multiple_of(E::UNIT);
     let shared_cols = job.shared_cols::<E>().min(job.n.next_multiple_of(E::COLS));
@@ -170,7 +170,7 @@ pub(super) fn parallel<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T
                 let part = part..cols.end.min(part + width);
                 let shared = panels.at().wrapping_add((part.start - j) * padded);
                 scratch::with(|scratch| {
-                    block::<E, T, O>(job, shared, padded, i..job.m.min(i + rows), part, scratch)
+                    block(engine, job, shared, padded, i..job.m.min(i + rows), part, scratch)
                 });
             });
         }
@@ -222,7 +222,7 @@ fn task_size<E: Engine, T: Float, O: Float>(
 }
 
 /// The product as a sum of products over pieces of `k`.
-fn pieces_of_depth<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T, O>) {
+fn pieces_of_depth<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &Job<'_, T, O>) {
     let (area, pieces) = (job.m * job.n, job.k.div_ceil(PIECE));
     scratch::with_shared(|space| {
         let partial = Shared(space.room::<f32>(area * pieces));
@@ -242,7 +242,7 @@ fn pieces_of_depth<E: Engine, T: Float, O: Float>(cpu: &Cpu, job: &Job<'_, T, O>
                 // Pieces differ in their operands: none may take another's packed rows for its own.
                 number: job.number ^ ((piece as u64 + 1) << 40),
             };
-            serial::<E, T, f32>(&part);
+            serial(engine, &part);
         });
         // SAFETY: all pieces are written, and the threads are done with them.
         let (sum, rest) =
@@ -309,6 +309,7 @@ fn place<E: Engine, T: Float, O: Float>(
 
 /// One block of `c`. `panels` are the packed columns `cols`.
 fn block<E: Engine, T: Float, O: Float>(
+    engine: E,
     job: &Job<'_, T, O>,
     panels: *const E::Cell,
     padded: usize,
@@ -316,7 +317,7 @@ fn block<E: Engine, T: Float, O: Float>(
     cols: Range<usize>,
     scratch: &mut Scratch,
 ) {
-    let session = E::begin();
+    let session = engine.begin();
     let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);
     let in_place = O::DTYPE == DType::F32 && job.plain();
     // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.

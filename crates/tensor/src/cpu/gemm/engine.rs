@@ -20,9 +20,9 @@ pub(super) struct Rows<C> {
     pub tile: usize,
 }
 
-/// A kernel with its packed form. Functions are unsafe because they call for instructions that the processor
-/// must have, and work on bare pointers.
-pub(super) trait Engine {
+/// A kernel with its packed form. A value of it proves that the processor has its instructions: the loops take one before
+/// they call any of its functions, which are unsafe for that reason and for their bare pointers.
+pub(super) trait Engine: Copy + Sync {
     /// The packed type.
     type Cell: Copy;
     /// Rows of a panel of `a`.
@@ -41,7 +41,7 @@ pub(super) trait Engine {
     type Session;
 
     /// Prepares the thread.
-    fn begin() -> Self::Session;
+    fn begin(self) -> Self::Session;
     /// Rows that [`Engine::tile`] takes at once for so many columns; a multiple of `ROWS`.
     fn rows(_cols: usize) -> usize {
         Self::ROWS
@@ -158,13 +158,10 @@ pub(super) unsafe fn registers<L: Lanes, const R: usize, const V: usize>(
     }
 }
 
-/// An f32 [`Engine`] over a vector type: `rows` x two vectors, one vector for narrow panels.
+/// Makes the proof of an instruction set an f32 [`Engine`] over a vector type: `rows` x two vectors, one vector for narrow panels.
 macro_rules! float_engine {
-    ($(#[$meta:meta])* $name:ident, $lanes:ty, features: [$($feature:literal)?], rows: $rows:literal,
+    ($name:ty, $lanes:ty, features: [$($feature:literal)?], rows: $rows:literal,
      each: [$($r:literal)*], depth: $depth:literal, slab: $slab:literal, pack: $pack:path) => {
-        $(#[$meta])*
-        pub(super) struct $name;
-
         $(#[target_feature(enable = $feature)])?
         unsafe fn tile_of<const R: usize, const V: usize>(
             cols: usize, depth: usize, a: Rows<f32>, b: *const f32, c: *mut f32, c_stride: usize, add: bool,
@@ -193,7 +190,7 @@ macro_rules! float_engine {
             const EXACT: bool = true;
             type Session = ();
 
-            fn begin() {}
+            fn begin(self) {}
 
             fn in_place<T: Float>(a: Source<T>, _rows: usize, _depth: usize) -> Option<Rows<f32>> {
                 let lies_well = T::DTYPE == DType::F32 && (a.outer == 1 || a.depth == 1);

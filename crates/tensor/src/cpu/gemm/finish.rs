@@ -1,7 +1,7 @@
 //! The way out: a piece of finished f32 sums gets its bias and its activation, is rounded and stored.
 
+use crate::cpu::activation::Activation;
 use crate::dtype::Float;
-use crate::ops::activation::Activation;
 use crate::simd;
 
 /// Where a piece goes: rows of `c` (and of the values before the activation), `stride` apart.

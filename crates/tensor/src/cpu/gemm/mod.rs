@@ -28,8 +28,8 @@ mod scratch;
 mod tests;
 
 use super::{Cpu, Isa};
+use crate::cpu::activation::Activation;
 use crate::dtype::{DType, Float};
-use crate::ops::activation::Activation;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::transpose;
 use drive::Job;
@@ -128,19 +128,21 @@ pub fn parallel<T: Float, O: Float>(
 }
 
 fn dispatch<T: Float, O: Float>(isa: Isa, cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
-    fn go<E: Engine, T: Float, O: Float>(cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
+    fn go<E: Engine, T: Float, O: Float>(engine: E, cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
         match cpu {
-            Some(cpu) => drive::parallel::<E, T, O>(cpu, job),
-            None => drive::serial::<E, T, O>(job),
+            Some(cpu) => drive::parallel(engine, cpu, job),
+            None => drive::serial(engine, job),
         }
     }
     match (isa, T::DTYPE) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, DType::Bf16) => go::<amx::Amx, T, O>(cpu, job),
+        (Isa::Amx(amx), DType::Bf16) => go(amx, cpu, job),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx | Isa::Avx512, _) => go::<avx512::Avx512, T, O>(cpu, job),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2, _) => go::<avx2::Avx2, T, O>(cpu, job),
-        _ => go::<portable::Portable, T, O>(cpu, job),
+        (Isa::Avx2(avx2), _) => go(avx2, cpu, job),
+        _ => match isa.avx512() {
+            #[cfg(target_arch = "x86_64")]
+            Some(avx512) => go(avx512, cpu, job),
+            _ => go(portable::Portable, cpu, job),
+        },
     }
 }

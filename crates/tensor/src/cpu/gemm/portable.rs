@@ -42,7 +42,10 @@ impl Lanes for Four {
     }
 }
 
+/// f32 in plain Rust, which every processor runs: it needs no proof.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Portable;
+
 float_engine! {
-    /// f32 in plain Rust.
     Portable, Four, features: [], rows: 4, each: [1 2 3 4], depth: 256, slab: 1024, pack: pack::panel
 }

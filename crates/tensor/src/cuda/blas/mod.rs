@@ -21,6 +21,7 @@ use super::{Cuda, library};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::operand::Operand;
 use crate::tensor::Tensor;
 use plan::{Key, Kind, Plan};
 
@@ -94,37 +95,29 @@ pub struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// `a b`; every dimension but the last counts as rows. `ta`: `a` is stored `[k, m]`; `tb`: `b` as `[n, k]`.
-    pub fn new(a: &'a Tensor, ta: bool, b: &'a Tensor, tb: bool) -> Product<'a> {
-        Product::of(a, ta, (a.rows(), a.width()), b, tb, (b.rows(), b.width()), 1)
+    /// `a b`; `a: [m, k]`, `b: [k, n]`.
+    pub fn new(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Product<'a> {
+        Product::of(a.into(), b.into(), 1)
     }
 
     /// One product for each index of the first dimension: `[batch, m, k]` by `[batch, k, n]`.
-    pub fn batched(a: &'a Tensor, ta: bool, b: &'a Tensor, tb: bool) -> Product<'a> {
-        let batch = a.shape()[0];
-        assert_eq!(batch, b.shape()[0], "a batch of {:?} and one of {:?}", a.shape(), b.shape());
-        let stored = |t: &Tensor| (t.rows() / batch.max(1), t.width());
-        Product::of(a, ta, stored(a), b, tb, stored(b), batch)
+    pub fn batched(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Product<'a> {
+        let (a, b) = (a.into(), b.into());
+        let (batch, of_b) = (a.tensor.shape()[0], b.tensor.shape()[0]);
+        assert_eq!(batch, of_b, "a batch of {:?} and one of {:?}", a.tensor.shape(), b.tensor.shape());
+        Product::of(a, b, batch)
     }
 
-    fn of(
-        a: &'a Tensor,
-        ta: bool,
-        a_stored: (usize, usize),
-        b: &'a Tensor,
-        tb: bool,
-        b_stored: (usize, usize),
-        batch: usize,
-    ) -> Product<'a> {
-        let seen = |(rows, width), transposed| if transposed { (width, rows) } else { (rows, width) };
-        let ((m, k), (bk, n)): ((usize, usize), (usize, usize)) = (seen(a_stored, ta), seen(b_stored, tb));
-        assert_eq!(
-            k,
-            bk,
-            "a product of {:?} (transposed: {ta}) and {:?} (transposed: {tb})",
-            a.shape(),
-            b.shape()
-        );
+    fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> Product<'a> {
+        let seen = |x: Operand<'_>| {
+            let (rows, width) = (x.tensor.rows() / batch.max(1), x.tensor.width());
+            if x.transposed { (width, rows) } else { (rows, width) }
+        };
+        let ((m, k), (bk, n)) = (seen(a), seen(b));
+        let (ta, tb) = (a.transposed, b.transposed);
+        let (a, b) = (a.tensor, b.tensor);
+        let (of_a, of_b) = (a.shape(), b.shape());
+        assert_eq!(k, bk, "a product of {of_a:?} (transposed: {ta}) and {of_b:?} (transposed: {tb})");
         assert_eq!(a.dtype(), b.dtype(), "a product of two types");
         Product {
             a,

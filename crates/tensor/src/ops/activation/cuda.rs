@@ -1,10 +1,10 @@
 //! Activations on a card.
 
 use super::Activation;
-use crate::cuda::lanes::{self, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source =

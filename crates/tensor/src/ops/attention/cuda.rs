@@ -6,11 +6,12 @@
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::Sizes;
-use crate::cuda::{Args, Build, Cuda, Part, Source, lanes};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
 use crate::ops::cast::cast;
+use crate::ops::lanes;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {

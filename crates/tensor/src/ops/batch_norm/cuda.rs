@@ -1,11 +1,11 @@
 //! Batch normalisation on a card.
 
 use super::moments::Partial;
-use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes::{self, Columns, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source =

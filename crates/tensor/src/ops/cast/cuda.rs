@@ -1,9 +1,9 @@
 //! Casts on a card.
 
-use crate::cuda::lanes::{self, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = lanes::source("cast.cu", include_str!("../cast.cu"), Build::FLOATS);

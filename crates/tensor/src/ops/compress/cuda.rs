@@ -1,10 +1,10 @@
 //! Compressing and expanding on a card.
 
-use crate::cuda::lanes::{self, THREADS, TILE};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::mask::{Form, Mask};
+use crate::ops::lanes::{self, THREADS, TILE};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {

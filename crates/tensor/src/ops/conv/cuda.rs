@@ -2,12 +2,12 @@
 //! patches, gathered on the way, with the reordered weight.
 
 use super::{Sizes, dnn};
-use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::cast::cast;
+use crate::ops::lanes::{self, Columns, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {

@@ -1,4 +1,4 @@
-//! Convolution in f32 without patches: the kernels of [`crate::cpu::correlate`] read windows from the image.
+//! Convolution in f32 without patches: the kernels of [`super::correlate`] read windows from the image.
 //!
 //! Pixels are sorted into classes by which taps of the kernel fall on the image, so that there is no condition
 //! and no multiplication by padding in the kernels. A group of images supplies enough pixels of each class.
@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
+use super::correlate::{Panels, Taps, correlate, correlate_weight};
 use super::{CHANNELS, Sizes, collect};
-use crate::cpu::correlate::{Panels, Taps, correlate, correlate_weight};
 use crate::cpu::scratch::Disjoint;
 use crate::device::Device;
 use crate::dtype::DType;

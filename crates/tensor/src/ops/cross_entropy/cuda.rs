@@ -3,11 +3,11 @@
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::Total;
-use crate::cuda::lanes;
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source =

@@ -1,8 +1,8 @@
 //! Dropout on a card.
 
-use crate::cuda::lanes::{self, THREADS};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::error::Result;
+use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {

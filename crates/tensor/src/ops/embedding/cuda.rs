@@ -1,11 +1,11 @@
 //! Tables on a card. Where the host panics at an id beyond the table, a card gives a row of NaN and no gradient:
 //! it cannot stop, and the loss shows it.
 
-use crate::cuda::lanes;
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source =

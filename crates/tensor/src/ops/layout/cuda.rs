@@ -1,8 +1,8 @@
 //! Moves on a card.
 
-use crate::cuda::lanes::{self, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::error::Result;
+use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = lanes::source("layout.cu", include_str!("../layout.cu"), Build::FLOATS);

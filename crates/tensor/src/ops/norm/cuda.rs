@@ -1,11 +1,11 @@
 //! Layer norm and RMS norm on a card: their kernels take the same arguments, but for the number N of weights.
 
 use super::{all, empty_statistics};
-use crate::cuda::lanes::{self, Columns};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes::{self, Columns};
 use crate::tensor::Tensor;
 
 /// The walk over a row that both norms' kernels share.

@@ -1,11 +1,11 @@
 //! Pooling on a card.
 
 use super::{Grid, Pool};
-use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
+use crate::ops::lanes::{self, Columns, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = lanes::source("pool.cu", include_str!("../pool.cu"), Build::FLOATS);

@@ -1,10 +1,10 @@
 //! Sums on a card: partial sums by geometry, then their sum in a fixed order.
 
-use crate::cuda::lanes::{self, Columns, THREADS};
 use crate::cuda::{Args, Build, Cuda, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes::{self, Columns, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = lanes::source("reduce.cu", include_str!("../reduce.cu"), Build::FLOATS);

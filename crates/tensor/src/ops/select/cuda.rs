@@ -1,7 +1,7 @@
 //! Keys, their histograms and masks on a card.
 
 use super::{DIGITS, Digit, Score, TILE};
-use crate::cuda::lanes::{self, THREADS};
+use crate::ops::lanes::{self, THREADS};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;

@@ -50,9 +50,9 @@ impl Kernel for f32 {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Amx => avx512_f32(vectors, job),
+                Isa::Avx512(_) | Isa::Amx(_) => avx512_f32(vectors, job),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => avx2_f32(vectors, job),
+                Isa::Avx2(_) => avx2_f32(vectors, job),
                 _ => portable_f32(vectors, job),
             }
         }
@@ -65,9 +65,9 @@ impl Kernel for bf16 {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Amx => avx512_bf16(vectors, job),
+                Isa::Avx512(_) | Isa::Amx(_) => avx512_bf16(vectors, job),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => avx2_bf16(vectors, job),
+                Isa::Avx2(_) => avx2_bf16(vectors, job),
                 _ => portable_bf16(vectors, job),
             }
         }

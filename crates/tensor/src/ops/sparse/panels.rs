@@ -54,8 +54,8 @@ impl Packed for bf16 {
 fn lanes(isa: Isa) -> usize {
     match isa {
         Isa::Portable => 4,
-        Isa::Avx2 => 8,
-        Isa::Avx512 | Isa::Amx => SIDE,
+        Isa::Avx2(_) => 8,
+        Isa::Avx512(_) | Isa::Amx(_) => SIDE,
     }
 }
 
@@ -107,8 +107,8 @@ impl Panels {
             unsafe {
                 match cpu.isa() {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 | Isa::Amx => turn_avx512(strip),
-                    Isa::Avx2 => turn_strip::<T, Plain, 8>(strip),
+                    Isa::Avx512(_) | Isa::Amx(_) => turn_avx512(strip),
+                    Isa::Avx2(_) => turn_strip::<T, Plain, 8>(strip),
                     _ => turn_strip::<T, Plain, 4>(strip),
                 }
             }
@@ -221,7 +221,7 @@ pub(super) unsafe fn write<T: Float>(isa: Isa, sums: Sums<'_, T>) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => write_avx512(sums),
+            Isa::Avx512(_) | Isa::Amx(_) => write_avx512(sums),
             _ => write_blocks::<T, Plain>(sums),
         }
     }

@@ -121,9 +121,9 @@ unsafe fn run(isa: Isa, vectors: usize, job: Job<'_>) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => avx512(vectors, job),
+            Isa::Avx512(_) | Isa::Amx(_) => avx512(vectors, job),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(vectors, job),
+            Isa::Avx2(_) => avx2(vectors, job),
             _ => portable(vectors, job),
         }
     }

@@ -60,7 +60,7 @@ fn a_layer_of_several_tasks_agrees_with_the_dense_product() {
         for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
             let (x, w) =
                 (tensor(device, dtype, &[batch, columns], &x), tensor(device, dtype, &[rows, columns], &w));
-            let dense = dense_matmul(&x, false, &w, true, None, Category::Activations).unwrap();
+            let dense = dense_matmul(&x, w.t(), None, Category::Activations).unwrap();
             let sparse = matmul(&x, &Csr::from_dense(&w).unwrap(), Category::Activations).unwrap();
             let expected: Vec<f64> = dense.to_f32().into_iter().map(f64::from).collect();
             assert_close(&sparse.to_f32(), &expected, tolerance);

@@ -7,13 +7,13 @@ use std::marker::PhantomData;
 
 use super::rule::Moments;
 use super::{Norms, Rule, SquaredNorms, Step, Target};
-use crate::cuda::lanes::{self, THREADS, TILE};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::compress;
+use crate::ops::lanes::{self, THREADS, TILE};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::gemm::Lanes;
-use super::{Cpu, Isa};
+use crate::cpu::gemm::Lanes;
+use crate::cpu::{Cpu, Isa};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -95,8 +95,8 @@ impl Panels {
 fn widths(isa: Isa) -> (usize, usize) {
     match isa {
         Isa::Portable => (8, 4),
-        Isa::Avx2 => (16, 8),
-        Isa::Avx512 | Isa::Amx => (32, 16),
+        Isa::Avx2(_) => (16, 8),
+        Isa::Avx512(_) | Isa::Amx(_) => (32, 16),
     }
 }
 
@@ -314,7 +314,7 @@ unsafe fn outer<L: Lanes, const R: usize, const V: usize, const FULL: bool>(job:
 
 /// The most rows of a tile of the weight kernel.
 fn most_rows(isa: Isa) -> usize {
-    if isa >= Isa::Avx512 { 12 } else { 4 }
+    if isa.avx512().is_some() { 12 } else { 4 }
 }
 
 /// Both kernels over one vector type, compiled for its instructions.
@@ -373,9 +373,9 @@ unsafe fn pixel_kernel(isa: Isa, job: Pixels<'_>) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => pixels_avx512(job),
+            Isa::Avx512(_) | Isa::Amx(_) => pixels_avx512(job),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => pixels_avx2(job),
+            Isa::Avx2(_) => pixels_avx2(job),
             _ => pixels_portable(job),
         }
     }
@@ -386,9 +386,9 @@ unsafe fn outer_kernel(isa: Isa, rows: usize, job: Outer<'_>) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => outer_avx512(rows, job),
+            Isa::Avx512(_) | Isa::Amx(_) => outer_avx512(rows, job),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => outer_avx2(rows, job),
+            Isa::Avx2(_) => outer_avx2(rows, job),
             _ => outer_portable(rows, job),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Everything follows from shapes, so that sums are cut the same way in every run.
 
-use super::compile::{Build, Part, Source};
+use crate::cuda::compile::{Build, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -80,7 +80,7 @@ pub(crate) fn weights<const N: usize>(rows: DType, weights: [&Tensor; N]) -> Res
     let wide = weights.iter().any(|weight| weight.dtype() != rows);
     let mut read = weights.map(Tensor::clone);
     for weight in read.iter_mut().filter(|_| wide) {
-        *weight = crate::ops::pieces::widened(weight)?;
+        *weight = super::pieces::widened(weight)?;
     }
     Ok((read, wide))
 }

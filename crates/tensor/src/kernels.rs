@@ -1,0 +1,65 @@
+//! Every file of kernels, gathered for the test that compiles them all without a card. Nothing else reads the list: an operation
+//! hands its own source to the card, so that `cuda` knows no operation.
+
+use crate::cuda::compile::{Target, compile, version};
+use crate::cuda::{Source, blas};
+use crate::ops;
+
+const SOURCES: &[&Source] = &[
+    &blas::EPILOGUE,
+    &ops::activation::cuda::SOURCE,
+    &ops::attention::cuda::SOURCE,
+    &ops::attention::cuda::SOURCE_F32,
+    &ops::batch_norm::cuda::SOURCE,
+    &ops::cast::cuda::SOURCE,
+    &ops::compress::cuda::SOURCE,
+    &ops::conv::cuda::SOURCE,
+    &ops::cross_entropy::cuda::SOURCE,
+    &ops::dropout::cuda::SOURCE,
+    &ops::elementwise::cuda::SOURCE,
+    &ops::embedding::cuda::SOURCE,
+    &ops::layer_norm::SOURCE,
+    &ops::layout::cuda::SOURCE,
+    &ops::pool::cuda::SOURCE,
+    &ops::reduce::cuda::SOURCE,
+    &ops::rms_norm::SOURCE,
+    &ops::select::cuda::SOURCE,
+    &ops::update::cuda::SOURCE,
+];
+
+/// The files of a folder and of those below it whose name ends so.
+fn files(folder: &std::path::Path, ending: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let of = |path: std::path::PathBuf| match path.is_dir() {
+        true => files(&path, ending),
+        false => vec![path.file_name().unwrap().to_str().unwrap().to_owned()],
+    };
+    entries.flat_map(of).filter(|name| name.ends_with(ending)).collect()
+}
+
+/// A file of kernels that is not in the list would be compiled for the first time on somebody's card.
+#[test]
+fn every_file_of_kernels_is_in_the_list() {
+    let mut found = files(std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")), ".cu");
+    let mut listed: Vec<&str> = SOURCES.iter().map(|source| source.name).collect();
+    found.sort();
+    listed.sort();
+    assert_eq!(found, listed);
+}
+
+#[test]
+fn every_source_compiles_for_ampere_and_hopper() {
+    if let Err(e) = version() {
+        eprintln!("SKIPPED, no kernel was compiled: {e}");
+        return;
+    }
+    for source in SOURCES {
+        assert!(!source.builds.is_empty(), "{} is never built", source.name);
+        for build in source.builds {
+            for target in [Target::Machine(80), Target::Machine(90)] {
+                let image = compile(source, build, target).unwrap_or_else(|e| panic!("{e}"));
+                assert!(image.starts_with(b"\x7fELF"), "{} {target}: not machine code", source.name);
+            }
+        }
+    }
+}
