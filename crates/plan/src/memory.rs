@@ -38,7 +38,8 @@ pub struct Memory {
     pub scoring: u64,
     /// What the forward pass of one micro-batch keeps for the backward pass, and what the head reads.
     pub activations: u64,
-    /// Scratch space of the kernels: theirs to know, so not predicted.
+    /// Scratch space of the kernels, packed operands and copies on the host: theirs to know, so not predicted. The ledger measures
+    /// it; `tensor` holds each operation to a bound that its sizes and the number of threads give.
     pub workspace: Option<u64>,
     /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank.
     pub communication: u64,

@@ -34,6 +34,14 @@ impl Device {
         }
     }
 
+    /// The books of the host's memory that its work takes: its own where it is the host, others beside a card's.
+    pub fn host_ledger(&self) -> &Ledger {
+        match self {
+            Device::Cpu(cpu) => cpu.ledger(),
+            Device::Cuda(cuda) => cuda.host_ledger(),
+        }
+    }
+
     /// Bytes that it has for tensors, those that it holds already included: a card's memory, or what the system says is
     /// available. None where the system does not say.
     pub fn memory(&self) -> Option<usize> {

@@ -26,6 +26,6 @@ pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
 pub use half::bf16;
 pub use mask::Mask;
-pub use memory::{Category, Ledger};
+pub use memory::{Booking, Category, HostCopy, Ledger};
 pub use operand::Operand;
 pub use tensor::{Coming, Tensor};

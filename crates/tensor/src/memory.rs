@@ -2,6 +2,8 @@
 //! category holds now and the most it ever held. The plan predicts the same table; a test holds them together.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// What a piece of memory is for.
@@ -107,40 +109,92 @@ impl fmt::Display for Usage {
     }
 }
 
-/// The books of one device.
+/// The books of one device; clones are the same books.
+#[derive(Debug, Clone, Default)]
+pub struct Ledger(Arc<Gauges>);
+
 #[derive(Debug, Default)]
-pub struct Ledger {
+struct Gauges {
     categories: [Gauge; Category::ALL.len()],
     total: Gauge,
+}
+
+/// Bytes that are booked for as long as this lives: of memory that is no buffer of the device.
+#[derive(Debug)]
+#[must_use = "what is booked is freed when this is dropped"]
+pub struct Booking {
+    ledger: Ledger,
+    category: Category,
+    bytes: usize,
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.ledger.free(self.category, self.bytes);
+    }
+}
+
+/// Numbers in host memory that are no tensor (a copy of one, keys by which weights are compared), booked as workspace.
+#[derive(Debug)]
+pub struct HostCopy<T> {
+    values: Vec<T>,
+    _booked: Booking,
+}
+
+impl<T> HostCopy<T> {
+    /// Books a vector.
+    pub fn new(ledger: &Ledger, values: Vec<T>) -> HostCopy<T> {
+        let _booked = ledger.book(Category::Workspace, values.len() * size_of::<T>());
+        HostCopy { values, _booked }
+    }
+}
+
+impl<T> Deref for HostCopy<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.values
+    }
+}
+
+impl<T> DerefMut for HostCopy<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
 }
 
 impl Ledger {
     /// Books an allocation.
     pub fn allocate(&self, category: Category, bytes: usize) {
-        self.categories[category as usize].add(bytes);
-        self.total.add(bytes);
+        self.0.categories[category as usize].add(bytes);
+        self.0.total.add(bytes);
     }
 
     /// Books its end.
     pub fn free(&self, category: Category, bytes: usize) {
-        self.categories[category as usize].subtract(bytes);
-        self.total.subtract(bytes);
+        self.0.categories[category as usize].subtract(bytes);
+        self.0.total.subtract(bytes);
+    }
+
+    /// Books bytes until the result is dropped.
+    pub fn book(&self, category: Category, bytes: usize) -> Booking {
+        self.allocate(category, bytes);
+        Booking { ledger: self.clone(), category, bytes }
     }
 
     /// Moves an allocation to another category; the total stays.
     pub fn rebook(&self, from: Category, to: Category, bytes: usize) {
-        self.categories[from as usize].subtract(bytes);
-        self.categories[to as usize].add(bytes);
+        self.0.categories[from as usize].subtract(bytes);
+        self.0.categories[to as usize].add(bytes);
     }
 
     /// Bytes that a category holds now.
     pub fn current(&self, category: Category) -> usize {
-        self.categories[category as usize].now.load(Relaxed)
+        self.0.categories[category as usize].now.load(Relaxed)
     }
 
     /// The most bytes that a category has held at once.
     pub fn peak(&self, category: Category) -> usize {
-        self.categories[category as usize].peak.load(Relaxed)
+        self.0.categories[category as usize].peak.load(Relaxed)
     }
 
     /// What each category holds now.
@@ -150,12 +204,12 @@ impl Ledger {
 
     /// Bytes held now, all categories.
     pub fn total(&self) -> usize {
-        self.total.now.load(Relaxed)
+        self.0.total.now.load(Relaxed)
     }
 
     /// The most bytes held at once, all categories; at most the sum of the categories' own peaks.
     pub fn total_peak(&self) -> usize {
-        self.total.peak.load(Relaxed)
+        self.0.total.peak.load(Relaxed)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::cuda;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
-use crate::memory::Category;
+use crate::memory::{Category, HostCopy};
 use crate::with_float;
 
 /// A contiguous, row-major, reference-counted array on a device.
@@ -254,6 +254,11 @@ impl Tensor {
     pub fn read_u32(&self) -> Result<Vec<u32>> {
         assert_eq!(self.dtype, DType::U32, "whole numbers of {:?}", self.shape);
         Ok(self.read_bytes()?.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// As [`Tensor::read_f32`], booked as the host's workspace for as long as it lives: for tensors that may be large.
+    pub fn copy_to_host(&self) -> Result<HostCopy<f32>> {
+        Ok(HostCopy::new(self.device().host_ledger(), self.read_f32()?))
     }
 
     /// As [`Tensor::read_f32`], for tests and tools to which a broken card is the end.

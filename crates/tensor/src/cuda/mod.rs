@@ -61,6 +61,7 @@ struct Shared {
     copy: Stream,
     compute: Stream,
     ledger: Ledger,
+    host_ledger: Ledger,
     card: Card,
     context: Context,
 }
@@ -94,6 +95,7 @@ impl Cuda {
             copy: Stream::new()?,
             compute: Stream::new()?,
             ledger: Ledger::default(),
+            host_ledger: Ledger::default(),
             card: Card::read(ordinal)?,
             context,
         })))
@@ -125,6 +127,11 @@ impl Cuda {
     /// The books.
     pub fn ledger(&self) -> &Ledger {
         &self.0.ledger
+    }
+
+    /// The books of the host's memory that its work takes: copies of tensors that the host looks at.
+    pub fn host_ledger(&self) -> &Ledger {
+        &self.0.host_ledger
     }
 
     /// Bytes taken from the driver: what the ledger books, rounding, and freed blocks kept for reuse.

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use espalier_plan::Plan;
 use espalier_plan::config::{self, Prune};
 use espalier_plan::rounds::{Rounds, Trainings};
+use espalier_tensor::{Booking, Category};
 
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::weights::ParameterId;
@@ -29,6 +30,8 @@ pub struct Lottery {
     output: Option<String>,
     /// Where the weights go back to, by name; empty where seed and name say it.
     early: BTreeMap<String, Vec<u32>>,
+    /// The early weights in the books of the host's memory.
+    booked: Option<Booking>,
 }
 
 impl Lottery {
@@ -36,7 +39,13 @@ impl Lottery {
     pub fn new(plan: &Plan, prune: &Prune, steps: u64) -> Result<Lottery> {
         let rounds = Rounds::of(&plan.model, prune).expect("the fields of a lottery");
         let trainings = rounds.trainings(&plan.run, steps as usize)?;
-        Ok(Lottery { rounds, trainings, output: plan.model.output_weight(), early: BTreeMap::new() })
+        Ok(Lottery {
+            rounds,
+            trainings,
+            output: plan.model.output_weight(),
+            early: BTreeMap::new(),
+            booked: None,
+        })
     }
 
     /// Keeps the weights as they are now.
@@ -53,7 +62,14 @@ impl Lottery {
         self.early = named
             .map(|(name, tensor)| Ok((name.to_owned(), words(&tensor.read_bytes()?))))
             .collect::<Result<_>>()?;
+        self.book(network);
         Ok(())
+    }
+
+    fn book(&mut self, network: &Network<'_>) {
+        let bytes = self.early.values().map(|words| 4 * words.len()).sum();
+        self.booked = None;
+        self.booked = Some(network.parts.device.host_ledger().book(Category::Workspace, bytes));
     }
 
     /// Puts the weights back.
@@ -75,6 +91,10 @@ impl Pruner for Lottery {
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        // Those of a checkpoint were read before there was a device.
+        if self.booked.is_none() && !self.early.is_empty() {
+            self.book(network);
+        }
         let (step, rewind) = (network.step, self.trainings.rewind());
         let seed = network.plan.run.seed;
         // A run may start from weights that seed and name do not give.

@@ -114,7 +114,8 @@ impl<'a> Gradients<'a> {
     pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
         let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
-        let pulls: Vec<f32> = weight.read_f32()?.into_iter().map(|w| strength * sign(w)).collect();
+        let mut pulls = weight.copy_to_host()?;
+        pulls.iter_mut().for_each(|w| *w = strength * sign(*w));
         let pull = Tensor::from_slice(&weight.device(), weight.shape(), &pulls, Category::Workspace)?;
         let pull = match self.masks.compressing(id) {
             Some(mask) => compress(&pull, mask, Category::Workspace)?,

@@ -218,7 +218,7 @@ fn warm_up(state: &mut Tensor, old: &Mask, new: &Mask, at: impl Fn(usize, usize)
     if staying == kept.len() || staying == 0 {
         return Ok(());
     }
-    let mut values = state.read_f32()?;
+    let mut values = state.copy_to_host()?;
     let sum: f64 = kept.iter().filter(|(_, stays)| *stays).map(|(at, _)| f64::from(values[*at])).sum();
     let mean = (sum / staying as f64) as f32;
     kept.iter().filter(|(_, stays)| !stays).for_each(|(at, _)| values[*at] = mean);

@@ -103,6 +103,54 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
     }
 }
 
+/// What choosing masks takes is in the books: the keys of a parameter at a time, all of it gone afterwards, and the weights that a
+/// lottery goes back to for as long as it may.
+#[test]
+fn what_pruning_takes_is_counted() {
+    let counts = |base: &crate::support::Base| -> (usize, usize) {
+        let (plan, ..) = prepare(base, 1);
+        let prune = plan.run.prune.clone().unwrap();
+        let candidates = plan.model.parameters().into_iter().filter(|p| prune.covers(p));
+        (candidates.map(|p| p.elements() as usize).max().unwrap(), plan.model.parameter_count() as usize)
+    };
+    for method in ["magnitude", "random", "snip"] {
+        let base = tiny_gpt(&["prune.sparsity=0.5"]).set(format!("prune.method={method}"));
+        let (largest, _) = counts(&base);
+        let (plan, dataset, device) = prepare(&base, 1);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        trainer.prune().unwrap().unwrap();
+        assert!(device.ledger().peak(Category::Workspace) >= 4 * largest, "{method}");
+        assert_eq!(device.ledger().current(Category::Workspace), 0, "{method}");
+    }
+    let base = tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.5", "prune.rewind=1", "train.steps=8"]);
+    let (_, parameters) = counts(&base);
+    let (plan, dataset, device) = prepare(&base, 1);
+    let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+    for _ in 0..2 {
+        trainer.prune().unwrap();
+        trainer.step().unwrap();
+    }
+    assert_eq!(device.ledger().current(Category::Workspace), 4 * parameters);
+    drop(trainer);
+    assert_eq!(device.ledger().total(), 0);
+}
+
+/// Scratch space is measured, not predicted, and is what sizes and threads say: the same in every run, and on each thread more
+/// no more than that thread's packed rows and sums.
+#[test]
+fn workspace_is_the_same_in_every_run_and_bounded() {
+    let peak = |threads: usize| {
+        let (plan, dataset, device) = prepare(&tiny_gpt(&[]), threads);
+        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
+        (0..2).for_each(|_| drop(trainer.step().unwrap()));
+        device.ledger().peak(Category::Workspace)
+    };
+    let peaks = [1, 2, 3].map(|threads| [peak(threads), peak(threads)]);
+    assert!(peaks.iter().all(|[first, again]| first == again && *first > 0), "{peaks:?}");
+    let [one, two, three] = peaks.map(|[peak, _]| peak);
+    assert!(one <= two && two <= three && three <= 3 * one, "{peaks:?}");
+}
+
 #[test]
 fn recomputation_lowers_the_peak_of_activations() {
     let peak = |recompute: &str| {

@@ -92,18 +92,6 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
         self.bias.is_none() && self.activation.is_none() && self.out.pre.is_none()
     }
 
-    /// Columns of `b` packed at once.
-    fn shared_cols<E: Engine>(&self) -> usize {
-        let fit = SHARED_BYTES / (self.k.max(1) * size_of::<E::Cell>()) / E::COLS * E::COLS;
-        fit.max(512)
-    }
-
-    /// Rows of a block of `a` that fits its cache.
-    fn block_rows<E: Engine>(&self) -> usize {
-        let depth = self.k.clamp(1, E::SLAB);
-        (BLOCK_BYTES / (depth * size_of::<E::Cell>())).clamp(64, 1024)
-    }
-
     /// Hands finished sums of `rows` x `cols` at (i, j) on.
     fn finish(&self, (sums, i, j, rows, cols): (*mut f32, usize, usize, usize, usize), stride: usize) {
         let out = Out {
@@ -122,11 +110,80 @@ impl<'a, T: Float, O: Float> Job<'a, T, O> {
     }
 }
 
+/// Columns of `b` packed at once.
+fn shared_cols<E: Engine>(n: usize, k: usize) -> usize {
+    let fit = SHARED_BYTES / (k.max(1) * size_of::<E::Cell>()) / E::COLS * E::COLS;
+    fit.max(512).min(n.next_multiple_of(E::COLS))
+}
+
+/// Rows of a block of `a` that fits its cache.
+fn block_rows<E: Engine>(k: usize) -> usize {
+    let depth = k.clamp(1, E::SLAB);
+    (BLOCK_BYTES / (depth * size_of::<E::Cell>())).clamp(64, 1024)
+}
+
+/// Sums of a block that wait: how far apart its rows are, and how many there are in one of two places.
+fn waiting_sums<E: Engine>(k: usize, rows: usize, cols: usize) -> (usize, usize) {
+    // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.
+    // 16 more than a power of two, so that rows do not all fall into the same set of the cache.
+    let stride = if k <= E::SLAB { E::COLS } else { cols.next_multiple_of(E::COLS) + 16 };
+    (stride, stride * if k <= E::DEPTH { E::rows(1) } else { rows.next_multiple_of(E::rows(1)) })
+}
+
+/// Bytes that [`block`] takes of a thread's scratch space.
+fn block_bytes<E: Engine>(k: usize, rows: usize, cols: usize) -> usize {
+    let packed = rows.next_multiple_of(E::rows(1)) * k.min(E::SLAB).next_multiple_of(E::UNIT);
+    packed * size_of::<E::Cell>() + 2 * waiting_sums::<E>(k, rows, cols).1 * size_of::<f32>()
+}
+
+/// Rows and columns of a block of [`serial`].
+fn serial_block<E: Engine>(m: usize, n: usize, k: usize) -> (usize, usize) {
+    let rows = block_rows::<E>(k).next_multiple_of(E::rows(n)).min(m);
+    (rows, if k > E::SLAB { WAITING_COLS } else { shared_cols::<E>(n, k) }.min(n))
+}
+
+/// Bytes that [`serial`] takes.
+pub(super) fn serial_bytes<E: Engine>(_: E, m: usize, n: usize, k: usize) -> usize {
+    let panels = shared_cols::<E>(n, k) * k.next_multiple_of(E::UNIT) * size_of::<E::Cell>();
+    let (rows, cols) = serial_block::<E>(m, n, k);
+    panels + block_bytes::<E>(k, rows, cols)
+}
+
+/// Bytes that [`parallel`] takes at most: all threads that have a task are at work at once.
+pub(super) fn parallel_bytes<E: Engine>(engine: E, threads: usize, m: usize, n: usize, k: usize) -> usize {
+    if in_pieces(m, n, k) {
+        let pieces = k.div_ceil(PIECE);
+        return m * n * pieces * size_of::<f32>() + pieces.min(threads) * serial_bytes(engine, m, n, PIECE);
+    }
+    if on_one_thread(threads, m, n, k) {
+        return serial_bytes(engine, m, n, k);
+    }
+    let shared = shared_cols::<E>(n, k);
+    let tasks_of = |cols: usize| {
+        let (rows, width) = task_size::<E>(threads, m, k, cols);
+        let tasks = m.div_ceil(rows) * cols.div_ceil(width);
+        tasks.min(threads) * block_bytes::<E>(k, rows.min(m), width.min(cols))
+    };
+    // The columns that are left over for the last piece may be cut into other tasks.
+    let rest = if n.is_multiple_of(shared) { 0 } else { tasks_of(n % shared) };
+    shared * k.next_multiple_of(E::UNIT) * size_of::<E::Cell>() + tasks_of(shared.min(n)).max(rest)
+}
+
+/// Whether `k` is cut.
+fn in_pieces(m: usize, n: usize, k: usize) -> bool {
+    m * n <= SMALL_OUT && k >= 2 * PIECE
+}
+
+fn on_one_thread(threads: usize, m: usize, n: usize, k: usize) -> bool {
+    threads == 1 || m * n * k <= SMALL
+}
+
 /// The whole product on this thread.
 pub(super) fn serial<E: Engine, T: Float, O: Float>(engine: E, job: &Job<'_, T, O>) {
     let padded = job.k.next_multiple_of(E::UNIT);
-    let shared_cols = job.shared_cols::<E>().min(job.n.next_multiple_of(E::COLS));
-    let rows = job.block_rows::<E>().next_multiple_of(E::rows(job.n));
+    let shared_cols = shared_cols::<E>(job.n, job.k);
+    let (rows, _) = serial_block::<E>(job.m, job.n, job.k);
+    let rows = rows.max(1);
     scratch::with_shared(|space| {
         let panels: *mut E::Cell = space.room(shared_cols * padded);
         for j in (0..job.n).step_by(shared_cols) {
@@ -149,20 +206,20 @@ pub(super) fn serial<E: Engine, T: Float, O: Float>(engine: E, job: &Job<'_, T, 
 
 /// The product over the threads of `cpu`.
 pub(super) fn parallel<E: Engine, T: Float, O: Float>(engine: E, cpu: &Cpu, job: &Job<'_, T, O>) {
-    if job.m * job.n <= SMALL_OUT && job.k >= 2 * PIECE {
+    if in_pieces(job.m, job.n, job.k) {
         return pieces_of_depth(engine, cpu, job);
     }
-    if cpu.threads() == 1 || job.m * job.n * job.k <= SMALL {
+    if on_one_thread(cpu.threads(), job.m, job.n, job.k) {
         return serial(engine, job);
     }
     let padded = job.k.next_multiple_of(E::UNIT);
-    let shared_cols = job.shared_cols::<E>().min(job.n.next_multiple_of(E::COLS));
+    let shared_cols = shared_cols::<E>(job.n, job.k);
     scratch::with_shared(|space| {
         let panels = Shared(space.room::<E::Cell>(shared_cols * padded));
         for j in (0..job.n).step_by(shared_cols) {
             let cols = j..job.n.min(j + shared_cols);
             share_columns::<E, T, O>(cpu, job, &panels, padded, &cols);
-            let (rows, width) = task_size::<E, T, O>(cpu.threads(), job, cols.len());
+            let (rows, width) = task_size::<E>(cpu.threads(), job.m, job.k, cols.len());
             let across = cols.len().div_ceil(width);
             // Neighbouring tasks share their rows of `a`; a thread takes neighbours, and packs them once.
             cpu.for_each(job.m.div_ceil(rows) * across, |task| {
@@ -199,16 +256,12 @@ fn share_columns<E: Engine, T: Float, O: Float>(
 }
 
 /// Rows and columns of a task: as large as the cache allows, but several for each thread.
-fn task_size<E: Engine, T: Float, O: Float>(
-    threads: usize,
-    job: &Job<'_, T, O>,
-    cols: usize,
-) -> (usize, usize) {
+fn task_size<E: Engine>(threads: usize, m: usize, k: usize, cols: usize) -> (usize, usize) {
     let tile_rows = E::rows(cols);
     let wanted = 4 * threads;
-    let mut width = if job.k > E::SLAB { WAITING_COLS.min(cols) } else { cols };
-    let mut rows = job.block_rows::<E>().min(job.m).next_multiple_of(tile_rows);
-    let tasks = |rows: usize, width: usize| job.m.div_ceil(rows) * cols.div_ceil(width);
+    let mut width = if k > E::SLAB { WAITING_COLS.min(cols) } else { cols };
+    let mut rows = block_rows::<E>(k).min(m).next_multiple_of(tile_rows);
+    let tasks = |rows: usize, width: usize| m.div_ceil(rows) * cols.div_ceil(width);
     while tasks(rows, width) < wanted && width >= 512 {
         width = (width / 2).next_multiple_of(E::COLS);
     }
@@ -320,11 +373,8 @@ fn block<E: Engine, T: Float, O: Float>(
     let session = engine.begin();
     let (one_slab, one_pass) = (job.k <= E::SLAB, job.k <= E::DEPTH);
     let in_place = O::DTYPE == DType::F32 && job.plain();
-    // Sums wait in a tile if one pass makes them, in a column of tiles within a slab, or else in a whole block.
-    // A tile is finished after the next one has been started, so that the units for either have work: hence
-    // two places. 16 more than a power of two, so that rows do not all fall into the same set of the cache.
-    let stride = if one_slab { E::COLS } else { cols.len().next_multiple_of(E::COLS) + 16 };
-    let place_len = stride * if one_pass { E::rows(1) } else { rows.len().next_multiple_of(E::rows(1)) };
+    // A tile is finished after the next one has been started, so that the units for either have work: hence two places.
+    let (stride, place_len) = waiting_sums::<E>(job.k, rows.len(), cols.len());
     let sums: *mut f32 = scratch.sums.room(2 * place_len);
     let (mut second, mut unfinished) = (false, None);
     for slab in steps(0..job.k, E::SLAB) {

@@ -7,10 +7,30 @@
 //! - `drive`: the loops over blocks, and what runs on which thread;
 //! - `engine`: what a kernel offers to those loops; `avx512`, `avx2`, `portable` for f32, `amx` for bf16;
 //! - `pack` and `finish`: the way in and the way out;
-//! - `scratch`: memory that a thread keeps between calls.
+//! - `scratch`: memory that a thread keeps between calls; [`packing`]: how much of it a product takes, in the ledger.
 //!
 //! An element of `c` is summed over `k` in an order that only `k` decides. Blocks of rows and columns, and so
 //! the number of threads, never change its bits.
+
+/// Picks the kernel for a type of operand: `$engine` is it in `$body`.
+macro_rules! with_engine {
+    ($isa:expr, $dtype:expr, $engine:ident => $body:expr) => {
+        match ($isa, $dtype) {
+            #[cfg(target_arch = "x86_64")]
+            ($crate::cpu::Isa::Amx($engine), $crate::dtype::DType::Bf16) => $body,
+            #[cfg(target_arch = "x86_64")]
+            ($crate::cpu::Isa::Avx2($engine), _) => $body,
+            (isa, _) => match isa.avx512() {
+                #[cfg(target_arch = "x86_64")]
+                Some($engine) => $body,
+                _ => {
+                    let $engine = $crate::cpu::gemm::portable::Portable;
+                    $body
+                }
+            },
+        }
+    };
+}
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -22,19 +42,21 @@ mod drive;
 mod engine;
 mod finish;
 mod pack;
+pub mod packing;
 mod portable;
 mod scratch;
 #[cfg(test)]
 mod tests;
 
-use super::{Cpu, Isa};
+use super::Cpu;
 use crate::cpu::activation::Activation;
-use crate::dtype::{DType, Float};
+use crate::dtype::Float;
+use crate::memory::Category;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::transpose;
 use drive::Job;
-use engine::Engine;
 pub(crate) use engine::Lanes;
+pub use packing::Packing;
 
 /// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +119,7 @@ impl<T, O> Epilogue<'_, T, O> {
 
 /// `c = a b` or `c += a b` on the calling thread; a: [m, k], b: [k, n], c: [m, n]. Sums in f32.
 pub fn serial<T: Float, O: Float>(
-    isa: Isa,
+    packing: &Packing,
     m: usize,
     n: usize,
     k: usize,
@@ -106,8 +128,9 @@ pub fn serial<T: Float, O: Float>(
     c: MatrixMut<'_, O>,
     accumulate: bool,
 ) {
+    let isa = packing.allows(T::DTYPE, m, n, k);
     let job = Job::new(isa, m, n, k, a, b, c, accumulate, Epilogue::none());
-    dispatch(isa, None, &job);
+    with_engine!(isa, T::DTYPE, engine => drive::serial(engine, &job));
 }
 
 /// As [`serial`], over the threads of `cpu`, with an [`Epilogue`]. The bits do not depend on their number.
@@ -124,25 +147,9 @@ pub fn parallel<T: Float, O: Float>(
 ) {
     let isa = cpu.isa();
     let job = Job::new(isa, m, n, k, a, b, c, accumulate, epilogue);
-    dispatch(isa, Some(cpu), &job);
-}
-
-fn dispatch<T: Float, O: Float>(isa: Isa, cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
-    fn go<E: Engine, T: Float, O: Float>(engine: E, cpu: Option<&Cpu>, job: &Job<'_, T, O>) {
-        match cpu {
-            Some(cpu) => drive::parallel(engine, cpu, job),
-            None => drive::serial(engine, job),
-        }
-    }
-    match (isa, T::DTYPE) {
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Amx(amx), DType::Bf16) => go(amx, cpu, job),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2(avx2), _) => go(avx2, cpu, job),
-        _ => match isa.avx512() {
-            #[cfg(target_arch = "x86_64")]
-            Some(avx512) => go(avx512, cpu, job),
-            _ => go(portable::Portable, cpu, job),
-        },
-    }
+    with_engine!(isa, T::DTYPE, engine => {
+        let bytes = drive::parallel_bytes(engine, cpu.threads(), m, n, k);
+        let _booked = cpu.ledger().book(Category::Workspace, bytes);
+        drive::parallel(engine, cpu, &job);
+    });
 }

@@ -1,7 +1,7 @@
 //! Memory that a thread keeps between products, so that a small one does not pay for an allocation.
 //!
-//! It is bounded by the block sizes of [`super::drive`], a few MiB, and not booked in a ledger: it belongs to
-//! the thread and not to a device.
+//! What a product takes of it is booked in the device's ledger while the product runs ([`super::packing`]). Between products it
+//! waits unbooked, as freed blocks do: at most what the largest product of the thread took.
 
 use std::cell::Cell;
 

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bf16;
+use crate::cpu::Isa;
+use crate::dtype::DType;
 use crate::random;
 
 /// `rows` x `cols` numbers in a matrix that is wider than they are, so that every stride is exercised.
@@ -53,6 +55,11 @@ struct Case {
     activation: Option<Activation>,
 }
 
+/// Leave for one product on this thread.
+fn alone<T: Float>(isa: Isa, m: usize, n: usize, k: usize) -> Packing {
+    Packing::new::<T>(&Cpu::with_isa(1, isa).unwrap(), 1, &[(m, n, k)])
+}
+
 fn close<O: Float>(got: O, exact: f64, magnitude: f64, k: usize) -> bool {
     let rounding = if O::DTYPE == DType::Bf16 { exact.abs() / 256.0 } else { 0.0 };
     (f64::from(got.to_f32()) - exact).abs() <= rounding + (k as f64 + 8.0) * magnitude / 8_388_608.0 + 1e-6
@@ -68,7 +75,7 @@ fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: Case, compare: boo
     let (mut c, mut pre) = (before.clone(), before.clone());
     let out = MatrixMut { data: &mut c[..m * stride - extra], row_stride: stride };
     match cpu {
-        None => serial(isa, m, n, k, a.view(), b.view(), out, accumulate),
+        None => serial(&alone::<T>(isa, m, n, k), m, n, k, a.view(), b.view(), out, accumulate),
         Some(cpu) => {
             let kept = MatrixMut { data: &mut pre, row_stride: stride };
             let epilogue = Epilogue {
@@ -146,7 +153,16 @@ fn a_product_of_no_depth_is_zero() {
     for isa in Isa::available() {
         let mut c = [7.0f32; 6];
         let nothing = Matrix { data: &[] as &[bf16], row_stride: 0, col_stride: 1 };
-        serial(isa, 2, 3, 0, nothing, nothing, MatrixMut { data: &mut c, row_stride: 3 }, false);
+        serial(
+            &alone::<bf16>(isa, 2, 3, 0),
+            2,
+            3,
+            0,
+            nothing,
+            nothing,
+            MatrixMut { data: &mut c, row_stride: 3 },
+            false,
+        );
         assert_eq!(c, [0.0; 6]);
     }
 }
@@ -161,7 +177,16 @@ fn strides_that_are_contiguous_in_neither_direction() {
             Matrix { data: &a.data, row_stride: 160, col_stride: 2 },
             Matrix { data: &a.data, row_stride: 2, col_stride: 160 },
         );
-        serial(isa, 20, 20, 40, left, right, MatrixMut { data: &mut c, row_stride: 20 }, false);
+        serial(
+            &alone::<bf16>(isa, 20, 20, 40),
+            20,
+            20,
+            40,
+            left,
+            right,
+            MatrixMut { data: &mut c, row_stride: 20 },
+            false,
+        );
         for i in 0..20 {
             for j in 0..20 {
                 let exact: f64 = (0..40).map(|p| a.at(2 * i, 2 * p) * a.at(2 * j, 2 * p)).sum();
@@ -205,6 +230,34 @@ fn large_results_are_streamed_whole() {
         let cpu = Cpu::with_isa(2, isa).unwrap();
         for n in [1024, 1056, 1030] {
             check::<bf16, bf16>(Some(&cpu), isa, Case { m: 1050, n, k: 3, ..Case::default() });
+        }
+    }
+}
+
+/// Every byte is counted, those of packing too: what is booked is at most what the sizes say
+/// (16 MiB or 512 columns of `b`, partial sums where `k` is cut, and for each thread 1 MiB of `a`, rounded up to tiles and to at
+/// least 64 rows, and its sums), and gone afterwards.
+#[test]
+fn packing_is_booked_and_bounded() {
+    for isa in Isa::available() {
+        for threads in [1, 2, 3] {
+            for (m, n, k) in
+                [(300, 700, 600), (1024, 5000, 1024), (40, 30, 9000), (8, 8, 8), (64, 2000, 5000)]
+            {
+                let cpu = Cpu::with_isa(threads, isa).unwrap();
+                let (a, b) = (Stored::<f32>::new(m, k, true, 0, 1), Stored::<f32>::new(k, n, false, 0, 2));
+                let mut c = vec![0.0f32; m * n];
+                let out = MatrixMut { data: &mut c, row_stride: n };
+                parallel(&cpu, m, n, k, a.view(), b.view(), out, false, Epilogue::none());
+                let peak = cpu.ledger().peak(Category::Workspace);
+                let panels = (4 * n.next_multiple_of(32) * k).min((16 << 20).max(4 * 512 * k));
+                let partial = if k >= 8192 && m * n <= 1 << 16 { 4 * m * n * k.div_ceil(4096) } else { 0 };
+                let block = (1 << 20) + 64 * 64 * 1024 + 2 * 4 * 1024 * (512 + 32 + 16);
+                let bound = partial + if partial > 0 { threads * panels } else { panels } + threads * block;
+                assert!(peak <= bound, "{isa:?} {threads} {m} {n} {k}: {peak} of {bound}");
+                assert!(peak >= (4 * n * k).min(16 << 20) / k.div_ceil(4096), "panels at least: {peak}");
+                assert_eq!(cpu.ledger().total(), 0, "{isa:?}");
+            }
         }
     }
 }

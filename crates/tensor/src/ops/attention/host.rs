@@ -6,7 +6,7 @@
 use super::Sizes;
 use super::scores::{dot, gradients, scaled, softmax};
 use crate::cpu::Cpu;
-use crate::cpu::gemm::{Matrix, MatrixMut, serial};
+use crate::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
 use crate::cpu::math::ln;
 use crate::cpu::scratch::{Disjoint, Scratch};
 use crate::device::Device;
@@ -29,12 +29,13 @@ pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Ten
         let qkv = qkv.slice::<T>();
         let space = || Space::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
         let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let packing = packing::<T>(cpu, z);
         let y = Disjoint::new(y.slice_mut::<T>());
         let logsumexp = Disjoint::new(logsumexp.slice_mut::<f32>());
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
             // SAFETY: a task has the rows of one head of one sequence to itself.
             let logsumexp = unsafe { logsumexp.piece(task * z.t..(task + 1) * z.t) };
-            forward_head::<T>(cpu, z, z.head(qkv, task), space, logsumexp, |row, values, factor| {
+            forward_head::<T>(cpu, &packing, z, z.head(qkv, task), space, logsumexp, |row, values, factor| {
                 let at = z.row(task, row);
                 // SAFETY: as above: no other task has this head's columns in this row.
                 let y = unsafe { y.piece(at..at + z.d) };
@@ -60,12 +61,13 @@ pub(super) fn backward(
         let logsumexp = logsumexp.slice::<f32>();
         let space = || Space::new(&device, T::DTYPE, &[3 * z.t * z.d, z.t], 2);
         let scratch = Scratch::new(cpu, z.tasks(), space)?;
+        let packing = packing::<T>(cpu, z);
         let dqkv = Disjoint::new(dqkv.slice_mut::<T>());
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
             let head = z.head(qkv, task);
             let at = z.row(task, 0);
             let logsumexp = &logsumexp[task * z.t..(task + 1) * z.t];
-            backward_head::<T>(cpu, z, head, &dy[at..], &y[at..], logsumexp, space);
+            backward_head::<T>(cpu, &packing, z, head, &dy[at..], &y[at..], logsumexp, space);
             let sums = space.sums[0].slice::<f32>();
             for part in 0..3 {
                 for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
@@ -100,6 +102,13 @@ impl Space {
     }
 }
 
+/// Leave for the products of one head.
+fn packing<T: Float>(cpu: &Cpu, z: &Sizes) -> Packing {
+    let (queries, keys) = (QUERIES.min(z.t), KEYS.min(z.t));
+    let products = [(queries, keys, z.d), (queries, z.d, keys), (keys, z.d, queries)];
+    Packing::new::<T>(cpu, z.tasks(), &products)
+}
+
 /// Rows that start `first` rows into a strided slice.
 fn rows<T>(data: &[T], stride: usize, first: usize) -> Matrix<'_, T> {
     Matrix { data: &data[first * stride..], row_stride: stride, col_stride: 1 }
@@ -117,6 +126,7 @@ fn turned<T>(m: Matrix<'_, T>) -> Matrix<'_, T> {
 
 fn forward_head<T: Float>(
     cpu: &Cpu,
+    packing: &Packing,
     z: &Sizes,
     [q, k, v]: [&[T]; 3],
     space: &mut Space,
@@ -139,10 +149,10 @@ fn forward_head<T: Float>(
             let skip = j.saturating_sub(i);
             let (m, n) = (m - skip, KEYS.min(i + m - j));
             let (q, k, v) = (rows(q, stride, i + skip), rows(k, stride, j), rows(v, stride, j));
-            serial(isa, m, n, d, q, turned(k), rows_mut(scores, KEYS, 0), false);
+            serial(packing, m, n, d, q, turned(k), rows_mut(scores, KEYS, 0), false);
             let running = [&mut maxima[skip..skip + m], &mut totals[skip..skip + m]];
             softmax(isa, scores, p, i + skip - j, n, z.scale, running, &mut out[skip * d..], d);
-            serial(isa, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
+            serial(packing, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
         }
         for r in 0..m {
             write(i + r, &out[r * d..(r + 1) * d], 1.0 / totals[r]);
@@ -154,6 +164,7 @@ fn forward_head<T: Float>(
 /// Leaves dq, dk and dv in `space.sums[0]`: [3, t, d].
 fn backward_head<T: Float>(
     cpu: &Cpu,
+    packing: &Packing,
     z: &Sizes,
     [q, k, v]: [&[T]; 3],
     dy: &[T],
@@ -180,13 +191,13 @@ fn backward_head<T: Float>(
             let m = QUERIES.min(z.t - i);
             let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
             let (k, v) = (rows(k, stride, j), rows(v, stride, j));
-            serial(isa, m, n, d, q, turned(k), rows_mut(s, KEYS, 0), false);
-            serial(isa, m, n, d, dy, turned(v), rows_mut(dp, KEYS, 0), false);
+            serial(packing, m, n, d, q, turned(k), rows_mut(s, KEYS, 0), false);
+            serial(packing, m, n, d, dy, turned(v), rows_mut(dp, KEYS, 0), false);
             let (logsumexp, inner) = (&logsumexp[i..i + m], &inner[i..i + m]);
             gradients(isa, s, dp, p, ds, i - j, n, z.scale, logsumexp, inner);
-            serial(isa, n, d, m, turned(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
-            serial(isa, n, d, m, turned(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
-            serial(isa, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
+            serial(packing, n, d, m, turned(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
+            serial(packing, n, d, m, turned(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
+            serial(packing, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::{CHANNELS, Conv, Sizes, collect, image};
-use crate::cpu::gemm::{Matrix, MatrixMut, serial};
+use crate::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
 use crate::cpu::scratch::Scratch;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
@@ -52,6 +52,7 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y
         let (x, weight) = (x.slice::<T>(), weight.slice::<T>());
         let tasks = z.rows().div_ceil(z.piece());
         let scratch = Scratch::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
+        let packing = Packing::new::<T>(cpu, tasks, &[(z.piece() * z.ow, z.o, z.window())]);
         cpu.for_pieces(y.slice_mut::<T>(), z.piece() * z.ow * z.o, |range, y| scratch.lend(|patches| {
             let first = range.start / (z.ow * z.o);
             let pixels = y.len() / z.o;
@@ -64,7 +65,7 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y
             let patches = Matrix { data: patches, row_stride: z.window(), col_stride: 1 };
             let weight = Matrix { data: weight, row_stride: z.o, col_stride: 1 };
             let y = MatrixMut { data: y, row_stride: z.o };
-            serial(cpu.isa(), pixels, z.o, z.window(), patches, weight, y, bias.is_some());
+            serial(&packing, pixels, z.o, z.window(), patches, weight, y, bias.is_some());
         }));
     });
     Ok(())
@@ -80,6 +81,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
         let rows = z.piece().min(group * z.oh);
         let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
         let scratch = Scratch::new(cpu, z.batch.div_ceil(group), space)?;
+        let packing = Packing::new::<T>(cpu, z.batch.div_ceil(group), &[(rows * z.ow, z.window(), z.o)]);
         image::sum(&device, &z.input_shape(), T::DTYPE, group, |n, dx| scratch.lend(|patches| {
             let patches = patches.slice_mut::<f32>();
             let end = dx.len() / (z.h * z.w * z.c) * z.oh;
@@ -90,7 +92,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
                 let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
                 let transposed = Matrix { data: weight, row_stride: 1, col_stride: z.o };
                 let product = MatrixMut { data: &mut patches[..pixels * z.window()], row_stride: z.window() };
-                serial(cpu.isa(), pixels, z.window(), z.o, dy, transposed, product, false);
+                serial(&packing, pixels, z.window(), z.o, dy, transposed, product, false);
                 scatter(patches, dx, first..last, z);
             }
         }))
@@ -107,6 +109,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
     with_float!(x.dtype(), T => {
         let (x, dy) = (x.slice::<T>(), dy.slice::<T>());
         let scratch = Scratch::new(cpu, groups, || patch_space(&device, z, T::DTYPE))?;
+        let packing = Packing::new::<T>(cpu, groups, &[(z.window(), z.o, z.piece() * z.ow)]);
         cpu.for_pieces(sums.slice_mut::<f32>(), size, |range, sum| scratch.lend(|space| {
             let start = range.start / size * share;
             let end = (start + share).min(z.rows());
@@ -118,7 +121,7 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tenso
                 let dy = Matrix { data: dy, row_stride: z.o, col_stride: 1 };
                 let pixels = (last - first) * z.ow;
                 let sum = MatrixMut { data: &mut *sum, row_stride: z.o };
-                serial(cpu.isa(), z.window(), z.o, pixels, patches, dy, sum, true);
+                serial(&packing, z.window(), z.o, pixels, patches, dy, sum, true);
             }
         }));
         collect(cpu, sums.slice(), z.o, z, dw.slice_mut::<T>());

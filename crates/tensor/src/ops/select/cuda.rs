@@ -1,12 +1,12 @@
 //! Keys, their histograms and masks on a card.
 
 use super::{DIGITS, Digit, Score, TILE};
-use crate::ops::lanes::{self, THREADS};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {
