@@ -19,6 +19,8 @@ use std::io::Write;
 pub enum Need {
     /// A CUDA device with driver, NVRTC and cuBLASLt.
     Cuda,
+    /// Two CUDA devices.
+    TwoCuda,
     /// cuDNN's library; for most tests a device too.
     Cudnn,
     /// A device whose tensor cores multiply 2:4 sparse matrices, and the library for it.
@@ -37,8 +39,9 @@ pub enum Need {
 
 impl Need {
     /// All of them.
-    pub const ALL: [Need; 8] = [
+    pub const ALL: [Need; 9] = [
         Need::Cuda,
+        Need::TwoCuda,
         Need::Cudnn,
         Need::TwoFour,
         Need::Nccl,
@@ -52,6 +55,7 @@ impl Need {
     pub const fn name(self) -> &'static str {
         match self {
             Need::Cuda => "cuda",
+            Need::TwoCuda => "two-cuda",
             Need::Cudnn => "cudnn",
             Need::TwoFour => "two-four",
             Need::Nccl => "nccl",

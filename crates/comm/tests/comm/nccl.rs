@@ -32,7 +32,7 @@ fn worker() {
             Ok(()) => eprintln!("passed: {name}"),
             // On one card alone the next rank is the rank itself.
             Err(error) if comm.size() == 1 && error.to_string().ends_with("from a rank to itself") => {
-                eprintln!("SKIPPED, {name}: {error}");
+                skipped(Need::TwoCuda, format!("{name}: {error}"));
             }
             Err(error) => panic!("{name}: {error}"),
         }

@@ -217,21 +217,31 @@ impl Reference {
         wanted.iter().map(&mut one).collect()
     }
 
-    /// Second derivatives with respect to two of them, by central differences of the loss.
-    pub fn hessian(&self, parameters: &[f64], wanted: &[usize]) -> Vec<Vec<f64>> {
-        let mut p = parameters.to_vec();
+    /// Second derivatives with respect to each of them and to a direction in them, by central differences of the loss: the
+    /// product of the Hessian and the direction.
+    pub fn hessian_times(&self, parameters: &[f64], wanted: &[usize], direction: &[f64]) -> Vec<f64> {
+        let length = direction.iter().map(|d| d * d).sum::<f64>().sqrt();
         let h = 3e-3;
-        let mut entry = |i: usize, j: usize| {
-            let mut at = |a: f64, b: f64| {
-                p[i] += a;
-                p[j] += b;
-                let loss = self.loss(&p);
-                (p[i], p[j]) = (parameters[i], parameters[j]);
-                loss
-            };
-            (at(h, h) - at(h, -h) - at(-h, h) + at(-h, -h)) / (4.0 * h * h)
+        let moved = |by: f64| {
+            let mut p = parameters.to_vec();
+            wanted.iter().zip(direction).for_each(|(i, d)| p[*i] += by * d / length);
+            p
         };
-        wanted.iter().map(|i| wanted.iter().map(|j| entry(*i, *j)).collect()).collect()
+        let (mut ahead, mut behind) = (moved(h), moved(-h));
+        let mut one = |i: &usize| {
+            let slope = |p: &mut Vec<f64>| {
+                let middle = p[*i];
+                let mut at = |by: f64| {
+                    p[*i] = middle + by;
+                    self.loss(p)
+                };
+                let rise = at(h) - at(-h);
+                p[*i] = middle;
+                rise
+            };
+            length * (slope(&mut ahead) - slope(&mut behind)) / (4.0 * h * h)
+        };
+        wanted.iter().map(&mut one).collect()
     }
 }
 

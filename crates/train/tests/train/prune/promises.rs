@@ -88,13 +88,13 @@ fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
                 state(&whole)
             })
             .collect();
-        // Before, between and after the draws of every method above.
+        let plan = prepare(&base, 1).0;
+        // Before, between and after the draws of every method above. That saving itself changes nothing is seen too.
+        let mut first = trainer(&base, 2);
         for cut in 1..STEPS {
             let folder = tempfile::tempdir().unwrap();
-            let plan = prepare(&base, 1).0;
             let precision = plan.run.train.precision.name();
             let checkpoints = Checkpoints::new(folder.path(), 1, &plan.model.name, precision);
-            let mut first = trainer(&base, 2);
             go(&mut first, cut);
             first.save(&checkpoints).unwrap();
             let mut second = trainer(&base, 2);
