@@ -1,6 +1,6 @@
 //! From `[device]` in a run file to a device that works.
 
-use espalier_plan::config::{self, DeviceKind};
+use espalier_plan::device::DeviceKind;
 use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
 use espalier_train::parallel::launched::Join;
@@ -9,12 +9,12 @@ use crate::say::say;
 
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
-pub fn open(wish: &config::Device, threads: usize) -> Result<Device> {
+pub fn open(wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {
     settle(choose(wish.kind, threads)?, wish)
 }
 
 /// Opens what a rank computes on that a launcher has started: its own card, or its part of the processor.
-pub fn open_for(join: &Join, wish: &config::Device, threads: usize) -> Result<Device> {
+pub fn open_for(join: &Join, wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {
     let device = match join.device_kind() {
         DeviceKind::Cuda => {
             Cuda::probe().require()?;
@@ -25,7 +25,7 @@ pub fn open_for(join: &Join, wish: &config::Device, threads: usize) -> Result<De
     settle(device, wish)
 }
 
-fn settle(device: Device, wish: &config::Device) -> Result<Device> {
+fn settle(device: Device, wish: &espalier_plan::device::Device) -> Result<Device> {
     if let Device::Cuda(card) = &device {
         card.allow_tf32_in_convolutions(wish.tf32);
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use espalier_plan::config::Precision;
+use espalier_plan::spec::Precision;
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};

@@ -163,20 +163,20 @@ impl Observer for Progress {
 
 /// One paragraph before the first step; `transport` joins the ranks, where they are processes.
 pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<&str>) {
-    let train = &plan.run.train;
+    let batch = &plan.batch;
     say!(
         "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {}{} in {} micro-batch{}",
         plan.model.name,
         count(plan.parameters as f64),
-        train.precision.name(),
+        plan.storage.precision.name(),
         dataset.len(Split::Train),
         dataset.len(Split::Validation),
-        train.batch,
+        batch.samples,
         ranks(plan, transport),
-        train.micro_batches,
-        if train.micro_batches == 1 { "" } else { "es" },
+        batch.micro_batches,
+        if batch.micro_batches == 1 { "" } else { "es" },
     );
-    for note in plan.run.notes.iter().cloned().chain(skipped(dataset)) {
+    for note in plan.notes.iter().cloned().chain(skipped(dataset)) {
         say!("note: {note}");
     }
 }
@@ -197,12 +197,12 @@ fn skipped(dataset: &Dataset) -> Option<String> {
 /// Over which ranks a batch goes.
 fn ranks(plan: &Plan, transport: Option<&str>) -> String {
     let joined = transport.map_or(String::new(), |transport| format!(", joined by {transport}"));
-    match (plan.run.parallel.data, &plan.run.parallel.pipeline) {
+    match (plan.batch.replicas, plan.pipeline.name()) {
         (1, None) => String::new(),
         (ranks, None) => format!(" over {ranks} ranks{joined}, each"),
-        (replicas, Some(pipeline)) => {
+        (replicas, Some(order)) => {
             let of = if replicas == 1 { String::new() } else { format!("{replicas} replicas of ") };
-            format!(" over {of}{} stages ({}){joined}, each", pipeline.stages, pipeline.name())
+            format!(" over {of}{} stages ({order}){joined}, each", plan.pipeline.stages)
         }
     }
 }

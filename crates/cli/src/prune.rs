@@ -57,12 +57,14 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         .map_err(|error| in_file(&run_file, error))?;
     let run = RunFile::parse(&text, &overrides).map_err(Error::Plan)?;
     let method = run.prune.as_ref().expect("the method was given");
-    if !method.prunes_once() {
+    if !method.method.prunes_once() {
         let problem = format!(
             "is \"{}\", which prunes in the course of training: write it into a run file's [prune]",
-            method.name()
+            method.method.name()
         );
-        return Err(Error::Plan(config::Error::Conflict { field: "prune.method".into(), problem }).into());
+        return Err(
+            Error::Plan(espalier_plan::Error::Conflict { field: "prune.method".into(), problem }).into()
+        );
     }
     let prepared = prepare_text(&text, &run_file, &overrides, None)?;
     let device = prepared.open_device()?;
@@ -81,7 +83,7 @@ fn refuse_contradiction(option: &str, value: &str, field: &str, overrides: &[Str
     match config::overridden(overrides, field) {
         Some(set) if set != value => {
             let problem = format!("makes `{field}` {value}, but --set makes it {set}: leave one of them out");
-            Err(Error::Plan(config::Error::Conflict { field: option.into(), problem }).into())
+            Err(Error::Plan(espalier_plan::Error::Conflict { field: option.into(), problem }).into())
         }
         _ => Ok(()),
     }

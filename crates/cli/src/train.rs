@@ -9,7 +9,8 @@ use anyhow::Result;
 use clap::Args;
 use espalier_comm::Launched;
 use espalier_plan::Plan;
-use espalier_plan::config::{self, DeviceKind, RunFile};
+use espalier_plan::config::{self, RunFile};
+use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::data::{Dataset, Split};
@@ -104,13 +105,10 @@ impl Prepared {
     }
 
     /// The device asked for, as far as it is not left to us.
-    fn wish(&self) -> config::Device {
-        let (mut wish, parallel) = (self.plan.run.device.clone(), &self.plan.run.parallel);
+    fn wish(&self) -> espalier_plan::device::Device {
+        let mut wish = self.plan.device.clone();
         // Ranks of one process share its processor: where the choice is ours, that is it.
-        if (parallel.data > 1 || parallel.stages() > 1)
-            && self.join.is_none()
-            && wish.kind == DeviceKind::Auto
-        {
+        if self.plan.mesh.size() > 1 && self.join.is_none() && wish.kind == DeviceKind::Auto {
             wish.kind = DeviceKind::Cpu;
         }
         wish
@@ -119,7 +117,7 @@ impl Prepared {
     /// Threads of the processor.
     fn threads(&self) -> Result<usize> {
         let cores = std::thread::available_parallelism()?.get();
-        Ok(match (self.plan.run.device.threads, &self.join) {
+        Ok(match (self.plan.device.threads, &self.join) {
             (0, None) => cores,
             (0, Some(join)) => join.threads(cores),
             (n, _) => n,
@@ -222,7 +220,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     if arguments.profile {
         observer.profile(&device);
     }
-    let precision = plan.run.train.precision;
+    let precision = plan.storage.precision;
     let Outcome { summary, interrupted } = match &join {
         None => {
             run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop.asked, &mut observer)?
@@ -253,7 +251,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
 
 /// Ranks of a run on all axes.
 fn ranks_of(plan: &Plan) -> usize {
-    plan.run.parallel.data * plan.run.parallel.stages()
+    plan.mesh.size()
 }
 
 /// Says what would run, on a machine that need not have what it would run on, and what would stop it.
@@ -301,15 +299,15 @@ pub fn read(path: &Path) -> Result<String> {
 }
 
 /// An error of a run file's text; one that names only a line is told with the file.
-pub fn in_file(path: &Path, error: config::Error) -> Error {
+pub fn in_file(path: &Path, error: espalier_plan::Error) -> Error {
     match error {
-        config::Error::Syntax { .. } => Error::File { path: path.to_owned(), why: error.to_string() },
+        espalier_plan::Error::Syntax { .. } => Error::File { path: path.to_owned(), why: error.to_string() },
         error => Error::Plan(error),
     }
 }
 
 fn conflict(field: &str, problem: &str) -> Error {
-    Error::Plan(config::Error::Conflict { field: field.into(), problem: problem.into() })
+    Error::Plan(espalier_plan::Error::Conflict { field: field.into(), problem: problem.into() })
 }
 
 impl TrainArguments {

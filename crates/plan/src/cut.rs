@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use crate::memory::BUCKET;
+/// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
+/// many: enough to make the cost of starting a message small beside the cost of its bytes.
+pub const BUCKET: u64 = 1 << 20;
 
 /// A rank's place among those that share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

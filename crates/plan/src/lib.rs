@@ -5,19 +5,33 @@
 //! ranks there are, a [`schedule`] in which order the ranks of a pipeline run their micro-batches, [`stages`] which blocks of the model each has, and [`rounds`] how a
 //! lottery ticket's trainings divide the steps.
 
+pub mod batch;
 pub mod config;
 pub mod cut;
+pub mod data;
+pub mod device;
+mod error;
+pub mod learning_rate;
 pub mod memory;
 pub mod mesh;
+mod near;
+pub mod optimization;
+pub mod optimizer;
+pub mod pipeline;
 pub mod plan;
+pub mod pruning;
 pub mod rounds;
 pub mod schedule;
 pub mod scoring;
+pub mod sharing;
 pub mod spec;
 pub mod stages;
+pub mod storage;
+pub mod timetable;
 
 pub use config::RunFile;
 pub use cut::Cut;
+pub use error::Error;
 pub use memory::Memory;
 pub use mesh::{Axis, Mesh, PerAxis};
 pub use plan::{DataFacts, Plan};

@@ -11,16 +11,15 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::config::{Kernels, Prune, RunFile};
-use crate::cut::{average_bytes, message_bytes};
+use crate::batch::Batch;
+use crate::cut::{BUCKET, average_bytes, message_bytes};
+use crate::pruning::{Kernels, Pruning};
 use crate::schedule::{Action, Chunk, Schedule, Updates};
 use crate::scoring::Needs;
+use crate::sharing::Sharing;
 use crate::spec::{Buffer, Model, Parameter, ShapeError};
 use crate::stages::{BlockTensors, Parts};
-
-/// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
-/// many: enough to make the cost of starting a message small beside the cost of its bytes.
-pub const BUCKET: u64 = 1 << 20;
+use crate::storage::Storage;
 
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -46,48 +45,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The prediction for a whole model on one rank, at the peak of each category: where pruning comes after the first
-    /// step, state is dense until then.
-    pub fn predict(model: &Model, run: &RunFile, micro_batch: usize) -> Result<Memory, ShapeError> {
-        let all = 0..model.blocks.len();
-        let activations = model.activation_bytes(micro_batch, run.train.precision, run.train.recompute)?;
-        Ok(Memory::of_blocks(&Tensors::of(model, run), &[all], run, activations, 0))
-    }
-
-    /// The prediction for the ranks of a pipeline: the largest of each category, and all of them together.
-    pub fn predict_stages(
-        model: &Model,
-        parts: &Parts,
-        schedule: &Schedule,
-        run: &RunFile,
-        micro_batch: usize,
-    ) -> Result<(Memory, Memory), ShapeError> {
-        let (precision, recompute) = (run.train.precision, run.train.recompute);
-        let each = model.part_activations(parts.iter().cloned(), micro_batch, precision, recompute)?;
-        let tensors = Tensors::of(model, run);
-        let of_rank = |rank: usize| {
-            let chunks = schedule.placement.chunks(rank);
-            let own = |chunk: &Chunk| parts[chunk.part].clone();
-            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part].kept);
-            let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
-            let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
-            let held = (held.activations.saturating_add(again), held.versions);
-            let mut memory = Memory::of_blocks(&tensors, &blocks, run, held.0, held.1);
-            if schedule.updates == Updates::DoubleBuffered && rank > 0 {
-                // Those of one batch wait until the first stage has seen that all are finite.
-                memory.gradients = memory.gradients.saturating_mul(2);
-            }
-            memory
-        };
-        let ranks = (0..schedule.stages()).map(of_rank);
-        let both = |(largest, sum): (Memory, Memory), rank: Memory| {
-            (largest.with(rank, u64::max), sum.with(rank, u64::saturating_add))
-        };
-        Ok(ranks.fold((Memory::NONE, Memory::NONE), both))
-    }
-
     /// Nothing.
-    const NONE: Memory = Memory {
+    pub(crate) const NONE: Memory = Memory {
         weights: 0,
         gradients: 0,
         optimizer: 0,
@@ -99,7 +58,7 @@ impl Memory {
     };
 
     /// Both, category by category.
-    fn with(self, other: Memory, both: impl Fn(u64, u64) -> u64) -> Memory {
+    pub(crate) fn with(self, other: Memory, both: impl Fn(u64, u64) -> u64) -> Memory {
         Memory {
             weights: both(self.weights, other.weights),
             gradients: both(self.gradients, other.gradients),
@@ -119,81 +78,6 @@ impl Memory {
         state.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
-    fn of_blocks(
-        tensors: &Tensors,
-        blocks: &[Range<usize>],
-        run: &RunFile,
-        activations: u64,
-        versions: u64,
-    ) -> Memory {
-        let held = tensors.blocks.held(blocks);
-        let scoring = Needs::of(&tensors.parameters, &held, run).map_or(0, |needs| needs.bytes(1));
-        let precision = run.train.precision;
-        let each = run.optimizer_bytes();
-        let prune = run.prune.as_ref();
-        let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
-        let mut lengths = Vec::new();
-        let compressed = run.compresses() && prune.is_some_and(Prune::at_start);
-        for place in held {
-            let parameter = &tensors.parameters[place];
-            let elements = parameter.elements();
-            let mut sent = elements;
-            match tensors.kept.as_ref().and_then(|kept| kept[place]) {
-                None => dense = dense.saturating_add(elements),
-                Some(kept) => {
-                    candidates = candidates.saturating_add(elements);
-                    kept_sum = kept_sum.saturating_add(kept);
-                    mask = mask.saturating_add(mask_bytes(elements, kept));
-                    let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
-                    if skips && tensors.sparse.contains(&parameter.name) {
-                        mask = mask.saturating_add(sparse_bytes(parameter, kept));
-                    }
-                    sent = if compressed { kept } else { elements };
-                }
-            }
-            lengths.push(sent);
-            let bytes = sent.saturating_mul(precision.size());
-            if run.parallel.data > 1 && bytes < BUCKET {
-                packed += bytes;
-            }
-        }
-        let parameters = dense.saturating_add(candidates);
-        let stored = match prune.filter(|_| compressed) {
-            Some(prune) if prune.is_by_layer() => dense.saturating_add(kept_sum),
-            Some(prune) => dense.saturating_add(prune.kept_of(candidates)),
-            None => parameters,
-        };
-        let (ranks, zero) = (run.parallel.data as u64, run.parallel.zero);
-        let own = match zero {
-            true => lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(ranks))),
-            false => stored,
-        };
-        let mut statistics: Vec<usize> =
-            blocks.iter().flat_map(|part| tensors.blocks.buffers(part.clone())).collect();
-        statistics.sort_unstable();
-        statistics.dedup();
-        let buffers: u64 = statistics.into_iter().map(|place| 4 * tensors.buffers[place].elements()).sum();
-        let weights = parameters.saturating_mul(precision.size());
-        Memory {
-            weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
-            gradients: stored.saturating_mul(run.gradient_bytes()),
-            optimizer: own.saturating_mul(each),
-            mask,
-            scoring,
-            activations,
-            workspace: None,
-            communication: if run.parallel.is_local() {
-                let average = average_bytes(&lengths, precision.size() + each);
-                if run.parallel.local_after > 0 { average.max(packed) } else { average }
-            } else if zero {
-                message_bytes(&lengths, precision.size(), ranks)
-            } else {
-                packed
-            },
-        }
-    }
-
     /// All that is predicted.
     pub fn total(&self) -> u64 {
         // Scoring is over before there are gradients and state.
@@ -204,8 +88,16 @@ impl Memory {
     }
 }
 
-/// The tensors of a model, listed once for all ranks.
-struct Tensors {
+/// What the bytes of a model's ranks follow from, listed once for all of them.
+pub struct Prediction<'a> {
+    /// The form of what is kept.
+    pub storage: Storage,
+    /// What replicas do with updates,
+    pub sharing: Sharing,
+    /// and how the samples of a step are cut.
+    pub batch: Batch,
+    /// What goes.
+    pub pruning: Option<&'a Pruning>,
     parameters: Vec<Parameter>,
     buffers: Vec<Buffer>,
     blocks: BlockTensors,
@@ -215,16 +107,122 @@ struct Tensors {
     kept: Option<Vec<Option<u64>>>,
 }
 
-impl Tensors {
-    fn of(model: &Model, run: &RunFile) -> Tensors {
-        let sparse = run.prune.as_ref().is_some_and(Prune::multiplies_sparsely);
+impl<'a> Prediction<'a> {
+    /// Lists the tensors of a model.
+    pub fn new(
+        model: &Model,
+        storage: Storage,
+        sharing: Sharing,
+        batch: Batch,
+        pruning: Option<&'a Pruning>,
+    ) -> Prediction<'a> {
+        let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
         let parameters = model.parameters();
-        Tensors {
-            kept: run.prune.as_ref().map(|prune| prune.kept_by_parameter(&parameters)),
+        Prediction {
+            storage,
+            sharing,
+            batch,
+            pruning,
+            kept: pruning.map(|pruning| pruning.kept_by_parameter(&parameters)),
             parameters,
             buffers: model.buffers(),
             blocks: model.block_tensors(),
             sparse: if sparse { model.linear_weights().into_iter().collect() } else { HashSet::new() },
+        }
+    }
+
+    /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step, state is dense until
+    /// then.
+    pub fn stages(
+        &self,
+        model: &Model,
+        parts: &Parts,
+        schedule: &Schedule,
+    ) -> Result<Vec<Memory>, ShapeError> {
+        let Storage { precision, recompute, .. } = self.storage;
+        let each =
+            model.part_activations(parts.iter().cloned(), self.batch.micro_batch, precision, recompute)?;
+        let of_rank = |rank: usize| {
+            let chunks = schedule.placement.chunks(rank);
+            let own = |chunk: &Chunk| parts[chunk.part].clone();
+            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part].kept);
+            let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
+            let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
+            let mut memory = self.of_blocks(&blocks, held.activations.saturating_add(again), held.versions);
+            if schedule.updates == Updates::DoubleBuffered && rank > 0 {
+                // Those of one batch wait until the first stage has seen that all are finite.
+                memory.gradients = memory.gradients.saturating_mul(2);
+            }
+            memory
+        };
+        Ok((0..schedule.stages()).map(of_rank).collect())
+    }
+
+    /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
+    fn of_blocks(&self, blocks: &[Range<usize>], activations: u64, versions: u64) -> Memory {
+        let Prediction { storage, sharing, pruning, .. } = *self;
+        let held = self.blocks.held(blocks);
+        let scoring = Needs::of(&self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
+        let (precision, each) = (storage.precision, storage.optimizer_bytes);
+        let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
+        let mut lengths = Vec::new();
+        let compressed = storage.compressed && pruning.is_some_and(|pruning| pruning.method.at_start());
+        for place in held {
+            let parameter = &self.parameters[place];
+            let elements = parameter.elements();
+            let mut sent = elements;
+            match self.kept.as_ref().and_then(|kept| kept[place]) {
+                None => dense = dense.saturating_add(elements),
+                Some(kept) => {
+                    candidates = candidates.saturating_add(elements);
+                    kept_sum = kept_sum.saturating_add(kept);
+                    mask = mask.saturating_add(mask_bytes(elements, kept));
+                    let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
+                    if skips && self.sparse.contains(&parameter.name) {
+                        mask = mask.saturating_add(sparse_bytes(parameter, kept));
+                    }
+                    sent = if compressed { kept } else { elements };
+                }
+            }
+            lengths.push(sent);
+            let bytes = sent.saturating_mul(precision.size());
+            if self.batch.replicas > 1 && bytes < BUCKET {
+                packed += bytes;
+            }
+        }
+        let parameters = dense.saturating_add(candidates);
+        let stored = match pruning.filter(|_| compressed) {
+            Some(pruning) if pruning.method.is_by_layer() => dense.saturating_add(kept_sum),
+            Some(pruning) => dense.saturating_add(pruning.kept_of(candidates)),
+            None => parameters,
+        };
+        let ranks = self.batch.replicas as u64;
+        let own = match sharing.is_sharded() {
+            true => lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(ranks))),
+            false => stored,
+        };
+        let mut statistics: Vec<usize> =
+            blocks.iter().flat_map(|part| self.blocks.buffers(part.clone())).collect();
+        statistics.sort_unstable();
+        statistics.dedup();
+        let buffers: u64 = statistics.into_iter().map(|place| 4 * self.buffers[place].elements()).sum();
+        let weights = parameters.saturating_mul(precision.size());
+        Memory {
+            weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
+            gradients: stored.saturating_mul(storage.gradient_bytes()),
+            optimizer: own.saturating_mul(each),
+            mask,
+            scoring,
+            activations,
+            workspace: None,
+            communication: match sharing {
+                Sharing::Replicated => packed,
+                Sharing::Sharded => message_bytes(&lengths, precision.size(), ranks),
+                Sharing::Local { after, .. } => {
+                    let average = average_bytes(&lengths, precision.size() + each);
+                    if after > 0 { average.max(packed) } else { average }
+                }
+            },
         }
     }
 }
@@ -271,16 +269,20 @@ pub struct StateBytes {
 
 impl StateBytes {
     /// The prediction for a run.
-    pub fn predict(run: &RunFile) -> StateBytes {
-        let kept = run.prune.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
-        let share = if run.compresses() { kept } else { 1.0 };
-        let size = run.train.precision.size() as f64;
+    pub fn predict(
+        storage: Storage,
+        sharing: Sharing,
+        replicas: usize,
+        pruning: Option<&Pruning>,
+    ) -> StateBytes {
+        let kept = pruning.map_or(1.0, |pruning| 1.0 - pruning.sparsity);
+        let share = if storage.compressed { kept } else { 1.0 };
         StateBytes {
-            weights: size,
-            gradients: share * run.gradient_bytes() as f64,
-            optimizer: share * run.optimizer_bytes() as f64
-                / if run.parallel.zero { run.parallel.data as f64 } else { 1.0 },
-            mask: if run.prune.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
+            weights: storage.precision.size() as f64,
+            gradients: share * storage.gradient_bytes() as f64,
+            optimizer: share * storage.optimizer_bytes as f64
+                / if sharing.is_sharded() { replicas as f64 } else { 1.0 },
+            mask: if pruning.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
         }
     }
 
@@ -304,12 +306,23 @@ fn mask_bytes(elements: u64, kept: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Precision;
+    use crate::config::RunFile;
+    use crate::schedule::{Name, Options};
+    use crate::spec::Precision;
     use crate::spec::presets::{Form, ResNet, resnet};
+
+    /// On one rank.
+    fn of_run(model: &Model, run: &RunFile) -> Memory {
+        let (pruning, batch) = (run.pruning(), Batch { micro_batch: 2, ..run.batch() });
+        let prediction = Prediction::new(model, run.storage(), run.sharing(), batch, pruning.as_ref());
+        let schedule = Name::OneFOneB.schedule(&Options::new(1, 1)).unwrap();
+        let whole: Parts = std::iter::once(0..model.blocks.len()).collect();
+        prediction.stages(model, &whole, &schedule).unwrap()[0]
+    }
 
     fn predict(model: &Model, optimizer: &str, precision: Precision) -> Memory {
         let set = [format!("optimizer.name={optimizer}"), format!("train.precision={}", precision.name())];
-        Memory::predict(model, &RunFile::parse("", &set).unwrap(), 2).unwrap()
+        of_run(model, &RunFile::parse("", &set).unwrap())
     }
 
     /// 16 bytes a parameter for Adam in either precision; the split differs.
@@ -344,7 +357,7 @@ mod tests {
     fn gradients_of_several_micro_batches_are_summed_in_f32() {
         let bytes = |set: &[&str]| {
             let set: Vec<String> = set.iter().map(|one| (*one).to_owned()).collect();
-            RunFile::parse("", &set).unwrap().gradient_bytes()
+            RunFile::parse("", &set).unwrap().storage().gradient_bytes()
         };
         let many = "train.micro_batches=4";
         assert_eq!((bytes(&[]), bytes(&[many])), (4, 4));
@@ -364,9 +377,8 @@ mod tests {
                 "[prune]\nmethod = \"random\"\nsparsity = {sparsity}\n[train]\nprecision = \"bf16\"\n[optimizer]\nmaster = \"{master}\""
             );
             let run = RunFile::parse(&text, &[]).unwrap();
-            let (memory, dense) =
-                (Memory::predict(&model, &run, 2).unwrap(), predict(&model, "adamw", Precision::Bf16));
-            let prune = run.prune.as_ref().unwrap();
+            let (memory, dense) = (of_run(&model, &run), predict(&model, "adamw", Precision::Bf16));
+            let prune = run.pruning().unwrap();
             let candidates: u64 =
                 model.parameters().iter().filter(|p| prune.covers(p)).map(|p| p.elements()).sum();
             let others = 16 * (model.parameter_count() - candidates);

@@ -1,16 +1,32 @@
 //! The plan: a run file and the facts of its data, resolved once into everything a run needs to know. After this,
 //! nothing reads the run file for a size.
 
-use serde::Serialize;
+use std::ops::Range;
+use std::time::Duration;
 
-use crate::config::{BatchNorm, Error, Family, LearningRate, Length, Method, RunFile, TicketForm};
-use crate::memory::Memory;
+use serde::{Serialize, Serializer};
+
+use crate::batch::Batch;
+use crate::config::{self, Change, Family, RunFile};
+use crate::data::Data;
+use crate::device::Device;
+use crate::error::Error;
+use crate::learning_rate::LearningRate;
+use crate::memory::{Memory, Prediction, StateBytes};
+use crate::mesh::{Mesh, PerAxis};
+use crate::optimization::Optimization;
+use crate::pipeline::Pipeline;
+use crate::pruning::{Method, Pruning, TicketForm};
 use crate::rounds::Rounds;
-use crate::schedule::{Name, Options, Schedule};
+use crate::schedule::{Placement, Schedule};
+use crate::scoring::{self, Scoring};
+use crate::sharing::Sharing;
 use crate::spec::custom::custom;
 use crate::spec::presets::{self, Gpt, ImageSize};
-use crate::spec::{Input, Model};
+use crate::spec::{Input, Model, Precision};
 use crate::stages::{self, Parts};
+use crate::storage::Storage;
+use crate::timetable::{Length, Timetable};
 
 /// What only the data knows. What does not apply is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -23,19 +39,42 @@ pub struct DataFacts {
     pub classes: Option<usize>,
 }
 
-/// A resolved run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// A resolved run: what was decided, and what follows from it. The same on every rank; [`Plan::rank`] says what one of them
+/// holds.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The run file it was made from.
-    pub run: RunFile,
     /// What the data said.
     pub facts: DataFacts,
     /// The model, every size known, all shapes checked.
     pub model: Model,
-    /// Samples that a rank runs at a time.
-    pub micro_batch: usize,
-    /// The rate with its peak for this batch.
-    pub learning_rate: LearningRate,
+    /// What is learnt from.
+    pub data: Data,
+    /// Where all randomness comes from: initial weights, order of samples, dropout.
+    pub seed: u64,
+    /// How the samples of a step are cut.
+    pub batch: Batch,
+    /// In which form a rank keeps what it trains.
+    pub storage: Storage,
+    /// What is done with the gradient of a step.
+    pub optimization: Optimization,
+    /// How replicas come to the same weights.
+    pub sharing: Sharing,
+    /// Which weights go, and when.
+    pub pruning: Option<Pruning>,
+    /// Which ranks there are.
+    pub mesh: Mesh,
+    /// The stages, and the order in which they work.
+    pub pipeline: Pipeline,
+    /// The blocks of each part of the pipeline.
+    pub parts: Parts,
+    /// What happens after which step.
+    pub timetable: Timetable,
+    /// What is to compute it.
+    pub device: Device,
+    /// How long a rank waits for another.
+    pub timeout: Duration,
+    /// What a person should know of how the run file was read.
+    pub notes: Vec<String>,
     /// Numbers that are trained.
     pub parameters: u64,
     /// Flops of one step, forward and backward, recomputation included.
@@ -44,122 +83,245 @@ pub struct Plan {
     pub memory: Memory,
     /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
     pub replica_memory: Memory,
-    /// The blocks of each part of the pipeline.
-    pub parts: Parts,
+    /// Predicted bytes of the ranks of each stage.
+    stage_memory: Vec<Memory>,
+    record: Record,
+}
+
+/// The run file that a plan was made from, to be written, compared and printed: nothing else can be read of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Record(RunFile);
+
+impl Record {
+    /// The resolved file: every field, also those that were left out.
+    pub fn to_toml(&self) -> Result<String, Error> {
+        self.0.to_toml()
+    }
+
+    /// What differs from what the run `was`; see [`RunFile::changes`].
+    pub fn changes(
+        &self,
+        was: &RunFile,
+        same_file: impl Fn(&str, &str) -> bool,
+    ) -> Result<Vec<Change>, Error> {
+        self.0.changes(was, same_file)
+    }
+
+    /// One sentence where the run has another length than the run `was`; see [`RunFile::new_length`].
+    pub fn new_length(&self, was: &RunFile, done: u64, samples: usize) -> Option<String> {
+        self.0.new_length(was, done, samples)
+    }
+}
+
+/// What one rank of a plan holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankPlan {
+    /// Its place on each axis.
+    pub coordinates: PerAxis,
+    /// The blocks of its chunks of the model, in the order of its chunks.
+    pub blocks: Vec<Range<usize>>,
+    /// Predicted bytes.
+    pub memory: Memory,
 }
 
 impl Plan {
     /// Resolves a run, or says what in it does not fit the data or itself.
     pub fn new(run: RunFile, facts: DataFacts) -> Result<Plan, Error> {
-        let mut model = build(&run, facts)?;
+        let mut model = build(&run.model, facts)?;
         model.check()?;
-        model.group_batch_norms(run.train.batch_norm_group);
-        check_pruning(&run, &model)?;
-        if run.parallel.batch_norm == BatchNorm::Synchronised && model.buffers().is_empty() {
-            let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
-            return Err(Error::NoEffect { field: "parallel.batch_norm".into(), why });
+        let (batch, storage, sharing) = (run.batch(), run.storage(), run.sharing());
+        let (pruning, pipeline, timetable) = (run.pruning(), run.stages_and_order(), run.timetable());
+        model.group_batch_norms(batch.norm_group.unwrap_or(0));
+        if let Some(pruning) = &pruning {
+            check_pruning(pruning, &model, timetable.length)?;
         }
-        if run.train.batch_norm_group > 0 && model.buffers().is_empty() {
-            let why = format!("with `model.name` = \"{}\", which has no batch norm", run.model.name);
-            return Err(Error::NoEffect { field: "train.batch_norm_group".into(), why });
-        }
-        let parts = stages::parts(&model, &run)?;
-        check_ties(&run, &model, &parts)?;
-        let train = &run.train;
-        let (micro_batch, recompute) = (run.micro_batch(), train.recompute);
-        let (memory, replica_memory) = match &run.parallel.pipeline {
-            None => {
-                let memory = Memory::predict(&model, &run, micro_batch)?;
-                (memory, memory)
-            }
-            Some(pipeline) => {
-                // Enough batches that one that never ends has come into its stride.
-                let batches = if pipeline.is_asynchronous() { 2 + pipeline.stages } else { 1 };
-                let schedule = pipeline.schedule(train.micro_batches, batches)?;
-                Memory::predict_stages(&model, &parts, &schedule, &run, micro_batch)?
-            }
+        check_norms(&batch, &model)?;
+        let each = 2 * storage.precision.size() + storage.optimizer_bytes;
+        let parts = stages::parts(&model, &pipeline, run.cut(), each)?;
+        check_ties(&pipeline, &model, &parts)?;
+        let schedule = match (pipeline.stages, pipeline.is_asynchronous()) {
+            // One micro-batch after the other.
+            (1, _) => Pipeline { micro_batches: 1, ..pipeline.clone() }.schedule(1)?,
+            (_, false) => pipeline.schedule(1)?,
+            // Enough batches that one that never ends has come into its stride.
+            (stages, true) => pipeline.schedule(2 + stages)?,
+        };
+        let prediction = Prediction::new(&model, storage, sharing, batch, pruning.as_ref());
+        let stage_memory = prediction.stages(&model, &parts, &schedule)?;
+        let all = |both: fn(u64, u64) -> u64| {
+            stage_memory.iter().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
         };
         Ok(Plan {
             parameters: model.parameter_count(),
-            step_flops: model.train_flops(train.batch, recompute)?,
-            memory,
-            replica_memory,
-            learning_rate: run.learning_rate.for_batch(train.batch),
-            micro_batch,
+            step_flops: model.train_flops(batch.samples, storage.recompute)?,
+            memory: all(u64::max),
+            replica_memory: all(u64::saturating_add),
+            stage_memory,
+            data: run.data.clone(),
+            seed: run.seed,
+            batch,
+            storage,
+            optimization: run.optimization(),
+            sharing,
+            pruning,
+            mesh: run.mesh(),
+            pipeline,
             parts,
+            timetable,
+            device: run.device.clone(),
+            timeout: run.timeout(),
+            notes: run.notes.clone(),
             model,
             facts,
-            run,
+            record: Record(run),
         })
+    }
+
+    /// The same run on one rank, in micro-batches of the same size and with the same form of state.
+    pub fn alone(&self) -> Result<Plan, Error> {
+        Plan::new(self.record.0.alone(), self.facts)
+    }
+
+    /// The run file that it was made from.
+    pub fn record(&self) -> &Record {
+        &self.record
     }
 
     /// What the ranks of a pipeline do for so many batches in a row; without one, what the only rank does.
     pub fn schedule(&self, batches: usize) -> Result<Schedule, Error> {
-        let micro_batches = self.run.train.micro_batches;
-        match &self.run.parallel.pipeline {
-            Some(pipeline) => pipeline.schedule(micro_batches, batches),
-            None => {
-                let options = Options { batches, ..Options::new(1, micro_batches) };
-                Name::OneFOneB.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
-            }
-        }
+        self.pipeline.schedule(batches)
     }
 
     /// Steps of the whole run when there are so many training samples.
     pub fn total_steps(&self, samples: usize) -> usize {
-        self.run.train.length.steps(samples, self.run.train.batch)
+        self.timetable.length.steps(samples, self.batch.samples)
+    }
+
+    /// What a rank of the mesh holds.
+    pub fn rank(&self, rank: usize) -> Result<RankPlan, Error> {
+        let coordinates = self.mesh.coordinates(rank);
+        let blocks = self.blocks_of(&self.schedule(1)?.placement, coordinates.pipeline);
+        Ok(RankPlan { coordinates, blocks, memory: self.stage_memory[coordinates.pipeline] })
+    }
+
+    /// The blocks of a stage's chunks.
+    fn blocks_of(&self, placement: &Placement, stage: usize) -> Vec<Range<usize>> {
+        placement.chunks(stage).iter().map(|chunk| self.parts[chunk.part].clone()).collect()
+    }
+
+    /// Bytes for each weight that pruning may touch, once it has.
+    pub fn state_bytes(&self) -> StateBytes {
+        StateBytes::predict(self.storage, self.sharing, self.batch.replicas, self.pruning.as_ref())
+    }
+
+    /// How candidates are scored on a device of so much memory, what the system and the kernels take included; None where
+    /// the method needs no gradients. An error where it does not fit, however it is cut.
+    pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
+        let Some(pruning) = &self.pruning else { return Ok(None) };
+        let placement = self.schedule(1)?.placement;
+        let (all, tensors) = (self.model.parameters(), self.model.block_tensors());
+        let of_stage = |stage| {
+            let held = tensors.held(&self.blocks_of(&placement, stage));
+            scoring::Needs::of(&all, &held, Some(pruning))
+        };
+        let needs = (0..self.pipeline.stages).map(of_stage).collect::<Option<Vec<_>>>();
+        let Some(needs) = needs else { return Ok(None) };
+        // GraSP's passes are in f32, and what its gates chose stays beside them.
+        let activations = match pruning.method {
+            Method::Grasp { .. } => {
+                let (samples, recompute) = (self.batch.micro_batch, self.storage.recompute);
+                self.model.activation_bytes(samples, Precision::F32, recompute)?.saturating_mul(2)
+            }
+            _ => self.memory.activations,
+        };
+        scoring::fit(pruning.method.name(), &needs, memory, self.memory.weights, activations).map(Some)
+    }
+}
+
+/// As `plan.json` has it.
+impl Serialize for Plan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Printed<'a> {
+            run: &'a Record,
+            facts: &'a DataFacts,
+            model: &'a Model,
+            micro_batch: usize,
+            learning_rate: &'a LearningRate,
+            parameters: u64,
+            step_flops: f64,
+            memory: &'a Memory,
+            replica_memory: &'a Memory,
+            parts: &'a Parts,
+        }
+        let Plan { record: run, facts, model, parameters, step_flops, memory, replica_memory, parts, .. } =
+            self;
+        Printed {
+            run,
+            facts,
+            model,
+            micro_batch: self.batch.micro_batch,
+            learning_rate: &self.optimization.learning_rate,
+            parameters: *parameters,
+            step_flops: *step_flops,
+            memory,
+            replica_memory,
+            parts,
+        }
+        .serialize(serializer)
     }
 }
 
 /// The model that the run file names, with the sizes that the data decides.
-fn build(run: &RunFile, facts: DataFacts) -> Result<Model, Error> {
+fn build(written: &config::Model, facts: DataFacts) -> Result<Model, Error> {
     let image = || {
         facts.image.ok_or_else(|| Error::Conflict {
             field: "data.kind".into(),
-            problem: format!("gives no images, but the model {} takes them", run.model.name),
+            problem: format!("gives no images, but the model {} takes them", written.name),
         })
     };
-    let classes = |written| at_least("model.classes", written, facts.classes, "classes");
-    let vocab = |field, written| at_least(field, written, facts.vocab, "tokens");
-    Ok(match run.model.family {
-        Family::Gpt { layers, heads, width, context, vocab: written, dropout, tied, norm, activation } => {
-            let vocab = vocab("model.vocab", written)?;
+    let classes = |number| at_least("model.classes", number, facts.classes, "classes");
+    let vocab = |field, number| at_least(field, number, facts.vocab, "tokens");
+    Ok(match written.family {
+        Family::Gpt { layers, heads, width, context, vocab: number, dropout, tied, norm, activation } => {
+            let vocab = vocab("model.vocab", number)?;
             let dropout = dropout as f32;
             let shape = Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation };
-            presets::gpt(&run.model.name, &shape)
+            presets::gpt(&written.name, &shape)
         }
-        Family::GptPreset { context, vocab: written, dropout } => {
-            let vocab = vocab("model.vocab", Some(written))?;
-            let size = Gpt::preset(&run.model.name).expect("the name was checked when it was read");
-            presets::gpt(&run.model.name, &Gpt { context, vocab, dropout: dropout as f32, ..size })
+        Family::GptPreset { context, vocab: number, dropout } => {
+            let vocab = vocab("model.vocab", Some(number))?;
+            let size = Gpt::preset(&written.name).expect("the name was checked when it was read");
+            presets::gpt(&written.name, &Gpt { context, vocab, dropout: dropout as f32, ..size })
         }
-        Family::Mlp { ref hidden, classes: written } => presets::mlp(image()?, hidden, classes(written)?),
-        Family::SimpleCnn { classes: written } => presets::simple_cnn(image()?, classes(written)?),
-        Family::Resnet8 { classes: written } => presets::resnet8(image()?, classes(written)?),
-        Family::ResNet { net, classes: written, form } => {
+        Family::Mlp { ref hidden, classes: number } => presets::mlp(image()?, hidden, classes(number)?),
+        Family::SimpleCnn { classes: number } => presets::simple_cnn(image()?, classes(number)?),
+        Family::Resnet8 { classes: number } => presets::resnet8(image()?, classes(number)?),
+        Family::ResNet { net, classes: number, form } => {
             let image = image()?;
-            presets::resnet(net, image, classes(written)?, form.form(image))
+            presets::resnet(net, image, classes(number)?, form.form(image))
         }
-        Family::Vgg { net, classes: written, form, batch_norm } => {
+        Family::Vgg { net, classes: number, form, batch_norm } => {
             let image = image()?;
-            presets::vgg(net, image, classes(written)?, form.form(image), batch_norm)
+            presets::vgg(net, image, classes(number)?, form.form(image), batch_norm)
         }
-        Family::Custom { classes: written, context: Some(seq), ref layers } => {
-            let vocab = vocab("model.classes", written)?;
+        Family::Custom { classes: number, context: Some(seq), ref layers } => {
+            let vocab = vocab("model.classes", number)?;
             custom(Input::Tokens { seq, vocab }, vocab, layers)?
         }
-        Family::Custom { classes: written, context: None, ref layers } => {
+        Family::Custom { classes: number, context: None, ref layers } => {
             let (height, width, channels) = image()?;
-            custom(Input::Image { height, width, channels }, classes(written)?, layers)?
+            custom(Input::Image { height, width, channels }, classes(number)?, layers)?
         }
     })
 }
 
 /// A weight on two stages of an asynchronous pipeline would have two values.
-fn check_ties(run: &RunFile, model: &Model, parts: &Parts) -> Result<(), Error> {
-    let Some(pipeline) = run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) else {
+fn check_ties(pipeline: &Pipeline, model: &Model, parts: &Parts) -> Result<(), Error> {
+    if !pipeline.is_asynchronous() {
         return Ok(());
-    };
+    }
     let (mut seen, tensors) = (vec![0; model.parameters().len()], model.block_tensors());
     let used = parts.iter().flat_map(|part| tensors.parameters(part.clone()));
     used.for_each(|place| seen[place] += 1);
@@ -167,14 +329,28 @@ fn check_ties(run: &RunFile, model: &Model, parts: &Parts) -> Result<(), Error> 
     let problem = format!(
         "ties {} to two stages, which \"{}\" updates at different times: set `model.tied` to false",
         model.parameters()[twice].name,
-        pipeline.schedule
+        pipeline.order.name()
     );
     Err(Error::Conflict { field: "model".into(), problem })
 }
 
+/// Settings of batch norms need batch norms.
+fn check_norms(batch: &Batch, model: &Model) -> Result<(), Error> {
+    let set = [
+        ("parallel.batch_norm", batch.synchronises_norms()),
+        ("train.batch_norm_group", batch.norm_group.is_some()),
+    ];
+    match set.into_iter().find(|(_, set)| *set) {
+        Some((field, _)) if model.buffers().is_empty() => {
+            let why = format!("with `model.name` = \"{}\", which has no batch norm", model.name);
+            Err(Error::NoEffect { field: field.into(), why })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What a pruning method needs of the model and of the length of the run.
-fn check_pruning(run: &RunFile, model: &Model) -> Result<(), Error> {
-    let Some(prune) = &run.prune else { return Ok(()) };
+fn check_pruning(prune: &Pruning, model: &Model, length: Length) -> Result<(), Error> {
     let parameters = model.parameters();
     for part in &prune.exclude {
         if !parameters.iter().any(|parameter| parameter.name.contains(part.as_str())) {
@@ -183,7 +359,8 @@ fn check_pruning(run: &RunFile, model: &Model) -> Result<(), Error> {
         }
     }
     if !parameters.iter().any(|parameter| prune.covers(parameter)) {
-        let problem = format!("is \"{}\", but nothing of {} is left to prune", prune.name(), model.name);
+        let problem =
+            format!("is \"{}\", but nothing of {} is left to prune", prune.method.name(), model.name);
         let hint = match prune.exclude.is_empty() {
             true => ": it has no weight of two dimensions but embeddings",
             false => ": see `prune.exclude`",
@@ -201,9 +378,9 @@ fn check_pruning(run: &RunFile, model: &Model) -> Result<(), Error> {
         return Err(Error::Conflict { field: "prune.form".into(), problem });
     }
     // How many steps an epoch has, only the data knows.
-    let Length::Steps(steps) = run.train.length else { return Ok(()) };
-    prune.check_length(steps)?;
-    Rounds::of(model, prune).map_or(Ok(()), |rounds| rounds.trainings(run, steps).map(|_| ()))
+    let Length::Steps(steps) = length else { return Ok(()) };
+    prune.method.check_length(steps)?;
+    Rounds::of(model, prune).map_or(Ok(()), |rounds| rounds.trainings(length, steps).map(|_| ()))
 }
 
 /// A number of logits: what is written, or else what the data has; never fewer than that.
@@ -308,15 +485,15 @@ mod tests {
         let text = "[train]\nbatch = 512\nmicro_batches = 4\nepochs = 2\n\
                     [learning_rate]\npeak = 0.1\nschedule = \"constant\"\nscale_from_batch = 256";
         let plan = plan(text, TEXT).unwrap();
-        assert_eq!(plan.micro_batch, 128);
-        assert_eq!(plan.learning_rate.at(0, 10), 0.2);
+        assert_eq!(plan.batch.micro_batch, 128);
+        assert_eq!(plan.optimization.learning_rate.at(0, 10), 0.2);
         assert_eq!(plan.total_steps(5120), 20);
     }
 
     #[test]
     fn ranks_share_the_batch() {
         let text = "[train]\nbatch = 48\nmicro_batches = 2\n[parallel]\ndata = 4";
-        assert_eq!(plan(text, TEXT).unwrap().micro_batch, 6);
+        assert_eq!(plan(text, TEXT).unwrap().batch.micro_batch, 6);
         let synchronised = "[parallel]\nbatch_norm = \"synchronised\"";
         insta::assert_snapshot!(sentence(synchronised, TEXT), @r#"`parallel.batch_norm` has no effect with `model.name` = "gpt", which has no batch norm"#);
         assert!(plan(&format!("[model]\nname = \"resnet-18\"\n{synchronised}"), IMAGES).is_ok());

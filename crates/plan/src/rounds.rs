@@ -9,8 +9,10 @@
 //! L + rounds (L - k) = steps        what does not divide goes to the last training
 //! ```
 
-use crate::config::{Error, Length, Method, Prune, RunFile};
+use crate::error::Error;
+use crate::pruning::{Method, Pruning};
 use crate::spec::Model;
+use crate::timetable::Length;
 
 /// What each round keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +53,7 @@ pub struct Standing {
 
 impl Rounds {
     /// The rounds of a model; none for any other method.
-    pub fn of(model: &Model, prune: &Prune) -> Option<Rounds> {
+    pub fn of(model: &Model, prune: &Pruning) -> Option<Rounds> {
         let Method::Lottery { rate, rewind } = prune.method else { return None };
         let (head, mut now) = (model.output_weight(), Kept { output: 0, others: 0 });
         for parameter in model.parameters().iter().filter(|parameter| prune.covers(parameter)) {
@@ -68,11 +70,11 @@ impl Rounds {
     }
 
     /// The trainings of a run of so many steps, or what is wrong with that number.
-    pub fn trainings(&self, run: &RunFile, steps: usize) -> Result<Trainings, Error> {
+    pub fn trainings(&self, length: Length, steps: usize) -> Result<Trainings, Error> {
         let (rounds, rewind) = (self.kept.len(), self.rewind);
-        let length = steps.saturating_add(rounds * rewind) / (rounds + 1);
-        if length <= rewind {
-            let (field, given) = match run.train.length {
+        let each = steps.saturating_add(rounds * rewind) / (rounds + 1);
+        if each <= rewind {
+            let (field, given) = match length {
                 Length::Steps(_) => ("train.steps", format!("is {steps}")),
                 Length::Epochs(_) => ("train.epochs", format!("gives {steps} steps")),
             };
@@ -84,7 +86,7 @@ impl Rounds {
             );
             return Err(Error::Conflict { field: field.into(), problem });
         }
-        let [rounds, rewind, length, steps] = [rounds, rewind, length, steps].map(|n| n as u64);
+        let [rounds, rewind, length, steps] = [rounds, rewind, each, steps].map(|n| n as u64);
         Ok(Trainings { rounds, rewind, length, steps })
     }
 }
@@ -140,6 +142,7 @@ impl Trainings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RunFile;
     use crate::spec::presets::simple_cnn;
     use proptest::prelude::*;
 
@@ -149,7 +152,7 @@ mod tests {
     }
 
     fn rounds(run: &RunFile) -> Rounds {
-        Rounds::of(&simple_cnn((28, 28, 1), 10), run.prune.as_ref().unwrap()).unwrap()
+        Rounds::of(&simple_cnn((28, 28, 1), 10), &run.pruning().unwrap()).unwrap()
     }
 
     #[test]
@@ -171,7 +174,7 @@ mod tests {
     fn the_last_round_ends_at_the_sparsity_exactly() {
         for sparsity in [0.0, 0.1, 0.2, 0.5, 0.9, 0.99, 0.9999] {
             let run = run(&[&format!("prune.sparsity={sparsity}")]);
-            let prune = run.prune.as_ref().unwrap();
+            let prune = run.pruning().unwrap();
             let candidates: u64 = simple_cnn((28, 28, 1), 10)
                 .parameters()
                 .iter()
@@ -191,11 +194,11 @@ mod tests {
     fn too_few_steps_are_named() {
         let run = run(&["prune.rewind=3"]);
         let all = rounds(&run);
-        insta::assert_snapshot!(all.trainings(&run, 16).unwrap_err(), @"`train.steps` is 16, but the lottery trains 14 times (13 rounds of `prune.rate`) and `prune.rewind` is 3: at least 17 are needed");
-        let least = all.trainings(&run, 17).unwrap();
+        insta::assert_snapshot!(all.trainings(run.train.length, 16).unwrap_err(), @"`train.steps` is 16, but the lottery trains 14 times (13 rounds of `prune.rate`) and `prune.rewind` is 3: at least 17 are needed");
+        let least = all.trainings(run.train.length, 17).unwrap();
         assert_eq!(least.at(16), Standing { training: 13, position: 3, length: 4 });
         let epochs = self::run(&["train.epochs=1"]);
-        insta::assert_snapshot!(rounds(&epochs).trainings(&epochs, 7).unwrap_err(), @"`train.epochs` gives 7 steps, but the lottery trains 14 times (13 rounds of `prune.rate`) and `prune.rewind` is 0: at least 14 are needed");
+        insta::assert_snapshot!(rounds(&epochs).trainings(epochs.train.length, 7).unwrap_err(), @"`train.epochs` gives 7 steps, but the lottery trains 14 times (13 rounds of `prune.rate`) and `prune.rewind` is 0: at least 14 are needed");
     }
 
     proptest! {
@@ -204,7 +207,7 @@ mod tests {
         fn trainings_tile_the_run(rounds in 0usize..12, rewind in 0usize..20, more in 1usize..300) {
             let kept = vec![Kept { output: 0, others: 0 }; rounds];
             let steps = rewind + rounds + more;
-            let trainings = Rounds { kept, rewind }.trainings(&run(&[]), steps).unwrap();
+            let trainings = Rounds { kept, rewind }.trainings(Length::Steps(steps), steps).unwrap();
             let mut before: Option<Standing> = None;
             for step in 0..steps as u64 {
                 let now = trainings.at(step);

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::config::{Error, Method, Precision, RunFile};
-use crate::plan::Plan;
+use crate::error::Error;
+use crate::pruning::{Method, Pruning};
 use crate::spec::Parameter;
 
 /// How scoring goes.
@@ -34,8 +34,8 @@ pub(crate) struct Needs {
 
 impl Needs {
     /// Those of the rank that holds some of all parameters of a model; none where nothing is scored by gradients.
-    pub(crate) fn of(all: &[Parameter], held: &[usize], run: &RunFile) -> Option<Needs> {
-        let prune = run.prune.as_ref()?;
+    pub(crate) fn of(all: &[Parameter], held: &[usize], pruning: Option<&Pruning>) -> Option<Needs> {
+        let prune = pruning?;
         if !matches!(prune.method, Method::Snip { .. } | Method::Grasp { .. }) {
             return None;
         }
@@ -63,71 +63,40 @@ impl Needs {
     }
 }
 
-impl Plan {
-    /// How candidates are scored on a device of so much memory, what the system and the kernels take included; None where
-    /// the method needs no gradients. An error where it does not fit, however it is cut.
-    pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
-        let ranks = self.blocks_of_ranks()?;
-        let (all, tensors) = (self.model.parameters(), self.model.block_tensors());
-        let needs = ranks.iter().map(|blocks| Needs::of(&all, &tensors.held(blocks), &self.run));
-        let Some(needs) = needs.collect::<Option<Vec<_>>>() else { return Ok(None) };
-        let mut passes = 1;
-        if let Some(memory) = memory {
-            let (weights, activations) = (self.memory.weights, self.scoring_activations()?);
-            for needs in &needs {
-                let largest = needs.sums.iter().copied().max().unwrap_or(0);
-                // A gradient as its layer makes it, logits, what kernels need: theirs to know, so a guess.
-                let spare = largest.saturating_add(memory / 20);
-                let taken = sum(&[weights, activations, needs.held, spare]);
-                passes = needs.passes(memory.saturating_sub(taken)).map(|own| own.max(passes)).ok_or_else(|| {
-                    let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
-                    Error::Conflict {
-                        field: "prune.method".into(),
-                        problem: format!(
-                            "is \"{}\", which needs {} to score this model even a parameter at a time (weights {}, activations {}, \
-                             copies and sums in f32 {}), and the device has {}: cut the model into more stages, run fewer samples at a time, or \
-                             choose another method",
-                            self.run.prune.as_ref().map_or("", |prune| prune.name()),
-                            gb(taken.saturating_add(largest)),
-                            gb(weights),
-                            gb(activations),
-                            gb(needs.held.saturating_add(largest)),
-                            gb(memory),
-                        ),
-                    }
-                })?;
+/// How candidates are scored by ranks of these needs on devices of so much memory, what the system and the kernels take
+/// included, beside weights and activations of so many bytes. An error where it does not fit, however it is cut.
+pub(crate) fn fit(
+    method: &str,
+    needs: &[Needs],
+    memory: Option<u64>,
+    weights: u64,
+    activations: u64,
+) -> Result<Scoring, Error> {
+    let mut passes = 1;
+    for (needs, memory) in needs.iter().filter_map(|needs| Some((needs, memory?))) {
+        let largest = needs.sums.iter().copied().max().unwrap_or(0);
+        // A gradient as its layer makes it, logits, what kernels need: theirs to know, so a guess.
+        let spare = largest.saturating_add(memory / 20);
+        let taken = sum(&[weights, activations, needs.held, spare]);
+        passes = needs.passes(memory.saturating_sub(taken)).map(|own| own.max(passes)).ok_or_else(|| {
+            let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+            Error::Conflict {
+                field: "prune.method".into(),
+                problem: format!(
+                    "is \"{method}\", which needs {} to score this model even a parameter at a time (weights {}, activations {}, \
+                     copies and sums in f32 {}), and the device has {}: cut the model into more stages, run fewer samples at a time, or \
+                     choose another method",
+                    gb(taken.saturating_add(largest)),
+                    gb(weights),
+                    gb(activations),
+                    gb(needs.held.saturating_add(largest)),
+                    gb(memory),
+                ),
             }
-        }
-        let bytes = needs.iter().map(|needs| needs.bytes(passes)).max().unwrap_or(0);
-        Ok(Some(Scoring { passes, bytes }))
+        })?;
     }
-
-    /// Activations while candidates are scored: GraSP's passes are in f32, and what its gates chose stays beside them.
-    fn scoring_activations(&self) -> Result<u64, Error> {
-        match self.run.prune.as_ref().map(|prune| &prune.method) {
-            Some(Method::Grasp { .. }) => {
-                let recompute = self.run.train.recompute;
-                Ok(self
-                    .model
-                    .activation_bytes(self.micro_batch, Precision::F32, recompute)?
-                    .saturating_mul(2))
-            }
-            _ => Ok(self.memory.activations),
-        }
-    }
-
-    /// The blocks of each rank along the pipeline.
-    fn blocks_of_ranks(&self) -> Result<Vec<Vec<Range<usize>>>, Error> {
-        if self.run.parallel.pipeline.is_none() {
-            return Ok(vec![vec![0..self.model.blocks.len()]]);
-        }
-        let schedule = self.schedule(1)?;
-        let blocks = |rank: usize| {
-            let chunks = schedule.placement.chunks(rank);
-            chunks.iter().map(|chunk| self.parts[chunk.part].clone()).collect()
-        };
-        Ok((0..schedule.stages()).map(blocks).collect())
-    }
+    let bytes = needs.iter().map(|needs| needs.bytes(passes)).max().unwrap_or(0);
+    Ok(Scoring { passes, bytes })
 }
 
 fn sum(sizes: &[u64]) -> u64 {
@@ -171,7 +140,8 @@ fn fill(sizes: &[u64], room: u64) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::DataFacts;
+    use crate::config::RunFile;
+    use crate::plan::{DataFacts, Plan};
 
     fn plan(model: &str, method: &str, precision: &str) -> Plan {
         let text = format!(

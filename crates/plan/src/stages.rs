@@ -3,29 +3,33 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::config::{Error, RunFile};
+use crate::error::Error;
+use crate::pipeline::Pipeline;
 use crate::spec::{Layer, Model, Shape, ShapeError};
 
 /// The blocks of each part, in order; one part without a pipeline.
 pub type Parts = Vec<Range<usize>>;
 
-/// Cuts a model for the pipeline of a run file, where the file says, or so that the costliest part costs least.
-pub fn parts(model: &Model, run: &RunFile) -> Result<Parts, Error> {
-    let blocks = model.blocks.len();
-    let Some(pipeline) = &run.parallel.pipeline else { return Ok(std::iter::once(0..blocks).collect()) };
-    if pipeline.stages > blocks {
-        let problem = format!("is {}, but the model {} has {blocks} blocks", pipeline.stages, model.name);
+/// Cuts a model for a pipeline: where it is said (the first block of every part but the first), or so that the costliest part
+/// costs least. `bytes` are those of each weight with its state.
+pub fn parts(model: &Model, pipeline: &Pipeline, cut: &[usize], bytes: u64) -> Result<Parts, Error> {
+    let (blocks, stages) = (model.blocks.len(), pipeline.stages);
+    if stages == 1 {
+        return Ok(std::iter::once(0..blocks).collect());
+    }
+    if stages > blocks {
+        let problem = format!("is {stages}, but the model {} has {blocks} blocks", model.name);
         return Err(Error::Conflict { field: "parallel.pipeline".into(), problem });
     }
-    let schedule = pipeline.schedule(run.train.micro_batches, 1)?;
-    if pipeline.cut.is_empty() {
-        return Ok(balanced(&costs(model, run)?, schedule.placement.parts()));
+    if cut.is_empty() {
+        let parts = pipeline.schedule(1)?.placement.parts();
+        return Ok(balanced(&costs(model, bytes)?, parts));
     }
-    if let Some(beyond) = pipeline.cut.iter().find(|block| **block >= blocks) {
+    if let Some(beyond) = cut.iter().find(|block| **block >= blocks) {
         let problem = format!("names block {beyond}, but the last of {}'s is {}", model.name, blocks - 1);
         return Err(Error::Conflict { field: "parallel.cut".into(), problem });
     }
-    let ends = pipeline.cut.iter().copied().chain([blocks]);
+    let ends = cut.iter().copied().chain([blocks]);
     Ok(ends.scan(0, |start, end| Some(std::mem::replace(start, end)..end)).collect())
 }
 
@@ -45,14 +49,13 @@ impl Cost {
 }
 
 /// Flops of each block for a sample, and the bytes of its parameters with their state.
-fn costs(model: &Model, run: &RunFile) -> Result<Vec<Cost>, Error> {
-    let each = (2 * run.train.precision.size() + run.optimizer_bytes()) as f64;
+fn costs(model: &Model, each: u64) -> Result<Vec<Cost>, Error> {
     let bytes = model.blocks.iter().map(|block| {
         let mut elements = 0;
         block.for_each(&mut |layer| {
             elements += layer.parameters().iter().map(|p| p.elements()).sum::<u64>();
         });
-        each * elements as f64
+        each as f64 * elements as f64
     });
     Ok(model.block_flops(1)?.into_iter().zip(bytes).map(|(flops, bytes)| Cost { flops, bytes }).collect())
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
-use espalier_plan::mesh::Mesh;
 use espalier_plan::schedule::Name;
 use espalier_tensor::Device;
 use espalier_train::data::Dataset;
@@ -55,7 +54,7 @@ fn run(text: &str, set: &[String], steps: usize) -> Option<Vec<[f64; 2]>> {
     let run_file = RunFile::parse(text, set).ok()?;
     let dataset = Dataset::open(&run_file).expect("made-up data");
     let plan = Plan::new(run_file, dataset.facts()).expect("a plan");
-    let mesh = Mesh::new(plan.run.parallel.extents()).expect("ranks");
+    let mesh = plan.mesh;
     let (device, dataset) = (Device::cpu(2).expect("a processor"), Arc::new(dataset));
     let shown = |mut trainer: Trainer| {
         let mut shown = Vec::new();

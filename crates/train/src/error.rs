@@ -16,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The run file asks for something impossible.
     #[error(transparent)]
-    Plan(#[from] espalier_plan::config::Error),
+    Plan(#[from] espalier_plan::Error),
     /// The data is missing or not what it claims to be.
     #[error(transparent)]
     Data(#[from] crate::data::Error),

@@ -4,7 +4,8 @@
 //! What is compared is what the run holds at least ([`espalier_plan::Memory::least`]), so that none is refused that
 //! would have gone through; one that is just too large is still told by the allocation that fails.
 
-use espalier_plan::config::{Master, Precision, Recompute};
+use espalier_plan::optimizer::Master;
+use espalier_plan::spec::{Precision, Recompute};
 use espalier_plan::{Memory, Plan};
 use espalier_tensor::{Category, Device, machine};
 
@@ -14,10 +15,10 @@ use crate::{Error, Result};
 /// Refuses a plan that needs more than is left for its ranks here, unless its run file says not to ask. `join` says
 /// which of its ranks these are, where a launcher has started them.
 pub fn check(plan: &Plan, device: &Device, join: Option<&Join>) -> Result<()> {
-    if !plan.run.device.check_memory {
+    if !plan.device.check_memory {
         return Ok(());
     }
-    let replicas = plan.run.parallel.data as f64;
+    let replicas = plan.batch.replicas as f64;
     let (memory, ranks, left, place) = match device {
         Device::Cpu(_) => {
             // All ranks, or as large a part of them as this machine has.
@@ -66,12 +67,12 @@ fn fits(memory: &Memory, times: f64, left: u64) -> Result<(), (u64, Category, u6
 
 /// What of a run could be set otherwise to need less of a category.
 fn advice(plan: &Plan, category: Category) -> String {
-    let run = &plan.run;
-    let half = (run.train.precision == Precision::F32).then_some("train.precision = \"bf16\"");
-    let again = (run.train.recompute == Recompute::None).then_some("train.recompute = \"block\"");
-    let low_bits = run.train.precision == Precision::Bf16 && run.optimizer.master != Master::LowBits;
+    let half = (plan.storage.precision == Precision::F32).then_some("train.precision = \"bf16\"");
+    let again = (plan.storage.recompute == Recompute::None).then_some("train.recompute = \"block\"");
+    let low_bits =
+        plan.storage.precision == Precision::Bf16 && plan.optimization.optimizer.master != Master::LowBits;
     let low_bits = low_bits.then_some("optimizer.master = \"low-bits\"");
-    let pruned = run.prune.is_none().then_some("pruning before the first step");
+    let pruned = plan.pruning.is_none().then_some("pruning before the first step");
     let ways: Vec<&str> = match category {
         Category::Activations => {
             let less = ["a smaller train.batch", "more train.micro_batches"];

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use espalier_comm::Communicator;
 use espalier_plan::Plan;
-use espalier_plan::config::{self, Recompute};
 use espalier_plan::schedule::{Chunk, Placement};
+use espalier_plan::spec::Recompute;
 use espalier_plan::spec::Shape;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
@@ -33,7 +33,7 @@ pub struct Stage {
 impl Stage {
     /// A whole model on one rank.
     pub fn whole(model: Model, plan: &Plan) -> Stage {
-        let placement = Placement::round_robin(1, 1, plan.run.train.micro_batches);
+        let placement = Placement::round_robin(1, 1, plan.batch.micro_batches);
         let parameters = vec![(0..plan.model.parameters().len()).map(ParameterId).collect()];
         let borders = vec![plan.model.input.shape()];
         Stage { models: vec![model], parameters, placement, rank: 0, borders }
@@ -41,7 +41,7 @@ impl Stage {
 
     /// What a rank of a plan runs.
     pub fn new(plan: &Plan, ranks: Option<&Ranks>) -> Result<Stage> {
-        let model = Model::build(&plan.model, plan.run.train.recompute == Recompute::Block);
+        let model = Model::build(&plan.model, plan.storage.recompute == Recompute::Block);
         Stage::cut(model, plan, ranks)
     }
 
@@ -51,7 +51,7 @@ impl Stage {
         let rank = ranks.map_or(0, |ranks| ranks.stages().rank());
         let mut models: Vec<Option<Model>> = model.cut(&plan.parts).into_iter().map(Some).collect();
         let (tensors, borders) =
-            (plan.model.block_tensors(), plan.model.borders().map_err(config::Error::from)?);
+            (plan.model.block_tensors(), plan.model.borders().map_err(espalier_plan::Error::from)?);
         let parameters = |chunk: &Chunk| {
             let places = tensors.parameters(plan.parts[chunk.part].clone());
             places.into_iter().map(ParameterId).collect()

@@ -164,15 +164,14 @@ impl Summary {
                 (category.name(), Bytes { predicted, measured: None })
             })
             .collect();
-        let run = &plan.run;
-        let prune = run.prune.as_ref();
+        let prune = plan.pruning.as_ref();
         let covered = |p: &Parameter| prune.map_or(p.prunable, |prune| prune.covers(p));
         let parameters = plan.model.parameters();
         let candidates: u64 = parameters.iter().filter(|p| covered(p)).map(|p| p.elements()).sum();
         let of_layer = |(parameter, kept): (&Parameter, Option<u64>)| {
             Some(KeptOfLayer { name: parameter.name.clone(), kept: kept?, of: parameter.elements() })
         };
-        let kept_by_layer = prune.filter(|prune| prune.is_by_layer()).map(|prune| {
+        let kept_by_layer = prune.filter(|prune| prune.method.is_by_layer()).map(|prune| {
             let kept = prune.kept_by_parameter(&parameters);
             parameters.iter().zip(kept).filter_map(of_layer).collect::<Vec<_>>()
         });
@@ -181,7 +180,7 @@ impl Summary {
             (None, Some(prune)) => prune.kept_of(candidates),
             (None, None) => candidates,
         };
-        let state_bytes = StateBytes::predict(run);
+        let state_bytes = plan.state_bytes();
         Summary {
             steps: 0,
             loss: None,
@@ -190,14 +189,14 @@ impl Summary {
             images_per_s: None,
             step_ms: None,
             device: device.into(),
-            precision: plan.run.train.precision.name().into(),
+            precision: plan.storage.precision.name().into(),
             layout: Layout {
-                data: plan.run.parallel.data,
-                pipeline: plan.run.parallel.stages(),
+                data: plan.batch.replicas,
+                pipeline: plan.pipeline.stages,
                 tensor: 1,
                 spatial: 1,
-                schedule: plan.run.parallel.pipeline.as_ref().map(|pipeline| pipeline.name()),
-                micro_batches: plan.run.train.micro_batches,
+                schedule: plan.pipeline.name(),
+                micro_batches: plan.batch.micro_batches,
             },
             parameters: plan.parameters,
             kept,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use espalier_plan::config::DeviceKind;
+use espalier_plan::device::DeviceKind;
 use espalier_tensor::DType;
 use espalier_train::Error;
 

@@ -1,116 +1,11 @@
 //! `[data]`: what is learnt from. The kind decides which other fields there are.
 
-use std::path::{Path, PathBuf};
-
-use serde::Serialize;
+use std::path::PathBuf;
 
 use super::Error;
 use super::fields;
 use super::reader::{Choice, MOST, Section};
-
-/// `[data]`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Data {
-    /// Which data, and where.
-    #[serde(flatten)]
-    pub source: Source,
-    /// What validation is measured on.
-    #[serde(flatten)]
-    pub held_out: HeldOut,
-}
-
-/// Samples that nothing is learnt from.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum HeldOut {
-    /// The end of the data.
-    Share {
-        /// The share of the samples, in [0, 1).
-        validation: f64,
-    },
-    /// Files of their own, of the same kind; all of `path` is then learnt from.
-    Files {
-        /// Files, and for text folders.
-        validation_path: Vec<PathBuf>,
-    },
-}
-
-/// The fields of each kind of data.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Source {
-    /// Text files, or folders of them.
-    Text {
-        /// Files and folders.
-        path: Vec<PathBuf>,
-        /// A Hugging Face `tokenizer.json`; left out: every byte is a token.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        tokenizer: Option<PathBuf>,
-        /// In folders, only files with one of these extensions; empty: all.
-        extensions: Vec<String>,
-    },
-    /// Files of token ids, little-endian, without a header.
-    Tokens {
-        /// Files.
-        path: Vec<PathBuf>,
-        /// `u16` or `u32`.
-        dtype: TokenType,
-    },
-    /// Images and labels in MNIST's format.
-    Idx {
-        /// Where they are.
-        #[serde(flatten)]
-        files: IdxFiles,
-    },
-    /// CIFAR-10 in its binary form.
-    Cifar10 {
-        /// The folder of `data_batch_1.bin` and the others.
-        path: PathBuf,
-    },
-    /// Drawn shapes with noise: images that need no download.
-    Shapes {
-        /// Images.
-        count: usize,
-        /// Rows and columns of each.
-        size: usize,
-    },
-    /// Sums written out as text: tokens that need no download.
-    Arithmetic {
-        /// Sums.
-        count: usize,
-        /// Digits of each number.
-        digits: usize,
-    },
-}
-
-/// Where images and labels in MNIST's format are.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum IdxFiles {
-    /// A folder with MNIST's file names.
-    Folder {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// Two files of any name.
-    Pair {
-        /// Images.
-        images: PathBuf,
-        /// Labels.
-        labels: PathBuf,
-    },
-}
-
-/// How a token id is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TokenType {
-    /// Two bytes.
-    #[default]
-    U16,
-    /// Four bytes.
-    U32,
-}
+use crate::data::{Data, HeldOut, IdxFiles, Source, TokenType};
 
 impl Choice for TokenType {
     const ALL: &'static [(&'static str, Self)] = &[("u16", TokenType::U16), ("u32", TokenType::U32)];
@@ -139,46 +34,6 @@ impl Choice for Kind {
 }
 
 impl Data {
-    /// `data.kind` as written.
-    pub fn kind(&self) -> &'static str {
-        match self.source {
-            Source::Text { .. } => "text",
-            Source::Tokens { .. } => "tokens",
-            Source::Idx { .. } => "idx",
-            Source::Cifar10 { .. } => "cifar10",
-            Source::Shapes { .. } => "shapes",
-            Source::Arithmetic { .. } => "arithmetic",
-        }
-    }
-
-    /// Whether samples are text; images otherwise.
-    pub fn is_text(&self) -> bool {
-        matches!(self.source, Source::Text { .. } | Source::Tokens { .. } | Source::Arithmetic { .. })
-    }
-
-    /// Whether nothing is held out, so that there is nothing to validate on.
-    pub fn holds_out_nothing(&self) -> bool {
-        self.held_out == HeldOut::Share { validation: 0.0 }
-    }
-
-    /// Makes relative paths relative to `folder`, that of the run file.
-    pub fn resolve_paths(&mut self, folder: &Path) {
-        // Joining keeps an absolute path as it is.
-        let resolve = |path: &mut PathBuf| *path = folder.join(&*path);
-        if let HeldOut::Files { validation_path } = &mut self.held_out {
-            validation_path.iter_mut().for_each(resolve);
-        }
-        match &mut self.source {
-            Source::Text { path, tokenizer, .. } => path.iter_mut().chain(tokenizer).for_each(resolve),
-            Source::Tokens { path, .. } => path.iter_mut().for_each(resolve),
-            Source::Idx { files: IdxFiles::Folder { path } } | Source::Cifar10 { path } => resolve(path),
-            Source::Idx { files: IdxFiles::Pair { images, labels } } => {
-                [images, labels].into_iter().for_each(resolve);
-            }
-            Source::Shapes { .. } | Source::Arithmetic { .. } => {}
-        }
-    }
-
     /// Without a kind: what the model can learn from without any file.
     pub(super) fn read(section: &mut Section, text: bool) -> Result<Data, Error> {
         let kind = section.choice("kind", if text { Kind::Arithmetic } else { Kind::Shapes })?;

@@ -153,5 +153,5 @@ pub(super) fn elsewhere(key: &str) -> Option<String> {
         "ranks" => Some("parallel.data".to_string()),
         _ => None,
     };
-    field.or(habit).or_else(|| super::error::nearest(key, sections).map(String::from))
+    field.or(habit).or_else(|| super::nearest(key, sections).map(String::from))
 }

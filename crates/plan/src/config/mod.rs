@@ -6,7 +6,6 @@
 
 mod changes;
 mod data;
-mod error;
 mod fields;
 mod layers;
 mod learning_rate;
@@ -17,23 +16,17 @@ mod parallel;
 mod pipeline;
 mod prune;
 mod reader;
+mod resolved;
 #[cfg(test)]
 mod tests;
 mod train;
 
 pub use changes::{Change, check_name, covers};
-pub use data::{Data, HeldOut, IdxFiles, Source, TokenType};
-pub use error::Error;
-pub(crate) use error::{did_you_mean, nearest};
-pub use learning_rate::{LearningRate, Schedule};
 pub use model::{Family, FormChoice, Model};
-pub use optimizer::{Master, Optimizer, Rule};
-pub use parallel::{BatchNorm, Parallel};
+pub use parallel::Parallel;
 pub use pipeline::Pipeline;
-pub use prune::{Distribution, FlowScore, Kernels, Method, Moving, Prune, Scope, StateForm, TicketForm};
-pub use train::{Checkpoint, Device, DeviceKind, Length, Train};
-
-pub use crate::spec::{Precision, Recompute};
+pub use prune::{Prune, StateForm};
+pub use train::Train;
 
 use std::path::Path;
 
@@ -42,7 +35,15 @@ use toml::{Table, Value};
 
 use reader::Section;
 
-use crate::schedule::Updates;
+use crate::batch::BatchNorm;
+use crate::data::{Data, Source};
+use crate::device::{Device, DeviceKind};
+use crate::error::Error;
+use crate::learning_rate::LearningRate;
+use crate::near::nearest;
+use crate::optimizer::{Master, Optimizer};
+use crate::spec::Precision;
+use crate::timetable::Checkpoint;
 
 /// More layers than any model has; a slip of the finger should not fill the memory.
 const LAYERS_MOST: usize = 10_000;
@@ -165,7 +166,7 @@ impl RunFile {
                 "with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2".into();
             return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
         }
-        let (group, micro_batch) = (train.batch_norm_group, self.micro_batch());
+        let (group, micro_batch) = (train.batch_norm_group, self.batch().micro_batch);
         if group > 0 && !micro_batch.is_multiple_of(group) {
             let problem = format!(
                 "is {group}, which does not divide the {micro_batch} samples of a micro-batch (`train.batch` = {}, \
@@ -201,7 +202,7 @@ impl RunFile {
             timeout_s: self.parallel.timeout_s,
             pipeline: None,
         };
-        if let Some(prune) = alone.prune.as_mut().filter(|_| self.compresses()) {
+        if let Some(prune) = alone.prune.as_mut().filter(|_| self.storage().compressed) {
             prune.state = StateForm::Compressed;
         }
         alone
@@ -228,40 +229,6 @@ impl RunFile {
             prune.insert("method".into(), Value::String(method.into()));
         }
         Ok(table.to_string())
-    }
-
-    /// Samples that a rank runs at a time.
-    pub fn micro_batch(&self) -> usize {
-        self.train.batch / (self.parallel.data * self.train.micro_batches)
-    }
-
-    /// Bytes of optimizer state for each weight that has it: master and moments.
-    pub fn optimizer_bytes(&self) -> u64 {
-        let master = match self.train.precision {
-            Precision::F32 => 0,
-            Precision::Bf16 => self.optimizer.master.bytes(),
-        };
-        master + 4 * self.optimizer.moments()
-    }
-
-    /// Whether the gradient of a step is a sum over several micro-batches.
-    pub fn accumulates(&self) -> bool {
-        let at_once = |pipeline: &Pipeline| pipeline.updates() == Updates::EveryMicroBatch;
-        self.train.micro_batches > 1 && !self.parallel.pipeline.as_ref().is_some_and(at_once)
-    }
-
-    /// Bytes of each number of a gradient while it is made: that of one micro-batch has the precision of the run, a sum over
-    /// several is f32. In bf16 a sum of 256 equal numbers stands still.
-    pub fn gradient_bytes(&self) -> u64 {
-        if self.accumulates() { 4 } else { self.train.precision.size() }
-    }
-
-    /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
-    pub fn compresses(&self) -> bool {
-        // Not of sums: the form of a checkpoint must not depend on the number of micro-batches.
-        let beside = self.train.precision.size() + self.optimizer_bytes();
-        // Ranks that share out state share out that of kept weights.
-        self.prune.as_ref().is_some_and(|prune| self.parallel.zero || prune.compresses(beside))
     }
 
     /// The resolved file: every field, also those that were left out.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::batch::BatchNorm;
 use crate::mesh::{Mesh, PerAxis};
 
 use super::reader::{Choice, LARGEST, MOST, Section};
@@ -28,17 +29,6 @@ pub struct Parallel {
     /// How the model is cut into stages, where it is.
     #[serde(flatten)]
     pub pipeline: Option<Pipeline>,
-}
-
-/// The samples that a batch norm sees at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BatchNorm {
-    /// A rank's own micro-batch; running statistics are the mean over ranks.
-    #[default]
-    Local,
-    /// The micro-batches of all ranks, as if one had them all.
-    Synchronised,
 }
 
 impl Choice for BatchNorm {
@@ -87,11 +77,6 @@ impl Parallel {
     /// Whether ranks go apart for some steps.
     pub fn is_local(&self) -> bool {
         self.average_every > 1
-    }
-
-    /// Whether the step after so many is one that each rank takes by itself.
-    pub fn is_local_at(&self, step: u64) -> bool {
-        self.is_local() && step >= self.local_after as u64
     }
 
     /// That ranks can share state, or go apart, as the file says.

@@ -7,7 +7,8 @@ use toml::{Table, Value};
 
 use super::reader::{Choice, LARGEST, Section, whole};
 use super::{Error, RunFile, overrides};
-use crate::schedule::{Name, Options, Schedule, Updates};
+use crate::pipeline::Order;
+use crate::schedule::{Name, Schedule, Updates};
 
 /// Steps after which an asynchronous pipeline runs empty, unless the run file says otherwise.
 const DRAIN: usize = 100;
@@ -145,38 +146,22 @@ impl Pipeline {
         Ok(())
     }
 
-    /// What a person calls the schedule.
-    pub fn name(&self) -> String {
-        self.brought.as_ref().map_or(self.schedule.to_string(), |schedule| schedule.name.clone())
-    }
-
-    /// The lists of all stages for so many batches in a row.
-    pub fn schedule(&self, micro_batches: usize, batches: usize) -> Result<Schedule, Error> {
-        if let Some(schedule) = &self.brought {
-            return Ok(schedule.clone());
+    /// Where the order of work comes from.
+    pub(super) fn order(&self) -> Order {
+        match &self.brought {
+            Some(schedule) => Order::Given(Box::new(schedule.clone())),
+            None => Order::Named { name: self.schedule, chunks: self.chunks, pipelines: self.pipelines },
         }
-        let options = Options {
-            batches,
-            chunks: self.chunks,
-            pipelines: self.pipelines,
-            ..Options::new(self.stages, micro_batches)
-        };
-        self.schedule.schedule(&options).map_err(|error| Error::Ranks(error.to_string()))
     }
 
     /// Whether a batch begins before the one before it has ended.
     pub fn is_asynchronous(&self) -> bool {
-        self.updates() != Updates::Flush
-    }
-
-    /// When weights change.
-    pub fn updates(&self) -> Updates {
-        self.schedule.updates()
+        self.schedule.updates() != Updates::Flush
     }
 
     /// Steps between which an asynchronous pipeline runs empty.
-    pub fn drains_every(&self) -> usize {
-        self.drain.unwrap_or(DRAIN)
+    pub fn drains_every(&self) -> u64 {
+        self.drain.unwrap_or(DRAIN) as u64
     }
 
     /// What a schedule cannot do together with the rest of a run.
@@ -185,7 +170,7 @@ impl Pipeline {
             // It is checked when it has been read.
             return Ok(());
         }
-        let schedule = self.schedule(run.train.micro_batches, 1)?;
+        let schedule = self.order().schedule(self.stages, run.train.micro_batches, 1)?;
         let parts = schedule.placement.parts();
         if !self.cut.is_empty() && self.cut.len() + 1 != parts {
             let problem = format!("cuts the model into {} parts, but there are {parts}", self.cut.len() + 1);
@@ -223,7 +208,7 @@ impl Pipeline {
             return conflict("train.clip", problem);
         }
         match &run.prune {
-            Some(prune) if prune.goes_on() => conflict(
+            Some(prune) if prune.method.goes_on() => conflict(
                 "prune.method",
                 format!(
                     "prunes while the run goes on, but with \"{}\" batches are always under way: prune before the \

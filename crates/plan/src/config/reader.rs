@@ -5,7 +5,7 @@
 
 use toml::{Table, Value};
 
-use super::error::{Error, nearest};
+use super::{Error, nearest};
 
 /// The largest size of a dimension; larger ones are slips of the finger, and products of these stay in range.
 pub(super) const LARGEST: usize = 1 << 24;

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::timetable::Length;
 
 fn parse(text: &str) -> Result<RunFile, Error> {
     RunFile::parse(text, &[])
@@ -173,7 +174,10 @@ fn settings_without_effect() {
 fn ranks_are_read_and_checked() {
     let run =
         parse("[train]\nbatch = 24\nmicro_batches = 2\nnoise_scale = true\n[parallel]\ndata = 3").unwrap();
-    assert_eq!((run.parallel.data, run.parallel.batch_norm, run.micro_batch()), (3, BatchNorm::Local, 4));
+    assert_eq!(
+        (run.parallel.data, run.parallel.batch_norm, run.batch().micro_batch),
+        (3, BatchNorm::Local, 4)
+    );
     assert!(parse("[train]\nnoise_scale = true\n[parallel]\ndata = 2").is_ok());
     insta::assert_snapshot!(sentence("[parallel]\ndata = 0"), @"`parallel.data` must be a whole number of at least 1, got 0");
     insta::assert_snapshot!(sentence("[train]\nbatch = 8\n[parallel]\ndata = 3"), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
@@ -215,7 +219,7 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(sparse("[device]\nkind = \"cuda\""), @r#"`prune.kernels` has no effect with `device.kind` = "cuda": dense products are faster there"#);
     insta::assert_snapshot!(sparse("state = \"dense\""), @r#"`prune.kernels` is "sparse", which makes gradients of kept weights alone, but `prune.state` holds those of all"#);
     let run = parse("[prune]\nmethod = \"random\"\nexclude = \"head\"").unwrap().prune.unwrap();
-    assert_eq!((run.sparsity, run.exclude.len(), run.name()), (0.9, 1, "random"));
+    assert_eq!((run.sparsity, run.exclude.len(), run.method.name()), (0.9, 1, "random"));
     // A mask of 0.133 bytes a weight pays from 0.95 % on where 14 bytes stand beside each weight.
     let at = |sparsity: f64| Prune { sparsity, ..run.clone() };
     assert!(at(0.01).compresses(14) && !at(0.009).compresses(14));
@@ -498,11 +502,14 @@ fn another_method_takes_the_place_of_one() {
         run.prune.unwrap()
     };
     let snip = prune(text, "snip");
-    assert_eq!((snip.name(), snip.sparsity, &snip.exclude[..]), ("snip", 0.7, &["mlp".to_owned()][..]));
+    assert_eq!(
+        (snip.method.name(), snip.sparsity, &snip.exclude[..]),
+        ("snip", 0.7, &["mlp".to_owned()][..])
+    );
     assert_eq!(prune(text, "2:4").sparsity, 0.5);
-    assert_eq!(prune(text, "magnitude").at(), 5, "the same one keeps its fields");
+    assert_eq!(prune(text, "magnitude").method.at(), 5, "the same one keeps its fields");
     assert_eq!(prune("seed = 3\n[prune]\nmethod = \"2:4\"\nsparsity = 0.5", "random").sparsity, 0.9);
-    assert_eq!(prune("seed = 3", "grasp").name(), "grasp");
+    assert_eq!(prune("seed = 3", "grasp").method.name(), "grasp");
 }
 
 #[test]
@@ -512,9 +519,9 @@ fn a_run_on_many_ranks_has_one_on_one() {
     let run = RunFile::parse(text, &[]).unwrap();
     let alone = run.alone();
     assert_eq!(
-        (alone.parallel.data, alone.parallel.stages(), alone.micro_batch()),
-        (1, 1, run.micro_batch())
+        (alone.parallel.data, alone.parallel.stages(), alone.batch().micro_batch),
+        (1, 1, run.batch().micro_batch)
     );
-    assert!(run.compresses() && alone.compresses(), "state that is shared out is compressed");
+    assert!(run.storage().compressed && alone.storage().compressed, "state that is shared out is compressed");
     assert_eq!(RunFile::parse(&alone.to_toml().unwrap(), &[]).unwrap(), alone);
 }

@@ -4,7 +4,9 @@ use serde::Serialize;
 
 use super::Error;
 use super::reader::{Choice, LARGEST, MOST, Section};
+use crate::device::{Device, DeviceKind};
 use crate::spec::{Precision, Recompute};
+use crate::timetable::{Checkpoint, Length};
 
 /// `[train]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -34,27 +36,6 @@ pub struct Train {
     pub noise_scale: bool,
     /// Samples over which batch norm takes its statistics; 0: all of a micro-batch.
     pub batch_norm_group: usize,
-}
-
-/// How long a run is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Length {
-    /// So many optimizer steps.
-    Steps(usize),
-    /// So many times through the training data.
-    Epochs(usize),
-}
-
-impl Length {
-    /// Steps of the run when an epoch has `samples` samples; the last, smaller batch of an epoch is left out, but a
-    /// run has at least one step.
-    pub fn steps(self, samples: usize, batch: usize) -> usize {
-        match self {
-            Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => epochs.saturating_mul((samples / batch.max(1)).max(1)),
-        }
-    }
 }
 
 impl Choice for Precision {
@@ -101,17 +82,6 @@ impl Train {
     }
 }
 
-/// `[checkpoint]`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Checkpoint {
-    /// Steps between checkpoints; 0: only at the end.
-    pub every: usize,
-    /// How many are kept, the newest.
-    pub keep: usize,
-    /// Whether there is one at the end.
-    pub last: bool,
-}
-
 impl Checkpoint {
     pub(super) fn read(section: &mut Section) -> Result<Checkpoint, Error> {
         let standard = 3;
@@ -127,32 +97,6 @@ impl Checkpoint {
         section.finish()?;
         Ok(checkpoint)
     }
-}
-
-/// `[device]`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Device {
-    /// Which.
-    pub kind: DeviceKind,
-    /// Threads of the CPU; 0: all there are.
-    pub threads: usize,
-    /// Whether a card's convolutions in f32 may round their operands to TF32, as PyTorch's do.
-    pub tf32: bool,
-    /// Whether a run that needs more memory than is left is refused before it starts.
-    pub check_memory: bool,
-}
-
-/// What computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
-    /// An NVIDIA card where one is found and works, otherwise the CPU.
-    #[default]
-    Auto,
-    /// The CPU, whatever else there is.
-    Cpu,
-    /// An NVIDIA card, or nothing.
-    Cuda,
 }
 
 impl Choice for DeviceKind {

@@ -1,6 +1,6 @@
 //! What can be wrong with a schedule: what was asked for, what a file says, or what the lists would do.
 
-use crate::config::did_you_mean;
+use crate::near::did_you_mean;
 
 /// A mistake in one sentence.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

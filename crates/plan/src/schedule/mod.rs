@@ -50,7 +50,7 @@ pub use report::Report;
 pub use timeline::{Costs, Span, Timeline, UnitCosts};
 pub use updates::Updates;
 
-use crate::config::nearest;
+use crate::near::nearest;
 
 /// More forwards, over all ranks, than a list needs; a slip of the finger should not fill the memory.
 const FORWARDS_MOST: u128 = 1 << 20;

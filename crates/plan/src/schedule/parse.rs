@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use super::updates::reduce_and_step;
 use super::{Action, Error, Message, Pass, Payload, Placement, Schedule, Updates, Work, messages};
-use crate::config::{did_you_mean, nearest};
+use crate::near::{did_you_mean, nearest};
 
 impl Schedule {
     /// Reads what [`Display`](std::fmt::Display) writes, or what a person wrote. What was read can be run if it is

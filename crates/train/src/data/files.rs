@@ -6,8 +6,7 @@
 //! bytes that changed between two pieces are not.
 
 use super::{Dataset, Error, Text, cifar, error, idx, mapped};
-use espalier_plan::RunFile;
-use espalier_plan::config::{HeldOut, IdxFiles, Source};
+use espalier_plan::data::{Data, HeldOut, IdxFiles, Source};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -36,12 +35,12 @@ struct DataFile {
 
 impl Dataset {
     /// All files that a run's data come from, in the order in which they are read; none where they are made up.
-    pub fn files(run: &RunFile) -> Result<Vec<PathBuf>, Error> {
-        let apart: &[PathBuf] = match &run.data.held_out {
+    pub fn files(data: &Data) -> Result<Vec<PathBuf>, Error> {
+        let apart: &[PathBuf] = match &data.held_out {
             HeldOut::Share { .. } => &[],
             HeldOut::Files { validation_path } => validation_path,
         };
-        Ok(match &run.data.source {
+        Ok(match &data.source {
             Source::Text { path, tokenizer, extensions } => {
                 let (paths, extensions) = (path.clone(), extensions.clone());
                 let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
@@ -75,8 +74,8 @@ pub(super) fn total(files: &[PathBuf]) -> Result<u64, Error> {
 
 impl Fingerprint {
     /// Of the files that a run reads; none where it reads none.
-    pub fn of(run: &RunFile) -> Result<Option<Fingerprint>, Error> {
-        let paths = Dataset::files(run)?;
+    pub fn of(data: &Data) -> Result<Option<Fingerprint>, Error> {
+        let paths = Dataset::files(data)?;
         Ok(Some(Fingerprint::of_files(&paths, HASHED)?).filter(|found| !found.files.is_empty()))
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use espalier_plan::RunFile;
-use espalier_plan::config::{HeldOut, IdxFiles, Source, TokenType};
+use espalier_plan::data::{HeldOut, IdxFiles, Source, TokenType};
 use espalier_tensor::machine::memory_left;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -36,7 +36,7 @@ impl Dataset {
                 let (paths, extensions) = (path.clone(), extensions.clone());
                 let text = Text { paths, extensions, tokenizer: tokenizer.clone() };
                 let mapped = "token files (`data.kind` = \"tokens\") are not held in memory";
-                fits(&text.paths[0], total(&Dataset::files(run)?)?, mapped)?;
+                fits(&text.paths[0], total(&Dataset::files(&run.data)?)?, mapped)?;
                 Dataset::Tokens(Tokens::text(&text, apart.map(Vec::as_slice), windows())?)
             }
             Source::Tokens { path, dtype } => {

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 
 use espalier_comm::{Reduce, Request};
-use espalier_plan::memory::BUCKET;
+use espalier_plan::cut::BUCKET;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use espalier_comm::launch::{Launched, Launcher};
 use espalier_comm::rendezvous::Place;
 use espalier_comm::{Communicator, Failure, nccl};
-use espalier_plan::config::DeviceKind;
+use espalier_plan::device::DeviceKind;
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
 

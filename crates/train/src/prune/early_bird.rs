@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use espalier_plan::Plan;
-use espalier_plan::config::{Method, Prune, Scope, TicketForm};
+use espalier_plan::pruning::{Method, Pruning, Scope, TicketForm};
 use espalier_plan::spec::{Reader, Source};
 
 use super::{Decision, Draw, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
@@ -62,9 +62,9 @@ struct Channels {
 
 impl EarlyBird {
     /// The search that a run file asks for.
-    pub fn new(plan: &Plan, prune: &Prune) -> EarlyBird {
+    pub fn new(plan: &Plan, prune: &Pruning) -> EarlyBird {
         let Method::EarlyBird { form, scope, every, window, tolerance, l1, latest } = prune.method else {
-            panic!("the fields of early-bird, not of {}", prune.name());
+            panic!("the fields of early-bird, not of {}", prune.method.name());
         };
         let parameters = plan.model.parameters();
         let ids = ids_by_name(parameters.iter().map(|parameter| parameter.name.as_str()));

@@ -1,7 +1,7 @@
 //! The smallest weights go, a few at a time (Zhu & Gupta 2017): after t steps the sparsity is
 //! `s_t = s_f + (s_i - s_f) (1 - (t - start) / (end - start))^3`.
 
-use espalier_plan::config::Scope;
+use espalier_plan::pruning::Scope;
 
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;

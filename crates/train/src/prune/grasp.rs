@@ -7,7 +7,7 @@
 //!
 //! H g is a difference of gradients ([`Curvature`]).
 
-use espalier_plan::config::FlowScore;
+use espalier_plan::pruning::FlowScore;
 use espalier_tensor::ops::select::Score;
 use espalier_tensor::{Tensor, random};
 
@@ -70,8 +70,8 @@ impl Grasp {
     fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
         let scored = Scored {
             samples,
-            micro_batch: network.plan.micro_batch,
-            random: random::key(network.plan.run.seed, PURPOSE),
+            micro_batch: network.plan.batch.micro_batch,
+            random: random::key(network.plan.seed, PURPOSE),
             temperature: self.temperature,
             sharing: network.sharing(),
         };

@@ -14,7 +14,7 @@
 //! is what moves: the weights themselves are never touched.
 
 use espalier_comm::Reduce;
-use espalier_plan::config::Recompute;
+use espalier_plan::spec::Recompute;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::{Category, DType, Tensor};
@@ -73,7 +73,7 @@ impl<'a> Curvature<'a> {
         }
         let kinks = Kinks::default();
         let plan = self.network.plan;
-        let model = Model::build_held(&plan.model, plan.run.train.recompute == Recompute::Block, &kinks);
+        let model = Model::build_held(&plan.model, plan.storage.recompute == Recompute::Block, &kinks);
         let stage = Stage::cut(model, plan, self.network.ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {

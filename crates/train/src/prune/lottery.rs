@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use espalier_plan::Plan;
-use espalier_plan::config::{self, Prune};
+use espalier_plan::pruning::Pruning;
 use espalier_plan::rounds::{Rounds, Trainings};
 use espalier_tensor::{Booking, Category};
 
@@ -36,9 +36,9 @@ pub struct Lottery {
 
 impl Lottery {
     /// The search that a run file asks for, in a run of so many steps.
-    pub fn new(plan: &Plan, prune: &Prune, steps: u64) -> Result<Lottery> {
+    pub fn new(plan: &Plan, prune: &Pruning, steps: u64) -> Result<Lottery> {
         let rounds = Rounds::of(&plan.model, prune).expect("the fields of a lottery");
-        let trainings = rounds.trainings(&plan.run, steps as usize)?;
+        let trainings = rounds.trainings(plan.timetable.length, steps as usize)?;
         Ok(Lottery {
             rounds,
             trainings,
@@ -75,7 +75,7 @@ impl Lottery {
     /// Puts the weights back.
     fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
         if self.early.is_empty() {
-            return network.weights.initialise_again(&network.plan.model, network.plan.run.seed);
+            return network.weights.initialise_again(&network.plan.model, network.plan.seed);
         }
         for (name, tensor) in network.weights.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -96,7 +96,7 @@ impl Pruner for Lottery {
             self.book(network);
         }
         let (step, rewind) = (network.step, self.trainings.rewind());
-        let seed = network.plan.run.seed;
+        let seed = network.plan.seed;
         // A run may start from weights that seed and name do not give.
         let fresh = || network.weights.are_initial(&network.plan.model, seed);
         if step == rewind && !self.rounds.kept.is_empty() && (step > 0 || !fresh()?) {
@@ -106,7 +106,10 @@ impl Pruner for Lottery {
         if rewind > 0 && self.early.is_empty() {
             let problem =
                 format!("is {rewind}, but the checkpoint that the run goes on from holds no weights of then");
-            return Err(Error::Plan(config::Error::Conflict { field: "prune.rewind".into(), problem }));
+            return Err(Error::Plan(espalier_plan::Error::Conflict {
+                field: "prune.rewind".into(),
+                problem,
+            }));
         }
         let kept = self.rounds.kept[round as usize - 1];
         let is_output = |id: &ParameterId| self.output.as_deref() == Some(network.weights.name(*id));

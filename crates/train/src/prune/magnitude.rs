@@ -1,6 +1,6 @@
 //! The smallest weights go, once.
 
-use espalier_plan::config::Scope;
+use espalier_plan::pruning::Scope;
 
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;

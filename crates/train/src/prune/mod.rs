@@ -25,7 +25,7 @@ use std::fmt::Debug;
 
 use espalier_comm::Reduce;
 use espalier_plan::Plan;
-use espalier_plan::config::{Method, Scope};
+use espalier_plan::pruning::{Method, Scope};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::reduce::squared_norm_all;
@@ -297,9 +297,9 @@ impl Network<'_> {
 
 /// The method of a plan, for a run of so many steps.
 pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
-    let Some(prune) = &plan.run.prune else { return Ok(None) };
+    let Some(prune) = &plan.pruning else { return Ok(None) };
     // Where the run file counts epochs, only the data says how many steps there are.
-    prune.check_length(steps as usize)?;
+    prune.method.check_length(steps as usize)?;
     let sparsity = prune.sparsity;
     Ok(Some(match prune.method {
         Method::Random { scope, at } => Box::new(random::Random { sparsity, scope, at: at as u64 }),

@@ -6,7 +6,7 @@
 //! state. Other grown weights start at zero, as does their first moment; their second moment starts at the mean of the layer's
 //! (see [`Optimizer::remask`](crate::state::Optimizer::remask)). A layer's count never changes.
 
-use espalier_plan::config;
+use espalier_plan::pruning::Moving;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Mask, Tensor};
 
@@ -24,7 +24,7 @@ pub struct Moves {
 
 impl Moves {
     /// As a run file has it.
-    pub fn new(moving: config::Moving) -> Moves {
+    pub fn new(moving: Moving) -> Moves {
         Moves { every: moving.every as u64, fraction: moving.fraction, until: moving.until }
     }
 
@@ -35,7 +35,7 @@ impl Moves {
 
     /// The first masks.
     pub fn start(&self, network: &Network<'_>) -> Result<Draw> {
-        let prune = network.plan.run.prune.as_ref().expect("a run that prunes");
+        let prune = network.plan.pruning.as_ref().expect("a run that prunes");
         let kept = prune.kept_by_parameter(&network.plan.model.parameters());
         let mask = |id: &ParameterId| -> Result<(ParameterId, Words)> {
             let keys = network.exclude_pruned(*id, random::keys(network, *id)?)?;

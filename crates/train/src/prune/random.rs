@@ -2,7 +2,7 @@
 //!
 //! A place's number depends on the seed, the parameter's name and the place alone.
 
-use espalier_plan::config::Scope;
+use espalier_plan::pruning::Scope;
 use espalier_tensor::ops::select::random_keys;
 use espalier_tensor::{Tensor, random};
 
@@ -40,7 +40,7 @@ impl Pruner for Random {
 
 /// A number for each place of a parameter.
 pub fn keys(network: &Network<'_>, id: ParameterId) -> Result<Tensor> {
-    let seed = random::key(network.plan.run.seed, PURPOSE);
+    let seed = random::key(network.plan.seed, PURPOSE);
     let key = random::key(seed, name_key(network.weights.name(id)));
     Ok(random_keys(network.parts.device, network.len(id), key)?)
 }

@@ -45,20 +45,20 @@ const PARTS: usize = 4;
 
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
-    let run = &network.plan.run;
-    if run.train.micro_batches > 1 {
+    let (batch, seed) = (network.plan.batch, network.plan.seed);
+    if batch.micro_batches > 1 {
         return growth_of_sums(network, share);
     }
-    let each = network.plan.micro_batch;
+    let each = batch.micro_batch;
     let (all, first) = match network.ranks.map(Ranks::data) {
         Some(data) => (each * data.size(), each * data.rank()),
         None => (each, 0),
     };
-    let samples = network.order.indices(network.step * run.train.batch as u64 + first as u64, each);
+    let samples = network.order.indices(network.step * batch.samples as u64 + first as u64, each);
     let place = Share { first, samples: each, norm_group: None };
     let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
-    let random = random::key(random::key(run.seed, network.step), 0);
+    let random = random::key(random::key(seed, network.step), 0);
     let loss = Loss { random, samples: all, temperature: 1.0 };
     network.pass().train_share(&samples, loss, &place, &mut Vec::new(), &mut sink)?;
     for (id, sum) in std::mem::take(&mut sink.parts) {
@@ -69,12 +69,12 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
 
 /// The same from gradients that are summed over micro-batches.
 fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
-    let run = &network.plan.run;
-    let samples = network.order.indices(network.step * run.train.batch as u64, run.train.batch);
+    let (batch, seed) = (network.plan.batch, network.plan.seed);
+    let samples = network.order.indices(network.step * batch.samples as u64, batch.samples);
     let scored = Scored {
         samples: &samples,
-        micro_batch: network.plan.micro_batch,
-        random: random::key(random::key(run.seed, network.step), 0),
+        micro_batch: batch.micro_batch,
+        random: random::key(random::key(seed, network.step), 0),
         temperature: 1.0,
         sharing: network.sharing(),
     };

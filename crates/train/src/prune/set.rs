@@ -26,7 +26,7 @@ impl Pruner for Set {
         }
         let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
         // A place's number depends on the seed, the step, the parameter's name and the place alone.
-        let seed = random::key(random::key(network.plan.run.seed, PURPOSE), network.step);
+        let seed = random::key(random::key(network.plan.seed, PURPOSE), network.step);
         Moves::draw(network, share, |id, count| {
             let key = random::key(seed, name_key(network.weights.name(id)));
             best_free(network, id, random_keys(network.parts.device, network.len(id), key)?, count)

@@ -49,8 +49,8 @@ impl Snip {
         let samples = network.order.indices(0, self.samples.min(network.parts.dataset.len(Split::Train)));
         let scored = Scored {
             samples: &samples,
-            micro_batch: network.plan.micro_batch,
-            random: random::key(network.plan.run.seed, PURPOSE),
+            micro_batch: network.plan.batch.micro_batch,
+            random: random::key(network.plan.seed, PURPOSE),
             temperature: 1.0,
             sharing: network.sharing(),
         };

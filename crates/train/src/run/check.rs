@@ -18,14 +18,16 @@ use crate::{Error, Result};
 /// has to train on.
 pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Observer) -> Result<()> {
     let steps = plan.total_steps(samples);
-    if let Some(prune) = &plan.run.prune {
-        prune.check_length(steps)?;
-        Rounds::of(&plan.model, prune).map(|rounds| rounds.trainings(&plan.run, steps)).transpose()?;
+    if let Some(prune) = &plan.pruning {
+        prune.method.check_length(steps)?;
+        Rounds::of(&plan.model, prune)
+            .map(|rounds| rounds.trainings(plan.timetable.length, steps))
+            .transpose()?;
     }
     let claim = place.claim()?;
     if place.resume && !place.fresh {
-        let data = Fingerprint::of(&plan.run)?;
-        let resumed = Resumed::compare(claim.folder(), &plan.run, data.as_ref(), &place.allow, observer)?;
+        let data = Fingerprint::of(&plan.data)?;
+        let resumed = Resumed::compare(claim.folder(), plan.record(), data.as_ref(), &place.allow, observer)?;
         let mut damaged = Vec::new();
         let report = |broken: &Error| damaged.push(broken.to_string());
         let newest = checkpoints_of(plan, claim.folder()).latest(None, report)?;
@@ -43,7 +45,7 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
                 observer.note(&format!("it would go on after step {done}"));
                 match done >= steps as u64 {
                     true => observer.note(&nothing_to_do(plan, done, steps as u64)),
-                    false => resumed.note_length(&plan.run, done, samples, observer),
+                    false => resumed.note_length(plan.record(), done, samples, observer),
                 }
             }
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use espalier_comm::Traffic;
-use espalier_plan::config::{Method, Prune};
+use espalier_plan::pruning::{Method, Pruning};
 use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{Category, Device};
@@ -97,9 +97,9 @@ impl Run {
             File::create(path)
                 .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
         }
-        let data = if leads { Fingerprint::of(&plan.run)? } else { None };
+        let data = if leads { Fingerprint::of(&plan.data)? } else { None };
         let resumed = match leads && place.resume && !place.fresh {
-            true => Some(Resumed::compare(&folder, &plan.run, data.as_ref(), &place.allow, observer)?),
+            true => Some(Resumed::compare(&folder, plan.record(), data.as_ref(), &place.allow, observer)?),
             false => None,
         };
         let samples = dataset.len(Split::Train);
@@ -110,7 +110,7 @@ impl Run {
         let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
         if place.resume && !place.fresh {
             resume(&mut trainer, &checkpoints, &folder, observer)?;
-            if let Some(wanted) = plan.run.prune.as_ref().and_then(Prune::share_of_weights)
+            if let Some(wanted) = plan.pruning.as_ref().and_then(Pruning::share_of_weights)
                 && trainer.is_pruned_beyond(wanted)
             {
                 observer.warning(&format!(
@@ -144,10 +144,10 @@ impl Run {
             if place.fresh {
                 set_aside(&folder, observer)?;
             }
-            let text = plan.run.to_toml()?;
+            let text = plan.record().to_toml()?;
             let data = data.map(|data| data.to_json());
             if let Some(resumed) = &resumed {
-                resumed.note_length(&plan.run, done, samples, observer);
+                resumed.note_length(plan.record(), done, samples, observer);
                 resumed.keep(&folder, done, &text, data.as_deref())?;
             }
             write(&folder, RUN_FILE, &text)?;
@@ -180,8 +180,7 @@ impl Run {
     }
 
     pub(super) fn go(mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome> {
-        let train = self.plan.run.train.clone();
-        let every = self.plan.run.checkpoint.every;
+        let timetable = self.plan.timetable;
         let steps = self.trainer.steps();
         observer.started(self.trainer.progress().step, steps);
         if let Some(text) = self.changed_by_looking() {
@@ -193,7 +192,7 @@ impl Run {
             let interrupted = self.trainer.progress().evaluation_due;
             // Of a run that goes on the next checkpoint says that it was done.
             let over = self.trainer.progress().step >= steps;
-            if over && !interrupted && self.plan.run.checkpoint.last {
+            if over && !interrupted && self.plan.timetable.checkpoint.last {
                 self.save(observer)?;
             }
             if interrupted {
@@ -224,13 +223,13 @@ impl Run {
             // of them end.
             let bad_steps = self.trainer.progress().bad_steps;
             let all_know = self.trainer.is_together() && self.trainer.is_at_rest();
-            if bad_steps >= train.max_bad_steps as u64 && all_know {
+            if bad_steps >= self.plan.optimization.max_bad_steps && all_know {
                 return Err(Error::Diverged { step, bad_steps, loss: report.loss });
             }
             let peak = self.trainer.device().ledger().total_peak();
             observer.step(&report, self.recent_rates(), peak);
             let last = step == steps;
-            if step.is_multiple_of(train.log_every as u64) || last || !report.taken {
+            if step.is_multiple_of(timetable.log_every) || last || !report.taken {
                 let line = metrics::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
                 self.metrics.line(line, observer);
             }
@@ -238,7 +237,7 @@ impl Run {
             if !self.trainer.is_at_rest() {
                 continue;
             }
-            if last || (train.eval_every > 0 && step.is_multiple_of(train.eval_every as u64)) {
+            if last || timetable.evaluates(step) {
                 self.evaluate(stop, observer)?;
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
@@ -246,10 +245,8 @@ impl Run {
             let stopped = self.trainer.is_together() && self.any(stop.load(Ordering::Relaxed))?;
             let interrupted = (stopped && !last) || self.trainer.progress().evaluation_due;
             // While steps are being skipped a checkpoint would say nothing new, and push out one from before.
-            let due = every > 0
-                && step.is_multiple_of(every as u64)
-                && !self.any(self.trainer.progress().bad_steps > 0)?;
-            if interrupted || due || (last && self.plan.run.checkpoint.last) {
+            let due = timetable.saves(step) && !self.any(self.trainer.progress().bad_steps > 0)?;
+            if interrupted || due || (last && self.plan.timetable.checkpoint.last) {
                 self.save(observer)?;
             }
             if interrupted {
@@ -259,7 +256,7 @@ impl Run {
         if let Some(text) = self.short_of_its_sparsity() {
             observer.warning(&text);
         }
-        if !self.plan.run.checkpoint.last || self.unsaved.is_some() {
+        if !self.plan.timetable.checkpoint.last || self.unsaved.is_some() {
             self.refuse_not_finite()?;
         }
         self.end(false, observer)
@@ -329,16 +326,20 @@ impl Run {
 
     /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty for it.
     fn changed_by_looking(&self) -> Option<String> {
-        let (run, steps) = (&self.plan.run, self.trainer.steps());
-        let pipeline = run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous())?;
-        let every = [("train.eval_every", run.train.eval_every), ("checkpoint.every", run.checkpoint.every)];
-        let within = every.into_iter().filter(|(_, every)| (1..steps).contains(&(*every as u64)));
+        let Plan { pipeline, timetable, .. } = &self.plan;
+        if !pipeline.is_asynchronous() {
+            return None;
+        }
+        let every =
+            [("train.eval_every", timetable.eval_every), ("checkpoint.every", timetable.save_every())];
+        let every = every.into_iter().filter_map(|(field, every)| Some((field, every?)));
+        let within = every.filter(|(_, every)| *every < self.trainer.steps());
         let fields: Vec<String> = within.map(|(field, every)| format!("`{field}` = {every}")).collect();
         (!fields.is_empty()).then(|| {
             format!(
                 "with \"{}\" the pipeline runs empty wherever the run is evaluated or saved, and the batches behind start on \
                  newer weights: {} changes what is trained",
-                pipeline.name(),
+                pipeline.order.name(),
                 fields.join(" or ")
             )
         })
@@ -346,10 +347,13 @@ impl Run {
 
     /// Where the run ended before its method had pruned as much as it should.
     fn short_of_its_sparsity(&self) -> Option<String> {
-        let prune = self.plan.run.prune.as_ref().filter(|prune| prune.sparsity > 0.0)?;
+        let prune = self.plan.pruning.as_ref().filter(|prune| prune.sparsity > 0.0)?;
         let ((kept, all), steps) = (self.trainer.kept(), self.trainer.steps());
         if kept == all {
-            return Some(format!("nothing was pruned: {steps} steps are too few for {}", prune.name()));
+            return Some(format!(
+                "nothing was pruned: {steps} steps are too few for {}",
+                prune.method.name()
+            ));
         }
         // The others draw once, and then all of it.
         let is_gradual = matches!(prune.method, Method::Gradual { .. });
@@ -411,7 +415,7 @@ impl Run {
     }
 
     fn recent_rates(&self) -> Rates {
-        Rates::from_steps(self.pace.last(20), self.plan.run.train.batch, self.tokens_per_sample)
+        Rates::from_steps(self.pace.last(20), self.plan.batch.samples, self.tokens_per_sample)
     }
 
     /// What the run came to; bytes are the largest over ranks.
@@ -428,7 +432,7 @@ impl Run {
         }
         let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates =
-            Rates::from_steps(self.pace.last(usize::MAX), self.plan.run.train.batch, self.tokens_per_sample);
+            Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);
         let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
         summary.scored(self.trainer.scoring());
         summary.steps = self.trainer.progress().step;

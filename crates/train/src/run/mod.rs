@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use espalier_plan::Plan;
-use espalier_plan::config::Length;
 use espalier_plan::mesh::Mesh;
+use espalier_plan::timetable::Length;
 use espalier_tensor::Device;
 
 use crate::checkpoint::Checkpoints;
@@ -211,17 +211,17 @@ pub fn run_launched(
 }
 
 fn mesh_of(plan: &Plan) -> Mesh {
-    Mesh::new(plan.run.parallel.extents()).expect("every axis has at least one rank")
+    plan.mesh
 }
 
 /// How long a rank waits for another.
 fn limit_of(plan: &Plan) -> Duration {
-    Duration::from_secs(plan.run.parallel.timeout_s as u64)
+    plan.timeout
 }
 
 /// Why a run that was resumed ends at once.
 fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
-    let length = match plan.run.train.length {
+    let length = match plan.timetable.length {
         Length::Steps(_) => "train.steps",
         Length::Epochs(_) => "train.epochs",
     };
@@ -248,9 +248,8 @@ fn announce(observer: &mut dyn Observer, step: u64, pruned: &Pruned, warned: &mu
 }
 
 fn checkpoints_of(plan: &Plan, folder: &Path) -> Checkpoints {
-    let run = &plan.run;
-    let folder = folder.join("checkpoints");
-    Checkpoints::new(folder, run.checkpoint.keep, &plan.model.name, run.train.precision.name())
+    let (folder, keep) = (folder.join("checkpoints"), plan.timetable.checkpoint.keep);
+    Checkpoints::new(folder, keep, &plan.model.name, plan.storage.precision.name())
 }
 
 /// Writes a file of the run folder whole or not at all.

@@ -30,7 +30,7 @@ pub fn prune(
         return Err(Error::file(folder, "a run is here already: choose another folder"));
     }
     let checkpoints = checkpoints_of(&plan, folder);
-    let alone = Plan::new(plan.run.alone(), plan.facts).map_err(Error::Plan)?;
+    let alone = plan.alone().map_err(Error::Plan)?;
     room::check(&alone, device, None)?;
     let mut trainer = Trainer::new(alone, dataset, device)?;
     trainer.restore(whole)?;
@@ -40,15 +40,15 @@ pub fn prune(
     trainer.forget_best();
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
-    write(folder, RUN_FILE, &plan.run.to_toml()?)?;
-    if let Some(data) = Fingerprint::of(&plan.run)? {
+    write(folder, RUN_FILE, &plan.record().to_toml()?)?;
+    if let Some(data) = Fingerprint::of(&plan.data)? {
         write(folder, DATA_FILE, &data.to_json())?;
     }
     write(folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
     let mut summary = Summary::planned(&plan, device.name());
     summary.steps = trainer.progress().step;
     // No step was taken, so no gradient was held yet.
-    let state = StateBytes { gradients: StateBytes::predict(&plan.run).gradients, ..trainer.state_bytes()? };
+    let state = StateBytes { gradients: plan.state_bytes().gradients, ..trainer.state_bytes()? };
     summary.pruned(&trainer, state);
     summary.weights_hash = Some(trainer.weights().hash()?);
     summary.run = Some(folder.display().to_string());

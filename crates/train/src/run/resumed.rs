@@ -10,6 +10,7 @@ use std::path::Path;
 
 use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
+use espalier_plan::plan::Record;
 
 use super::{Observer, RUN_FILE, write};
 use crate::data::Fingerprint;
@@ -33,7 +34,7 @@ impl Resumed {
     /// `allow` has the field or its section. `held` is what the data files hold now.
     pub fn compare(
         folder: &Path,
-        run: &RunFile,
+        run: &Record,
         held: Option<&Fingerprint>,
         allow: &[String],
         observer: &mut dyn Observer,
@@ -89,7 +90,7 @@ impl Resumed {
     }
 
     /// Says what another length does to a run of which `done` steps are behind.
-    pub fn note_length(&self, run: &RunFile, done: u64, samples: usize, observer: &mut dyn Observer) {
+    pub fn note_length(&self, run: &Record, done: u64, samples: usize, observer: &mut dyn Observer) {
         if let Some(note) = self.run.as_ref().and_then(|was| run.new_length(was, done, samples)) {
             observer.note(&note);
         }

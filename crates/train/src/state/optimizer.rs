@@ -5,7 +5,9 @@
 //! Ranks may share them out: then each has its [`Cut`] of these vectors.
 
 use espalier_comm::Communicator;
-use espalier_plan::config::{self, Master, Precision};
+use espalier_plan::optimizer;
+use espalier_plan::optimizer::Master;
+use espalier_plan::spec::Precision;
 use espalier_plan::{Cut, Plan};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
@@ -53,9 +55,9 @@ pub(crate) struct Slot {
 impl Optimizer {
     /// Fresh state for a model's weights. Those who share a parameter share its state out, where they are given.
     pub fn new(plan: &Plan, weights: &Weights, masks: &Masks, shared: Option<&Groups>) -> Result<Optimizer> {
-        let config = &plan.run.optimizer;
+        let config = &plan.optimization.optimizer;
         let (rule, decay) = (rule_of(config.rule), config.weight_decay as f32);
-        let has_master = plan.run.train.precision != Precision::F32;
+        let has_master = plan.storage.precision != Precision::F32;
         let parameters = plan.model.parameters().into_iter().enumerate();
         let slots = parameters
             .map(|(place, parameter)| (ParameterId(place), parameter))
@@ -280,23 +282,23 @@ impl Slot {
 }
 
 /// The rule of a run file, in the precision of the kernels.
-fn rule_of(rule: config::Rule) -> Rule {
-    let (f, nesterov) = (|x: f64| x as f32, matches!(rule, config::Rule::Nesterov { .. }));
+fn rule_of(rule: optimizer::Rule) -> Rule {
+    let (f, nesterov) = (|x: f64| x as f32, matches!(rule, optimizer::Rule::Nesterov { .. }));
     match rule {
-        config::Rule::Sgd => Rule::Sgd,
-        config::Rule::Momentum { momentum } | config::Rule::Nesterov { momentum } => {
+        optimizer::Rule::Sgd => Rule::Sgd,
+        optimizer::Rule::Momentum { momentum } | optimizer::Rule::Nesterov { momentum } => {
             Rule::Momentum { momentum: f(momentum), nesterov }
         }
-        config::Rule::Adam { beta1, beta2, eps } => {
+        optimizer::Rule::Adam { beta1, beta2, eps } => {
             Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: false }
         }
-        config::Rule::AdamW { beta1, beta2, eps } => {
+        optimizer::Rule::AdamW { beta1, beta2, eps } => {
             Rule::Adam { beta1: f(beta1), beta2: f(beta2), eps: f(eps), decoupled: true }
         }
-        config::Rule::Lars { momentum, trust, rate_in_velocity, .. } => {
+        optimizer::Rule::Lars { momentum, trust, rate_in_velocity, .. } => {
             Rule::Lars { momentum: f(momentum), trust: f(trust), eps: LARS_EPS, rate_in_velocity }
         }
-        config::Rule::Lamb { beta1, beta2, eps, max_weight_norm, .. } => {
+        optimizer::Rule::Lamb { beta1, beta2, eps, max_weight_norm, .. } => {
             let max_norm = if max_weight_norm > 0.0 { f(max_weight_norm) } else { f32::INFINITY };
             Rule::Lamb { beta1: f(beta1), beta2: f(beta2), eps: f(eps), max_norm }
         }

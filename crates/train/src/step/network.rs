@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use espalier_comm::Reduce;
 use espalier_plan::Plan;
-use espalier_plan::config::BatchNorm;
 use espalier_plan::schedule::{Message, Payload, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
@@ -152,36 +151,36 @@ impl<'a> NetworkWorker<'a> {
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
     fn place(&self, micro_batch: usize) -> (u64, usize) {
-        let count = self.scene.plan.run.train.micro_batches;
+        let count = self.scene.plan.batch.micro_batches;
         (self.scene.first_step + (micro_batch / count) as u64, micro_batch % count)
     }
 
     /// Where a micro-batch stands among the samples of its step.
     fn share(&self, micro_batch: usize) -> Share {
         let Scene { plan, ranks, .. } = &self.scene;
-        let (batch, samples) = (plan.run.train.batch, plan.micro_batch);
+        let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.map_or(0..batch, |ranks| ranks.part(batch));
-        let synchronised = plan.run.parallel.batch_norm == BatchNorm::Synchronised;
+        let synchronised = plan.batch.synchronises_norms();
         let norm_group = ranks.filter(|_| synchronised).map(|ranks| ranks.data().clone());
         Share { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
     }
 
     /// The samples of a micro-batch: for the stages where they enter and where they are judged.
     fn samples(&self, micro_batch: usize) -> Samples {
-        let (step, batch) = (self.place(micro_batch).0, self.scene.plan.run.train.batch as u64);
+        let (step, batch) = (self.place(micro_batch).0, self.scene.plan.batch.samples as u64);
         let Share { first, samples, .. } = self.share(micro_batch);
         self.scene.order.indices(step * batch + first as u64, samples)
     }
 
     fn random(&self, micro_batch: usize) -> u64 {
         let (step, _) = self.place(micro_batch);
-        random::key(random::key(self.scene.plan.run.seed, step), 0)
+        random::key(random::key(self.scene.plan.seed, step), 0)
     }
 
     /// The number of the update that is next, from 0.
     fn update_number(&self) -> u64 {
         let each = match self.scene.updates {
-            Updates::EveryMicroBatch => self.scene.plan.run.train.micro_batches as u64,
+            Updates::EveryMicroBatch => self.scene.plan.batch.micro_batches as u64,
             _ => 1,
         };
         self.scene.first_step * each + self.scene.flights.newest as u64
@@ -189,12 +188,12 @@ impl<'a> NetworkWorker<'a> {
 
     /// Samples whose mean is one step's loss.
     fn samples_of_a_step(&self) -> usize {
-        let train = &self.scene.plan.run.train;
+        let batch = &self.scene.plan.batch;
         match self.scene.updates {
-            Updates::EveryMicroBatch => train.batch / train.micro_batches,
+            Updates::EveryMicroBatch => batch.samples / batch.micro_batches,
             // A rank that steps by itself takes the mean over its own samples.
-            _ if self.scene.local => train.batch / self.scene.replicas(),
-            _ => train.batch,
+            _ if self.scene.local => batch.samples / self.scene.replicas(),
+            _ => batch.samples,
         }
     }
 
@@ -211,7 +210,7 @@ impl<'a> NetworkWorker<'a> {
     fn micro_batches_of_an_update(&self) -> usize {
         match self.scene.updates {
             Updates::EveryMicroBatch => 1,
-            _ => self.scene.plan.run.train.micro_batches,
+            _ => self.scene.plan.batch.micro_batches,
         }
     }
 
@@ -221,18 +220,18 @@ impl<'a> NetworkWorker<'a> {
         let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
         let Scene { plan, groups, ranks, .. } = self.scene;
         let weights = &mut *self.scene.weights;
-        let is_ghost = plan.run.train.batch_norm_group > 0;
+        let is_ghost = plan.batch.norm_group.is_some();
         measured.sort_by_key(|(micro_batch, _)| *micro_batch);
         let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.scene.local);
         if !several {
             measured.iter().try_for_each(|(_, one)| one.fold_into(weights))?;
-            if plan.run.parallel.batch_norm == BatchNorm::Local {
+            if !plan.batch.synchronises_norms() {
                 groups.average_statistics(weights)?;
             }
             return Ok(());
         }
         // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
-        let each = if is_ghost { plan.micro_batch / plan.run.train.batch_norm_group } else { 1 };
+        let each = plan.batch.norm_group.map_or(1, |group| plan.batch.micro_batch / group);
         let before = match ranks.filter(|_| is_ghost) {
             Some(ranks) => ranks.data().rank() * micro_batches * each,
             None => 0,
@@ -304,13 +303,12 @@ impl<'a> NetworkWorker<'a> {
             return Ok(());
         }
         let Scene { plan, groups, ranks, masks, .. } = self.scene;
-        let (scene, parallel) = (&mut self.scene, &plan.run.parallel);
-        let clip = plan.run.train.clip;
-        let scale = if clip > 0.0 { (clip / grad_norm).min(1.0) } else { 1.0 };
+        let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
+        let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         scene.progress.updates += 1;
         let number = scene.progress.updates;
         let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
-        match parallel.zero && !groups.is_empty() {
+        match sharded && !groups.is_empty() {
             false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
             true => step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?,
         }
@@ -318,11 +316,11 @@ impl<'a> NetworkWorker<'a> {
             let (small, large) = match ranks {
                 Some(ranks) => {
                     let sums = ranks.sum(vec![small, large])?;
-                    (sums[0], if parallel.zero { sums[1] } else { large })
+                    (sums[0], if sharded { sums[1] } else { large })
                 }
                 None => (small, large),
             };
-            let (batch, size) = (plan.run.train.batch as f64, plan.micro_batch as f64);
+            let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
             // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
             scene.progress.noise.observe(size, small * (batch / size), batch, large);
         }
@@ -332,15 +330,15 @@ impl<'a> NetworkWorker<'a> {
 
 fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
     let mut gradients = Gradients::new(scene.masks);
-    if scene.plan.run.accumulates() {
+    if scene.plan.storage.accumulates {
         gradients = gradients.accumulating(scene.dtype);
     }
     // All parts know what is tied anywhere.
     let tied = scene.stage.model(0).tied();
-    if scene.plan.run.train.noise_scale {
+    if scene.plan.optimization.noise_scale {
         gradients = gradients.measuring(tied.clone());
     }
-    Reducing::new(gradients, scene.groups, tied).sharing(scene.plan.run.parallel.zero)
+    Reducing::new(gradients, scene.groups, tied).sharing(scene.plan.sharing.is_sharded())
 }
 
 fn missing(scene: &Scene<'_>) -> Vec<usize> {
@@ -459,7 +457,7 @@ impl Worker for NetworkWorker<'_> {
             Payload::Activation => Side::Input,
             Payload::Gradient => Side::Output,
         };
-        stage.room(message.chunk, side, plan.micro_batch, device, dtype)
+        stage.room(message.chunk, side, plan.batch.micro_batch, device, dtype)
     }
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
@@ -495,8 +493,8 @@ impl Worker for NetworkWorker<'_> {
         {
             gradients.pull(id, scene.weights.get(id), strength)?;
         }
-        let parallel = &plan.run.parallel;
-        let mut squares = match parallel.zero {
+        let sharded = plan.sharing.is_sharded();
+        let mut squares = match sharded {
             true => gradients.squared_norm()?,
             false => gradients.squared_norm_of(|id| groups.speaks_for(id))?,
         };
@@ -505,7 +503,7 @@ impl Worker for NetworkWorker<'_> {
             let totals = &mut self.outcome.totals;
             if let Some(ranks) = ranks.filter(|_| !scene.local) {
                 // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
-                let speaks = parallel.zero || ranks.data().rank() == 0;
+                let speaks = sharded || ranks.data().rank() == 0;
                 let own = if speaks { squares } else { 0.0 };
                 let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
                 squares = all[0];

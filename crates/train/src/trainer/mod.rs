@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Sent};
-use espalier_plan::config::{BatchNorm, Precision};
 use espalier_plan::schedule::Updates;
+use espalier_plan::spec::Precision;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{DType, Device};
 
@@ -152,9 +152,9 @@ impl Trainer {
         ranks: Option<Ranks>,
     ) -> Result<Trainer> {
         let dataset = dataset.into();
-        let dtype = dtype_of(plan.run.train.precision);
+        let dtype = dtype_of(plan.storage.precision);
         let held = Stage::held(&plan, ranks.as_ref())?;
-        let weights = Weights::initialise_held(&plan.model, &held, device, dtype, plan.run.seed)?;
+        let weights = Weights::initialise_held(&plan.model, &held, device, dtype, plan.seed)?;
         let candidates: Vec<ParameterId> =
             candidates(&plan).into_iter().filter(|id| weights.holds(*id)).collect();
         let steps = plan.total_steps(dataset.len(Split::Train)) as u64;
@@ -162,20 +162,20 @@ impl Trainer {
         let groups = Groups::form(&plan, stage.placement(), ranks.as_ref())?;
         let others = ranks.as_ref().map(|ranks| ranks.stages().clone());
         let mut executor = Executor::new(plan.schedule(1)?, others);
-        if ranks.is_some() && plan.run.parallel.batch_norm == BatchNorm::Synchronised {
+        if ranks.is_some() && plan.batch.synchronises_norms() {
             // Replicas that took what arrived would meet in their batch norms in different orders.
             executor = executor.in_order();
         }
         let mut trainer = Trainer {
             steps,
-            order: Order::new(plan.run.seed, dataset.len(Split::Train)),
+            order: Order::new(plan.seed, dataset.len(Split::Train)),
             feed: Feed::new(dataset.clone(), device, dtype),
             stage,
             groups,
             executor,
             flights: Flights::default(),
             list_began: 0,
-            masks: Masks::new(weights.parameters(), plan.run.compresses()),
+            masks: Masks::new(weights.parameters(), plan.storage.compressed),
             pruner: prune::pruner(&plan, steps)?,
             scoring: None,
             memory: None,
@@ -259,11 +259,11 @@ impl Trainer {
             Some(pruner) => pruner.position(self.progress.step, self.steps),
             None => (self.progress.step, self.steps),
         };
-        let lr = self.plan.learning_rate.at(position as usize, length as usize);
+        let lr = self.plan.optimization.learning_rate.at(position as usize, length as usize);
         let before = self.ranks.as_ref().map(Ranks::sent);
         let updates = self.updates();
         let count = match updates {
-            Updates::EveryMicroBatch => self.plan.run.train.micro_batches,
+            Updates::EveryMicroBatch => self.plan.batch.micro_batches,
             _ => 1,
         };
         let mut penalty = self.pruner.as_ref().and_then(|pruner| pruner.penalty());
@@ -312,7 +312,7 @@ impl Trainer {
             self.sent = ranks.sent() - before;
             self.together = (self.progress.step, ranks.sent());
         }
-        if self.progress.step.is_multiple_of(self.plan.run.parallel.average_every as u64) {
+        if self.plan.sharing.averages_after(self.progress.step) {
             self.come_together()?;
         }
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
@@ -341,15 +341,14 @@ impl Trainer {
     /// [`Progress::evaluation_due`] stays set on all of them.
     pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         self.come_together()?;
-        let train = &self.plan.run.train;
         let all = self.dataset.len(Split::Validation);
-        let count = if train.eval_samples == 0 { all } else { train.eval_samples.min(all) };
+        let count = self.plan.timetable.eval_samples.map_or(all, |samples| samples.min(all));
         if count == 0 {
             return Ok(None);
         }
         let mut totals = Totals::default();
         let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, spread(i, count, all))).collect();
-        let mut batches = samples.chunks(self.plan.micro_batch);
+        let mut batches = samples.chunks(self.plan.batch.micro_batch);
         self.progress.evaluation_due = true;
         // All ask as often as the rank with most to do.
         let rounds = match &self.ranks {
@@ -396,7 +395,7 @@ impl Trainer {
 
     /// When weights change.
     fn updates(&self) -> Updates {
-        self.plan.run.parallel.pipeline.as_ref().map_or(Updates::Flush, |pipeline| pipeline.updates())
+        self.plan.pipeline.updates()
     }
 
     /// A drill: this rank's gradient of an update, counted from 0, will not be finite.
@@ -410,10 +409,10 @@ impl Trainer {
             return Ok(());
         }
         let step = self.progress.step;
-        match self.plan.run.parallel.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) {
-            None => self.executor.rewind(),
-            Some(pipeline) => {
-                let batches = self.next_rest(step, pipeline.drains_every() as u64) - step;
+        match self.plan.pipeline.is_asynchronous() {
+            false => self.executor.rewind(),
+            true => {
+                let batches = self.next_rest(step) - step;
                 self.executor.load(self.plan.schedule(batches as usize)?);
             }
         }
@@ -424,11 +423,10 @@ impl Trainer {
 
     /// The next step after which an asynchronous pipeline runs empty: a function of the run file alone, so that a run that
     /// is resumed does what it would have done.
-    fn next_rest(&self, step: u64, drain: u64) -> u64 {
-        let run = &self.plan.run;
-        let every = [drain, run.train.eval_every as u64, run.checkpoint.every as u64];
-        let next = every.into_iter().filter(|every| *every > 0).map(|every| (step / every + 1) * every);
-        next.chain([self.steps]).min().expect("the end of the run is one")
+    fn next_rest(&self, step: u64) -> u64 {
+        let drain = self.plan.pipeline.drain;
+        let next = [Some((step / drain + 1) * drain), self.plan.timetable.next_look(step), Some(self.steps)];
+        next.into_iter().flatten().min().expect("the end of the run is one")
     }
 
     /// Brings what came of a step from where the model ends to rank 0, without anybody waiting for a rank behind it.
@@ -460,7 +458,7 @@ impl Trainer {
 
     /// Those who share out the optimizer's state, where they do.
     fn sharing(&self) -> Option<&Groups> {
-        Some(&self.groups).filter(|_| self.plan.run.parallel.zero)
+        Some(&self.groups).filter(|_| self.plan.sharing.is_sharded())
     }
 
     /// Makes the optimizer's state, once it is known what is kept.
@@ -474,7 +472,7 @@ impl Trainer {
 
     /// Whether this rank takes the next step by itself.
     fn is_local(&self) -> bool {
-        self.ranks.is_some() && self.plan.run.parallel.is_local_at(self.progress.step)
+        self.ranks.is_some() && self.plan.sharing.is_local_at(self.progress.step)
     }
 
     /// Whether all ranks hold the same weights and state.
@@ -513,7 +511,7 @@ impl Trainer {
 
 /// The parameters that pruning may touch; without pruning, those that it could.
 fn candidates(plan: &Plan) -> Vec<ParameterId> {
-    let covered = |parameter: &espalier_plan::spec::Parameter| match &plan.run.prune {
+    let covered = |parameter: &espalier_plan::spec::Parameter| match &plan.pruning {
         Some(prune) => prune.covers(parameter),
         None => parameter.prunable,
     };

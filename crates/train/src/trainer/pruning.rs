@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use espalier_plan::config::{self, Kernels};
 use espalier_plan::memory::StateBytes;
+use espalier_plan::pruning::Kernels;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::mask::Form;
 use espalier_tensor::ops::compress::apply;
@@ -51,7 +51,7 @@ impl Trainer {
 
     /// The candidates of which fewer than one in a hundred is left; where no more is asked for, fewer than half of it.
     fn thin(&self) -> Vec<KeptOfLayer> {
-        let wanted = self.plan.run.prune.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
+        let wanted = self.plan.pruning.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
         let least = if wanted > 0.01 { 0.01 } else { wanted / 2.0 };
         self.kept.iter().filter(|layer| layer.kept > 0 && layer.share() < least).cloned().collect()
     }
@@ -122,7 +122,7 @@ impl Trainer {
     }
 
     fn moment(&self, step: u64) -> Moment {
-        let epoch = (self.dataset.len(Split::Train) / self.plan.run.train.batch).max(1) as u64;
+        let epoch = (self.dataset.len(Split::Train) / self.plan.batch.samples).max(1) as u64;
         Moment { step, steps: self.steps, epoch }
     }
 
@@ -202,7 +202,7 @@ impl Trainer {
 
     /// Prunes now, whatever the run's own time for it.
     pub fn prune(&mut self) -> Result<Option<Pruned>> {
-        let at = self.plan.run.prune.as_ref().map_or(0, |prune| prune.at());
+        let at = self.plan.pruning.as_ref().map_or(0, |prune| prune.method.at());
         match self.ask_pruner(at)? {
             Decision::Prune(draw) => self.apply(draw).map(Some),
             Decision::Wait | Decision::Look(_) => Ok(None),
@@ -216,13 +216,13 @@ pub(super) fn sparse_products(
     weights: &Weights,
     device: &Device,
 ) -> Result<HashSet<ParameterId>> {
-    if plan.run.prune.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
+    if plan.pruning.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
         return Ok(HashSet::new());
     }
     if let Device::Cuda(_) = device {
         let why =
             "on a card, where dense products are faster: set `device.kind` = \"cpu\", or leave it out".into();
-        return Err(config::Error::NoEffect { field: "prune.kernels".into(), why }.into());
+        return Err(espalier_plan::Error::NoEffect { field: "prune.kernels".into(), why }.into());
     }
     let names = plan.model.linear_weights();
     Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())

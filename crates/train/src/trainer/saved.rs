@@ -65,7 +65,7 @@ impl Trainer {
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
     pub fn refuse_more_pruned(&self, whole: &Whole) -> Result<()> {
         let (kept, all) = self.kept();
-        let wanted = self.plan.run.prune.as_ref().map(|prune| prune.sparsity);
+        let wanted = self.plan.pruning.as_ref().map(|prune| prune.sparsity);
         if let Some(sparsity) = wanted.filter(|sparsity| self.is_pruned_beyond(*sparsity)) {
             return Err(whole.refuse(format!(
                 "it is pruned already to {:.4} ({kept} of {all} weights are left), and this run prunes to {sparsity}",

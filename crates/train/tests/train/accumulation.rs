@@ -183,7 +183,7 @@ fn steps(base: &Base, stages: usize, data: usize, schedule: &str, zero: bool) ->
     let base = base.set(format!("parallel.data={data}")).set(format!("parallel.pipeline={stages}"));
     let base = if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base };
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.zero={zero}")), 2);
-    let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
     let all = on_threads(&mesh, &device, |ranks, device| {
         let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;

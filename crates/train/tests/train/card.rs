@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_testing::{Need, skipped};
@@ -43,7 +42,7 @@ fn shown(mut trainer: Trainer) -> espalier_train::Result<Shown> {
 /// On as many ranks as the run file asks for, all on this device.
 fn run(base: &Base, device: &Device) -> Shown {
     let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
-    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    let mesh = plan.mesh;
     if mesh.size() == 1 {
         return shown(Trainer::new(plan, dataset, device).unwrap()).unwrap();
     }

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use espalier_plan::mesh::Mesh;
 use espalier_train::Summary;
 use espalier_train::checkpoint::{Checkpoints, Whole};
 use espalier_train::parallel::on_threads;
@@ -88,8 +87,8 @@ fn what_is_said_of_pruning_is_of_all_stages() {
 /// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
 fn save_again(base: &Base, from: &Path, to: &Path) {
     let (plan, dataset, device) = prepare(base, 2);
-    let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
-    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.run.train.precision.name());
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
+    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
     on_threads(&mesh, &device, |ranks, device| {
         let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
@@ -116,7 +115,7 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
         for _ in 0..steps {
             trainer.step().unwrap();
         }
-        let name = plan.run.train.precision.name();
+        let name = plan.storage.precision.name();
         let written = trainer.save(&Checkpoints::new(folder.path(), 1, &plan.model.name, name)).unwrap();
         let files = |path: &Path| -> BTreeMap<String, Vec<u8>> {
             let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use espalier_plan::mesh::Mesh;
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType};
 use espalier_train::data::Split;
@@ -24,10 +23,10 @@ fn kept_activations_are_exactly_those_predicted() {
         tiny_cnn(&["train.precision=bf16"]),
     ] {
         let (plan, dataset, device) = prepare(&base, 2);
-        let dtype = if plan.run.train.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
+        let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
         let weights = Weights::initialise(&plan.model, &device, dtype, 0).unwrap();
         let model = Model::build(&plan.model, false);
-        let samples: Vec<(u64, usize)> = (0..plan.micro_batch).map(|i| (0, i)).collect();
+        let samples: Vec<(u64, usize)> = (0..plan.batch.micro_batch).map(|i| (0, i)).collect();
         let host = dataset.batch(Split::Train, &samples).unwrap();
         let mut stash = Stash::new();
         let mut statistics = Vec::new();
@@ -41,8 +40,10 @@ fn kept_activations_are_exactly_those_predicted() {
         };
         let x = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
         let measured = device.ledger().current(Category::Activations) as u64;
-        let predicted =
-            plan.model.activation_bytes(plan.micro_batch, plan.run.train.precision, Recompute::None).unwrap();
+        let predicted = plan
+            .model
+            .activation_bytes(plan.batch.micro_batch, plan.storage.precision, Recompute::None)
+            .unwrap();
         assert_eq!(measured, predicted, "{}", plan.model.name);
         drop((x, stash, statistics));
         assert_eq!(device.ledger().current(Category::Activations), 0);
@@ -90,7 +91,7 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
                 .set(format!("parallel.pipeline={stages}"))
                 .set(format!("parallel.zero={zero}"));
             let (plan, dataset, device) = prepare(&base, 1);
-            let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+            let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
             let peaks = on_threads(&mesh, &device, |ranks, device| {
                 let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
                 trainer.step()?;
@@ -109,7 +110,7 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
 fn what_pruning_takes_is_counted() {
     let counts = |base: &crate::support::Base| -> (usize, usize) {
         let (plan, ..) = prepare(base, 1);
-        let prune = plan.run.prune.clone().unwrap();
+        let prune = plan.pruning.clone().unwrap();
         let candidates = plan.model.parameters().into_iter().filter(|p| prune.covers(p));
         (candidates.map(|p| p.elements() as usize).max().unwrap(), plan.model.parameter_count() as usize)
     };

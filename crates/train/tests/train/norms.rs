@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use espalier_plan::mesh::Mesh;
 use espalier_tensor::Category;
 use espalier_train::Result;
 use espalier_train::parallel::on_threads;
@@ -23,7 +22,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown> {
 /// What all ranks of a run file hold together after some steps.
 fn run(base: &Base, steps: usize) -> Shown {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    let mesh = plan.mesh;
     if mesh.size() == 1 {
         return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use espalier_plan::mesh::Mesh;
 use espalier_plan::schedule::Name;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
@@ -39,7 +38,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
 /// What rank 0 of all that a run file asks for shows.
 fn run(base: &Base, steps: usize) -> Shown {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    let mesh = plan.mesh;
     if mesh.size() == 1 {
         return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
     }
@@ -153,9 +152,9 @@ fn by_hand(
     skips: impl Fn(usize, usize) -> bool,
 ) -> (Vec<f64>, Vec<Vec<f32>>) {
     let (plan, dataset, device) = prepare(base, 2);
-    let order = Order::new(plan.run.seed, dataset.len(Split::Train));
-    let batch = plan.run.train.batch;
-    let fresh = || Weights::initialise(&plan.model, &device, DType::F32, plan.run.seed).unwrap();
+    let order = Order::new(plan.seed, dataset.len(Split::Train));
+    let batch = plan.batch.samples;
+    let fresh = || Weights::initialise(&plan.model, &device, DType::F32, plan.seed).unwrap();
     let stage = Stage::whole(Model::build(&plan.model, false), &plan);
     let stage_of: HashMap<ParameterId, usize> = plan
         .parts
@@ -175,10 +174,10 @@ fn by_hand(
         to
     };
     let (mut history, mut losses) = (vec![fresh()], Vec::new());
-    let micro_batches = plan.run.train.micro_batches;
+    let micro_batches = plan.batch.micro_batches;
     for step in 0..steps {
         let mut totals = Totals::default();
-        let lr = plan.learning_rate.at(step, steps) as f32;
+        let lr = plan.optimization.learning_rate.at(step, steps) as f32;
         for update in 0..pieces {
             // What one update is for: a micro-batch, or a batch of them.
             let number = step * pieces + update;
@@ -193,7 +192,7 @@ fn by_hand(
             for piece in 0..micro_batches / pieces {
                 let first = update * size + piece * size;
                 let samples = order.indices((step * batch + first) as u64, size);
-                let random = random::key(random::key(plan.run.seed, step as u64), 0);
+                let random = random::key(random::key(plan.seed, step as u64), 0);
                 let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
                 let share = Share { first, samples: size, norm_group: None };
                 let pass = Pass {
@@ -240,7 +239,7 @@ fn with_a_fault(
     fault: Option<(usize, u64)>,
 ) -> (Vec<f64>, Vec<Vec<f32>>, Vec<bool>) {
     let (plan, dataset, device) = prepare(base, 2);
-    let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
     let all = on_threads(&mesh, &device, |ranks, device| {
         let stage = ranks.stages().rank();
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
@@ -383,7 +382,7 @@ fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
             .set("parallel.pipeline=2")
             .set(format!("parallel.schedule={schedule}"));
         let (plan, dataset, device) = prepare(&base, 2);
-        let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+        let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let begin = Instant::now();
         let ended = on_threads(&mesh, &device, |ranks, device| {
             let rank = ranks.rank();
@@ -420,7 +419,7 @@ fn bytes_of_stages_are_those_predicted() {
             base = base.set("prune.method=magnitude").set("prune.scope=layer").set("prune.sparsity=0.9");
         }
         let (plan, dataset, device) = prepare(&base, 2);
-        let (mesh, dataset) = (Mesh::new(plan.run.parallel.extents()).unwrap(), Arc::new(dataset));
+        let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let peaks = on_threads(&mesh, &device, |ranks, device| {
             let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
             (0..6).try_for_each(|_| trainer.step().map(drop))?;

@@ -38,7 +38,7 @@ fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Pa
     let dataset = Arc::new(dataset);
     let work = |ranks: Option<Ranks>, device: &Device| {
         let checkpoints =
-            |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.run.train.precision.name());
+            |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         if let Some(from) = from {
             trainer.load(&checkpoints(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");

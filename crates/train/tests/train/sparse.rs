@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use espalier_plan::mesh::Mesh;
 use espalier_tensor::{Category, Mask};
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
@@ -18,7 +17,7 @@ fn gpt(method: &str) -> Base {
 /// Losses, what is kept, and how many parameters are multiplied without their zeros at the end.
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mesh = Mesh::new(plan.run.parallel.extents()).unwrap();
+    let mesh = plan.mesh;
     let walk = |mut trainer: Trainer| -> espalier_train::Result<_> {
         let losses =
             (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;

@@ -239,7 +239,7 @@ fn save_again(base: &Base, from: &Path, ranks: usize, zero: bool, to: &Path) {
     let dataset = Arc::new(dataset);
     let inside = from.join("checkpoints");
     let from = if inside.exists() { inside } else { from.to_owned() };
-    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.run.train.precision.name());
+    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     on_threads(&mesh, &device, |ranks, device| {
         let ranks = (ranks.size() > 1).then_some(ranks);

@@ -30,16 +30,16 @@ pub struct Bench {
 impl Bench {
     pub fn new(base: &Base) -> Bench {
         let (plan, dataset, device) = prepare(base, 2);
-        let prune = plan.run.prune.as_ref().expect("a run file with pruning");
+        let prune = plan.pruning.as_ref().expect("a run file with pruning");
         let covered = plan.model.parameters().iter().map(|p| prune.covers(p)).collect::<Vec<_>>();
-        let dtype = if plan.run.train.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
+        let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
         Bench {
             dtype,
             stage: Stage::whole(Model::build(&plan.model, false), &plan),
             groups: Groups::default(),
-            weights: Weights::initialise(&plan.model, &device, dtype, plan.run.seed).unwrap(),
+            weights: Weights::initialise(&plan.model, &device, dtype, plan.seed).unwrap(),
             masks: Masks::new(covered.len(), false),
-            order: Order::new(plan.run.seed, dataset.len(Split::Train)),
+            order: Order::new(plan.seed, dataset.len(Split::Train)),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
             passes: 1,
             plan,

@@ -93,7 +93,7 @@ fn a_run_stopped_anywhere_goes_on_as_if_it_had_not_been() {
         let mut first = trainer(&base, 2);
         for cut in 1..STEPS {
             let folder = tempfile::tempdir().unwrap();
-            let precision = plan.run.train.precision.name();
+            let precision = plan.storage.precision.name();
             let checkpoints = Checkpoints::new(folder.path(), 1, &plan.model.name, precision);
             go(&mut first, cut);
             first.save(&checkpoints).unwrap();
@@ -151,7 +151,7 @@ fn counts_are_exact() {
                 assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3), (8 * 72, 8 * 27)]);
             }
             "2:4" => assert_eq!(2 * kept, all, "{name}"),
-            _ if prepare(&base, 1).0.run.prune.unwrap().is_by_layer() => {
+            _ if prepare(&base, 1).0.pruning.unwrap().method.is_by_layer() => {
                 for (id, mask) in trainer.masks().iter() {
                     assert_eq!(mask.kept(), share(mask.len()), "{name}: {}", trainer.weights().name(id));
                 }

@@ -1,0 +1,38 @@
+//! How the samples of a step are cut: over replicas, into micro-batches, and for batch norms into groups.
+
+use serde::Serialize;
+
+/// The samples of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// All of them, over all ranks.
+    pub samples: usize,
+    /// Ranks along the data axis, which take equal parts of them.
+    pub replicas: usize,
+    /// Portions of a replica's part that run one after the other.
+    pub micro_batches: usize,
+    /// Samples that a rank runs at a time.
+    pub micro_batch: usize,
+    /// Over which ranks' samples batch norm takes its statistics.
+    pub norm: BatchNorm,
+    /// Samples of a rank's micro-batch that are normalised together (ghost batch norm); none: all of them.
+    pub norm_group: Option<usize>,
+}
+
+impl Batch {
+    /// Whether statistics are taken over the micro-batches of all replicas.
+    pub fn synchronises_norms(&self) -> bool {
+        self.norm == BatchNorm::Synchronised
+    }
+}
+
+/// The samples that a batch norm sees at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BatchNorm {
+    /// A rank's own micro-batch; running statistics are the mean over ranks.
+    #[default]
+    Local,
+    /// The micro-batches of all ranks, as if one had them all.
+    Synchronised,
+}

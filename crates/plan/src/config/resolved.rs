@@ -1,0 +1,129 @@
+//! From what is written to what is decided: one function a decision.
+
+use std::time::Duration;
+
+use super::{Pipeline as Written, Precision, RunFile};
+use crate::batch::Batch;
+use crate::mesh::Mesh;
+use crate::optimization::Optimization;
+use crate::pipeline::{Order, Pipeline};
+use crate::pruning::Pruning;
+use crate::schedule::{Name, Updates};
+use crate::sharing::Sharing;
+use crate::storage::Storage;
+use crate::timetable::Timetable;
+
+/// A number, where 0 stands for none.
+fn some(number: usize) -> Option<u64> {
+    (number > 0).then_some(number as u64)
+}
+
+impl RunFile {
+    /// How the samples of a step are cut.
+    pub(crate) fn batch(&self) -> Batch {
+        let (train, replicas) = (&self.train, self.parallel.data);
+        Batch {
+            samples: train.batch,
+            replicas,
+            micro_batches: train.micro_batches,
+            micro_batch: train.batch / (replicas * train.micro_batches),
+            norm: self.parallel.batch_norm,
+            norm_group: some(train.batch_norm_group).map(|group| group as usize),
+        }
+    }
+
+    /// In which form a rank keeps what it trains.
+    pub(crate) fn storage(&self) -> Storage {
+        let precision = self.train.precision;
+        let master = match precision {
+            Precision::F32 => 0,
+            Precision::Bf16 => self.optimizer.master.bytes(),
+        };
+        let optimizer_bytes = master + 4 * self.optimizer.moments();
+        // Not of sums: the form of a checkpoint must not depend on the number of micro-batches.
+        let beside = precision.size() + optimizer_bytes;
+        // Ranks that share out state share out that of kept weights.
+        let compressed =
+            self.prune.as_ref().is_some_and(|prune| self.parallel.zero || prune.compresses(beside));
+        let accumulates = self.train.micro_batches > 1 && self.updates() != Updates::EveryMicroBatch;
+        Storage { precision, recompute: self.train.recompute, optimizer_bytes, accumulates, compressed }
+    }
+
+    /// What is done with the gradient of a step.
+    pub(crate) fn optimization(&self) -> Optimization {
+        let train = &self.train;
+        Optimization {
+            optimizer: self.optimizer,
+            learning_rate: self.learning_rate.for_batch(train.batch),
+            clip: Some(train.clip).filter(|clip| *clip > 0.0),
+            max_bad_steps: train.max_bad_steps as u64,
+            noise_scale: train.noise_scale,
+        }
+    }
+
+    /// How replicas come to the same weights.
+    pub(crate) fn sharing(&self) -> Sharing {
+        let parallel = &self.parallel;
+        match (parallel.zero, parallel.average_every) {
+            (true, _) => Sharing::Sharded,
+            (false, 1) => Sharing::Replicated,
+            (false, every) => Sharing::Local { every: every as u64, after: parallel.local_after as u64 },
+        }
+    }
+
+    /// What is pruned, and how.
+    pub(crate) fn pruning(&self) -> Option<Pruning> {
+        let prune = self.prune.as_ref()?;
+        Some(Pruning {
+            method: prune.method,
+            sparsity: prune.sparsity,
+            embeddings: prune.embeddings,
+            exclude: prune.exclude.clone(),
+            kernels: prune.kernels,
+        })
+    }
+
+    /// Which ranks there are.
+    pub(crate) fn mesh(&self) -> Mesh {
+        Mesh::new(self.parallel.extents()).expect("every axis has at least one rank")
+    }
+
+    /// The stages, and the order in which they work.
+    pub(crate) fn stages_and_order(&self) -> Pipeline {
+        let alone = || Order::Named { name: Name::OneFOneB, chunks: None, pipelines: None };
+        let written = self.parallel.pipeline.as_ref();
+        Pipeline {
+            stages: self.parallel.stages(),
+            micro_batches: self.train.micro_batches,
+            order: written.map_or_else(alone, Written::order),
+            drain: written.map_or(0, Written::drains_every),
+        }
+    }
+
+    /// The first block of every part but the first, where that is said.
+    pub(crate) fn cut(&self) -> &[usize] {
+        self.parallel.pipeline.as_ref().map_or(&[], |pipeline| &pipeline.cut)
+    }
+
+    /// What happens after which step.
+    pub(crate) fn timetable(&self) -> Timetable {
+        let train = &self.train;
+        Timetable {
+            length: train.length,
+            eval_every: some(train.eval_every),
+            eval_samples: some(train.eval_samples).map(|samples| samples as usize),
+            log_every: train.log_every as u64,
+            checkpoint: self.checkpoint,
+        }
+    }
+
+    /// How long a rank waits for another.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.parallel.timeout_s as u64)
+    }
+
+    /// When weights change.
+    fn updates(&self) -> Updates {
+        self.parallel.pipeline.as_ref().map_or(Updates::Flush, |pipeline| pipeline.schedule.updates())
+    }
+}

@@ -1,0 +1,29 @@
+//! What is to compute a run: a wish, which only a machine can grant.
+
+use serde::Serialize;
+
+/// A device that is asked for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Device {
+    /// A card, the processor, or whichever is there.
+    pub kind: DeviceKind,
+    /// Threads of the CPU; 0: all there are.
+    pub threads: usize,
+    /// Whether a card's convolutions in f32 may round their operands to TF32, as PyTorch's do.
+    pub tf32: bool,
+    /// Whether a run that needs more memory than is left is refused before it starts.
+    pub check_memory: bool,
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// An NVIDIA card where one is found and works, otherwise the CPU.
+    #[default]
+    Auto,
+    /// The CPU, whatever else there is.
+    Cpu,
+    /// An NVIDIA card, or nothing.
+    Cuda,
+}

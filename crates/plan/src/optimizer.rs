@@ -1,0 +1,142 @@
+//! The rule that turns a gradient into a step, and what it remembers of each weight.
+
+use serde::Serialize;
+
+/// A rule with its decay, and the form of exact weights.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Optimizer {
+    /// Which, with its own fields.
+    #[serde(flatten)]
+    pub rule: Rule,
+    /// Pulls weights towards 0: added to the gradient, or applied beside it by `adamw` and `lamb`.
+    pub weight_decay: f64,
+    /// Whether biases and norm parameters are left out of the decay.
+    pub exclude_from_decay: bool,
+    /// How the exact value of a bf16 weight is kept.
+    pub master: Master,
+}
+
+/// The exact value of a bf16 weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Master {
+    /// As a number of its own.
+    F32,
+    /// As the 16 bits that the weight lost: the same numbers in half the memory.
+    LowBits,
+}
+
+impl Master {
+    /// Bytes for each bf16 weight.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Master::F32 => 4,
+            Master::LowBits => 2,
+        }
+    }
+}
+
+/// The fields of each optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum Rule {
+    /// w -= lr g
+    Sgd,
+    /// v = m v + g; w -= lr v
+    Momentum {
+        /// m
+        momentum: f64,
+    },
+    /// v = m v + g; w -= lr (g + m v)
+    Nesterov {
+        /// m
+        momentum: f64,
+    },
+    /// Kingma & Ba 2015.
+    Adam {
+        /// Memory of the mean.
+        beta1: f64,
+        /// Memory of the mean square.
+        beta2: f64,
+        /// Added to the root.
+        eps: f64,
+    },
+    /// Loshchilov & Hutter 2019: Adam with the decay beside the step.
+    AdamW {
+        /// Memory of the mean.
+        beta1: f64,
+        /// Memory of the mean square.
+        beta2: f64,
+        /// Added to the root.
+        eps: f64,
+    },
+    /// You, Gitman & Ginsburg 2017: momentum with a rate for each layer.
+    Lars {
+        /// Memory of the velocity.
+        momentum: f64,
+        /// eta: how much of its own length a layer may move.
+        trust: f64,
+        /// Whether the rate multiplies what enters the velocity, as published, or the velocity.
+        rate_in_velocity: bool,
+        /// Whether biases and norm parameters move at the plain rate.
+        exclude_from_trust: bool,
+    },
+    /// You et al. 2020: Adam with a rate for each layer.
+    Lamb {
+        /// Memory of the mean.
+        beta1: f64,
+        /// Memory of the mean square.
+        beta2: f64,
+        /// Added to the root.
+        eps: f64,
+        /// The upper end of phi: a longer layer counts as one of this norm; 0: any norm counts.
+        max_weight_norm: f64,
+        /// Whether biases and norm parameters move at the plain rate.
+        exclude_from_trust: bool,
+    },
+}
+
+impl Optimizer {
+    /// `optimizer.name` as written.
+    pub fn name(&self) -> &'static str {
+        match self.rule {
+            Rule::Sgd => "sgd",
+            Rule::Momentum { .. } => "momentum",
+            Rule::Nesterov { .. } => "nesterov",
+            Rule::Adam { .. } => "adam",
+            Rule::AdamW { .. } => "adamw",
+            Rule::Lars { .. } => "lars",
+            Rule::Lamb { .. } => "lamb",
+        }
+    }
+
+    /// Whether a layer's own norms scale its steps, and biases and norm parameters are left out of that.
+    pub fn excludes_from_trust(&self) -> bool {
+        match self.rule {
+            Rule::Lars { exclude_from_trust, .. } | Rule::Lamb { exclude_from_trust, .. } => {
+                exclude_from_trust
+            }
+            _ => false,
+        }
+    }
+
+    /// f32 numbers kept for each parameter: velocity, or mean and mean square.
+    pub fn moments(&self) -> u64 {
+        match self.rule {
+            Rule::Sgd => 0,
+            Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Lars { .. } => 1,
+            Rule::Adam { .. } | Rule::AdamW { .. } | Rule::Lamb { .. } => 2,
+        }
+    }
+
+    /// The learning rate where none is written.
+    pub fn usual_rate(&self) -> f64 {
+        match self.rule {
+            Rule::Sgd => 0.1,
+            Rule::Momentum { .. } | Rule::Nesterov { .. } => 0.05,
+            Rule::Adam { .. } | Rule::AdamW { .. } => 0.001,
+            Rule::Lars { .. } => 1.0,
+            Rule::Lamb { .. } => 0.002,
+        }
+    }
+}

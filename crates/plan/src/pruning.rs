@@ -1,0 +1,361 @@
+//! Which weights go, and when: the methods with what each needs to know, and how much every parameter keeps.
+
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::spec::{Parameter, ScaledChannels};
+
+/// What is pruned, how and to what share.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pruning {
+    /// By which rule weights are chosen.
+    pub method: Method,
+    /// The share of the candidates that goes.
+    pub sparsity: f64,
+    /// Whether tables of tokens and positions are candidates.
+    pub embeddings: bool,
+    /// Parameters whose names contain one of these are not candidates.
+    pub exclude: Vec<String>,
+    /// How linear layers multiply with pruned weights.
+    pub kernels: Kernels,
+}
+
+/// The fields of each method. `at` is the number of steps taken before it prunes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "method", rename_all = "kebab-case")]
+pub enum Method {
+    /// Any, all alike.
+    Random {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// Steps taken before it prunes.
+        at: usize,
+    },
+    /// The smallest go.
+    Magnitude {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// Steps taken before it prunes.
+        at: usize,
+    },
+    /// Zhu & Gupta 2017: the smallest go, a few at a time, on a cubic schedule.
+    Gradual {
+        /// Over what the threshold is.
+        scope: Scope,
+        /// The sparsity at `start`.
+        initial: f64,
+        /// The first step that prunes.
+        start: usize,
+        /// The step at which the sparsity is reached; 0: three quarters of the run.
+        end: usize,
+        /// Steps between.
+        every: usize,
+    },
+    /// Lee, Ajanthan & Torr 2019: those that change the loss least, at the start.
+    Snip {
+        /// Training samples scored.
+        samples: usize,
+    },
+    /// Wang, Zhang & Grosse 2020: those that the flow of gradients needs least, at the start.
+    Grasp {
+        /// Training samples scored; 0: ten of each class.
+        samples: usize,
+        /// The logits are divided by this.
+        temperature: f64,
+        /// What of the scores counts.
+        score: FlowScore,
+    },
+    /// You et al. 2020: the smallest, as soon as it is settled which these are.
+    EarlyBird {
+        /// What is drawn.
+        form: TicketForm,
+        /// Over what the threshold is; channels have one for all.
+        scope: Scope,
+        /// Steps between draws; 0: an epoch.
+        every: usize,
+        /// How many masks must agree.
+        window: usize,
+        /// How far apart they may be: of weights, differing places over twice the kept ones; of channels, over all.
+        tolerance: f64,
+        /// The pull of batch-norm scales towards 0 until then; for channels.
+        l1: f64,
+        /// Prunes after so many steps even if not settled; 0: half of the run.
+        latest: usize,
+    },
+    /// Frankle & Carbin 2019: train, prune a few, rewind, repeat.
+    Lottery {
+        /// The share of what is left that goes after a round.
+        rate: f64,
+        /// The weights go back to what they were after so many steps of the first round.
+        rewind: usize,
+    },
+    /// Mocanu et al. 2018: the smallest go, as many grow anywhere.
+    Set(Moving),
+    /// Evci et al. 2020: the smallest go, as many grow where the gradient is largest.
+    Rigl(Moving),
+    /// Two of each four neighbours along a row stay: what sparse tensor cores multiply.
+    #[serde(rename = "2:4")]
+    TwoOfFour {
+        /// Steps taken before it prunes.
+        at: usize,
+    },
+}
+
+/// How a sparse network moves.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Moving {
+    /// Steps between moves.
+    pub every: usize,
+    /// The share of kept weights that moves at first.
+    pub fraction: f64,
+    /// The last move is before this share of the run.
+    pub until: f64,
+    /// How many weights each layer keeps.
+    pub distribution: Distribution,
+    /// Whether the first candidate keeps all of them.
+    pub dense_first: bool,
+}
+
+/// How kept weights are distributed over layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Distribution {
+    /// The same share of each.
+    Uniform,
+    /// Of a weight of extents n_i a share in proportion to `sum n_i / product n_i`, at most all of it: small layers keep
+    /// more (Mocanu et al. 2018; with the extents of kernels, Evci et al. 2020).
+    ErdosRenyiKernel,
+}
+
+impl Moving {
+    /// The share that each candidate keeps, where together they keep so much of all; a first layer that is dense comes on top.
+    fn shares(&self, shapes: &[&[usize]], kept: f64) -> Vec<f64> {
+        let first = usize::from(self.dense_first).min(shapes.len());
+        let mut shares = vec![1.0; shapes.len()];
+        shares[first..].copy_from_slice(&match self.distribution {
+            Distribution::Uniform => vec![kept; shapes.len() - first],
+            Distribution::ErdosRenyiKernel => erdos_renyi_kernel(&shapes[first..], kept),
+        });
+        shares
+    }
+}
+
+/// Shares in proportion to `sum n_i / product n_i`. Layers that would keep more than there is keep all, and the others share
+/// out what is left, until none is above 1.
+fn erdos_renyi_kernel(shapes: &[&[usize]], kept: f64) -> Vec<f64> {
+    let elements = |shape: &[usize]| shape.iter().product::<usize>() as f64;
+    let raw = |shape: &[usize]| shape.iter().sum::<usize>() as f64 / elements(shape);
+    let mut dense = vec![false; shapes.len()];
+    loop {
+        let of = |wanted: bool| (0..shapes.len()).filter(|i| dense[*i] == wanted).collect::<Vec<usize>>();
+        let all: f64 = shapes.iter().map(|shape| elements(shape)).sum();
+        let left = kept * all - of(true).iter().map(|i| elements(shapes[*i])).sum::<f64>();
+        let weight: f64 = of(false).iter().map(|i| raw(shapes[*i]) * elements(shapes[*i])).sum();
+        let factor = if weight > 0.0 { left / weight } else { 0.0 };
+        let above: Vec<usize> = of(false).into_iter().filter(|i| factor * raw(shapes[*i]) > 1.0).collect();
+        if above.is_empty() {
+            let share = |i: usize| if dense[i] { 1.0 } else { factor * raw(shapes[i]) };
+            return (0..shapes.len()).map(share).collect();
+        }
+        above.into_iter().for_each(|i| dense[i] = true);
+    }
+}
+
+/// Over what a threshold is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// All candidates together.
+    Global,
+    /// Each parameter by itself.
+    Layer,
+}
+
+/// What Early-Bird draws.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TicketForm {
+    /// Weights by magnitude, for any network.
+    Weights,
+    /// Channels by the scale of their batch norm, as in the paper.
+    Channels,
+}
+
+/// What GraSP keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowScore {
+    /// What the flow of gradients would miss most, as in the paper.
+    Signed,
+    /// What would change it most, either way (Frankle et al. 2021).
+    Magnitude,
+}
+
+/// How linear layers multiply with pruned weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// Zeros and all: with the very bits of a dense network under a mask, on every device.
+    Dense,
+    /// Kept weights alone, where so few are kept that this is faster: in f32 on a processor.
+    Sparse,
+}
+
+impl Kernels {
+    /// The largest share of kept weights at which sparse products are used.
+    pub const MOST_KEPT: f64 = 0.4;
+}
+
+impl Method {
+    /// `prune.method` as written.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Method::Random { .. } => "random",
+            Method::Magnitude { .. } => "magnitude",
+            Method::Gradual { .. } => "gradual",
+            Method::Snip { .. } => "snip",
+            Method::Grasp { .. } => "grasp",
+            Method::EarlyBird { .. } => "early-bird",
+            Method::Lottery { .. } => "lottery",
+            Method::Set(_) => "set",
+            Method::Rigl(_) => "rigl",
+            Method::TwoOfFour { .. } => "2:4",
+        }
+    }
+
+    /// Whether it draws its masks once, at a step of one's choice, and so can prune a checkpoint by itself.
+    pub fn prunes_once(&self) -> bool {
+        use Method::*;
+        matches!(self, Random { .. } | Magnitude { .. } | Snip { .. } | Grasp { .. } | TwoOfFour { .. })
+    }
+
+    /// Steps taken before a method that draws once does so.
+    pub fn at(&self) -> u64 {
+        match *self {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => at as u64,
+            _ => 0,
+        }
+    }
+
+    /// Whether it prunes before the first step, so that dense state never exists.
+    pub fn at_start(&self) -> bool {
+        match *self {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => at == 0,
+            Method::Snip { .. } | Method::Grasp { .. } | Method::Set(_) | Method::Rigl(_) => true,
+            Method::Gradual { .. } | Method::EarlyBird { .. } | Method::Lottery { .. } => false,
+        }
+    }
+
+    /// Whether each candidate keeps a share that is known before anything is scored.
+    pub fn is_by_layer(&self) -> bool {
+        match *self {
+            Method::Random { scope, .. }
+            | Method::Magnitude { scope, .. }
+            | Method::Gradual { scope, .. }
+            | Method::EarlyBird { scope, .. } => scope == Scope::Layer,
+            Method::Set(_) | Method::Rigl(_) | Method::TwoOfFour { .. } => true,
+            Method::Snip { .. } | Method::Grasp { .. } | Method::Lottery { .. } => false,
+        }
+    }
+
+    /// An error where a run of so many steps ends before the method would have pruned anything.
+    pub fn check_length(&self, steps: usize) -> Result<(), Error> {
+        let (field, first) = match *self {
+            Method::Random { at, .. } | Method::Magnitude { at, .. } | Method::TwoOfFour { at } => {
+                ("prune.at", at)
+            }
+            Method::Gradual { start, .. } => ("prune.start", start),
+            _ => return Ok(()),
+        };
+        if first < steps {
+            return Ok(());
+        }
+        let problem = format!("is {first}, but the run has {steps} steps: nothing would ever be pruned");
+        Err(Error::Conflict { field: field.into(), problem })
+    }
+
+    /// Whether masks change after the first step too.
+    pub fn goes_on(&self) -> bool {
+        !self.at_start() || matches!(self, Method::Set(_) | Method::Rigl(_))
+    }
+}
+
+impl Pruning {
+    /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
+    pub fn multiplies_sparsely(&self) -> bool {
+        self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT
+    }
+
+    /// Whether a parameter is a candidate.
+    pub fn covers(&self, parameter: &Parameter) -> bool {
+        let named = |part: &String| parameter.name.contains(part.as_str());
+        parameter.prunable && (self.embeddings || !parameter.embedding) && !self.exclude.iter().any(named)
+    }
+
+    /// Whether the channels of a convolution are candidates: its weight decides.
+    pub fn covers_channels(&self, channels: &ScaledChannels) -> bool {
+        let weight = format!("{}.weight", channels.conv);
+        !self.exclude.iter().any(|part| weight.contains(part.as_str()))
+    }
+
+    /// The share of the candidates' weights that goes; none where what is counted are channels.
+    pub fn share_of_weights(&self) -> Option<f64> {
+        let channels = matches!(self.method, Method::EarlyBird { form: TicketForm::Channels, .. });
+        (!channels).then_some(self.sparsity)
+    }
+
+    /// How many weights of a candidate of so many stay; where one threshold is over all candidates, its even share.
+    pub fn kept_of(&self, elements: u64) -> u64 {
+        ((1.0 - self.sparsity) * elements as f64).round() as u64
+    }
+
+    /// How many weights of each parameter of a model stay, none for those that are no candidates; where one threshold is over
+    /// all candidates, their even share.
+    pub fn kept_by_parameter(&self, parameters: &[Parameter]) -> Vec<Option<u64>> {
+        let covered: Vec<usize> = (0..parameters.len()).filter(|i| self.covers(&parameters[*i])).collect();
+        let shapes: Vec<&[usize]> = covered.iter().map(|i| &parameters[*i].shape[..]).collect();
+        let shares = match self.method {
+            Method::Set(moving) | Method::Rigl(moving) => moving.shares(&shapes, 1.0 - self.sparsity),
+            _ => vec![1.0 - self.sparsity; covered.len()],
+        };
+        let mut kept = vec![None; parameters.len()];
+        for (place, share) in covered.into_iter().zip(shares) {
+            kept[place] = Some((share * parameters[place].elements() as f64).round() as u64);
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: weights of 4 x 10 and 30 x 40 and a kernel of 8 x 4 x 3 x 3 have 14 / 40, 70 / 1200 and 18 / 288.
+    #[test]
+    fn small_layers_keep_more_and_none_more_than_all() {
+        let shapes: [&[usize]; 3] = [&[4, 10], &[30, 40], &[8, 4, 3, 3]];
+        let shares = erdos_renyi_kernel(&shapes, 0.05);
+        // 0.05 1528 = 76.4 in proportion 14 : 70 : 18.
+        let factor = 76.4 / 102.0;
+        for (share, raw) in shares.iter().zip([14.0 / 40.0, 70.0 / 1200.0, 18.0 / 288.0]) {
+            assert!((share - factor * raw).abs() < 1e-12, "{shares:?}");
+        }
+        // 0.3 1528 = 458.4: a factor of 4.49 would give the first 1.57, so it keeps its 40, and 418.4 go to 70 : 18.
+        let shares = erdos_renyi_kernel(&shapes, 0.3);
+        let factor = 418.4 / 88.0;
+        assert_eq!(shares[0], 1.0);
+        assert!(
+            (shares[1] - factor * 70.0 / 1200.0).abs() < 1e-12
+                && (shares[2] - factor * 18.0 / 288.0).abs() < 1e-12
+        );
+        assert_eq!(erdos_renyi_kernel(&shapes, 1.0), [1.0; 3]);
+        let first = Moving {
+            every: 1,
+            fraction: 0.3,
+            until: 1.0,
+            distribution: Distribution::Uniform,
+            dense_first: true,
+        };
+        assert_eq!(first.shares(&shapes, 0.1), [1.0, 0.1, 0.1]);
+    }
+}

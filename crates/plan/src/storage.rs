@@ -1,0 +1,26 @@
+//! In which form a rank keeps what it trains: weights, gradients, the optimizer's state, activations.
+
+use crate::spec::{Precision, Recompute};
+
+/// Forms and bytes of what is kept for each weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Storage {
+    /// What weights, activations and the gradient of one micro-batch are stored in.
+    pub precision: Precision,
+    /// What of the activations is computed twice instead of kept.
+    pub recompute: Recompute,
+    /// Bytes of optimizer state for each weight that has it: its exact value where it is rounded, and moments.
+    pub optimizer_bytes: u64,
+    /// Whether the gradient of a step is a sum over several micro-batches.
+    pub accumulates: bool,
+    /// Whether gradients and optimizer state of pruned parameters hold kept weights alone.
+    pub compressed: bool,
+}
+
+impl Storage {
+    /// Bytes of each number of a gradient while it is made: that of one micro-batch has the precision of the run, a sum over
+    /// several is f32. In bf16 a sum of 256 equal numbers stands still.
+    pub fn gradient_bytes(&self) -> u64 {
+        if self.accumulates { 4 } else { self.precision.size() }
+    }
+}
