@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::pipeline::Pipeline;
-use crate::spec::{Layer, Model, Shape, ShapeError};
+use crate::spec::{Layer, Model, Shape, ShapeError, TiedLinear};
 
 /// The blocks of each part, in order; one part without a pipeline.
 pub type Parts = Vec<Range<usize>>;
@@ -235,7 +235,7 @@ impl Model {
                     owned += 1;
                 }
                 buffers += layer.buffers().len();
-                if let Layer::TiedLinear { weight, .. } = layer {
+                if let Layer::TiedLinear(TiedLinear { weight, .. }) = layer {
                     tied.push((at, weight));
                 }
             });

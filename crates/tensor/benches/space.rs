@@ -157,9 +157,9 @@ impl Bench<'_> {
 
     fn attention(&self, batch: usize, t: usize, heads: usize, d: usize) {
         let qkv = self.tensor(&[batch, t, 3 * heads * d]);
-        let (y, logsumexp) = attention::forward(&qkv, heads).unwrap();
-        let forward = self.time(|| attention::forward(&qkv, heads).unwrap());
-        let backward = self.time(|| attention::backward(&y, &qkv, &y, &logsumexp, heads).unwrap());
+        let (y, logsumexp) = attention::forward(&qkv, heads, heads).unwrap();
+        let forward = self.time(|| attention::forward(&qkv, heads, heads).unwrap());
+        let backward = self.time(|| attention::backward(&y, &qkv, &y, &logsumexp, heads, heads).unwrap());
         println!("attention {batch} x {t} x {heads} x {d}: {forward:.2} {backward:.2} ms");
     }
 }

@@ -12,6 +12,7 @@ const SOURCES: &[&Source] = &[
     &ops::attention::cuda::SOURCE_F32,
     &ops::batch_norm::cuda::SOURCE,
     &ops::cast::cuda::SOURCE,
+    &ops::columns::cuda::SOURCE,
     &ops::compress::cuda::SOURCE,
     &ops::conv::cuda::SOURCE,
     &ops::cross_entropy::cuda::SOURCE,

@@ -182,10 +182,10 @@ impl Builder {
 
     fn linear(&mut self, layer: &spec::Layer) -> Option<Linear> {
         match layer {
-            spec::Layer::Linear { name, bias, order, .. } => {
+            spec::Layer::Linear(spec::Linear { name, bias, order, .. }) => {
                 Some(Linear { weight: self.weight(name), bias: bias.then(|| self.bias(name)), order: *order })
             }
-            spec::Layer::TiedLinear { weight, .. } => {
+            spec::Layer::TiedLinear(spec::TiedLinear { weight, .. }) => {
                 let weight = self.parameter(weight);
                 self.tied.insert(weight);
                 Some(Linear { weight, bias: None, order: WeightOrder::OutIn })
@@ -196,74 +196,92 @@ impl Builder {
 
     fn norm(&self, layer: &spec::Layer) -> Option<Norm> {
         match layer {
-            spec::Layer::LayerNorm { name, .. } => {
-                Some(Norm::Layer { scale: self.weight(name), shift: self.bias(name) })
+            spec::Layer::LayerNorm(spec::LayerNorm { name, eps, bias, .. }) => {
+                let shift = bias.then(|| self.bias(name));
+                Some(Norm::Layer { scale: self.weight(name), shift, eps: *eps })
             }
-            spec::Layer::RmsNorm { name, .. } => Some(Norm::Rms { scale: self.weight(name) }),
+            spec::Layer::RmsNorm(spec::RmsNorm { name, eps, .. }) => {
+                Some(Norm::Rms { scale: self.weight(name), eps: *eps })
+            }
             _ => None,
         }
     }
 
     fn layer(&mut self, layer: &spec::Layer) -> Box<dyn Layer> {
         match layer {
-            spec::Layer::Linear { .. } | spec::Layer::TiedLinear { .. } => {
+            spec::Layer::Linear(_) | spec::Layer::TiedLinear(_) => {
                 unreachable!("each begins a chain")
             }
-            spec::Layer::Conv { name, kernel, stride, padding, bias, .. } => Box::new(ConvLayer {
-                weight: self.weight(name),
-                bias: bias.then(|| self.bias(name)),
-                conv: Conv { kernel: *kernel, stride: *stride, padding: *padding },
-            }),
-            &spec::Layer::MaxPool { kernel, stride, padding } => {
+            spec::Layer::Conv(spec::Conv { name, kernel, stride, padding, bias, .. }) => {
+                Box::new(ConvLayer {
+                    weight: self.weight(name),
+                    bias: bias.then(|| self.bias(name)),
+                    conv: Conv { kernel: *kernel, stride: *stride, padding: *padding },
+                })
+            }
+            &spec::Layer::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
                 let pool = Pool { kernel, stride, padding };
                 match &self.kinks {
                     Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
                     None => Box::new(MaxPool(pool)),
                 }
             }
-            &spec::Layer::AvgPool { kernel, stride } => {
+            &spec::Layer::AvgPool(spec::AvgPool { kernel, stride }) => {
                 Box::new(AvgPool { input: self.image(), pool: Pool { kernel, stride, padding: 0 } })
             }
             spec::Layer::GlobalAvgPool => Box::new(GlobalAvgPool { input: self.image() }),
-            &spec::Layer::AdaptiveAvgPool { size } => Box::new(AdaptiveAvgPool { input: self.image(), size }),
+            &spec::Layer::AdaptiveAvgPool(spec::AdaptiveAvgPool { size }) => {
+                Box::new(AdaptiveAvgPool { input: self.image(), size })
+            }
             spec::Layer::Flatten => Box::new(Flatten { input: self.image() }),
-            &spec::Layer::PadChannels { output, .. } => {
+            &spec::Layer::PadChannels(spec::PadChannels { output, .. }) => {
                 Box::new(PadChannels { input: self.image(), channels: output })
             }
-            spec::Layer::BatchNorm { name, group, .. } => Box::new(BatchNorm {
+            spec::Layer::BatchNorm(spec::BatchNorm { name, group, eps, .. }) => Box::new(BatchNorm {
                 group: *group,
+                eps: *eps,
                 scale: self.weight(name),
                 shift: self.bias(name),
                 running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
                 running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
             }),
-            spec::Layer::LayerNorm { .. } | spec::Layer::RmsNorm { .. } => {
+            spec::Layer::LayerNorm(_) | spec::Layer::RmsNorm(_) => {
                 Box::new(self.norm(layer).expect("it is one"))
             }
             spec::Layer::Activation(kind) => match &self.kinks {
                 Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
                 _ => Box::new(ActivationLayer(activation(*kind))),
             },
-            &spec::Layer::Dropout { rate } => {
+            &spec::Layer::Dropout(spec::Dropout { rate }) => {
                 self.dropouts += 1;
                 Box::new(Dropout { rate, index: self.dropouts })
             }
-            spec::Layer::Embedding { name, vocab, .. } => {
+            spec::Layer::Embedding(spec::Embedding { name, vocab, .. }) => {
                 Box::new(Embedding { table: self.weight(name), vocab: *vocab })
             }
-            spec::Layer::PositionEmbedding { name, context, .. } => {
+            spec::Layer::PositionEmbedding(spec::PositionEmbedding { name, context, .. }) => {
                 Box::new(PositionEmbedding { table: self.weight(name), context: *context })
             }
-            &spec::Layer::Attention { heads, .. } => Box::new(Attention { heads }),
-            spec::Layer::Residual { branch, shortcut } => {
-                let input = self.shape;
-                let branch = self.sequence(branch);
-                self.shape = input;
-                let shortcut = self.sequence(shortcut);
-                self.shape = input;
-                Box::new(Residual { branch, shortcut })
+            &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
+                Box::new(Attention { heads, kv_heads })
+            }
+            spec::Layer::Residual(spec::Residual { branch, shortcut }) => {
+                Box::new(Residual { branch: self.way(branch).0, shortcut: self.way(shortcut).0 })
+            }
+            spec::Layer::Branches(spec::Branches { join, branches }) => {
+                let (all, widths) = branches.iter().map(|branch| self.way(branch)).unzip();
+                Box::new(Branches { join: *join, all, widths })
             }
         }
+    }
+
+    /// A way that parts here, and the last extent at its end; the place reached stays.
+    fn way(&mut self, layers: &[spec::Layer]) -> (Sequence, usize) {
+        let input = self.shape;
+        let built = self.sequence(layers);
+        let width = self.shape.last();
+        self.shape = input;
+        (built, width)
     }
 
     /// Whether an activation has a kink that is to be held.

@@ -7,7 +7,7 @@ use super::layers::read_layers;
 use super::reader::{Choice, LARGEST, Section, whole};
 use super::{Error, LAYERS_MOST};
 use crate::spec::Activation;
-use crate::spec::custom::Written;
+use crate::spec::Written;
 use crate::spec::presets::{Form, Gpt, ImageSize, Norm, ResNet, Vgg};
 
 /// `[model]`
@@ -260,7 +260,7 @@ fn read_custom(section: &mut Section) -> Result<Family, Error> {
         Some(toml::Value::Array(items)) if !items.is_empty() => read_layers(&section.field("layers"), items)?,
         Some(value) => return Err(section.wrong("layers", expected, value)),
     };
-    let text = matches!(layers[0], Written::Embedding { .. });
+    let text = layers[0].kind.word == "embedding";
     let context =
         if text { Some(section.whole("context", Gpt::default().context, 1, LARGEST)?) } else { None };
     if !text && section.has("context") {

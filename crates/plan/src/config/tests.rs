@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::spec::{KINDS, Takes};
 use crate::timetable::Length;
 
 fn parse(text: &str) -> Result<RunFile, Error> {
@@ -246,12 +247,17 @@ fn layers_are_read_and_named() {
     insta::assert_snapshot!(sentence("[model]\nname = \"custom\""), @r#"`model.layers` is missing: a list of layers, such as [{ type = "flatten" }, { type = "linear" }]"#);
     insta::assert_snapshot!(sentence(&custom("")), @r#"`model.layers` must be a list of layers, such as [{ type = "flatten" }, { type = "linear" }], got an empty list"#);
     insta::assert_snapshot!(sentence(&custom("3")), @r#"`model.layers.0` must be a layer, such as { type = "relu" }, got 3"#);
-    insta::assert_snapshot!(sentence(&custom("{kernel = 3}")), @"`model.layers.0.type` is missing: one of linear, conv, max_pool, avg_pool, global_avg_pool, adaptive_avg_pool, flatten, pad_channels, batch_norm, layer_norm, rms_norm, relu, gelu, silu, dropout, embedding, position, attention, residual");
-    insta::assert_snapshot!(sentence(&custom("{type=\"conv2d\"}")), @r#"`model.layers.0.type` must be one of 19 known words, got "conv2d"; did you mean `conv`?"#);
+    insta::assert_snapshot!(sentence(&custom("{kernel = 3}")), @"`model.layers.0.type` is missing: one of linear, conv, max_pool, avg_pool, global_avg_pool, adaptive_avg_pool, flatten, pad_channels, batch_norm, layer_norm, rms_norm, relu, gelu, silu, dropout, embedding, position, attention, residual, branches");
+    insta::assert_snapshot!(sentence(&custom("{type=\"conv2d\"}")), @r#"`model.layers.0.type` must be one of 20 known words, got "conv2d"; did you mean `conv`?"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"conv\", output=3}")), @"`model.layers.0.kernel` is missing: a whole number of at least 1");
     insta::assert_snapshot!(sentence(&custom("{type=\"relu\", output=3}")), @r#"`model.layers.0.output` has no effect with `model.layers.0.type` = "relu", whose fields are: none"#);
     insta::assert_snapshot!(sentence(&custom("{type=\"linear\", ouput=3}")), @"`model.layers.0.ouput` is not a field; did you mean `model.layers.0.output`?");
-    insta::assert_snapshot!(sentence(&custom("{type=\"residual\", branch=[{type=\"gleu\"}]}")), @r#"`model.layers.0.branch.0.type` must be one of 19 known words, got "gleu"; did you mean `gelu`?"#);
+    insta::assert_snapshot!(sentence(&custom("{type=\"residual\", branch=[{type=\"gleu\"}]}")), @r#"`model.layers.0.branch.0.type` must be one of 20 known words, got "gleu"; did you mean `gelu`?"#);
+    insta::assert_snapshot!(sentence(&custom("{type=\"branches\", join=\"multiply\", branches=[[], []]}")), @r#"`model.layers.0.join` must be "sum", "product" or "concat", got "multiply""#);
+    insta::assert_snapshot!(sentence(&custom("{type=\"branches\", branches=[[]]}")), @"`model.layers.0.branches` must be a list of at least 2 lists of layers, got a list of 1");
+    insta::assert_snapshot!(sentence(&custom("{type=\"branches\", branches=[[], {type=\"relu\"}]}")), @"`model.layers.0.branches.1` must be a list of layers, got a table");
+    insta::assert_snapshot!(sentence(&custom("{type=\"layer_norm\", eps=0}")), @"`model.layers.0.eps` must be a number above 0 and at most 1, got 0");
+    insta::assert_snapshot!(sentence(&custom("{type=\"attention\", kv_head=2}")), @"`model.layers.0.kv_head` is not a field; did you mean `model.layers.0.kv_heads`?");
     let context = format!("{}\ncontext = 3", custom("{type=\"flatten\"}"));
     insta::assert_snapshot!(sentence(&context), @"`model.context` has no effect with images: only a model whose first layer is an embedding takes text");
 }
@@ -329,6 +335,48 @@ fn every_field_is_documented() {
     }
     for name in Model::names() {
         assert!(page.contains(&format!("`{name}`")), "docs/run-file.md lacks the model {name}");
+    }
+}
+
+/// The table of layers has a row for each kind, with its fields in their order and their defaults.
+#[test]
+fn every_field_of_a_layer_is_documented() {
+    let page = include_str!("../../../../docs/run-file.md");
+    let table = page.split("### Layers of a custom model").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+    let words =
+        |row: &[&str]| row[1].split(", ").map(|word| word.trim_matches('`').to_owned()).collect::<Vec<_>>();
+    let documented: Vec<String> = rows.iter().flat_map(|row| words(row)).collect();
+    assert_eq!(documented, KINDS.iter().map(|kind| kind.word).collect::<Vec<_>>());
+    for kind in KINDS {
+        let row = rows.iter().find(|row| words(row).iter().any(|word| word == kind.word)).unwrap();
+        // Commas inside of parentheses belong to a default.
+        let mut depth = 0;
+        let outside = |letter: char| {
+            depth += i32::from(letter == '(') - i32::from(letter == ')');
+            letter == ',' && depth == 0
+        };
+        let written: Vec<&str> =
+            row[2].split(outside).map(str::trim).filter(|field| !field.is_empty()).collect();
+        assert_eq!(written.len(), kind.fields.len(), "{}: {written:?}", kind.word);
+        for (written, field) in written.into_iter().zip(kind.fields) {
+            let name = format!("`{}`", field.name);
+            let with = |default: &dyn std::fmt::Display| format!("{name} ({default})");
+            let exact = match &field.takes {
+                Takes::Size | Takes::Lists { .. } | Takes::Layers { least: 1.. } => name,
+                Takes::SizeLike(other) => with(&format!("the {other}")),
+                Takes::Whole { default, .. } => with(default),
+                Takes::Flag(default) => with(default),
+                Takes::Number { default, .. } => with(default),
+                Takes::Word(words) => with(&format!("`\"{}\"`", words[0])),
+                Takes::SizeOrElse | Takes::Layers { .. } => {
+                    assert!(written.starts_with(&format!("{name} (")), "{}: {written}", kind.word);
+                    continue;
+                }
+            };
+            assert_eq!(written, exact, "{}", kind.word);
+        }
     }
 }
 

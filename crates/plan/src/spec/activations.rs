@@ -1,8 +1,9 @@
 //! Activation bytes: what the forward pass keeps for the backward pass.
 //!
 //! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
-//! before it saves its output; each edge counts once, however many want it. What a layer saves is one table,
-//! `saves`. A residual's input edge is shared by branch and shortcut, and its output is a new edge. One kind of edge is
+//! before it saves its output; each edge counts once, however many want it. What a layer saves it says itself
+//! ([`Saves`](super::layer::Saves)). The input edge of branches is shared by all of them, and their joined output is a new edge; where
+//! they are multiplied, what each gives is kept too. One kind of edge is
 //! made again instead, just before the backward pass needs it: what a norm of rows or a smooth activation gives a linear
 //! layer, since that is a cheap function of what the norm or the activation saves.
 //!
@@ -17,7 +18,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::shape::Shape;
-use super::{Activation, Layer, Model, ShapeError};
+use super::{Layer, Model, ShapeError};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -59,55 +60,9 @@ pub enum Recompute {
     Block,
 }
 
-/// What one layer wants from the forward pass.
-struct Saves {
-    input: bool,
-    output: bool,
-    /// f32 numbers for each sample: statistics of rows.
-    per_sample: u64,
-}
-
-/// The table. Residuals save nothing themselves: the walk goes into them.
-fn saves(layer: &Layer, input: Shape) -> Saves {
-    let (of_input, of_output) = match layer {
-        Layer::Linear { .. }
-        | Layer::TiedLinear { .. }
-        | Layer::Conv { .. }
-        | Layer::MaxPool { .. }
-        | Layer::BatchNorm { .. }
-        | Layer::LayerNorm { .. }
-        | Layer::RmsNorm { .. }
-        | Layer::Embedding { .. }
-        | Layer::Activation(Activation::Gelu | Activation::Silu) => (true, false),
-        Layer::Activation(Activation::Relu) => (false, true),
-        Layer::Attention { .. } => (true, true),
-        Layer::AvgPool { .. }
-        | Layer::GlobalAvgPool
-        | Layer::AdaptiveAvgPool { .. }
-        | Layer::Flatten
-        | Layer::PadChannels { .. }
-        | Layer::PositionEmbedding { .. }
-        | Layer::Dropout { .. }
-        | Layer::Residual { .. } => (false, false),
-    };
-    let per_sample = match layer {
-        Layer::LayerNorm { .. } => 2 * input.rows(),
-        Layer::RmsNorm { .. } => input.rows(),
-        Layer::Attention { heads, .. } => (*heads as u64).saturating_mul(input.rows()),
-        _ => 0,
-    };
-    Saves { input: of_input, output: of_output, per_sample }
-}
-
 /// Whether the edge between two layers is made again rather than kept.
 fn remade(from: &Layer, to: &Layer) -> bool {
-    let cheap = matches!(
-        from,
-        Layer::LayerNorm { .. }
-            | Layer::RmsNorm { .. }
-            | Layer::Activation(Activation::Gelu | Activation::Silu)
-    );
-    cheap && matches!(to, Layer::Linear { .. } | Layer::TiedLinear { .. })
+    from.entry().remakes_output() && to.entry().takes_remade()
 }
 
 /// Bytes of one micro-batch, gathered during a walk.
@@ -147,25 +102,24 @@ impl Tally {
     }
 
     fn layer(&mut self, layer: &Layer, input: Shape) -> Result<Ends, String> {
-        if let Layer::Residual { branch, shortcut } = layer {
-            let long = self.chain(branch, input)?;
-            let short = self.chain(shortcut, input)?;
-            // The two summands are edges too: they end inside the residual. An empty side is the input edge itself.
-            self.add_edge(long.shape, long.output);
-            self.add_edge(short.shape, short.output);
-            return Ok(Ends { input: long.input || short.input, output: false, shape: long.shape });
-        }
-        let wants = saves(layer, input);
-        let together = match layer {
-            // Two for each group that is normalised together.
-            Layer::BatchNorm { channels, group, .. } => {
-                2 * *channels as u64 * self.samples
-                    / if *group > 0 { *group as u64 } else { self.samples.max(1) }
+        if let Some(sides) = layer.entry().sides() {
+            let reads = sides.join.reads_outputs();
+            let (mut wanted, mut shapes) = (false, Vec::with_capacity(sides.all.len()));
+            for side in &sides.all {
+                let ends = self.chain(side.layers, input)?;
+                // What a way gives is an edge too, which ends inside the layer. An empty way is the input edge itself.
+                if side.layers.is_empty() {
+                    wanted |= reads;
+                } else {
+                    self.add_edge(ends.shape, ends.output || reads);
+                }
+                wanted |= ends.input;
+                shapes.push(ends.shape);
             }
-            _ => 0,
-        };
-        let statistics = wants.per_sample.saturating_mul(self.samples).saturating_add(together);
-        self.bytes = self.bytes.saturating_add(statistics.saturating_mul(4));
+            return Ok(Ends { input: wanted, output: false, shape: sides.meet(&shapes)? });
+        }
+        let wants = layer.entry().saves(input, self.samples);
+        self.bytes = self.bytes.saturating_add(wants.numbers.saturating_mul(4));
         Ok(Ends { input: wants.input, output: wants.output, shape: layer.output(input)? })
     }
 }
@@ -260,6 +214,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::super::presets::*;
+    use super::super::{BatchNorm, Conv, NORM_EPS, Residual};
     use super::*;
 
     fn bytes(model: &Model, samples: usize, recompute: Recompute) -> u64 {
@@ -298,18 +253,26 @@ mod tests {
     /// The input of a projecting residual is shared: counted once although two convolutions save it.
     #[test]
     fn a_shared_edge_counts_once_and_channel_statistics_do_not_grow_with_the_batch() {
-        let conv = |name: &str| Layer::Conv {
-            name: name.into(),
-            input: 1,
-            output: 1,
-            kernel: 1,
-            stride: 1,
-            padding: 0,
-            bias: false,
-            init: super::super::Init::Constant(1.0),
+        let conv = |name: &str| {
+            Layer::Conv(Conv {
+                name: name.into(),
+                input: 1,
+                output: 1,
+                kernel: 1,
+                stride: 1,
+                padding: 0,
+                bias: false,
+                init: super::super::Init::Constant(1.0),
+            })
         };
-        let norm = Layer::BatchNorm { name: "n".into(), channels: 1, scale: 1.0, group: 0 };
-        let both = Layer::Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] };
+        let norm = Layer::BatchNorm(BatchNorm {
+            name: "n".into(),
+            channels: 1,
+            scale: 1.0,
+            group: 0,
+            eps: NORM_EPS,
+        });
+        let both = Layer::Residual(Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] });
         let model = Model {
             name: "shared".into(),
             input: super::super::Input::Image { height: 2, width: 2, channels: 1 },

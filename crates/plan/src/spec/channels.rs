@@ -1,6 +1,6 @@
 //! What pruning asks of a model's form: which channels a batch norm scales, and which weight makes the logits.
 
-use super::{Layer, Model, WeightOrder};
+use super::{BatchNorm, Conv, Join, Layer, Linear, Model, PadChannels, WeightOrder};
 
 /// The channels of a convolution whose output goes straight into a batch norm: each has one scale, and with a scale of
 /// 0 nothing of it passes.
@@ -54,8 +54,8 @@ impl Model {
     pub fn output_weight(&self) -> Option<String> {
         let mut last = None;
         self.for_each(&mut |layer| match layer {
-            Layer::Linear { name, .. } => last = Some(format!("{name}.weight")),
-            Layer::TiedLinear { .. } => last = None,
+            Layer::Linear(Linear { name, .. }) => last = Some(format!("{name}.weight")),
+            Layer::TiedLinear(_) => last = None,
             _ => {}
         });
         last
@@ -78,11 +78,11 @@ impl Tracer {
         let mut before: Option<&Layer> = None;
         for layer in layers {
             now = match layer {
-                Layer::Conv { name, output, kernel, .. } => {
+                Layer::Conv(Conv { name, output, kernel, .. }) => {
                     self.read(name, *output, kernel * kernel, now);
                     None
                 }
-                Layer::Linear { name, input, output, order, .. } => {
+                Layer::Linear(Linear { name, input, output, order, .. }) => {
                     // What was flattened has its channels outermost.
                     let spread = |sources: Vec<Source>| {
                         let each = input / sources.len().max(1);
@@ -95,8 +95,8 @@ impl Tracer {
                     self.read(name, outer, inner, now.map(spread));
                     None
                 }
-                Layer::BatchNorm { name: norm, .. } => match before {
-                    Some(Layer::Conv { name, bias, output, .. }) => {
+                Layer::BatchNorm(BatchNorm { name: norm, .. }) => match before {
+                    Some(Layer::Conv(Conv { name, bias, output, .. })) => {
                         let (conv, norm) = (name.clone(), norm.clone());
                         let place = self.found.len();
                         self.found.push(ScaledChannels { conv, bias: *bias, norm, channels: *output });
@@ -105,27 +105,18 @@ impl Tracer {
                     // Its shift is added to whatever comes.
                     _ => None,
                 },
-                Layer::PadChannels { output, .. } => now.map(|mut sources| {
+                Layer::PadChannels(PadChannels { output, .. }) => now.map(|mut sources| {
                     sources.resize(*output, Source::default());
                     sources
                 }),
-                Layer::Residual { branch, shortcut } => {
-                    let sums = [self.pass(branch.iter(), now.clone()), self.pass(shortcut.iter(), now)];
-                    match sums {
-                        [Some(a), Some(b)] => {
-                            Some(a.into_iter().zip(b).map(|(a, b)| [a, b].concat()).collect())
-                        }
-                        _ => None,
+                _ => match layer.entry().sides() {
+                    Some(sides) => {
+                        let ways = sides.all.iter().map(|side| self.pass(side.layers.iter(), now.clone()));
+                        meet(sides.join, ways.collect())
                     }
-                }
-                Layer::MaxPool { .. }
-                | Layer::AvgPool { .. }
-                | Layer::GlobalAvgPool
-                | Layer::AdaptiveAvgPool { .. }
-                | Layer::Flatten
-                | Layer::Activation(_)
-                | Layer::Dropout { .. } => now,
-                _ => None,
+                    None if layer.entry().keeps_zeros() => now,
+                    None => None,
+                },
             };
             before = Some(layer);
         }
@@ -135,6 +126,19 @@ impl Tracer {
     fn read(&mut self, name: &str, outer: usize, inner: usize, sources: Sources) {
         if let Some(inputs) = sources {
             self.readers.push(Reader { weight: format!("{name}.weight"), outer, inner, inputs });
+        }
+    }
+}
+
+/// What joined ways are made of. A product is zero where any of its factors is, which no list of channels says.
+fn meet(join: Join, ways: Vec<Sources>) -> Sources {
+    let ways = ways.into_iter().collect::<Option<Vec<_>>>()?;
+    match join {
+        Join::Product => None,
+        Join::Concat => Some(ways.into_iter().flatten().collect()),
+        Join::Sum => {
+            let sum = |a: Vec<Source>, b| a.into_iter().zip(b).map(|(a, b)| [a, b].concat()).collect();
+            ways.into_iter().reduce(sum)
         }
     }
 }

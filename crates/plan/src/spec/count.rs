@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::{Block, Init, Layer, Model, Recompute, ShapeError, WeightOrder, shape::Shape};
+use super::{Block, Init, Layer, Linear, Model, Recompute, ShapeError};
 
 /// A tensor that is trained.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -54,85 +54,13 @@ fn product(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d as u64))
 }
 
-impl Layer {
-    /// Its own parameters, without those of the layers inside it; a tied weight belongs to the layer it is tied to.
-    pub fn parameters(&self) -> Vec<Parameter> {
-        match self {
-            Layer::Linear { name, input, output, bias, order, init } => {
-                let shape = match order {
-                    WeightOrder::OutIn => vec![*output, *input],
-                    WeightOrder::InOut => vec![*input, *output],
-                };
-                weight_and_bias(name, shape, *init, bias.then_some(*output))
-            }
-            Layer::Conv { name, input, output, kernel, bias, init, .. } => {
-                weight_and_bias(name, vec![*output, *input, *kernel, *kernel], *init, bias.then_some(*output))
-            }
-            Layer::BatchNorm { name, channels, scale, .. } => {
-                weight_and_bias(name, vec![*channels], Init::Constant(*scale), Some(*channels))
-            }
-            Layer::LayerNorm { name, width } => {
-                weight_and_bias(name, vec![*width], Init::Constant(1.0), Some(*width))
-            }
-            Layer::RmsNorm { name, width } => weight_and_bias(name, vec![*width], Init::Constant(1.0), None),
-            Layer::Embedding { name, vocab: rows, width, init }
-            | Layer::PositionEmbedding { name, context: rows, width, init } => {
-                let mut all = weight_and_bias(name, vec![*rows, *width], *init, None);
-                all[0].embedding = true;
-                all
-            }
-            Layer::TiedLinear { .. }
-            | Layer::MaxPool { .. }
-            | Layer::AvgPool { .. }
-            | Layer::GlobalAvgPool
-            | Layer::AdaptiveAvgPool { .. }
-            | Layer::Flatten
-            | Layer::PadChannels { .. }
-            | Layer::Activation(_)
-            | Layer::Dropout { .. }
-            | Layer::Attention { .. }
-            | Layer::Residual { .. } => Vec::new(),
-        }
-    }
-
-    /// Its own buffers, without those of the layers inside it.
-    pub fn buffers(&self) -> Vec<Buffer> {
-        match self {
-            Layer::BatchNorm { name, channels, .. } => [("running_mean", 0.0), ("running_var", 1.0)]
-                .map(|(what, start)| Buffer { name: format!("{name}.{what}"), shape: vec![*channels], start })
-                .into(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Calls `visit` for this layer and those inside it, in the order of execution (branch, then shortcut).
-    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
-        visit(self);
-        if let Layer::Residual { branch, shortcut } = self {
-            for layer in branch.iter().chain(shortcut) {
-                layer.for_each(visit);
-            }
-        }
-    }
-
-    /// Flops of the forward pass for one sample, without those of the layers inside it.
-    fn flops(&self, input: Shape, output: Shape) -> f64 {
-        match *self {
-            Layer::Linear { input: width, output: out, .. }
-            | Layer::TiedLinear { input: width, output: out, .. } => {
-                2.0 * input.rows() as f64 * width as f64 * out as f64
-            }
-            Layer::Conv { input: channels, kernel, .. } => {
-                2.0 * output.elements() as f64 * channels as f64 * (kernel as f64).powi(2)
-            }
-            // Scores, then the weighted sum of values: seq x seq x width multiply-adds each.
-            Layer::Attention { width, .. } => 2.0 * 2.0 * (input.rows() as f64).powi(2) * width as f64,
-            _ => 0.0,
-        }
-    }
-}
-
-fn weight_and_bias(name: &str, shape: Vec<usize>, init: Init, bias: Option<usize>) -> Vec<Parameter> {
+/// `name.weight`, and `name.bias` where it has a width. What has two dimensions is pruned and decays.
+pub(super) fn weight_and_bias(
+    name: &str,
+    shape: Vec<usize>,
+    init: Init,
+    bias: Option<usize>,
+) -> Vec<Parameter> {
     let matrix = shape.len() >= 2;
     let mut all = vec![Parameter {
         name: format!("{name}.weight"),
@@ -151,19 +79,6 @@ fn weight_and_bias(name: &str, shape: Vec<usize>, init: Init, bias: Option<usize
         embedding: false,
     }));
     all
-}
-
-impl Layer {
-    /// Lets its batch norms take their statistics over so many samples at a time.
-    fn group_batch_norms(&mut self, samples: usize) {
-        match self {
-            Layer::BatchNorm { group, .. } => *group = samples,
-            Layer::Residual { branch, shortcut } => {
-                branch.iter_mut().chain(shortcut).for_each(|layer| layer.group_batch_norms(samples));
-            }
-            _ => {}
-        }
-    }
 }
 
 impl Block {
@@ -188,14 +103,14 @@ impl Model {
     /// The linear layer that makes the logits, where the model ends in one. It runs together with the loss.
     pub fn head(&self) -> Option<&Layer> {
         let last = self.blocks.last()?.layers.last()?;
-        matches!(last, Layer::Linear { .. } | Layer::TiedLinear { .. }).then_some(last)
+        matches!(last, Layer::Linear(_) | Layer::TiedLinear(_)).then_some(last)
     }
 
     /// The weights of linear layers other than the head, by name.
     pub fn linear_weights(&self) -> Vec<String> {
         let (mut all, head) = (Vec::new(), self.head());
         self.for_each(&mut |layer| {
-            if let Layer::Linear { name, .. } = layer
+            if let Layer::Linear(Linear { name, .. }) = layer
                 && head != Some(layer)
             {
                 all.push(format!("{name}.weight"));
@@ -232,7 +147,7 @@ impl Model {
     pub fn block_flops(&self, samples: usize) -> Result<Vec<f64>, ShapeError> {
         let mut blocks = vec![0.0; self.blocks.len()];
         self.for_each_layer(|block, layer, input, output| {
-            blocks[block] += layer.flops(input, output) * samples as f64;
+            blocks[block] += layer.entry().flops(input, output) * samples as f64;
         })?;
         Ok(blocks)
     }

@@ -1,125 +1,28 @@
 //! Models written in a run file, layer by layer.
 //!
 //! A person writes what a layer makes; what it takes follows from the layers before it. Parameters are named for
-//! their position: `layers.3.weight`, inside a residual `layers.3.branch.0.weight`. Weights start from a truncated
+//! their position: `layers.3.weight`, inside a residual `layers.3.branch.0.weight`, inside branches `layers.3.branches.1.0.weight`. Weights start from a truncated
 //! normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere; embeddings
 //! from a normal of 0.02.
 //!
-//! A residual, a convolution, a linear layer and a token embedding each open a block, which lasts up to the next.
+//! A residual, branches, a convolution, a linear layer and a token embedding each open a block, which lasts up to the next.
 
-use serde::Serialize;
-
-use super::shape::{Shape, step};
-use super::{Activation, Block, Init, Input, Layer, Model, ShapeError, WeightOrder};
-
-/// A layer as it is written: without name and input size.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Written {
-    /// A linear layer over the last dimension.
-    Linear {
-        /// Width of the result; left out: as many as there are classes or tokens.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        output: Option<usize>,
-        /// Whether there is a bias.
-        bias: bool,
-    },
-    /// A convolution.
-    Conv {
-        /// Channels of the result.
-        output: usize,
-        /// Rows and columns of the kernel.
-        kernel: usize,
-        /// Step.
-        stride: usize,
-        /// Zeros around the image.
-        padding: usize,
-        /// Whether there is a bias.
-        bias: bool,
-    },
-    /// The largest of each window.
-    MaxPool {
-        /// Rows and columns of the window.
-        kernel: usize,
-        /// Step.
-        stride: usize,
-        /// Border, never chosen.
-        padding: usize,
-    },
-    /// The mean of each window.
-    AvgPool {
-        /// Rows and columns of the window.
-        kernel: usize,
-        /// Step.
-        stride: usize,
-    },
-    /// The mean over the image.
-    GlobalAvgPool,
-    /// Average pool to a given size.
-    AdaptiveAvgPool {
-        /// Rows and columns of the result.
-        size: usize,
-    },
-    /// An image becomes a vector.
-    Flatten,
-    /// Zero channels at the end.
-    PadChannels {
-        /// Channels of the result.
-        output: usize,
-    },
-    /// Batch norm.
-    BatchNorm,
-    /// Layer norm.
-    LayerNorm,
-    /// RMS norm.
-    RmsNorm,
-    /// max(x, 0)
-    Relu,
-    /// GPT-2's GELU.
-    Gelu,
-    /// x sigmoid(x)
-    Silu,
-    /// Dropout.
-    Dropout {
-        /// In [0, 1).
-        rate: f64,
-    },
-    /// Token ids to vectors.
-    Embedding {
-        /// Width of each vector.
-        width: usize,
-    },
-    /// Adds a learnt vector for each position.
-    Position,
-    /// Causal attention over queries, keys and values side by side.
-    Attention {
-        /// Heads.
-        heads: usize,
-    },
-    /// The sum of two ways.
-    Residual {
-        /// The long way.
-        branch: Vec<Written>,
-        /// The short way; empty: the input itself.
-        shortcut: Vec<Written>,
-    },
-}
+use super::layer::{Place, Written, active};
+use super::shape::step;
+use super::{Block, Input, Model, ShapeError};
 
 /// Completes written layers to a model, or says which of them does not fit.
 pub fn custom(input: Input, classes: usize, layers: &[Written]) -> Result<Model, ShapeError> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut started = false;
-    let context = Context { input, classes };
     let mut shape = input.shape();
     for (i, written) in layers.iter().enumerate() {
-        let name = format!("layers.{i}");
-        let rest = &layers[i + 1..];
-        let layer = context.complete(written, &name, shape, active(rest, false))?;
-        shape = step(&layer, shape, &format!("layer {i}"), &mut |_, _, _| {})?;
-        let opens = matches!(
-            layer,
-            Layer::Residual { .. } | Layer::Conv { .. } | Layer::Linear { .. } | Layer::Embedding { .. }
-        );
+        let (name, place) = (format!("layers.{i}"), format!("layer {i}"));
+        let then_active = active(&layers[i + 1..], false);
+        let at = Place { name: name.clone(), shape, input, classes, then_active, place: &place };
+        let layer = (written.kind.complete)(written, &at)?;
+        shape = step(&layer, shape, &place, &mut |_, _, _| {})?;
+        let opens = written.kind.opens;
         match blocks.last_mut() {
             // What comes before the first such layer belongs to its block.
             Some(block) if !(opens && started) => block.layers.push(layer),
@@ -132,142 +35,57 @@ pub fn custom(input: Input, classes: usize, layers: &[Written]) -> Result<Model,
     Ok(model)
 }
 
-/// Whether the next layer that is not a norm, a pool or a reshaping is a non-linearity. `after` is the answer at the
-/// end of the list.
-fn active(rest: &[Written], after: bool) -> bool {
-    for (i, layer) in rest.iter().enumerate() {
-        match layer {
-            Written::Relu | Written::Gelu | Written::Silu => return true,
-            Written::Linear { .. }
-            | Written::Conv { .. }
-            | Written::Attention { .. }
-            | Written::Embedding { .. }
-            | Written::Position => return false,
-            Written::Residual { branch, .. } => return active(branch, active(&rest[i + 1..], after)),
-            _ => {}
-        }
-    }
-    after
-}
-
-struct Context {
-    input: Input,
-    classes: usize,
-}
-
-impl Context {
-    /// The full layer called `name` where `shape` goes in; `then_active` tells whether a non-linearity comes next.
-    fn complete(
-        &self,
-        written: &Written,
-        name: &str,
-        shape: Shape,
-        then_active: bool,
-    ) -> Result<Layer, ShapeError> {
-        let last = shape.last();
-        let fan_in = |fan: usize| {
-            let gain = if then_active { 2.0 } else { 1.0 };
-            Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
-        };
-        let name = name.to_string();
-        Ok(match *written {
-            Written::Linear { output, bias } => {
-                let output = output.unwrap_or(self.classes);
-                Layer::Linear {
-                    name,
-                    input: last,
-                    output,
-                    bias,
-                    order: WeightOrder::OutIn,
-                    init: fan_in(last),
-                }
-            }
-            Written::Conv { output, kernel, stride, padding, bias } => {
-                let init = fan_in(last.saturating_mul(kernel).saturating_mul(kernel));
-                Layer::Conv { name, input: last, output, kernel, stride, padding, bias, init }
-            }
-            Written::MaxPool { kernel, stride, padding } => Layer::MaxPool { kernel, stride, padding },
-            Written::AvgPool { kernel, stride } => Layer::AvgPool { kernel, stride },
-            Written::GlobalAvgPool => Layer::GlobalAvgPool,
-            Written::AdaptiveAvgPool { size } => Layer::AdaptiveAvgPool { size },
-            Written::Flatten => Layer::Flatten,
-            Written::PadChannels { output } => Layer::PadChannels { input: last, output },
-            Written::BatchNorm => Layer::BatchNorm { name, channels: last, scale: 1.0, group: 0 },
-            Written::LayerNorm => Layer::LayerNorm { name, width: last },
-            Written::RmsNorm => Layer::RmsNorm { name, width: last },
-            Written::Relu => Layer::Activation(Activation::Relu),
-            Written::Gelu => Layer::Activation(Activation::Gelu),
-            Written::Silu => Layer::Activation(Activation::Silu),
-            Written::Dropout { rate } => Layer::Dropout { rate: rate as f32 },
-            Written::Embedding { width } => {
-                // Ids are what only text has; elsewhere the shape check refuses the layer, whatever its size.
-                let vocab = match self.input {
-                    Input::Tokens { vocab, .. } => vocab,
-                    Input::Image { .. } => 1,
-                };
-                Layer::Embedding { name, vocab, width, init: Init::Normal(0.02) }
-            }
-            Written::Position => {
-                let context = usize::try_from(shape.rows()).unwrap_or(usize::MAX);
-                Layer::PositionEmbedding { name, context, width: last, init: Init::Normal(0.02) }
-            }
-            Written::Attention { heads } => Layer::Attention { heads, width: last / 3 },
-            Written::Residual { ref branch, ref shortcut } => Layer::Residual {
-                branch: self.side(branch, &name, "branch", shape, then_active)?,
-                shortcut: self.side(shortcut, &name, "shortcut", shape, then_active)?,
-            },
-        })
-    }
-
-    fn side(
-        &self,
-        layers: &[Written],
-        name: &str,
-        side: &str,
-        mut shape: Shape,
-        after: bool,
-    ) -> Result<Vec<Layer>, ShapeError> {
-        let mut all = Vec::with_capacity(layers.len());
-        for (i, written) in layers.iter().enumerate() {
-            let then_active = active(&layers[i + 1..], after);
-            let layer = self.complete(written, &format!("{name}.{side}.{i}"), shape, then_active)?;
-            let place = format!("layer {} (residual), {side} {i}", name.trim_start_matches("layers."));
-            shape = step(&layer, shape, &place, &mut |_, _, _| {})?;
-            all.push(layer);
-        }
-        Ok(all)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::spec::{Precision, Recompute};
+    use crate::spec::{KINDS, Kind, Precision, Recompute, Takes, Then, Value};
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
 
     fn conv(output: usize, kernel: usize) -> Written {
-        Written::Conv { output, kernel, stride: 1, padding: 0, bias: true }
+        Written::new("conv", &[("output", Value::Whole(output)), ("kernel", Value::Whole(kernel))])
     }
 
     fn linear(output: usize) -> Written {
-        Written::Linear { output: Some(output), bias: true }
+        Written::new("linear", &[("output", Value::Whole(output))])
     }
 
-    const POOL: Written = Written::MaxPool { kernel: 2, stride: 2, padding: 0 };
+    fn plain(word: &str) -> Written {
+        Written::new(word, &[])
+    }
+
+    fn residual(branch: Vec<Written>, shortcut: Vec<Written>) -> Written {
+        Written::new("residual", &[("branch", Value::Layers(branch)), ("shortcut", Value::Layers(shortcut))])
+    }
+
+    fn branches(join: &'static str, branches: Vec<Vec<Written>>) -> Written {
+        Written::new("branches", &[("join", Value::Word(join)), ("branches", Value::Lists(branches))])
+    }
+
+    fn embedding(width: usize) -> Written {
+        Written::new("embedding", &[("width", Value::Whole(width))])
+    }
+
+    fn attention(heads: usize, kv_heads: usize) -> Written {
+        Written::new("attention", &[("heads", Value::Whole(heads)), ("kv_heads", Value::Whole(kv_heads))])
+    }
+
+    fn pool() -> Written {
+        Written::new("max_pool", &[("kernel", Value::Whole(2))])
+    }
 
     #[test]
     fn simple_cnn_written_by_hand_is_the_built_in_one() {
         let layers = [
             conv(32, 5),
-            Written::Relu,
-            POOL,
+            plain("relu"),
+            pool(),
             conv(64, 5),
-            Written::Relu,
-            POOL,
-            Written::Flatten,
+            plain("relu"),
+            pool(),
+            plain("flatten"),
             linear(10),
         ];
         let model = custom(IMAGE, 10, &layers).unwrap();
@@ -282,19 +100,51 @@ mod tests {
 
     #[test]
     fn a_transformer_can_be_written() {
-        let branch = vec![Written::LayerNorm, linear(24), Written::Attention { heads: 2 }, linear(8)];
-        let residual = Written::Residual { branch, shortcut: vec![] };
-        let head = Written::Linear { output: None, bias: false };
-        let layers = [Written::Embedding { width: 8 }, Written::Position, residual, Written::LayerNorm, head];
+        let branch = vec![plain("layer_norm"), linear(24), attention(2, 2), linear(8)];
+        let head = Written::new("linear", &[("bias", Value::Flag(false))]);
+        let layers = [embedding(8), plain("position"), residual(branch, vec![]), plain("layer_norm"), head];
         let model = custom(Input::Tokens { seq: 4, vocab: 11 }, 11, &layers).unwrap();
         assert!(model.parameters().iter().any(|p| p.name == "layers.2.branch.1.weight"));
         assert_eq!(model.parameters().last().unwrap().shape, [11, 8]);
         assert_eq!(model.blocks.len(), 3);
     }
 
+    /// A layer of Llama's: RMS norm, separate queries, keys and values with fewer heads of the latter two, SwiGLU, no biases.
+    /// Counted by hand: 8 + 8 x 8 + 2 (8 x 4) + 8 x 8 and 8 + 2 (8 x 12) + 12 x 8 weights; flops twice the products, a position.
+    #[test]
+    fn llama_s_layers_can_be_written() {
+        let bare = |output| {
+            Written::new("linear", &[("output", Value::Whole(output)), ("bias", Value::Flag(false))])
+        };
+        let qkv = branches("concat", vec![vec![bare(8)], vec![bare(4)], vec![bare(4)]]);
+        let gate = branches("product", vec![vec![bare(12), plain("silu")], vec![bare(12)]]);
+        let layers = [
+            embedding(8),
+            residual(vec![plain("rms_norm"), qkv, attention(4, 2), bare(8)], vec![]),
+            residual(vec![plain("rms_norm"), gate, bare(8)], vec![]),
+            plain("rms_norm"),
+            bare(11),
+        ];
+        let model = custom(Input::Tokens { seq: 5, vocab: 11 }, 11, &layers).unwrap();
+        let attention = 8 + 8 * 8 + 2 * (8 * 4) + 8 * 8;
+        let gated = 8 + 2 * (8 * 12) + 12 * 8;
+        assert_eq!(model.parameter_count(), 11 * 8 + attention + gated + 8 + 8 * 11);
+        let products = (attention - 8) + (gated - 8) + 8 * 11 + 2 * 5 * 8;
+        assert_eq!(model.flops(3).unwrap(), (3 * 5 * 2 * products) as f64);
+        let names: Vec<_> = model.parameters().into_iter().map(|p| p.name).collect();
+        assert!(names.contains(&"layers.1.branch.1.branches.2.0.weight".to_string()), "{names:?}");
+        assert_eq!(model.blocks.len(), 4);
+        // Kept of a position, in f32: the id; the residual's input with its rstd, the norm's output, all queries, keys and values,
+        // attention's output with a number a head; then the input with its rstd, the norm's output, the gate before and after
+        // SiLU, what it multiplies and the product; the last norm's input and rstd, and what the head reads.
+        let kept = 1 + (8 + 1 + 8 + 16 + 8 + 4) + (8 + 1 + 8 + 12 + 12 + 12 + 12) + (8 + 1 + 8);
+        let bytes = model.activation_bytes(3, Precision::F32, Recompute::None).unwrap();
+        assert_eq!(bytes, 3 * 5 * 4 * kept);
+    }
+
     #[test]
     fn what_comes_before_the_first_weight_joins_its_block() {
-        let model = custom(IMAGE, 10, &[Written::Flatten, linear(20), Written::Relu, linear(10)]).unwrap();
+        let model = custom(IMAGE, 10, &[plain("flatten"), linear(20), plain("relu"), linear(10)]).unwrap();
         assert_eq!(model.blocks.iter().map(|b| b.layers.len()).collect::<Vec<_>>(), [3, 1]);
     }
 
@@ -307,50 +157,53 @@ mod tests {
         insta::assert_snapshot!(sentence(&[conv(8, 5), linear(10)]), @"layer 1 (linear): takes vectors, got an image of 24 x 24 x 8; put a flatten before it");
         insta::assert_snapshot!(sentence(&[conv(8, 29)]), @"layer 0 (conv): a window of 29 x 29 is larger than an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[conv(0, 5)]), @"layer 0 (conv): every dimension must be at least 1, and it gives an image of 24 x 24 x 0");
-        insta::assert_snapshot!(sentence(&[Written::Flatten, linear(9)]), @"output: the last layer must give a vector of 10 (one logit a class), got a vector of 9");
+        insta::assert_snapshot!(sentence(&[plain("flatten"), linear(9)]), @"output: the last layer must give a vector of 10 (one logit a class), got a vector of 9");
         insta::assert_snapshot!(sentence(&[]), @"output: the last layer must give a vector of 10 (one logit a class), got an image of 28 x 28 x 1");
-        insta::assert_snapshot!(sentence(&[Written::Embedding { width: 8 }]), @"layer 0 (embedding): takes token ids, got an image of 28 x 28 x 1");
-        let residual = |branch, shortcut| Written::Residual { branch, shortcut };
+        insta::assert_snapshot!(sentence(&[embedding(8)]), @"layer 0 (embedding): takes token ids, got an image of 28 x 28 x 1");
         insta::assert_snapshot!(sentence(&[conv(8, 5), residual(vec![conv(16, 1)], vec![])]), @"layer 1 (residual): its sides must have one shape: the branch gives an image of 24 x 24 x 16, the shortcut an image of 24 x 24 x 8");
-        insta::assert_snapshot!(sentence(&[residual(vec![Written::Relu, conv(1, 99)], vec![])]), @"layer 0 (residual), branch 1 (conv): a window of 99 x 99 is larger than an image of 28 x 28 x 1");
+        insta::assert_snapshot!(sentence(&[residual(vec![plain("relu"), conv(1, 99)], vec![])]), @"layer 0 (residual), branch 1 (conv): a window of 99 x 99 is larger than an image of 28 x 28 x 1");
+        insta::assert_snapshot!(sentence(&[branches("product", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must have one shape: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
+        insta::assert_snapshot!(sentence(&[branches("concat", vec![vec![conv(8, 5)], vec![]])]), @"layer 0 (branches): its branches must differ in their last dimension alone: branch 0 gives an image of 24 x 24 x 8, branch 1 an image of 28 x 28 x 1");
+        insta::assert_snapshot!(sentence(&[branches("sum", vec![vec![], vec![plain("relu"), linear(3)]])]), @"layer 0 (branches), branch 1, layer 1 (linear): takes vectors, got an image of 28 x 28 x 1; put a flatten before it");
+        let text = |layers: &[Written]| {
+            custom(Input::Tokens { seq: 5, vocab: 11 }, 11, layers).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(text(&[embedding(8), linear(20), attention(6, 4)]), @"layer 2 (attention): 4 heads of keys and values cannot be shared out to 6 heads of queries");
+        insta::assert_snapshot!(text(&[embedding(8), linear(20), attention(4, 2)]), @"layer 2 (attention): takes queries, keys and values side by side, 4 + 2 x 2 heads of one size, got a sequence of 5 x 20");
         insta::assert_snapshot!(sentence(&[residual(vec![], vec![])]), @"layer 0 (residual): the branch of a residual needs at least one layer");
     }
 
-    fn any_layer() -> impl Strategy<Value = Written> {
-        let size = prop_oneof![8 => 0usize..6, 1 => Just(1 << 24), 1 => Just(usize::MAX)].boxed();
-        let leaf = prop_oneof![
-            (prop::option::of(size.clone()), any::<bool>())
-                .prop_map(|(output, bias)| Written::Linear { output, bias }),
-            (size.clone(), size.clone(), size.clone(), size.clone()).prop_map(
-                |(output, kernel, stride, padding)| Written::Conv {
-                    output,
-                    kernel,
-                    stride,
-                    padding,
-                    bias: true
-                }
-            ),
-            (size.clone(), size.clone(), size.clone())
-                .prop_map(|(kernel, stride, padding)| Written::MaxPool { kernel, stride, padding }),
-            size.clone().prop_map(|size| Written::AdaptiveAvgPool { size }),
-            size.clone().prop_map(|output| Written::PadChannels { output }),
-            size.clone().prop_map(|width| Written::Embedding { width }),
-            size.prop_map(|heads| Written::Attention { heads }),
-            prop::sample::select(vec![
-                Written::Flatten,
-                Written::GlobalAvgPool,
-                Written::BatchNorm,
-                Written::LayerNorm,
-                Written::Relu,
-                Written::Gelu,
-                Written::Position,
-                Written::Dropout { rate: 0.5 },
-            ]),
-        ];
-        leaf.prop_recursive(2, 8, 3, |inner| {
-            let side = prop::collection::vec(inner, 0..3);
-            (side.clone(), side).prop_map(|(branch, shortcut)| Written::Residual { branch, shortcut })
-        })
+    /// Any value that a reader lets through, and sizes that it does not; every kind that there is.
+    fn any_value(takes: &'static Takes, inner: BoxedStrategy<Written>) -> BoxedStrategy<Value> {
+        let size = prop_oneof![8 => 0usize..6, 1 => Just(1 << 24), 1 => Just(usize::MAX)];
+        let size = size.prop_map(Value::Whole).boxed();
+        let side = prop::collection::vec(inner, 0..3);
+        match takes {
+            Takes::Size | Takes::SizeLike(_) | Takes::Whole { .. } => size,
+            Takes::SizeOrElse => prop_oneof![Just(Value::None), size].boxed(),
+            Takes::Flag(_) => any::<bool>().prop_map(Value::Flag).boxed(),
+            Takes::Number { default, .. } => Just(Value::Number(*default)).boxed(),
+            Takes::Word(words) => prop::sample::select(*words).prop_map(Value::Word).boxed(),
+            Takes::Layers { .. } => side.prop_map(Value::Layers).boxed(),
+            Takes::Lists { .. } => prop::collection::vec(side, 0..4).prop_map(Value::Lists).boxed(),
+        }
+    }
+
+    fn any_of(kinds: Vec<&'static Kind>, inner: BoxedStrategy<Written>) -> BoxedStrategy<Written> {
+        let layer = move |kind: &'static Kind| {
+            let values: Vec<_> =
+                kind.fields.iter().map(|field| any_value(&field.takes, inner.clone())).collect();
+            values.prop_map(move |values| Written { kind, values })
+        };
+        prop::sample::select(kinds).prop_flat_map(layer).boxed()
+    }
+
+    fn any_layer() -> BoxedStrategy<Written> {
+        let leaf = |kind: &&Kind| kind.then != Then::Inside;
+        let leaves =
+            any_of(KINDS.iter().copied().filter(leaf).collect(), Just(Written::new("relu", &[])).boxed());
+        let once = any_of(KINDS.to_vec(), leaves);
+        any_of(KINDS.to_vec(), once)
     }
 
     proptest! {

@@ -1,13 +1,13 @@
 //! Shapes: what goes into a layer, what comes out, and one clear sentence where the two do not fit.
 //!
-//! A shape is that of one sample; the batch is never part of it. Every layer's rule stands in [`Layer::output`], and
+//! A shape is that of one sample; the batch is never part of it. Every layer's rule stands in its own file ([`Layer::output`]), and
 //! everything else that needs shapes (flops, activation bytes, models written by hand) walks through it.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::{Activation, Input, Layer, Model};
+use super::{Input, Layer, Model, TiedLinear};
 
 /// The shape of one sample somewhere inside a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -65,7 +65,7 @@ impl Shape {
     }
 
     /// The same positions with another size of the last dimension.
-    fn with_last(self, size: usize) -> Shape {
+    pub(super) fn with_last(self, size: usize) -> Shape {
         match self {
             Shape::Tokens { seq } | Shape::Sequence { seq, .. } => Shape::Sequence { seq, width: size },
             Shape::Image { height, width, .. } => Shape::Image { height, width, channels: size },
@@ -74,7 +74,7 @@ impl Shape {
     }
 
     /// Whether a dimension is zero.
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.elements() == 0
     }
 }
@@ -134,7 +134,7 @@ impl Model {
             self.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
         let mut problem = None;
         self.for_each(&mut |layer| {
-            let Layer::TiedLinear { weight, input, output } = layer else { return };
+            let Layer::TiedLinear(TiedLinear { weight, input, output }) = layer else { return };
             if owned.get(weight).is_none_or(|shape| *shape != [*output, *input]) {
                 problem = Some(format!("no layer has a weight `{weight}` of {output} x {input}"));
             }
@@ -175,27 +175,25 @@ pub(super) fn step(
     place: &str,
     visit: &mut dyn FnMut(&Layer, Shape, Shape),
 ) -> Result<Shape, ShapeError> {
+    let layer_word = layer.kind();
     let fail = |problem| ShapeError { layer: format!("{place} ({})", label(layer)), problem };
-    let output = if let Layer::Residual { branch, shortcut } = layer {
-        if branch.is_empty() {
-            return Err(fail("the branch of a residual needs at least one layer".into()));
-        }
-        let mut side = |layers: &[Layer], name: &str| {
-            let mut inner = shape;
-            for (i, layer) in layers.iter().enumerate() {
-                inner = step(layer, inner, &format!("{place} (residual), {name} {i}"), visit)?;
+    let output = match layer.entry().sides() {
+        Some(sides) => {
+            if matches!(layer, Layer::Residual(residual) if residual.branch.is_empty()) {
+                return Err(fail("the branch of a residual needs at least one layer".into()));
             }
-            Ok(inner)
-        };
-        let (long, short) = (side(branch, "branch")?, side(shortcut, "shortcut")?);
-        if long != short {
-            let problem =
-                format!("its sides must have one shape: the branch gives {long}, the shortcut {short}");
-            return Err(fail(problem));
+            let mut ends = Vec::with_capacity(sides.all.len());
+            for side in &sides.all {
+                let mut inner = shape;
+                for (i, layer) in side.layers.iter().enumerate() {
+                    let place = format!("{place} ({layer_word}), {} {i}", side.label);
+                    inner = step(layer, inner, &place, visit)?;
+                }
+                ends.push(inner);
+            }
+            sides.meet(&ends).map_err(fail)?
         }
-        long
-    } else {
-        layer.output(shape).map_err(fail)?
+        None => layer.output(shape).map_err(fail)?,
     };
     visit(layer, shape, output);
     Ok(output)
@@ -207,178 +205,5 @@ fn label(layer: &Layer) -> String {
         // A name made from the position says the number twice.
         Some(name) if !name.starts_with("layers.") => format!("{} `{name}`", layer.kind()),
         _ => layer.kind().into(),
-    }
-}
-
-impl Layer {
-    /// The word for this kind of layer in run files and messages.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Layer::Linear { .. } => "linear",
-            Layer::TiedLinear { .. } => "tied_linear",
-            Layer::Conv { .. } => "conv",
-            Layer::MaxPool { .. } => "max_pool",
-            Layer::AvgPool { .. } => "avg_pool",
-            Layer::GlobalAvgPool => "global_avg_pool",
-            Layer::AdaptiveAvgPool { .. } => "adaptive_avg_pool",
-            Layer::Flatten => "flatten",
-            Layer::PadChannels { .. } => "pad_channels",
-            Layer::BatchNorm { .. } => "batch_norm",
-            Layer::LayerNorm { .. } => "layer_norm",
-            Layer::RmsNorm { .. } => "rms_norm",
-            Layer::Activation(Activation::Relu) => "relu",
-            Layer::Activation(Activation::Gelu) => "gelu",
-            Layer::Activation(Activation::Silu) => "silu",
-            Layer::Dropout { .. } => "dropout",
-            Layer::Embedding { .. } => "embedding",
-            Layer::PositionEmbedding { .. } => "position",
-            Layer::Attention { .. } => "attention",
-            Layer::Residual { .. } => "residual",
-        }
-    }
-
-    /// The prefix of its parameters' names, where it has parameters of its own.
-    pub fn name(&self) -> Option<&str> {
-        match self {
-            Layer::Linear { name, .. }
-            | Layer::Conv { name, .. }
-            | Layer::BatchNorm { name, .. }
-            | Layer::LayerNorm { name, .. }
-            | Layer::RmsNorm { name, .. }
-            | Layer::Embedding { name, .. }
-            | Layer::PositionEmbedding { name, .. } => Some(name),
-            _ => None,
-        }
-    }
-
-    /// The shape that comes out when `input` goes in, or what is wrong. Of a residual: that of its branch.
-    pub fn output(&self, input: Shape) -> Result<Shape, String> {
-        let output = match *self {
-            Layer::Linear { input: width, output, .. } | Layer::TiedLinear { input: width, output, .. } => {
-                match input {
-                    Shape::Image { .. } => {
-                        return Err(format!("takes vectors, got {input}; put a flatten before it"));
-                    }
-                    Shape::Tokens { .. } => return Err(needs_floats(input)),
-                    _ => expect_last(input, width)?.with_last(output),
-                }
-            }
-            Layer::Conv { input: channels, output, kernel, stride, padding, .. } => {
-                windows(expect_last(image(input)?, channels)?, kernel, stride, padding)?.with_last(output)
-            }
-            Layer::MaxPool { kernel, stride, padding } => {
-                if padding > kernel / 2 {
-                    return Err(format!("padding {padding} is more than half of the window of {kernel}"));
-                }
-                windows(image(input)?, kernel, stride, padding)?
-            }
-            Layer::AvgPool { kernel, stride } => windows(image(input)?, kernel, stride, 0)?,
-            Layer::GlobalAvgPool => Shape::Vector { width: image(input)?.last() },
-            Layer::AdaptiveAvgPool { size } => {
-                Shape::Image { height: size, width: size, channels: image(input)?.last() }
-            }
-            Layer::Flatten => {
-                let elements = image(input)?.elements();
-                Shape::Vector {
-                    width: usize::try_from(elements).map_err(|_| format!("{input} is too large"))?,
-                }
-            }
-            Layer::PadChannels { input: channels, output } => {
-                if output < channels {
-                    return Err(format!("cannot pad {channels} channels to {output}"));
-                }
-                expect_last(image(input)?, channels)?.with_last(output)
-            }
-            Layer::BatchNorm { channels, .. } => match input {
-                Shape::Image { .. } | Shape::Vector { .. } => expect_last(input, channels)?,
-                _ => return Err(format!("takes images or vectors, got {input}")),
-            },
-            Layer::LayerNorm { width, .. } | Layer::RmsNorm { width, .. } => match input {
-                Shape::Tokens { .. } => return Err(needs_floats(input)),
-                _ => expect_last(input, width)?,
-            },
-            Layer::Activation(_) => match input {
-                Shape::Tokens { .. } => return Err(needs_floats(input)),
-                _ => input,
-            },
-            Layer::Dropout { rate } => match input {
-                Shape::Tokens { .. } => return Err(needs_floats(input)),
-                _ if !(0.0..1.0).contains(&rate) => {
-                    return Err(format!("rate must be in [0, 1), got {rate}"));
-                }
-                _ => input,
-            },
-            Layer::Embedding { vocab, width, .. } => match input {
-                Shape::Tokens { .. } if vocab == 0 => return Err("needs a vocabulary of at least 1".into()),
-                Shape::Tokens { .. } => input.with_last(width),
-                _ => return Err(format!("takes token ids, got {input}")),
-            },
-            Layer::PositionEmbedding { context, width, .. } => match sequence(input)? {
-                (seq, _) if seq > context => {
-                    return Err(format!("has {context} positions, got a sequence of {seq}"));
-                }
-                _ => expect_last(input, width)?,
-            },
-            Layer::Attention { heads, width } => {
-                sequence(input)?;
-                if heads == 0 || !width.is_multiple_of(heads) {
-                    return Err(format!("{heads} heads do not divide the width {width}"));
-                }
-                if input.last() != width.saturating_mul(3) {
-                    let problem = "takes queries, keys and values side by side";
-                    return Err(format!("{problem}, three times its width {width}, got {input}"));
-                }
-                input.with_last(width)
-            }
-            Layer::Residual { ref branch, .. } => {
-                let mut shape = input;
-                for layer in branch {
-                    shape = layer.output(shape)?;
-                }
-                shape
-            }
-        };
-        if output.is_empty() {
-            return Err(format!("every dimension must be at least 1, and it gives {output}"));
-        }
-        Ok(output)
-    }
-}
-
-fn needs_floats(input: Shape) -> String {
-    format!("takes vectors, got {input}; put an embedding before it")
-}
-
-fn expect_last(input: Shape, wanted: usize) -> Result<Shape, String> {
-    if input.last() == wanted { Ok(input) } else { Err(format!("takes {wanted} elements, got {input}")) }
-}
-
-fn image(input: Shape) -> Result<Shape, String> {
-    if matches!(input, Shape::Image { .. }) { Ok(input) } else { Err(format!("takes an image, got {input}")) }
-}
-
-fn sequence(input: Shape) -> Result<(usize, usize), String> {
-    match input {
-        Shape::Sequence { seq, width } => Ok((seq, width)),
-        _ => Err(format!("takes a sequence of vectors, got {input}")),
-    }
-}
-
-/// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + 2 padding - kernel) / stride) + 1.
-fn windows(input: Shape, kernel: usize, stride: usize, padding: usize) -> Result<Shape, String> {
-    let Shape::Image { height, width, channels } = input else { return image(input) };
-    if kernel == 0 || stride == 0 {
-        return Err(format!("kernel and stride must be at least 1, got {kernel} and {stride}"));
-    }
-    let along = |n: usize| {
-        let padded = n.saturating_add(padding.saturating_mul(2));
-        padded.checked_sub(kernel).map(|room| room / stride + 1)
-    };
-    match (along(height), along(width)) {
-        (Some(height), Some(width)) => Ok(Shape::Image { height, width, channels }),
-        _ => {
-            let border = if padding > 0 { format!(" with a border of {padding}") } else { String::new() };
-            Err(format!("a window of {kernel} x {kernel} is larger than {input}{border}"))
-        }
     }
 }

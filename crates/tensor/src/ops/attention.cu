@@ -25,7 +25,8 @@
 // - Long blocks start first, over teams of heads (see `place`).
 //
 // Shapes
-//   qkv, dqkv: [batch, seq, 3, heads, HEAD] bf16    query, key and value of a token side by side
+//   qkv, dqkv: [batch, seq, heads + 2 kv_heads, HEAD] bf16    query, key and value of a token side by side; a head
+//                                                   of keys and values serves heads / kv_heads neighbouring heads of queries
 //   y, dy:     [batch, seq, heads * HEAD]   bf16
 //   logsumexp: [batch, heads, seq]          f32     of the scaled scores, natural logarithm
 //   rows:      [batch, heads, seq, 2]       f32     workspace of the backward: what the sums of a query's scores
@@ -34,9 +35,11 @@
 //
 // Launch: grid ceil(seq / rows) * heads * batch (one-dimensional), with rows, threads of a block and bytes of
 // dynamic shared memory as `attention_geometry` at the end gives them per kernel, where attention/cuda.rs reads them.
-//   attention_forward(qkv, y, logsumexp, seq, heads)
-//   attention_backward_query(qkv, y, dy, logsumexp, rows, dqkv, seq, heads)    first: writes rows and dq
-//   attention_backward_key(qkv, dy, rows, dqkv, seq, heads)                    then: writes dk and dv
+//   attention_forward(qkv, y, logsumexp, seq, heads, kv_heads)
+//   attention_backward_query(qkv, y, dy, logsumexp, rows, dqkv, seq, heads, kv_heads)    first: writes rows and dq
+//   attention_backward_key(qkv, dy, rows, dkv, seq, heads, kv_heads)                     then: writes dk and dv, see `key_place`
+//   attention_sum_groups(dkv, dqkv, n, heads, kv_heads)    last, where heads share: n = batch * seq * 2 * kv_heads * HEAD,
+//                                                          grid ceil(n / 256), block 256
 //
 // Where the time goes (H200, Nsight Compute): the tensor pipe is busy half of the time, shared memory up to
 // 60 %, issue slots 35 %; with two warps a scheduler the rest is latency. Tried and slower: rows padded by 16
@@ -51,5 +54,18 @@ extern "C" __constant__ int attention_geometry[3][3] = {
     {backward_query::ROWS, backward_query::THREADS, backward_query::SHARED},
     {backward_key::ROWS, backward_key::THREADS, backward_key::SHARED},
 };
+
+// dk and dv of a shared head: the sum of what each head of queries of its group has left, in their order.
+extern "C" __global__ void __launch_bounds__(256) attention_sum_groups(const half_word* __restrict__ dkv, half_word* __restrict__ dqkv, long long n, int heads, int kv_heads) {
+    const long long i = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
+    if (i >= n) return;
+    const int group = heads / kv_heads, shared_width = kv_heads * HEAD, width = heads * HEAD;
+    const long long token = i / (2 * shared_width);
+    const int column = i % (2 * shared_width), part = column / shared_width, head = column % shared_width / HEAD;
+    const half_word* from = dkv + (token * 2 + part) * width + head * group * HEAD + column % HEAD;
+    float sum = 0.0f;
+    for (int g = 0; g < group; ++g) sum += __uint_as_float(static_cast<u32>(from[g * HEAD]) << 16);
+    dqkv[token * (width + 2 * shared_width) + width + column] = static_cast<half_word>(f32_to_bf16x2(sum, 0.0f) & 0xffffu);
+}
 
 }  // namespace attention

@@ -4,8 +4,9 @@
 //! s = q k' / sqrt(d) where key <= query,   p = softmax(s),   y = p v
 //! dv = p' dy,   dp = dy v',   ds = p (dp - rowsum(dy y)) / sqrt(d),   dq = ds k,   dk = ds' q
 //! ```
-//! qkv: [batch, seq, 3 c], queries, keys and values side by side, each [heads, d] within c = heads d;
-//! y: [batch, seq, c]; logsumexp of the scores of each query: f32 [batch, heads, seq].
+//! qkv: [batch, seq, c + 2 kv_heads d], queries, keys and values side by side: [heads, d], c = heads d, then [kv_heads, d] twice;
+//! y: [batch, seq, c]; logsumexp of the scores of each query: f32 [batch, heads, seq]. Where there are fewer heads of keys and
+//! values, each serves heads / kv_heads neighbouring heads of queries, and its gradient is the sum over them.
 //!
 //! Probabilities enter products in the tensor's own type, sums are f32.
 
@@ -20,8 +21,8 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// The attention's output and the logsumexp that [`backward`] needs.
-pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
-    let z = Sizes::new(qkv, heads);
+pub fn forward(qkv: &Tensor, heads: usize, kv_heads: usize) -> Result<(Tensor, Tensor)> {
+    let z = Sizes::new(qkv, heads, kv_heads);
     match &qkv.device() {
         Device::Cpu(cpu) => host::forward(cpu, qkv, &z),
         Device::Cuda(card) => cuda::forward(card, qkv, &z),
@@ -29,8 +30,15 @@ pub fn forward(qkv: &Tensor, heads: usize) -> Result<(Tensor, Tensor)> {
 }
 
 /// The gradient of `qkv`, from what [`forward`] took and gave.
-pub fn backward(dy: &Tensor, qkv: &Tensor, y: &Tensor, logsumexp: &Tensor, heads: usize) -> Result<Tensor> {
-    let z = Sizes::new(qkv, heads);
+pub fn backward(
+    dy: &Tensor,
+    qkv: &Tensor,
+    y: &Tensor,
+    logsumexp: &Tensor,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<Tensor> {
+    let z = Sizes::new(qkv, heads, kv_heads);
     assert_eq!(dy.shape(), [z.batch, z.t, z.c], "the gradient of attention's output");
     assert_eq!(y.shape(), dy.shape(), "attention's output");
     assert_eq!(logsumexp.shape(), [z.batch, heads, z.t], "attention's logsumexp");
@@ -48,22 +56,37 @@ struct Sizes {
     t: usize,
     c: usize,
     heads: usize,
+    kv_heads: usize,
     d: usize,
     scale: f32,
 }
 
 impl Sizes {
-    fn new(qkv: &Tensor, heads: usize) -> Sizes {
+    fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> Sizes {
         let &[batch, t, width] = qkv.shape() else {
-            panic!("qkv is [batch, seq, 3 c], got {:?}", qkv.shape())
+            panic!("qkv is [batch, seq, columns], got {:?}", qkv.shape())
         };
-        assert!(heads > 0 && width % (3 * heads) == 0, "{width} columns are not 3 x {heads} heads");
-        let d = width / 3 / heads;
-        Sizes { batch, t, c: width / 3, heads, d, scale: 1.0 / (d as f32).sqrt() }
+        let shared_out = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        assert!(shared_out, "{kv_heads} heads of keys and values for {heads} heads of queries");
+        let all = heads + 2 * kv_heads;
+        assert!(width.is_multiple_of(all), "{width} columns are not {heads} + 2 x {kv_heads} heads");
+        let d = width / all;
+        Sizes { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
     }
 
+    /// Heads of all sequences.
     fn tasks(&self) -> usize {
         self.batch * self.heads
+    }
+
+    /// Heads of queries that share one of keys and values.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Columns of qkv.
+    fn width(&self) -> usize {
+        self.c + 2 * self.kv_heads * self.d
     }
 
     /// Where a task's columns begin in row `row` of its sequence, in a tensor [batch, seq, c].
@@ -71,14 +94,16 @@ impl Sizes {
         ((task / self.heads) * self.t + row) * self.c + task % self.heads * self.d
     }
 
-    /// The same for the queries in [batch, seq, 3 c]; keys are c further on, values 2 c.
-    fn qkv_row(&self, task: usize, row: usize) -> usize {
-        ((task / self.heads) * self.t + row) * 3 * self.c + task % self.heads * self.d
+    /// The same of its queries, keys and values in qkv.
+    fn qkv_rows(&self, task: usize, row: usize) -> [usize; 3] {
+        let (sequence, head) = (task / self.heads, task % self.heads);
+        let start = (sequence * self.t + row) * self.width();
+        let shared = start + self.c + head / self.group() * self.d;
+        [start + head * self.d, shared, shared + self.kv_heads * self.d]
     }
 
-    /// The queries, keys and values of a task, rows 3 c apart.
+    /// The queries, keys and values of a task, rows [`Sizes::width`] apart.
     fn head<'a, T>(&self, qkv: &'a [T], task: usize) -> [&'a [T]; 3] {
-        let at = self.qkv_row(task, 0);
-        [&qkv[at..], &qkv[at + self.c..], &qkv[at + 2 * self.c..]]
+        self.qkv_rows(task, 0).map(|at| &qkv[at..])
     }
 }

@@ -6,7 +6,7 @@
 // No atomics, fixed order: runs repeat bit for bit. Built once per head size: -DHEAD=64 (any number up to 256).
 //
 // Shapes (f32 throughout)
-//   qkv, dqkv: [batch, seq, 3, heads, HEAD]
+//   qkv, dqkv: [batch, seq, heads + 2 kv_heads, HEAD]
 //   y, dy:     [batch, seq, heads * HEAD]
 //   logsumexp: [batch, heads, seq]       of the scaled scores, natural logarithm
 //   rows:      [batch, heads, seq, 2]    workspace of the backward: logsumexp, sum of dy * y over the head
@@ -78,23 +78,24 @@ __device__ __forceinline__ void write_rows(const float (&sum)[MINE][COLUMNS], co
 // Where a block works: its first row, and what belongs to its head.
 struct Place {
     int block;
-    long long width, stride, token, heads_row;  // heads_row: start in [batch, heads, seq]
+    long long width, shared_width, stride, shared, token, heads_row;  // shared: column of its keys; heads_row: start in [batch, heads, seq]
     int head;
-    __device__ __forceinline__ Place(int seq, int heads, bool last_first) {
+    __device__ __forceinline__ Place(int seq, int heads, int kv_heads, bool last_first) {
         const int blocks = (seq + SIDE - 1) / SIDE, item = blockIdx.x / blocks, at = blockIdx.x % blocks;
         block = (last_first ? blocks - 1 - at : at) * SIDE;
         head = item % heads;
-        width = static_cast<long long>(heads) * HEAD, stride = 3 * width;
+        width = static_cast<long long>(heads) * HEAD, shared_width = static_cast<long long>(kv_heads) * HEAD;
+        stride = width + 2 * shared_width, shared = width + head / (heads / kv_heads) * HEAD;
         token = static_cast<long long>(item / heads) * seq;
         heads_row = static_cast<long long>(item) * seq;
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(const float* __restrict__ qkv, float* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(const float* __restrict__ qkv, float* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads, int kv_heads) {
     extern __shared__ float tiles[];
     float *queries = tiles, *keys = tiles + TILE, *values = keys + TILE;
-    const Place at(seq, heads, true);
-    const float* query = qkv + at.token * at.stride + at.head * HEAD;
+    const Place at(seq, heads, kv_heads, true);
+    const float *query = qkv + at.token * at.stride + at.head * HEAD, *key = qkv + at.token * at.stride + at.shared;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = at.block + warp * MINE;
     copy_tile(queries, query, at.stride, at.block, seq);
 
@@ -102,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(cons
     for (int m = 0; m < MINE; ++m) top[m] = __int_as_float(0xff800000), total[m] = 0.0f;
     for (int first = 0; first < min(at.block + SIDE, seq); first += SIDE) {
         __syncthreads();
-        copy_tile(keys, query + at.width, at.stride, first, seq);
-        copy_tile(values, query + 2 * at.width, at.stride, first, seq);
+        copy_tile(keys, key, at.stride, first, seq);
+        copy_tile(values, key + at.shared_width, at.stride, first, seq);
         __syncthreads();
         float s[MINE];
         dots(s, queries + warp * MINE * PITCH, keys);
@@ -134,11 +135,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward_f32(cons
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f32(const float* __restrict__ qkv, const float* __restrict__ y, const float* __restrict__ dy,
                                                                                   const float* __restrict__ logsumexp, float2* __restrict__ rows, float* __restrict__ dqkv, int seq,
-                                                                                  int heads) {
+                                                                                  int heads, int kv_heads) {
     extern __shared__ float tiles[];
     float *queries = tiles, *dys = tiles + TILE, *keys = dys + TILE, *values = keys + TILE;
-    const Place at(seq, heads, true);
-    const float* query = qkv + at.token * at.stride + at.head * HEAD;
+    const Place at(seq, heads, kv_heads, true);
+    const float *query = qkv + at.token * at.stride + at.head * HEAD, *key = qkv + at.token * at.stride + at.shared;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = at.block + warp * MINE;
     y += at.token * at.width + at.head * HEAD;
     dy += at.token * at.width + at.head * HEAD;
@@ -157,8 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f
     }
     for (int first = 0; first < min(at.block + SIDE, seq); first += SIDE) {
         __syncthreads();
-        copy_tile(keys, query + at.width, at.stride, first, seq);
-        copy_tile(values, query + 2 * at.width, at.stride, first, seq);
+        copy_tile(keys, key, at.stride, first, seq);
+        copy_tile(values, key + at.shared_width, at.stride, first, seq);
         __syncthreads();
         float s[MINE], d[MINE];
         dots(s, queries + warp * MINE * PITCH, keys);
@@ -173,15 +174,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_f
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_key_f32(const float* __restrict__ qkv, const float* __restrict__ dy, const float2* __restrict__ rows, float* __restrict__ dqkv, int seq, int heads) {
+    attention_backward_key_f32(const float* __restrict__ qkv, const float* __restrict__ dy, const float2* __restrict__ rows, float* __restrict__ dkv, int seq, int heads, int kv_heads) {
     extern __shared__ float tiles[];
     float *keys = tiles, *values = tiles + TILE, *queries = values + TILE, *dys = queries + TILE;
-    const Place at(seq, heads, false);
-    const float* query = qkv + at.token * at.stride + at.head * HEAD;
+    const Place at(seq, heads, kv_heads, false);
+    const float *query = qkv + at.token * at.stride + at.head * HEAD, *key = qkv + at.token * at.stride + at.shared;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = at.block + warp * MINE;
     dy += at.token * at.width + at.head * HEAD;
-    copy_tile(keys, query + at.width, at.stride, at.block, seq);
-    copy_tile(values, query + 2 * at.width, at.stride, at.block, seq);
+    copy_tile(keys, key, at.stride, at.block, seq);
+    copy_tile(values, key + at.shared_width, at.stride, at.block, seq);
 
     float dk[MINE][COLUMNS] = {}, dv[MINE][COLUMNS] = {};
     for (int first = at.block; first < seq; first += SIDE) {
@@ -201,12 +202,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         gather(dv, s, dys);
         gather(dk, d, queries);
     }
-    float* to = dqkv + at.token * at.stride + at.head * HEAD;
+    // Where heads of queries share keys and values, each writes to a place of its own in [batch, seq, 2, heads, HEAD].
+    const long long out_stride = kv_heads == heads ? at.stride : 2 * at.width;
+    float* to = dkv + at.token * out_stride + (kv_heads == heads ? at.width : 0) + at.head * HEAD;
     float factor[MINE];
     for (int m = 0; m < MINE; ++m) factor[m] = scale();
-    write_rows(dk, factor, to + at.width, at.stride, row, seq);
+    write_rows(dk, factor, to, out_stride, row, seq);
     for (int m = 0; m < MINE; ++m) factor[m] = 1.0f;
-    write_rows(dv, factor, to + 2 * at.width, at.stride, row, seq);
+    write_rows(dv, factor, to + at.width, out_stride, row, seq);
+}
+
+// As in attention.cu.
+extern "C" __global__ void __launch_bounds__(256) attention_sum_groups_f32(const float* __restrict__ dkv, float* __restrict__ dqkv, long long n, int heads, int kv_heads) {
+    const long long i = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
+    if (i >= n) return;
+    const int group = heads / kv_heads, shared_width = kv_heads * HEAD, width = heads * HEAD;
+    const long long token = i / (2 * shared_width);
+    const int column = i % (2 * shared_width), part = column / shared_width, head = column % shared_width / HEAD;
+    const float* from = dkv + (token * 2 + part) * width + head * group * HEAD + column % HEAD;
+    float sum = 0.0f;
+    for (int g = 0; g < group; ++g) sum += from[g * HEAD];
+    dqkv[token * (width + 2 * shared_width) + width + column] = sum;
 }
 
 }  // namespace attention_f32

@@ -4,6 +4,7 @@ pub mod activation;
 pub mod attention;
 pub mod batch_norm;
 pub mod cast;
+pub mod columns;
 pub mod compress;
 pub mod conv;
 pub mod cross_entropy;

@@ -293,14 +293,14 @@ mod tests {
 
     /// A head of its own weights in either order, with a bias.
     fn head(order: WeightOrder, dtype: DType) -> (Linear, Weights) {
-        let layer = spec::Layer::Linear {
+        let layer = spec::Layer::Linear(spec::Linear {
             name: "head".into(),
             input: WIDTH,
             output: CLASSES,
             bias: true,
             order,
             init: Init::Normal(0.2),
-        };
+        });
         let spec = spec::Model {
             name: "head".into(),
             input: Input::Image { height: 1, width: 1, channels: WIDTH },

@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod branches;
 mod chain;
 mod conv;
 mod dropout;
@@ -17,7 +18,6 @@ mod linear;
 mod norm;
 mod pool;
 mod recompute;
-mod residual;
 
 use std::fmt::Debug;
 
@@ -26,6 +26,8 @@ use espalier_tensor::Tensor;
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
+use branches::sum;
+pub(crate) use branches::{Branches, Residual, Sequence};
 pub(crate) use chain::{Before, Chain};
 pub(crate) use conv::ConvLayer;
 pub(crate) use dropout::Dropout;
@@ -38,8 +40,6 @@ pub(crate) use linear::Linear;
 pub(crate) use norm::{BatchNorm, Norm};
 pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
 pub(crate) use recompute::Recompute;
-use residual::sum;
-pub(crate) use residual::{Residual, Sequence};
 
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
@@ -139,6 +139,8 @@ pub struct BatchStatistics {
     pub count: usize,
     /// Which group of samples of the micro-batch.
     pub group: usize,
+    /// What was added to the variances.
+    pub eps: f32,
 }
 
 /// Tensors that wait for the backward pass, last in, first out.

@@ -10,15 +10,24 @@ use super::{Backward, BatchStatistics, Forward, Layer, Mode};
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
 
-const EPS: f32 = 1e-5;
-
 /// A norm over the last dimension.
 #[derive(Debug)]
 pub(crate) enum Norm {
-    /// Subtract the mean, divide by the deviation, scale, shift.
-    Layer { scale: ParameterId, shift: ParameterId },
+    /// Subtract the mean, divide by the deviation, scale, and shift where there is one.
+    Layer { scale: ParameterId, shift: Option<ParameterId>, eps: f32 },
     /// Divide by the root mean square, scale.
-    Rms { scale: ParameterId },
+    Rms { scale: ParameterId, eps: f32 },
+}
+
+/// The shift, or zeros like the scale.
+fn shift_or_zeros(weights: &Weights, scale: ParameterId, shift: Option<ParameterId>) -> Result<Tensor> {
+    match shift {
+        Some(shift) => Ok(weights.get(shift).clone()),
+        None => {
+            let scale = weights.get(scale);
+            Ok(Tensor::zeros(&scale.device(), scale.shape(), scale.dtype(), Category::Workspace)?)
+        }
+    }
 }
 
 impl Norm {
@@ -32,11 +41,13 @@ impl Norm {
         weights: &Weights,
     ) -> Result<(Tensor, Tensor)> {
         Ok(match *self {
-            Norm::Layer { scale, shift } => {
-                let (scale, shift) = (weights.get(scale), weights.get(shift));
-                layer_norm::backward_remaking(dy, x, scale, shift, statistics, plus)?
+            Norm::Layer { scale, shift, .. } => {
+                let shift = shift_or_zeros(weights, scale, shift)?;
+                layer_norm::backward_remaking(dy, x, weights.get(scale), &shift, statistics, plus)?
             }
-            Norm::Rms { scale } => rms_norm::backward_remaking(dy, x, weights.get(scale), statistics, plus)?,
+            Norm::Rms { scale, .. } => {
+                rms_norm::backward_remaking(dy, x, weights.get(scale), statistics, plus)?
+            }
         })
     }
 
@@ -49,15 +60,16 @@ impl Norm {
         pass: &mut Backward<'_>,
     ) -> Result<()> {
         match *self {
-            Norm::Layer { scale, shift } => {
+            Norm::Layer { scale, shift, .. } => {
                 let dtype = pass.weights.get(scale).dtype();
                 let gradients = Box::new(move |_| {
-                    let (scale, shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
-                    Ok(vec![scale, shift])
+                    let (of_scale, of_shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
+                    Ok([of_scale].into_iter().chain(shift.map(|_| of_shift)).collect())
                 });
-                pass.sink.accept(&[scale, shift], gradients)
+                let parameters: Vec<ParameterId> = [scale].into_iter().chain(shift).collect();
+                pass.sink.accept(&parameters, gradients)
             }
-            Norm::Rms { scale } => {
+            Norm::Rms { scale, .. } => {
                 let dtype = pass.weights.get(scale).dtype();
                 let gradients =
                     Box::new(move |_| Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
@@ -72,8 +84,10 @@ impl Layer for Norm {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let get = |id| pass.weights.get(id);
         let (y, statistics) = match *self {
-            Norm::Layer { scale, shift } => layer_norm::forward(&x, get(scale), get(shift), EPS)?,
-            Norm::Rms { scale } => rms_norm::forward(&x, get(scale), EPS)?,
+            Norm::Layer { scale, shift, eps } => {
+                layer_norm::forward(&x, get(scale), &shift_or_zeros(pass.weights, scale, shift)?, eps)?
+            }
+            Norm::Rms { scale, eps } => rms_norm::forward(&x, get(scale), eps)?,
         };
         pass.stash.push(x);
         pass.stash.push(statistics);
@@ -85,7 +99,7 @@ impl Layer for Norm {
         let get = |id| pass.weights.get(id);
         let dx = match *self {
             Norm::Layer { scale, .. } => layer_norm::backward_input(&dy, &x, get(scale), &statistics)?,
-            Norm::Rms { scale } => rms_norm::backward_input(&dy, &x, get(scale), &statistics)?,
+            Norm::Rms { scale, .. } => rms_norm::backward_input(&dy, &x, get(scale), &statistics)?,
         };
         self.send_gradients(dy, x, statistics, pass)?;
         Ok(Some(dx))
@@ -104,6 +118,8 @@ pub(crate) struct BatchNorm {
     pub running_variance: BufferId,
     /// Samples; 0: all there are.
     pub group: usize,
+    /// Added to variances.
+    pub eps: f32,
 }
 
 impl BatchNorm {
@@ -115,7 +131,8 @@ impl BatchNorm {
 
     fn measured(&self, mean: &Tensor, rstd: &Tensor, count: usize, group: usize) -> BatchStatistics {
         let (mean_id, variance_id) = (self.running_mean, self.running_variance);
-        BatchStatistics { mean_id, variance_id, mean: mean.clone(), rstd: rstd.clone(), count, group }
+        let (mean, rstd, eps) = (mean.clone(), rstd.clone(), self.eps);
+        BatchStatistics { mean_id, variance_id, mean, rstd, count, group, eps }
     }
 
     /// One group after the other: leaves the input, then mean and deviation of each.
@@ -125,7 +142,7 @@ impl BatchNorm {
         let (mut y, mut left) = (x.empty_like(Category::Activations)?, Vec::new());
         for group in 0..groups {
             let part = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
-            let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, EPS)?;
+            let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, self.eps)?;
             rows::put(&mut y, group * rows, &part)?;
             pass.statistics.push(self.measured(&mean, &rstd, rows, group));
             left.extend([mean, rstd]);
@@ -175,7 +192,7 @@ impl Layer for BatchNorm {
         if pass.mode == Mode::Evaluate {
             let (mean, variance) =
                 (pass.weights.buffer(self.running_mean), pass.weights.buffer(self.running_variance));
-            return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, EPS)?);
+            return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, self.eps)?);
         }
         let groups = self.groups(&x);
         if groups > 1 {
@@ -183,10 +200,10 @@ impl Layer for BatchNorm {
         }
         let (y, mean, rstd, count) = match &pass.share.norm_group {
             None => {
-                let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, EPS)?;
+                let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps)?;
                 (y, mean, rstd, x.rows())
             }
-            Some(group) => batch_norm::forward_part(&x, scale, shift, EPS, |own| sum_over(group, own))?,
+            Some(group) => batch_norm::forward_part(&x, scale, shift, self.eps, |own| sum_over(group, own))?,
         };
         pass.statistics.push(self.measured(&mean, &rstd, count, 0));
         pass.stash.push(x);
@@ -222,6 +239,6 @@ impl BatchStatistics {
     /// Folds the batch's statistics into the running ones.
     pub fn fold_into(&self, weights: &mut Weights) -> Result<()> {
         let [mean, variance] = weights.buffers_mut(self.mean_id, self.variance_id);
-        Ok(batch_norm::fold(&self.mean, &self.rstd, self.count, EPS, mean, variance)?)
+        Ok(batch_norm::fold(&self.mean, &self.rstd, self.count, self.eps, mean, variance)?)
     }
 }

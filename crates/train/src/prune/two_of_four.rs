@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use espalier_plan::spec::{Layer, WeightOrder};
+use espalier_plan::spec::{Layer, Linear, WeightOrder};
 use rayon::prelude::*;
 
 use super::{Decision, Draw, Moment, Network, Pruner, Words};
@@ -33,7 +33,7 @@ impl Pruner for TwoOfFour {
         }
         let mut input_first = HashSet::new();
         network.plan.model.for_each(&mut |layer| {
-            if let Layer::Linear { name, order: WeightOrder::InOut, .. } = layer {
+            if let Layer::Linear(Linear { name, order: WeightOrder::InOut, .. }) = layer {
                 input_first.insert(format!("{name}.weight"));
             }
         });

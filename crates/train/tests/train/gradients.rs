@@ -3,7 +3,11 @@
 //! The loss is that of training. For each parameter tensor the derivative along random directions is compared with the
 //! gradient. A layer without parameters stands behind one that has some, so that its input gradient is tested too.
 
-use espalier_plan::spec::{Activation, Init, Input, Layer, Model as Spec, WeightOrder};
+use espalier_plan::spec::{
+    Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, Branches, Dropout, Embedding, Init, Input,
+    Join, Layer, LayerNorm, Linear, MaxPool, Model as Spec, PadChannels, PositionEmbedding, Residual,
+    RmsNorm, TiedLinear, WeightOrder,
+};
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Scale, Share, Stash};
@@ -144,8 +148,12 @@ const IMAGE: Input = Input::Image { height: 7, width: 6, channels: 2 };
 
 /// An embedding of width 8, the layers, and a head of 11 logits.
 fn text(layers: Vec<Layer>, width: usize) -> Vec<Layer> {
-    let embedding =
-        Layer::Embedding { name: "embedding".into(), vocab: 11, width: 8, init: Init::Normal(1.0) };
+    let embedding = Layer::Embedding(Embedding {
+        name: "embedding".into(),
+        vocab: 11,
+        width: 8,
+        init: Init::Normal(1.0),
+    });
     [embedding].into_iter().chain(layers).chain([linear("head", width, 11)]).collect()
 }
 
@@ -160,24 +168,28 @@ fn image(layers: Vec<Layer>, channels: usize) -> Vec<Layer> {
 
 #[test]
 fn embedding_and_positions() {
-    let position =
-        Layer::PositionEmbedding { name: "position".into(), context: 9, width: 8, init: Init::Normal(1.0) };
+    let position = Layer::PositionEmbedding(PositionEmbedding {
+        name: "position".into(),
+        context: 9,
+        width: 8,
+        init: Init::Normal(1.0),
+    });
     check(TEXT, text(vec![position], 8), 11);
 }
 
 #[test]
 fn linear_in_both_orders_and_every_activation() {
     for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
-        let other = Layer::Linear {
+        let other = Layer::Linear(Linear {
             name: "conv1d".into(),
             input: 8,
             output: 10,
             bias: true,
             order: WeightOrder::InOut,
             init: Init::Normal(0.4),
-        };
+        });
         // The first activation is fused into its linear layer, the second stands alone behind a norm.
-        let norm = Layer::LayerNorm { name: "norm".into(), width: 10 };
+        let norm = Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 10, eps: 1e-5, bias: true });
         let layers = vec![other, Layer::Activation(kind), norm, Layer::Activation(kind)];
         check(TEXT, text(layers, 10), 11);
     }
@@ -188,16 +200,17 @@ fn linear_in_both_orders_and_every_activation() {
 #[test]
 fn chains_of_linear_layers() {
     let norms = [
-        Layer::LayerNorm { name: "norm".into(), width: 8 },
-        Layer::RmsNorm { name: "norm".into(), width: 8 },
+        Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true }),
+        Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 }),
     ];
     for norm in norms {
         for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
             let middle = |i: usize| [Layer::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
             let branch = [norm.clone(), linear("first", 8, 8)].into_iter().chain(middle(0)).chain(middle(1));
-            let branch: Vec<Layer> = branch.chain([Layer::Dropout { rate: 0.2 }]).chain(middle(2)).collect();
+            let branch: Vec<Layer> =
+                branch.chain([Layer::Dropout(Dropout { rate: 0.2 })]).chain(middle(2)).collect();
             check(TEXT, text(branch.clone(), 8), 11);
-            check(TEXT, text(vec![Layer::Residual { branch, shortcut: vec![] }], 8), 11);
+            check(TEXT, text(vec![Layer::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
         }
     }
 }
@@ -205,9 +218,16 @@ fn chains_of_linear_layers() {
 /// A model that ends in no linear layer: its last layer's output are the logits, even where that layer keeps them.
 #[test]
 fn no_head() {
-    for last in [Layer::Activation(Activation::Relu), Layer::RmsNorm { name: "last".into(), width: 11 }] {
-        let embedding =
-            Layer::Embedding { name: "embedding".into(), vocab: 11, width: 8, init: Init::Normal(1.0) };
+    for last in [
+        Layer::Activation(Activation::Relu),
+        Layer::RmsNorm(RmsNorm { name: "last".into(), width: 11, eps: 1e-5 }),
+    ] {
+        let embedding = Layer::Embedding(Embedding {
+            name: "embedding".into(),
+            vocab: 11,
+            width: 8,
+            init: Init::Normal(1.0),
+        });
         check(TEXT, vec![embedding, linear("middle", 8, 11), last], 11);
     }
 }
@@ -215,36 +235,92 @@ fn no_head() {
 #[test]
 fn a_tied_head() {
     let layers = vec![
-        Layer::Embedding { name: "wte".into(), vocab: 11, width: 8, init: Init::Normal(0.5) },
+        Layer::Embedding(Embedding { name: "wte".into(), vocab: 11, width: 8, init: Init::Normal(0.5) }),
         linear("middle", 8, 8),
-        Layer::TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 },
+        Layer::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 }),
     ];
     check(TEXT, layers, 11);
 }
 
+/// With an epsilon that counts, and without a shift, alone and before a linear layer that has its input made again.
+#[test]
+fn norms_with_an_epsilon_and_without_a_shift() {
+    let layer = |bias| Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 0.5, bias });
+    let rms = Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 0.5 });
+    for norm in [layer(true), layer(false), rms] {
+        check(TEXT, text(vec![norm.clone(), Layer::Activation(Activation::Gelu)], 8), 11);
+        check(TEXT, text(vec![norm, linear("behind", 8, 8)], 8), 11);
+    }
+    let norm = Layer::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group: 0, eps: 0.5 });
+    check(IMAGE, image(vec![norm, Layer::Activation(Activation::Gelu)], 4), 3);
+}
+
 #[test]
 fn norms_of_rows() {
-    check(TEXT, text(vec![Layer::LayerNorm { name: "norm".into(), width: 8 }], 8), 11);
-    check(TEXT, text(vec![Layer::RmsNorm { name: "norm".into(), width: 8 }], 8), 11);
+    check(
+        TEXT,
+        text(vec![Layer::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true })], 8),
+        11,
+    );
+    check(TEXT, text(vec![Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 })], 8), 11);
 }
 
 #[test]
 fn attention() {
-    let layers = vec![linear("qkv", 8, 24), Layer::Attention { heads: 2, width: 8 }];
+    let layers = vec![linear("qkv", 8, 24), Layer::Attention(Attention { heads: 2, kv_heads: 2, width: 8 })];
     check(TEXT, text(layers, 8), 11);
+}
+
+/// Heads of keys and values that two heads of queries share, and one that all share.
+#[test]
+fn attention_with_grouped_queries() {
+    for (kv_heads, columns) in [(2, 8 + 2 * 4), (1, 8 + 2 * 2)] {
+        let attention = Layer::Attention(Attention { heads: 4, kv_heads, width: 8 });
+        check(TEXT, text(vec![linear("qkv", 8, columns), attention], 8), 11);
+    }
+}
+
+/// Two and three ways, empty ones among them, that are added, multiplied and put side by side; of sequences and of images.
+#[test]
+fn branches_of_every_join() {
+    for join in [Join::Sum, Join::Product, Join::Concat] {
+        let ways = |count: usize| match count {
+            2 => vec![
+                vec![linear("gate", 8, 8), Layer::Activation(Activation::Silu)],
+                vec![linear("up", 8, 8)],
+            ],
+            _ => vec![
+                vec![linear("a", 8, 8)],
+                vec![],
+                vec![Layer::Dropout(Dropout { rate: 0.2 }), linear("b", 8, 8)],
+            ],
+        };
+        for count in [2, 3] {
+            let width = if join == Join::Concat { 8 * count } else { 8 };
+            let branches = Layer::Branches(Branches { join, branches: ways(count) });
+            let norm = Layer::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 });
+            check(TEXT, text(vec![norm, branches], width), 11);
+        }
+        let ways = vec![
+            vec![conv("a", 4, 4, 3, 1, 1), Layer::Activation(Activation::Relu)],
+            vec![conv("b", 4, 4, 1, 1, 0)],
+        ];
+        let width = if join == Join::Concat { 8 } else { 4 };
+        check(IMAGE, image(vec![Layer::Branches(Branches { join, branches: ways })], width), 3);
+    }
 }
 
 #[test]
 fn dropout() {
-    check(TEXT, text(vec![Layer::Dropout { rate: 0.4 }, linear("middle", 8, 8)], 8), 11);
+    check(TEXT, text(vec![Layer::Dropout(Dropout { rate: 0.4 }), linear("middle", 8, 8)], 8), 11);
 }
 
 #[test]
 fn residual_with_and_without_a_shortcut() {
     let branch = || vec![Layer::Activation(Activation::Silu), linear("branch", 8, 8)];
-    check(TEXT, text(vec![Layer::Residual { branch: branch(), shortcut: vec![] }], 8), 11);
+    check(TEXT, text(vec![Layer::Residual(Residual { branch: branch(), shortcut: vec![] })], 8), 11);
     let shortcut = vec![linear("shortcut", 8, 8)];
-    check(TEXT, text(vec![Layer::Residual { branch: branch(), shortcut }], 8), 11);
+    check(TEXT, text(vec![Layer::Residual(Residual { branch: branch(), shortcut })], 8), 11);
 }
 
 #[test]
@@ -259,11 +335,11 @@ fn convolutions_of_all_kinds() {
 #[test]
 fn pools() {
     for pool in [
-        Layer::MaxPool { kernel: 2, stride: 2, padding: 0 },
-        Layer::MaxPool { kernel: 3, stride: 2, padding: 1 },
-        Layer::AvgPool { kernel: 2, stride: 2 },
-        Layer::AvgPool { kernel: 3, stride: 1 },
-        Layer::AdaptiveAvgPool { size: 3 },
+        Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0 }),
+        Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1 }),
+        Layer::AvgPool(AvgPool { kernel: 2, stride: 2 }),
+        Layer::AvgPool(AvgPool { kernel: 3, stride: 1 }),
+        Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 3 }),
     ] {
         check(IMAGE, image(vec![pool], 4), 3);
     }
@@ -273,7 +349,8 @@ fn pools() {
 #[test]
 fn batch_norm() {
     for group in [0, 1] {
-        let norm = Layer::BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group };
+        let norm =
+            Layer::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group, eps: 1e-5 });
         check(IMAGE, image(vec![norm, Layer::Activation(Activation::Gelu)], 4), 3);
     }
 }
@@ -282,10 +359,14 @@ fn batch_norm() {
 fn flatten_and_added_channels() {
     // So many inputs with the usual weights would make logits so large that the loss is all but flat.
     let mut head = linear("head", 6 * 7 * 6, 3);
-    if let Layer::Linear { init, .. } = &mut head {
+    if let Layer::Linear(Linear { init, .. }) = &mut head {
         *init = Init::Normal(0.05);
     }
-    let layers =
-        vec![conv("stem", 2, 4, 3, 1, 1), Layer::PadChannels { input: 4, output: 6 }, Layer::Flatten, head];
+    let layers = vec![
+        conv("stem", 2, 4, 3, 1, 1),
+        Layer::PadChannels(PadChannels { input: 4, output: 6 }),
+        Layer::Flatten,
+        head,
+    ];
     check(IMAGE, layers, 3);
 }

@@ -13,7 +13,7 @@ use espalier_train::prune::{count, differing};
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Heard, images, prepare, tiny_gpt};
+use crate::support::{Base, Heard, images, prepare, tiny_gpt, tiny_llama};
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
@@ -58,6 +58,27 @@ fn shared_state_gives_the_bits_of_whole_state_on_every_stage() {
             assert!(held(&shared) < 0.55 * held(&whole), "{what}");
         }
     }
+}
+
+/// A model of grouped queries and gates learns, and learns the same in stages, on replicas, recomputed, and pruned in
+/// compressed state.
+#[test]
+fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
+    let base = tiny_llama(&["train.batch=8", "train.micro_batches=4", "train.eval_samples=8"]);
+    let loss = |base: &Base, steps| summary(base, steps).loss.unwrap();
+    let long = loss(&base.set("train.batch=16"), 40);
+    let first = loss(&base, 1);
+    assert!(long < 0.8 * first, "{first} at first, {} after 40 steps", long);
+    let alone = summary(&base, 6);
+    for (stages, data, schedule) in [(2, 1, "1f1b"), (3, 1, "zb-h1"), (1, 2, ""), (2, 2, "gpipe")] {
+        let (got, wanted) = (loss(&on(&base, stages, data, schedule), 6), alone.loss.unwrap());
+        assert!((got - wanted).abs() < 2e-5, "{stages} stages of {data}, {schedule}: {got}, alone {wanted}");
+    }
+    assert_eq!(summary(&base.set("train.recompute=block"), 6).weights_hash, alone.weights_hash, "recomputed");
+    let pruned = base.set("prune.method=magnitude").set("prune.sparsity=0.7");
+    let [dense, compressed] =
+        ["dense", "compressed"].map(|state| summary(&pruned.set(format!("prune.state={state}")), 6));
+    assert_eq!(dense.weights_hash, compressed.weights_hash, "compressed is masked-dense");
 }
 
 /// Rank 0 speaks for stages that it does not hold, and holds no candidate where it has the embeddings alone.

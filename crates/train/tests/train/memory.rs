@@ -11,7 +11,7 @@ use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::Weights;
 
-use crate::support::{prepare, tiny_cnn, tiny_gpt};
+use crate::support::{prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
 #[test]
 fn kept_activations_are_exactly_those_predicted() {
@@ -19,6 +19,8 @@ fn kept_activations_are_exactly_those_predicted() {
         tiny_gpt(&[]),
         tiny_gpt(&["model.norm=rms", "model.activation=silu"]),
         tiny_gpt(&["train.precision=bf16"]),
+        tiny_llama(&[]),
+        tiny_llama(&["train.precision=bf16"]),
         tiny_cnn(&[]),
         tiny_cnn(&["train.precision=bf16"]),
     ] {

@@ -2,7 +2,7 @@
 
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
-use espalier_plan::spec::{Block, Init, Input, Layer, Model, WeightOrder};
+use espalier_plan::spec::{Block, Conv, Init, Input, Layer, Linear, Model, WeightOrder};
 use espalier_tensor::Device;
 use espalier_train::data::Dataset;
 use espalier_train::run::Observer;
@@ -25,13 +25,13 @@ pub fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bo
 /// A linear layer in PyTorch's order.
 pub fn linear(name: &str, input: usize, output: usize) -> Layer {
     let init = Init::Normal(0.5);
-    Layer::Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init }
+    Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
 }
 
 /// A convolution with bias.
 pub fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
     let init = Init::Normal(0.4);
-    Layer::Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init }
+    Layer::Conv(Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init })
 }
 
 /// A run file with overrides.
@@ -76,6 +76,67 @@ pub fn tiny_gpt(overrides: &[&str]) -> Base {
         schedule = "cosine"
         warmup = 1
         decay_steps = 8
+    "#;
+    base(TEXT, overrides)
+}
+
+/// Two layers as Llama has them (RMS norm, separate queries, keys and values, grouped queries, SwiGLU, no biases), written layer by
+/// layer; docs/run-file.md has the same at another width.
+pub fn tiny_llama(overrides: &[&str]) -> Base {
+    const TEXT: &str = r#"
+        seed = 4
+        [model]
+        name = "custom"
+        context = 24
+        layers = [
+            { type = "embedding", width = 16 },
+            { type = "position" },
+            { type = "residual", branch = [
+                { type = "rms_norm", eps = 1e-6 },
+                { type = "branches", join = "concat", branches = [
+                    [{ type = "linear", output = 16, bias = false }],
+                    [{ type = "linear", output = 8, bias = false }],
+                    [{ type = "linear", output = 8, bias = false }],
+                ] },
+                { type = "attention", heads = 4, kv_heads = 2 },
+                { type = "linear", output = 16, bias = false },
+            ] },
+            { type = "residual", branch = [
+                { type = "rms_norm", eps = 1e-6 },
+                { type = "branches", join = "product", branches = [
+                    [{ type = "linear", output = 44, bias = false }, { type = "silu" }],
+                    [{ type = "linear", output = 44, bias = false }],
+                ] },
+                { type = "linear", output = 16, bias = false },
+            ] },
+            { type = "residual", branch = [
+                { type = "layer_norm", bias = false },
+                { type = "linear", output = 24, bias = false },
+                { type = "attention", heads = 4, kv_heads = 1 },
+                { type = "linear", output = 16, bias = false },
+            ] },
+            { type = "residual", branch = [
+                { type = "rms_norm" },
+                { type = "branches", join = "product", branches = [
+                    [{ type = "linear", output = 44 }, { type = "gelu" }],
+                    [{ type = "linear", output = 44 }],
+                ] },
+                { type = "linear", output = 16 },
+            ] },
+            { type = "rms_norm" },
+            { type = "linear", bias = false },
+        ]
+        [data]
+        kind = "arithmetic"
+        count = 400
+        [train]
+        batch = 4
+        eval_samples = 4
+        [learning_rate]
+        peak = 1e-2
+        schedule = "cosine"
+        warmup = 1
+        decay_steps = 40
     "#;
     base(TEXT, overrides)
 }

@@ -2,7 +2,7 @@
 //!
 //! All start from a truncated normal over the fan-in, with biases at 0.
 
-use super::super::{Layer, Model};
+use super::super::{AvgPool, Conv, Layer, MaxPool, Model, PadChannels, Residual};
 use super::{ImageSize, RELU, block, fan_in, input, linear, windows};
 
 /// Linear layers `fc1`, `fc2`, ... with a ReLU between each two; the image is flattened first. A block per linear.
@@ -28,7 +28,7 @@ pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
 pub fn simple_cnn(image: ImageSize, classes: usize) -> Model {
     let (height, width, channels) = image;
     let stage = |name: &str, input, output| {
-        let pool = Layer::MaxPool { kernel: 2, stride: 2, padding: 0 };
+        let pool = Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0 });
         block(name, vec![conv(name, input, output, 5, 1, 0), RELU, pool])
     };
     let side = |n| windows(windows(windows(windows(n, 5, 1), 2, 2), 5, 1), 2, 2);
@@ -55,11 +55,11 @@ pub fn resnet8(image: ImageSize, classes: usize) -> Model {
         let shortcut = match stride {
             1 => Vec::new(),
             _ => vec![
-                Layer::AvgPool { kernel: 2, stride: 2 },
-                Layer::PadChannels { input: input_channels, output },
+                Layer::AvgPool(AvgPool { kernel: 2, stride: 2 }),
+                Layer::PadChannels(PadChannels { input: input_channels, output }),
             ],
         };
-        blocks.push(block(name, vec![Layer::Residual { branch, shortcut }]));
+        blocks.push(block(name, vec![Layer::Residual(Residual { branch, shortcut })]));
         input_channels = output;
     }
     let head = vec![RELU, Layer::GlobalAvgPool, linear("fc", 64, classes, fan_in(1.0, 64))];
@@ -76,7 +76,7 @@ fn conv(
     padding: usize,
 ) -> Layer {
     let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
-    Layer::Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init }
+    Layer::Conv(Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init })
 }
 
 #[cfg(test)]

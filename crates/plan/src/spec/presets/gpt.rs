@@ -6,7 +6,10 @@
 
 use serde::Serialize;
 
-use super::super::{Activation, Init, Input, Layer, Model, WeightOrder};
+use super::super::{
+    Activation, Attention, Dropout, Embedding, Init, Input, Layer, LayerNorm, Linear, Model, NORM_EPS,
+    PositionEmbedding, Residual, RmsNorm, TiedLinear, WeightOrder,
+};
 use super::block;
 
 /// Which norm stands before each branch and before the head.
@@ -86,8 +89,8 @@ pub fn gpt(name: &str, shape: &Gpt) -> Model {
     let &Gpt { layers, width, context, vocab, .. } = shape;
     let init = Init::Normal(0.02);
     let mut embedding = vec![
-        Layer::Embedding { name: "wte".into(), vocab, width, init },
-        Layer::PositionEmbedding { name: "wpe".into(), context, width, init },
+        Layer::Embedding(Embedding { name: "wte".into(), vocab, width, init }),
+        Layer::PositionEmbedding(PositionEmbedding { name: "wpe".into(), context, width, init }),
     ];
     embedding.extend(dropout(shape));
     let mut blocks = vec![block("embedding", embedding)];
@@ -97,10 +100,17 @@ pub fn gpt(name: &str, shape: &Gpt) -> Model {
         block(name, layers)
     }));
     let logits = if shape.tied {
-        Layer::TiedLinear { weight: "wte.weight".into(), input: width, output: vocab }
+        Layer::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: width, output: vocab })
     } else {
         let order = WeightOrder::OutIn;
-        Layer::Linear { name: "lm_head".into(), input: width, output: vocab, bias: false, order, init }
+        Layer::Linear(Linear {
+            name: "lm_head".into(),
+            input: width,
+            output: vocab,
+            bias: false,
+            order,
+            init,
+        })
     };
     blocks.push(block("head", vec![norm("ln_f".into(), shape), logits]));
     Model { name: name.into(), input: Input::Tokens { seq: context, vocab }, blocks, classes: vocab }
@@ -109,18 +119,20 @@ pub fn gpt(name: &str, shape: &Gpt) -> Model {
 fn transformer_layer(name: &str, shape: &Gpt) -> Vec<Layer> {
     let &Gpt { layers, width, heads, activation, .. } = shape;
     let residual = 0.02 / (2.0 * layers as f32).sqrt();
-    let linear = |part: &str, input: usize, output: usize, deviation| Layer::Linear {
-        name: format!("{name}.{part}"),
-        input,
-        output,
-        bias: true,
-        order: WeightOrder::InOut,
-        init: Init::Normal(deviation),
+    let linear = |part: &str, input: usize, output: usize, deviation| {
+        Layer::Linear(Linear {
+            name: format!("{name}.{part}"),
+            input,
+            output,
+            bias: true,
+            order: WeightOrder::InOut,
+            init: Init::Normal(deviation),
+        })
     };
     let mut attention = vec![
         norm(format!("{name}.ln_1"), shape),
         linear("attn.c_attn", width, width.saturating_mul(3), 0.02),
-        Layer::Attention { heads, width },
+        Layer::Attention(Attention { heads, kv_heads: heads, width }),
         linear("attn.c_proj", width, width, residual),
     ];
     let hidden = width.saturating_mul(4);
@@ -132,18 +144,18 @@ fn transformer_layer(name: &str, shape: &Gpt) -> Vec<Layer> {
     ];
     attention.extend(dropout(shape));
     perceptron.extend(dropout(shape));
-    [attention, perceptron].map(|branch| Layer::Residual { branch, shortcut: Vec::new() }).into()
+    [attention, perceptron].map(|branch| Layer::Residual(Residual { branch, shortcut: Vec::new() })).into()
 }
 
 fn norm(name: String, shape: &Gpt) -> Layer {
     match shape.norm {
-        Norm::Layer => Layer::LayerNorm { name, width: shape.width },
-        Norm::Rms => Layer::RmsNorm { name, width: shape.width },
+        Norm::Layer => Layer::LayerNorm(LayerNorm { name, width: shape.width, eps: NORM_EPS, bias: true }),
+        Norm::Rms => Layer::RmsNorm(RmsNorm { name, width: shape.width, eps: NORM_EPS }),
     }
 }
 
 fn dropout(shape: &Gpt) -> Option<Layer> {
-    (shape.dropout > 0.0).then_some(Layer::Dropout { rate: shape.dropout })
+    (shape.dropout > 0.0).then_some(Layer::Dropout(Dropout { rate: shape.dropout }))
 }
 
 #[cfg(test)]
@@ -167,7 +179,7 @@ mod tests {
         let count = |rate| {
             let mut n = 0;
             gpt("gpt", &Gpt { layers: 2, dropout: rate, ..Gpt::default() })
-                .for_each(&mut |layer| n += usize::from(matches!(layer, Layer::Dropout { .. })));
+                .for_each(&mut |layer| n += usize::from(matches!(layer, Layer::Dropout(_))));
             n
         };
         assert_eq!(count(0.0), 0);

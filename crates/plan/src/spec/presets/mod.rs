@@ -15,7 +15,7 @@ pub use vgg::{Vgg, vgg};
 
 use serde::Serialize;
 
-use super::{Activation, Block, Init, Input, Layer, WeightOrder};
+use super::{Activation, Block, Init, Input, Layer, Linear, WeightOrder};
 
 /// Rows, columns and colours of an image.
 pub type ImageSize = (usize, usize, usize);
@@ -55,7 +55,7 @@ fn fan_in(gain: f32, fan: usize) -> Init {
 }
 
 fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> Layer {
-    Layer::Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init }
+    Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
 }
 
 /// The side of an image after windows of `kernel` at `stride`; 0 where none fits.

@@ -6,7 +6,7 @@
 //! gradient inside the branches is 0 at initialisation, and a method that scores weights there, such as SNIP,
 //! would prune all of them.
 
-use super::super::{Init, Layer, Model};
+use super::super::{BatchNorm, Conv, Init, Layer, MaxPool, Model, NORM_EPS, Residual};
 use super::{Form, ImageSize, RELU, block, input, linear};
 
 /// Which residual network.
@@ -61,7 +61,7 @@ pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: Form) -> Mode
     };
     stem.push(RELU);
     if form == Form::ImageNet {
-        stem.push(Layer::MaxPool { kernel: 3, stride: 2, padding: 1 });
+        stem.push(Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1 }));
     }
     let mut blocks = vec![block("stem", stem)];
     let mut channels = 64;
@@ -78,7 +78,7 @@ pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: Form) -> Mode
                 let [conv, norm] = ["downsample.0", "downsample.1"].map(|part| format!("{name}.{part}"));
                 conv_norm(&conv, &norm, channels, output, 1, stride)
             };
-            blocks.push(block(name, vec![Layer::Residual { branch, shortcut }, RELU]));
+            blocks.push(block(name, vec![Layer::Residual(Residual { branch, shortcut }), RELU]));
             channels = output;
         }
     }
@@ -125,8 +125,14 @@ fn conv_norm(
     let init = Init::Normal((2.0 / (output * kernel * kernel) as f32).sqrt());
     let padding = kernel / 2;
     vec![
-        Layer::Conv { name: conv.into(), input, output, kernel, stride, padding, bias: false, init },
-        Layer::BatchNorm { name: norm.into(), channels: output, scale: 1.0, group: 0 },
+        Layer::Conv(Conv { name: conv.into(), input, output, kernel, stride, padding, bias: false, init }),
+        Layer::BatchNorm(BatchNorm {
+            name: norm.into(),
+            channels: output,
+            scale: 1.0,
+            group: 0,
+            eps: NORM_EPS,
+        }),
     ]
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Convolutions start from He's normal over the fan-out with biases at 0, linear layers from a normal of 0.01.
 
-use super::super::{Init, Layer, Model};
+use super::super::{AdaptiveAvgPool, BatchNorm, Conv, Dropout, Init, Layer, MaxPool, Model, NORM_EPS};
 use super::{Form, ImageSize, RELU, block, input, linear};
 
 /// Which VGG.
@@ -40,27 +40,33 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
             layers.push(conv(format!("features.{number}"), channels, output));
             if batch_norm {
                 let name = format!("features.{}", number + 1);
-                layers.push(Layer::BatchNorm { name, channels: output, scale: 1.0, group: 0 });
+                layers.push(Layer::BatchNorm(BatchNorm {
+                    name,
+                    channels: output,
+                    scale: 1.0,
+                    group: 0,
+                    eps: NORM_EPS,
+                }));
             }
             layers.push(RELU);
             number += if batch_norm { 3 } else { 2 };
             channels = output;
         }
-        layers.push(Layer::MaxPool { kernel: 2, stride: 2, padding: 0 });
+        layers.push(Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0 }));
         number += 1;
         blocks.push(block(name, layers));
     }
     let dense = |name: &str, input, output| linear(name, input, output, Init::Normal(0.01));
     let head = match form {
         Form::ImageNet => vec![
-            Layer::AdaptiveAvgPool { size: 7 },
+            Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 7 }),
             Layer::Flatten,
             dense("classifier.0", 512 * 7 * 7, 4096),
             RELU,
-            Layer::Dropout { rate: 0.5 },
+            Layer::Dropout(Dropout { rate: 0.5 }),
             dense("classifier.3", 4096, 4096),
             RELU,
-            Layer::Dropout { rate: 0.5 },
+            Layer::Dropout(Dropout { rate: 0.5 }),
             dense("classifier.6", 4096, classes),
         ],
         // Five pools halve the image five times: 32 x 32 becomes 1 x 1.
@@ -76,7 +82,7 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
 
 fn conv(name: String, input: usize, output: usize) -> Layer {
     let init = Init::Normal((2.0 / (output * 9) as f32).sqrt());
-    Layer::Conv { name, input, output, kernel: 3, stride: 1, padding: 1, bias: true, init }
+    Layer::Conv(Conv { name, input, output, kernel: 3, stride: 1, padding: 1, bias: true, init })
 }
 
 #[cfg(test)]

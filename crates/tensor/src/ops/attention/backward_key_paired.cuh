@@ -27,7 +27,7 @@ static_assert(TILE <= THREADS, "a thread fetches one row number");
 
 extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     attention_backward_key(const half_word* __restrict__ qkv, const half_word* __restrict__ dy, const float2* __restrict__ rows,
-                           half_word* __restrict__ dqkv, int seq, int heads) {
+                           half_word* __restrict__ dkv, int seq, int heads, int kv_heads) {
     using namespace backward_key;
     extern __shared__ __align__(256) unsigned char memory[];
     const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
@@ -35,10 +35,10 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     const bool second = warp >= PAIRS;
     const Place at = place<ROWS>(seq, heads);
     const int block = at.block * ROWS, head = at.head;
-    const int width = heads * HEAD, stride = 3 * width;
+    const int width = heads * HEAD, shared_width = kv_heads * HEAD, stride = width + 2 * shared_width;
     const long long first_token = at.batch * seq;
     const half_word* query = qkv + first_token * stride + head * HEAD;
-    const half_word *key = query + width, *value = key + width;
+    const half_word *key = qkv + first_token * stride + width + head / (heads / kv_heads) * HEAD, *value = key + shared_width;
     dy += first_token * width + head * HEAD;
     rows += first_token * heads + static_cast<long long>(head) * seq;
 
@@ -171,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(backward_key::THREADS, KEY_BLOCKS)
     float factor[STACK][2];
 #pragma unroll
     for (int m = 0; m < STACK; ++m) factor[m][0] = factor[m][1] = second ? SCALE : 1.0f;
-    write_rows<STACK>(out, factor, own_rows, dqkv + first_token * stride + head * HEAD + (second ? 1 : 2) * width, stride, row, seq);
+    const KeyPlace to = key_place(dkv, first_token, head, heads, kv_heads);
+    write_rows<STACK>(out, factor, own_rows, to.key + (second ? 0 : width), to.stride, row, seq);
 }
 
 }  // namespace attention

@@ -44,17 +44,17 @@ DEVICE float row_sum(const half_word* y, const half_word* dy) {
 
 extern "C" __global__ void __launch_bounds__(backward_query::THREADS, QUERY_BLOCKS)
     attention_backward_query(const half_word* __restrict__ qkv, const half_word* __restrict__ y, const half_word* __restrict__ dy,
-                             const float* __restrict__ logsumexp, float2* __restrict__ rows, half_word* __restrict__ dqkv, int seq, int heads) {
+                             const float* __restrict__ logsumexp, float2* __restrict__ rows, half_word* __restrict__ dqkv, int seq, int heads, int kv_heads) {
     using namespace backward_query;
     extern __shared__ __align__(256) unsigned char memory[];
     const u32 own_tile = shared_address(memory), stages = own_tile + 2 * ROWS * PITCH;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Place at = place<ROWS>(seq, heads);
     const int block = ((seq + ROWS - 1) / ROWS - 1 - at.block) * ROWS, head = at.head;
-    const int width = heads * HEAD, stride = 3 * width;
+    const int width = heads * HEAD, shared_width = kv_heads * HEAD, stride = width + 2 * shared_width;
     const long long first_token = at.batch * seq;
     const half_word* query = qkv + first_token * stride + head * HEAD;
-    const half_word *key = query + width, *value = key + width;
+    const half_word *key = qkv + first_token * stride + width + head / (heads / kv_heads) * HEAD, *value = key + shared_width;
     y += first_token * width + head * HEAD;
     dy += first_token * width + head * HEAD;
     logsumexp += first_token * heads + static_cast<long long>(head) * seq;

@@ -124,7 +124,7 @@ impl Kernels<'_> {
         let mut logsumexp =
             Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Activations)?;
         let args = Args::new().input(qkv).output(&mut y).output(&mut logsumexp);
-        // SAFETY: qkv is [batch, t, 3 c], y [batch, t, c] and the logsumexp [batch, heads, t].
+        // SAFETY: qkv is [batch, t, columns], y [batch, t, c] and the logsumexp [batch, heads, t].
         unsafe { self.launch(Pass::Forward, args)? };
         Ok((y, logsumexp))
     }
@@ -144,20 +144,38 @@ impl Kernels<'_> {
             Tensor::empty(&qkv.device(), &[z.batch, z.heads, z.t, 2], DType::F32, Category::Workspace)?;
         let args = Args::new().input(qkv).input(y).input(dy).input(logsumexp).output(&mut rows);
         let args = args.output(&mut dqkv);
-        // SAFETY: qkv and dqkv are [batch, t, 3 c], y and dy [batch, t, c], the logsumexp [batch, heads, t], and
+        // SAFETY: qkv and dqkv are [batch, t, columns], y and dy [batch, t, c], the logsumexp [batch, heads, t], and
         // `rows` has two numbers for each of these.
         unsafe { self.launch(Pass::BackwardQuery, args)? };
-        let args = Args::new().input(qkv).input(dy).input(&rows).output(&mut dqkv);
-        // SAFETY: as above; the kernel before has filled `rows`, and this one writes the other thirds of dqkv.
-        unsafe { self.launch(Pass::BackwardKey, args)? };
+        let args = Args::new().input(qkv).input(dy).input(&rows);
+        if z.group() == 1 {
+            // SAFETY: as above; the kernel before has filled `rows`, and this one writes the other columns of dqkv.
+            unsafe { self.launch(Pass::BackwardKey, args.output(&mut dqkv))? };
+            return Ok(dqkv);
+        }
+        // Each head of queries leaves what it gives to the keys and values that it shares, to be added up in their order.
+        let mut each =
+            Tensor::empty(&qkv.device(), &[z.batch, z.t, 2 * z.c], self.dtype, Category::Workspace)?;
+        // SAFETY: as above, with keys' and values' gradients of every head of queries.
+        unsafe { self.launch(Pass::BackwardKey, args.output(&mut each))? };
+        let (source, name) = match self.dtype {
+            DType::Bf16 => (&SOURCE, "attention_sum_groups"),
+            _ => (&SOURCE_F32, "attention_sum_groups_f32"),
+        };
+        let n = z.batch * z.t * 2 * z.kv_heads * z.d;
+        let args = Args::new().input(&each).output(&mut dqkv).size(n);
+        let args = args.i32(z.heads as i32).i32(z.kv_heads as i32);
+        let kernel = self.cuda.kernel(source, self.build, name)?;
+        // SAFETY: a thread for each of the n elements that it writes, and as many for every head of a group in `each`.
+        unsafe { kernel.launch(lanes::blocks(n, 256), 256, 0, args)? };
         Ok(dqkv)
     }
 
     /// # Safety
-    /// The arguments are those of the pass before `seq` and `heads`, of the sizes of this call.
+    /// The arguments are those of the pass before `seq`, `heads` and `kv_heads`, of the sizes of this call.
     unsafe fn launch(&self, pass: Pass, args: Args<'_>) -> Result<()> {
         let (source, name, rows, threads, shared) = self.geometry(pass)?;
-        let args = args.i32(self.z.t as i32).i32(self.z.heads as i32);
+        let args = args.i32(self.z.t as i32).i32(self.z.heads as i32).i32(self.z.kv_heads as i32);
         let blocks = lanes::blocks(self.z.t, rows as usize) as usize * self.z.tasks();
         let kernel = self.cuda.kernel(source, self.build, name)?;
         // SAFETY: the caller vouches for the tensors; every block of rows of every head has a block of threads.

@@ -29,7 +29,7 @@ constexpr int SHARED = ROWS * PITCH + STAGES * STAGE_BYTES;
 }  // namespace forward
 
 extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
-    attention_forward(const half_word* __restrict__ qkv, half_word* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads) {
+    attention_forward(const half_word* __restrict__ qkv, half_word* __restrict__ y, float* __restrict__ logsumexp, int seq, int heads, int kv_heads) {
     using namespace forward;
     extern __shared__ __align__(256) unsigned char memory[];
     const u32 own_tile = shared_address(memory), stages = own_tile + ROWS * PITCH;
@@ -37,10 +37,10 @@ extern "C" __global__ void __launch_bounds__(forward::THREADS, FORWARD_BLOCKS)
     // The last queries see the most keys and go first.
     const Place at = place<ROWS>(seq, heads);
     const int block = ((seq + ROWS - 1) / ROWS - 1 - at.block) * ROWS, head = at.head;
-    const int width = heads * HEAD, stride = 3 * width;
+    const int width = heads * HEAD, shared_width = kv_heads * HEAD, stride = width + 2 * shared_width;
     const long long first_token = at.batch * seq;
     const half_word* query = qkv + first_token * stride + head * HEAD;
-    const half_word *key = query + width, *value = key + width;
+    const half_word *key = qkv + first_token * stride + width + head / (heads / kv_heads) * HEAD, *value = key + shared_width;
 
     const int tiles = (min(block + ROWS, seq) + TILE - 1) / TILE;
     u32 filling = stages;

@@ -1,4 +1,5 @@
-//! Attention on the host: one task owns one head of one sequence.
+//! Attention on the host: one task owns one head of one sequence; backwards, one head of keys and values with all heads of queries
+//! that share it, one after the other.
 //!
 //! Forward, a block of queries meets the keys block by block and keeps a running maximum and sum; backward, the
 //! probabilities are formed again from the logsumexp. Queries before a block of keys are left out of its products.
@@ -29,7 +30,7 @@ pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Ten
         let qkv = qkv.slice::<T>();
         let space = || Space::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
         let scratch = Scratch::new(cpu, z.tasks(), space)?;
-        let packing = packing::<T>(cpu, z);
+        let packing = packing::<T>(cpu, z.tasks(), z);
         let y = Disjoint::new(y.slice_mut::<T>());
         let logsumexp = Disjoint::new(logsumexp.slice_mut::<f32>());
         cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
@@ -60,23 +61,31 @@ pub(super) fn backward(
         let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
         let logsumexp = logsumexp.slice::<f32>();
         let space = || Space::new(&device, T::DTYPE, &[3 * z.t * z.d, z.t], 2);
-        let scratch = Scratch::new(cpu, z.tasks(), space)?;
-        let packing = packing::<T>(cpu, z);
+        let tasks = z.batch * z.kv_heads;
+        let scratch = Scratch::new(cpu, tasks, space)?;
+        let packing = packing::<T>(cpu, tasks, z);
         let dqkv = Disjoint::new(dqkv.slice_mut::<T>());
-        cpu.for_each(z.tasks(), |task| scratch.lend(|space| {
-            let head = z.head(qkv, task);
-            let at = z.row(task, 0);
-            let logsumexp = &logsumexp[task * z.t..(task + 1) * z.t];
-            backward_head::<T>(cpu, &packing, z, head, &dy[at..], &y[at..], logsumexp, space);
-            let sums = space.sums[0].slice::<f32>();
-            for part in 0..3 {
-                for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
-                    let at = z.qkv_row(task, row) + part * z.c;
-                    // SAFETY: a task has one head of one sequence, its columns in every row, to itself.
-                    let dqkv = unsafe { dqkv.piece(at..at + z.d) };
-                    scaled(cpu.isa(), sum, 1.0, dqkv);
-                }
+        let write = |sums: &[f32], task: usize, part: usize| {
+            for (row, sum) in sums[part * z.t * z.d..(part + 1) * z.t * z.d].chunks_exact(z.d).enumerate() {
+                let at = z.qkv_rows(task, row)[part];
+                // SAFETY: a task has its heads of one sequence, their columns in every row, to itself.
+                let dqkv = unsafe { dqkv.piece(at..at + z.d) };
+                scaled(cpu.isa(), sum, 1.0, dqkv);
             }
+        };
+        cpu.for_each(tasks, |task| scratch.lend(|space| {
+            let heads = task * z.group()..(task + 1) * z.group();
+            for query in heads.clone() {
+                let head = z.head(qkv, query);
+                let at = z.row(query, 0);
+                let logsumexp = &logsumexp[query * z.t..(query + 1) * z.t];
+                // What is summed over the group starts with its first head.
+                let fresh = if query == heads.start { 3 } else { 1 };
+                space.sums[0].slice_mut::<f32>()[..fresh * z.t * z.d].fill(0.0);
+                backward_head::<T>(cpu, &packing, z, head, &dy[at..], &y[at..], logsumexp, space);
+                write(space.sums[0].slice::<f32>(), query, 0);
+            }
+            [1, 2].into_iter().for_each(|part| write(space.sums[0].slice::<f32>(), heads.start, part));
         }));
     });
     Ok(dqkv)
@@ -103,10 +112,10 @@ impl Space {
 }
 
 /// Leave for the products of one head.
-fn packing<T: Float>(cpu: &Cpu, z: &Sizes) -> Packing {
+fn packing<T: Float>(cpu: &Cpu, tasks: usize, z: &Sizes) -> Packing {
     let (queries, keys) = (QUERIES.min(z.t), KEYS.min(z.t));
     let products = [(queries, keys, z.d), (queries, z.d, keys), (keys, z.d, queries)];
-    Packing::new::<T>(cpu, z.tasks(), &products)
+    Packing::new::<T>(cpu, tasks, &products)
 }
 
 /// Rows that start `first` rows into a strided slice.
@@ -133,7 +142,7 @@ fn forward_head<T: Float>(
     logsumexp: &mut [f32],
     write: impl Fn(usize, &[f32], f32),
 ) {
-    let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
+    let (isa, stride, d) = (cpu.isa(), z.width(), z.d);
     let [sums, running] = &mut space.sums[..] else { unreachable!("two sums forward") };
     let (out, running) = (sums.slice_mut::<f32>(), running.slice_mut::<f32>());
     let (maxima, totals) = running.split_at_mut(QUERIES);
@@ -161,7 +170,7 @@ fn forward_head<T: Float>(
     }
 }
 
-/// Leaves dq, dk and dv in `space.sums[0]`: [3, t, d].
+/// Adds dq, dk and dv to `space.sums[0]`: [3, t, d].
 fn backward_head<T: Float>(
     cpu: &Cpu,
     packing: &Packing,
@@ -172,14 +181,13 @@ fn backward_head<T: Float>(
     logsumexp: &[f32],
     space: &mut Space,
 ) {
-    let (isa, stride, d) = (cpu.isa(), 3 * z.c, z.d);
+    let (isa, stride, d) = (cpu.isa(), z.width(), z.d);
     let [sums, inner] = &mut space.sums[..] else { unreachable!("two sums backward") };
     let (sums, inner) = (sums.slice_mut::<f32>(), inner.slice_mut::<f32>());
     let [s, dp] = &mut space.scores[..] else { unreachable!("two blocks of scores backward") };
     let (s, dp) = (s.slice_mut::<f32>(), dp.slice_mut::<f32>());
     let [p, ds] = &mut space.probabilities[..] else { unreachable!("two blocks of probabilities backward") };
     let (p, ds) = (p.slice_mut::<T>(), ds.slice_mut::<T>());
-    sums.fill(0.0);
     let (dq, dkv) = sums.split_at_mut(z.t * d);
     let (dk, dv) = dkv.split_at_mut(z.t * d);
     for (r, inner) in inner.iter_mut().enumerate() {

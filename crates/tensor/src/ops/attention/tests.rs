@@ -17,7 +17,7 @@ fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
             logsumexp[task * z.t + i] = total;
             for (j, s) in p.iter().enumerate() {
                 for l in 0..z.d {
-                    y[z.row(task, i) + l] += (s - total).exp() * qkv[z.qkv_row(task, j) + 2 * z.c + l];
+                    y[z.row(task, i) + l] += (s - total).exp() * qkv[z.qkv_rows(task, j)[2] + l];
                 }
             }
         }
@@ -27,14 +27,14 @@ fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
 
 /// A query's scores of the keys it sees.
 fn plain_scores(qkv: &[f64], z: &Sizes, task: usize, i: usize) -> Vec<f64> {
-    let at = |j: usize, part: usize| &qkv[z.qkv_row(task, j) + part * z.c..][..z.d];
+    let at = |j: usize, part: usize| &qkv[z.qkv_rows(task, j)[part]..][..z.d];
     (0..=i).map(|j| dot(at(i, 0), at(j, 1)) / (z.d as f64).sqrt()).collect()
 }
 
 fn plain_backward(dy: &[f64], qkv: &[f64], z: &Sizes) -> Vec<f64> {
     let mut dqkv = vec![0.0; qkv.len()];
     for task in 0..z.tasks() {
-        let at = |j: usize, part: usize| z.qkv_row(task, j) + part * z.c;
+        let at = |j: usize, part: usize| z.qkv_rows(task, j)[part];
         for i in 0..z.t {
             let dy = &dy[z.row(task, i)..][..z.d];
             let scores = plain_scores(qkv, z, task, i);
@@ -56,22 +56,26 @@ fn plain_backward(dy: &[f64], qkv: &[f64], z: &Sizes) -> Vec<f64> {
 }
 
 fn sizes(batch: usize, t: usize, heads: usize, d: usize) -> Sizes {
-    Sizes { batch, t, c: heads * d, heads, d, scale: 1.0 / (d as f32).sqrt() }
+    grouped(batch, t, heads, heads, d)
+}
+
+fn grouped(batch: usize, t: usize, heads: usize, kv_heads: usize, d: usize) -> Sizes {
+    Sizes { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
 }
 
 /// Both passes against the plain loops, everywhere. The gradient in bf16 may be off by a 48th of its
 /// largest element: y, the probabilities and ds are rounded on the way to it (heads of two numbers have been seen 2^-5.98 off).
 fn compare(z: &Sizes, seed: u64) {
-    let shape = [z.batch, z.t, 3 * z.c];
+    let shape = [z.batch, z.t, z.width()];
     let qkv = values(seed, shape.iter().product(), 1.5);
-    let dy = values(seed + 1, qkv.len() / 3, 1.0);
+    let dy = values(seed + 1, z.batch * z.t * z.c, 1.0);
     let (y, logsumexp) = plain_forward(&wide(&qkv), z);
     let dqkv = plain_backward(&wide(&dy), &wide(&qkv), z);
     let run = |device: &Device, dtype| {
         let qkv = tensor(device, dtype, &shape, &qkv);
         let dy = tensor(device, dtype, &[z.batch, z.t, z.c], &dy);
-        let (y, logsumexp) = forward(&qkv, z.heads).unwrap();
-        let dqkv = backward(&dy, &qkv, &y, &logsumexp, z.heads).unwrap();
+        let (y, logsumexp) = forward(&qkv, z.heads, z.kv_heads).unwrap();
+        let dqkv = backward(&dy, &qkv, &y, &logsumexp, z.heads, z.kv_heads).unwrap();
         [y, logsumexp, dqkv]
     };
     check(&[y, logsumexp], |device, dtype| run(device, dtype)[..2].to_vec());
@@ -113,19 +117,30 @@ fn usual_head_sizes_agree_with_plain_loops() {
     }
 }
 
+/// Heads of keys and values that serve several heads of queries, one of them all; head sizes with kernels of their own on a card,
+/// in both forms of the backward one, and without.
+#[test]
+fn grouped_queries_agree_with_plain_loops() {
+    for (heads, kv_heads, d) in [(4, 2, 32), (6, 2, 64), (4, 1, 128), (2, 1, 80), (6, 3, 24)] {
+        compare(&grouped(2, 70, heads, kv_heads, d), 7);
+    }
+}
+
 #[test]
 fn large_scores_do_not_overflow() {
     let device = Device::cpu(1).unwrap();
     let qkv = tensor(&device, DType::F32, &[1, 70, 24], &values(1, 70 * 24, 60.0));
-    let (y, logsumexp) = forward(&qkv, 2).unwrap();
-    let dqkv = backward(&y, &qkv, &y, &logsumexp, 2).unwrap();
+    let (y, logsumexp) = forward(&qkv, 2, 2).unwrap();
+    let dqkv = backward(&y, &qkv, &y, &logsumexp, 2, 2).unwrap();
     assert!(y.to_f32().iter().chain(&dqkv.to_f32()).all(|x| x.is_finite()));
 }
 
 #[test]
 fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
-    let z = sizes(1, 4, 2, 3);
-    let (qkv, dy) = (wide(&values(1, 72, 1.0)), wide(&values(2, 24, 1.0)));
-    let dqkv: Vec<f32> = plain_backward(&dy, &qkv, &z).into_iter().map(|x| x as f32).collect();
-    assert_close(&dqkv, &gradient(&qkv, |qkv| dot(&plain_forward(qkv, &z).0, &dy)), 1e-6);
+    for z in [sizes(1, 4, 2, 3), grouped(1, 4, 4, 2, 3)] {
+        let columns = z.width();
+        let (qkv, dy) = (wide(&values(1, 4 * columns, 1.0)), wide(&values(2, 4 * z.c, 1.0)));
+        let dqkv: Vec<f32> = plain_backward(&dy, &qkv, &z).into_iter().map(|x| x as f32).collect();
+        assert_close(&dqkv, &gradient(&qkv, |qkv| dot(&plain_forward(qkv, &z).0, &dy)), 1e-6);
+    }
 }

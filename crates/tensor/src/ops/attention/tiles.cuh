@@ -112,6 +112,17 @@ DEVICE Place place(int seq, int heads) {
     return {within / size, item % heads, item / heads};
 }
 
+// Where the keys' gradient of a head of queries goes, that of its values `heads * HEAD` further on: into dqkv, or, where heads of
+// queries share keys and values, into a place of its own in [batch, seq, 2, heads, HEAD], over which `attention_sum_groups` sums.
+struct KeyPlace {
+    half_word* key;
+    int stride;
+};
+DEVICE KeyPlace key_place(half_word* dkv, long long first_token, int head, int heads, int kv_heads) {
+    const int width = heads * HEAD, stride = kv_heads == heads ? 3 * width : 2 * width;
+    return {dkv + first_token * stride + (kv_heads == heads ? width : 0) + head * HEAD, stride};
+}
+
 // Stages of shared memory are taken in turn.
 template <int BYTES>
 DEVICE u32 next_stage(u32 stage, u32 first) {

@@ -1,4 +1,4 @@
-//! Sums and multiples on a card.
+//! Sums, products and multiples on a card.
 
 use crate::cuda::{Args, Build, Cuda, Kernel, Source};
 use crate::dtype::DType;
@@ -32,6 +32,14 @@ fn adder(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Result<Kernel> {
         DType::U16 | DType::U32 => panic!("a sum of indices"),
     };
     cuda.kernel(&SOURCE, Build::of(a.dtype()), name)
+}
+
+pub(super) fn mul(cuda: &Cuda, a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {
+    let n = a.len();
+    let kernel = cuda.kernel(&SOURCE, Build::of(a.dtype()), "elementwise_mul")?;
+    let args = Args::new().input(a).input(b).output(y).size(n);
+    // SAFETY: the three are of n elements and of the type that the kernel is built for.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }
 
 pub(super) fn scale_into(cuda: &Cuda, a: &mut Tensor, s: f32) -> Result<()> {

@@ -1,0 +1,73 @@
+//! Element-wise non-linearities.
+
+use serde::Serialize;
+
+use super::super::shape::Shape;
+use super::kind::{Kind, Then};
+use super::{Entry, Layer, Saves, floats};
+
+/// An element-wise non-linearity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// max(x, 0)
+    Relu,
+    /// x Phi(x), in GPT-2's tanh form
+    Gelu,
+    /// x sigmoid(x)
+    Silu,
+}
+
+/// As a run file writes it.
+pub(super) const RELU: Kind = Kind {
+    word: "relu",
+    fields: &[],
+    opens: false,
+    then: Then::Active,
+    complete: |_, _| Ok(Layer::Activation(Activation::Relu)),
+};
+
+/// As a run file writes it.
+pub(super) const GELU: Kind = Kind {
+    word: "gelu",
+    fields: &[],
+    opens: false,
+    then: Then::Active,
+    complete: |_, _| Ok(Layer::Activation(Activation::Gelu)),
+};
+
+/// As a run file writes it.
+pub(super) const SILU: Kind = Kind {
+    word: "silu",
+    fields: &[],
+    opens: false,
+    then: Then::Active,
+    complete: |_, _| Ok(Layer::Activation(Activation::Silu)),
+};
+
+impl Entry for Activation {
+    fn word(&self) -> &'static str {
+        match self {
+            Activation::Relu => RELU.word,
+            Activation::Gelu => GELU.word,
+            Activation::Silu => SILU.word,
+        }
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        floats(input)
+    }
+
+    /// The slope of ReLU follows from its output, that of the smooth ones from their input.
+    fn saves(&self, _: Shape, _: u64) -> Saves {
+        if *self == Activation::Relu { Saves::OUTPUT } else { Saves::INPUT }
+    }
+
+    fn remakes_output(&self) -> bool {
+        *self != Activation::Relu
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,82 @@
+//! Causal attention proper; the projections around it are linear layers.
+//!
+//! Queries, keys and values come side by side, `[heads d | kv_heads d | kv_heads d]`, from one linear layer, or from several in a
+//! [`Branches`](super::Branches) that puts them side by side. With fewer heads of keys and values than of queries each serves a
+//! group of neighbouring queries' heads (grouped-query attention, Ainslie et al. 2023; with one, Shazeer 2019).
+
+use serde::Serialize;
+
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, Saves, sequence};
+
+/// `[seq, width + 2 kv_heads d]` becomes `[seq, width]`, d = width / heads.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Attention {
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and of values; divides `heads`.
+    pub kv_heads: usize,
+    /// Of the result.
+    pub width: usize,
+}
+
+/// As a run file writes it.
+pub(super) const ATTENTION: Kind = Kind {
+    word: "attention",
+    fields: &[
+        Field::new("heads", Takes::Whole { least: 1, default: 1 }),
+        Field::new("kv_heads", Takes::SizeOrElse),
+    ],
+    opens: false,
+    then: Then::Linear,
+    complete: |written, at| {
+        let heads = written.whole("heads");
+        let kv_heads = written.size("kv_heads").unwrap_or(heads);
+        let last = at.shape.last();
+        let width = match kv_heads == heads {
+            true => last / 3,
+            false => (last / heads.saturating_add(kv_heads.saturating_mul(2))).saturating_mul(heads),
+        };
+        Ok(Layer::Attention(Attention { heads, kv_heads, width }))
+    },
+};
+
+impl Entry for Attention {
+    fn word(&self) -> &'static str {
+        ATTENTION.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        let Attention { heads, kv_heads, width } = *self;
+        sequence(input)?;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            return Err(format!("{heads} heads do not divide the width {width}"));
+        }
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "{kv_heads} heads of keys and values cannot be shared out to {heads} heads of queries"
+            ));
+        }
+        let all = width.saturating_add((width / heads).saturating_mul(kv_heads).saturating_mul(2));
+        if input.last() != all {
+            let problem = "takes queries, keys and values side by side";
+            return Err(match kv_heads == heads {
+                true => format!("{problem}, three times its width {width}, got {input}"),
+                false => format!("{problem}, {heads} + 2 x {kv_heads} heads of one size, got {input}"),
+            });
+        }
+        Ok(input.with_last(width))
+    }
+
+    /// Scores, then the weighted sum of values: seq x seq x width multiply-adds each.
+    fn flops(&self, input: Shape, _: Shape) -> f64 {
+        2.0 * 2.0 * (input.rows() as f64).powi(2) * self.width as f64
+    }
+
+    /// One logsumexp for each head and position.
+    fn saves(&self, input: Shape, samples: u64) -> Saves {
+        let numbers = (self.heads as u64).saturating_mul(input.rows()).saturating_mul(samples);
+        Saves { input: true, output: true, numbers }
+    }
+}

@@ -1,0 +1,85 @@
+//! Convolution over height and width.
+
+use serde::Serialize;
+
+use super::super::Init;
+use super::super::count::{Parameter, weight_and_bias};
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, Saves, expect_last, image, windows};
+
+/// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Conv {
+    /// Prefix of `.weight` and `.bias`.
+    pub name: String,
+    /// Channels in.
+    pub input: usize,
+    /// Channels out.
+    pub output: usize,
+    /// Rows and columns of the kernel.
+    pub kernel: usize,
+    /// Step, both ways.
+    pub stride: usize,
+    /// Zeros around the image, on every side.
+    pub padding: usize,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// How the weight starts.
+    pub init: Init,
+}
+
+/// As a run file writes it.
+pub(super) const CONV: Kind = Kind {
+    word: "conv",
+    fields: &[
+        Field::new("output", Takes::Size),
+        Field::new("kernel", Takes::Size),
+        Field::new("stride", Takes::Whole { least: 1, default: 1 }),
+        Field::new("padding", Takes::Whole { least: 0, default: 0 }),
+        Field::new("bias", Takes::Flag(true)),
+    ],
+    opens: true,
+    then: Then::Linear,
+    complete: |written, at| {
+        let (input, kernel) = (at.shape.last(), written.whole("kernel"));
+        Ok(Layer::Conv(Conv {
+            name: at.name.clone(),
+            input,
+            output: written.whole("output"),
+            kernel,
+            stride: written.whole("stride"),
+            padding: written.whole("padding"),
+            bias: written.flag("bias"),
+            init: at.fan_in(input.saturating_mul(kernel).saturating_mul(kernel)),
+        }))
+    },
+};
+
+impl Entry for Conv {
+    fn word(&self) -> &'static str {
+        CONV.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        let input = expect_last(image(input)?, self.input)?;
+        Ok(windows(input, self.kernel, self.stride, self.padding)?.with_last(self.output))
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let shape = vec![self.output, self.input, self.kernel, self.kernel];
+        weight_and_bias(&self.name, shape, self.init, self.bias.then_some(self.output))
+    }
+
+    fn flops(&self, _: Shape, output: Shape) -> f64 {
+        2.0 * output.elements() as f64 * self.input as f64 * (self.kernel as f64).powi(2)
+    }
+
+    fn saves(&self, _: Shape, _: u64) -> Saves {
+        Saves::INPUT
+    }
+}

@@ -1,0 +1,44 @@
+//! Dropout.
+
+use serde::Serialize;
+
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, floats};
+
+/// Zeroes elements with probability `rate` while training and scales the others up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Dropout {
+    /// In [0, 1).
+    pub rate: f32,
+}
+
+/// As a run file writes it.
+pub(super) const DROPOUT: Kind = Kind {
+    word: "dropout",
+    fields: &[Field::new(
+        "rate",
+        Takes::Number { default: 0.5, expected: "a number in (0, 1)", fits: |x| x > 0.0 && x < 1.0 },
+    )],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, _| Ok(Layer::Dropout(Dropout { rate: written.number("rate") as f32 })),
+};
+
+impl Entry for Dropout {
+    fn word(&self) -> &'static str {
+        DROPOUT.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        let input = floats(input)?;
+        match (0.0..1.0).contains(&self.rate) {
+            true => Ok(input),
+            false => Err(format!("rate must be in [0, 1), got {}", self.rate)),
+        }
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,120 @@
+//! Tables of tokens and of positions.
+
+use serde::Serialize;
+
+use super::super::count::{Parameter, weight_and_bias};
+use super::super::shape::Shape;
+use super::super::{Init, Input};
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, Saves, expect_last, sequence};
+
+/// Token ids to vectors.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Embedding {
+    /// Prefix of `.weight`.
+    pub name: String,
+    /// Rows.
+    pub vocab: usize,
+    /// Columns.
+    pub width: usize,
+    /// How the table starts.
+    pub init: Init,
+}
+
+/// Adds a learnt vector for each position.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PositionEmbedding {
+    /// Prefix of `.weight`.
+    pub name: String,
+    /// Rows: the longest sequence.
+    pub context: usize,
+    /// Columns.
+    pub width: usize,
+    /// How the table starts.
+    pub init: Init,
+}
+
+/// As a run file writes it.
+pub(super) const EMBEDDING: Kind = Kind {
+    word: "embedding",
+    fields: &[Field::new("width", Takes::Size)],
+    opens: true,
+    then: Then::Linear,
+    complete: |written, at| {
+        // Ids are what only text has; elsewhere the shape check refuses the layer, whatever its size.
+        let vocab = match at.input {
+            Input::Tokens { vocab, .. } => vocab,
+            Input::Image { .. } => 1,
+        };
+        let (name, width) = (at.name.clone(), written.whole("width"));
+        Ok(Layer::Embedding(Embedding { name, vocab, width, init: Init::Normal(0.02) }))
+    },
+};
+
+/// As a run file writes it.
+pub(super) const POSITION: Kind = Kind {
+    word: "position",
+    fields: &[],
+    opens: false,
+    then: Then::Linear,
+    complete: |_, at| {
+        let context = usize::try_from(at.shape.rows()).unwrap_or(usize::MAX);
+        let (name, width) = (at.name.clone(), at.shape.last());
+        Ok(Layer::PositionEmbedding(PositionEmbedding { name, context, width, init: Init::Normal(0.02) }))
+    },
+};
+
+impl Entry for Embedding {
+    fn word(&self) -> &'static str {
+        EMBEDDING.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        match input {
+            Shape::Tokens { .. } if self.vocab == 0 => Err("needs a vocabulary of at least 1".into()),
+            Shape::Tokens { .. } => Ok(input.with_last(self.width)),
+            _ => Err(format!("takes token ids, got {input}")),
+        }
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        table(&self.name, self.vocab, self.width, self.init)
+    }
+
+    fn saves(&self, _: Shape, _: u64) -> Saves {
+        Saves::INPUT
+    }
+}
+
+impl Entry for PositionEmbedding {
+    fn word(&self) -> &'static str {
+        POSITION.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        match sequence(input)? {
+            (seq, _) if seq > self.context => {
+                Err(format!("has {} positions, got a sequence of {seq}", self.context))
+            }
+            _ => expect_last(input, self.width),
+        }
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        table(&self.name, self.context, self.width, self.init)
+    }
+}
+
+fn table(name: &str, rows: usize, width: usize, init: Init) -> Vec<Parameter> {
+    let mut all = weight_and_bias(name, vec![rows, width], init, None);
+    all[0].embedding = true;
+    all
+}

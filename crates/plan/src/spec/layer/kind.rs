@@ -1,0 +1,330 @@
+//! How a run file writes a layer: its word, and its fields with their defaults, as data.
+//!
+//! A person writes what a layer makes; what it takes, its name and how it starts follow from where it stands ([`Place`]).
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use super::super::shape::{Shape, ShapeError, step};
+use super::super::{Init, Input};
+use super::{KINDS, Layer};
+
+/// A kind of layer that a run file can name.
+#[derive(Debug)]
+pub struct Kind {
+    /// Its `type`.
+    pub word: &'static str,
+    /// In the order in which they are written back.
+    pub fields: &'static [Field],
+    /// Whether it opens a block of the model, which lasts up to the next such layer.
+    pub opens: bool,
+    /// What it means for how the weights before it start.
+    pub then: Then,
+    /// The layer, from what is written and where it stands.
+    pub complete: fn(&Written, &Place<'_>) -> Result<Layer, ShapeError>,
+}
+
+impl Kind {
+    /// By its word.
+    pub fn find(word: &str) -> Option<&'static Kind> {
+        KINDS.iter().copied().find(|kind| kind.word == word)
+    }
+}
+
+/// A field of a layer.
+#[derive(Debug)]
+pub struct Field {
+    /// Its key.
+    pub name: &'static str,
+    /// What it may be, and what it is where it is left out.
+    pub takes: Takes,
+}
+
+impl Field {
+    /// One.
+    pub const fn new(name: &'static str, takes: Takes) -> Field {
+        Field { name, takes }
+    }
+}
+
+/// What a field may be.
+#[derive(Debug)]
+pub enum Takes {
+    /// A size of at least 1 that must be written.
+    Size,
+    /// A size of at least 1; left out, it follows from the model.
+    SizeOrElse,
+    /// A size of at least 1; left out, another field that stands before it.
+    SizeLike(&'static str),
+    /// A whole number of at least `least`.
+    Whole {
+        /// The smallest.
+        least: usize,
+        /// Where it is left out.
+        default: usize,
+    },
+    /// true or false.
+    Flag(bool),
+    /// A number for which `fits` holds.
+    Number {
+        /// Where it is left out.
+        default: f64,
+        /// What fits, in words.
+        expected: &'static str,
+        /// Which do.
+        fits: fn(f64) -> bool,
+    },
+    /// One of some words; the first where it is left out.
+    Word(&'static [&'static str]),
+    /// A list of at least so many layers.
+    Layers {
+        /// The fewest.
+        least: usize,
+    },
+    /// A list of at least so many lists of layers.
+    Lists {
+        /// The fewest.
+        least: usize,
+    },
+}
+
+impl Takes {
+    /// The value where it is left out; none where it must be written. `before` are the values of the kind's fields before it.
+    pub fn left_out(&self, kind: &Kind, before: &[Value]) -> Option<Value> {
+        match self {
+            Takes::Size | Takes::Layers { least: 1.. } | Takes::Lists { .. } => None,
+            Takes::SizeOrElse => Some(Value::None),
+            Takes::SizeLike(other) => {
+                let at = kind.fields.iter().position(|field| field.name == *other);
+                Some(before[at.expect("a field of the same kind")].clone())
+            }
+            Takes::Whole { default, .. } => Some(Value::Whole(*default)),
+            Takes::Flag(default) => Some(Value::Flag(*default)),
+            Takes::Number { default, .. } => Some(Value::Number(*default)),
+            Takes::Word(words) => Some(Value::Word(words[0])),
+            Takes::Layers { .. } => Some(Value::Layers(Vec::new())),
+        }
+    }
+
+    /// What is expected.
+    pub fn in_words(&self) -> String {
+        match self {
+            Takes::Size | Takes::SizeOrElse | Takes::SizeLike(_) => "a whole number of at least 1".into(),
+            Takes::Whole { least, .. } => format!("a whole number of at least {least}"),
+            Takes::Flag(_) => "true or false".into(),
+            Takes::Number { expected, .. } => (*expected).into(),
+            Takes::Word(words) => format!("one of {}", words.join(", ")),
+            Takes::Layers { .. } => "a list of at least one layer".into(),
+            Takes::Lists { least } => format!("a list of at least {least} lists of layers"),
+        }
+    }
+}
+
+/// What is known of how activations go on behind a weight: one that a non-linearity halves starts with twice the variance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// A non-linearity.
+    Active,
+    /// Another weight, or what mixes positions.
+    Linear,
+    /// A norm, a pool, a reshaping: what comes behind it counts.
+    Passes,
+    /// What its first list of layers begins with counts.
+    Inside,
+}
+
+/// The value of a field.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Left out, and something follows from that.
+    None,
+    /// A whole number.
+    Whole(usize),
+    /// true or false.
+    Flag(bool),
+    /// A number.
+    Number(f64),
+    /// A word.
+    Word(&'static str),
+    /// A list of layers.
+    Layers(Vec<Written>),
+    /// A list of lists of layers.
+    Lists(Vec<Vec<Written>>),
+}
+
+/// A layer as it is written: without name and input size. Every field has a value.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// What it is.
+    pub kind: &'static Kind,
+    /// One for each field of the kind, in that order.
+    pub values: Vec<Value>,
+}
+
+impl PartialEq for Written {
+    fn eq(&self, other: &Written) -> bool {
+        self.kind.word == other.kind.word && self.values == other.values
+    }
+}
+
+impl Written {
+    /// A layer by its word and some fields; the others have their defaults.
+    ///
+    /// # Panics
+    /// Where there is no such kind, or a field without a default is left out.
+    pub fn new(word: &str, given: &[(&str, Value)]) -> Written {
+        let kind = Kind::find(word).unwrap_or_else(|| panic!("no layer is called {word}"));
+        let mut values: Vec<Value> = Vec::with_capacity(kind.fields.len());
+        for field in kind.fields {
+            let given = given.iter().find(|(name, _)| *name == field.name).map(|(_, value)| value.clone());
+            let value = given.or_else(|| field.takes.left_out(kind, &values));
+            values.push(value.unwrap_or_else(|| panic!("a {word} needs `{}`", field.name)));
+        }
+        Written { kind, values }
+    }
+
+    fn value(&self, name: &str) -> &Value {
+        let at = self.kind.fields.iter().position(|field| field.name == name);
+        &self.values[at.unwrap_or_else(|| panic!("a {} has no field {name}", self.kind.word))]
+    }
+
+    /// A whole number.
+    pub fn whole(&self, name: &str) -> usize {
+        self.size(name).unwrap_or_else(|| panic!("`{name}` has a value"))
+    }
+
+    /// A size, if it was written.
+    pub fn size(&self, name: &str) -> Option<usize> {
+        match self.value(name) {
+            Value::Whole(n) => Some(*n),
+            Value::None => None,
+            other => panic!("`{name}` is a whole number, not {other:?}"),
+        }
+    }
+
+    /// true or false.
+    pub fn flag(&self, name: &str) -> bool {
+        matches!(self.value(name), Value::Flag(true))
+    }
+
+    /// A number.
+    pub fn number(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Number(x) => *x,
+            other => panic!("`{name}` is a number, not {other:?}"),
+        }
+    }
+
+    /// A word.
+    pub fn word(&self, name: &str) -> &'static str {
+        match self.value(name) {
+            Value::Word(word) => word,
+            other => panic!("`{name}` is a word, not {other:?}"),
+        }
+    }
+
+    /// A list of layers.
+    pub fn layers(&self, name: &str) -> &[Written] {
+        match self.value(name) {
+            Value::Layers(layers) => layers,
+            other => panic!("`{name}` is a list of layers, not {other:?}"),
+        }
+    }
+
+    /// A list of lists of layers.
+    pub fn lists(&self, name: &str) -> &[Vec<Written>] {
+        match self.value(name) {
+            Value::Lists(lists) => lists,
+            other => panic!("`{name}` is a list of lists of layers, not {other:?}"),
+        }
+    }
+}
+
+impl Serialize for Written {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry("type", self.kind.word)?;
+        for (field, value) in self.kind.fields.iter().zip(&self.values) {
+            match value {
+                Value::None => {}
+                Value::Whole(n) => map.serialize_entry(field.name, n)?,
+                Value::Flag(flag) => map.serialize_entry(field.name, flag)?,
+                Value::Number(x) => map.serialize_entry(field.name, x)?,
+                Value::Word(word) => map.serialize_entry(field.name, word)?,
+                Value::Layers(layers) => map.serialize_entry(field.name, layers)?,
+                Value::Lists(lists) => map.serialize_entry(field.name, lists)?,
+            }
+        }
+        map.end()
+    }
+}
+
+/// Where a written layer stands.
+#[derive(Debug)]
+pub struct Place<'a> {
+    /// The prefix of its parameters: its position.
+    pub name: String,
+    /// What goes in.
+    pub shape: Shape,
+    /// What the model takes.
+    pub input: Input,
+    /// What it tells apart.
+    pub classes: usize,
+    /// Whether a non-linearity comes next.
+    pub then_active: bool,
+    /// How messages call it: `layer 3`.
+    pub place: &'a str,
+}
+
+impl Place<'_> {
+    /// A truncated normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere.
+    pub fn fan_in(&self, fan: usize) -> Init {
+        let gain = if self.then_active { 2.0 } else { 1.0 };
+        Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
+    }
+
+    /// The layers of one way through a layer called `word`, whose parameters' names begin with `side` and which messages call
+    /// `label`.
+    pub fn side(
+        &self,
+        word: &str,
+        layers: &[Written],
+        side: &str,
+        label: &str,
+    ) -> Result<Vec<Layer>, ShapeError> {
+        let mut shape = self.shape;
+        let mut all = Vec::with_capacity(layers.len());
+        for (i, written) in layers.iter().enumerate() {
+            let place = format!("{} ({word}), {label} {i}", self.place);
+            let name = format!("{}.{side}.{i}", self.name);
+            let then_active = active(&layers[i + 1..], self.then_active);
+            let Place { input, classes, .. } = *self;
+            let at = Place { name, shape, input, classes, then_active, place: &place };
+            let layer = (written.kind.complete)(written, &at)?;
+            shape = step(&layer, shape, &place, &mut |_, _, _| {})?;
+            all.push(layer);
+        }
+        Ok(all)
+    }
+}
+
+/// Whether the next layer that is not a norm, a pool or a reshaping is a non-linearity. `after` is the answer at the
+/// end of the list.
+pub fn active(rest: &[Written], after: bool) -> bool {
+    for (i, layer) in rest.iter().enumerate() {
+        match layer.kind.then {
+            Then::Active => return true,
+            Then::Linear => return false,
+            Then::Passes => {}
+            Then::Inside => {
+                let after = active(&rest[i + 1..], after);
+                let first = layer.values.iter().find_map(|value| match value {
+                    Value::Layers(layers) => Some(layers.as_slice()),
+                    Value::Lists(lists) => lists.first().map(Vec::as_slice),
+                    _ => None,
+                });
+                return active(first.unwrap_or_default(), after);
+            }
+        }
+    }
+    after
+}

@@ -1,0 +1,133 @@
+//! Linear layers over the last dimension.
+
+use serde::Serialize;
+
+use super::super::Init;
+use super::super::count::{Parameter, weight_and_bias};
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, Saves, expect_last, needs_floats};
+
+/// How a linear layer's weight lies in memory and in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum WeightOrder {
+    /// `[output, input]`, as PyTorch's `Linear`.
+    OutIn,
+    /// `[input, output]`, as GPT-2's `Conv1D`.
+    InOut,
+}
+
+/// `y = x W + b` over the last dimension.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Linear {
+    /// Prefix of `.weight` and `.bias`.
+    pub name: String,
+    /// Width of x.
+    pub input: usize,
+    /// Width of y.
+    pub output: usize,
+    /// Whether there is a b.
+    pub bias: bool,
+    /// How W lies.
+    pub order: WeightOrder,
+    /// How W starts.
+    pub init: Init,
+}
+
+/// A linear layer without bias whose weight `[output, input]` belongs to another layer (a tied output head).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TiedLinear {
+    /// The full name of the weight: `wte.weight`.
+    pub weight: String,
+    /// Width of x.
+    pub input: usize,
+    /// Width of y.
+    pub output: usize,
+}
+
+/// As a run file writes it.
+pub(super) const LINEAR: Kind = Kind {
+    word: "linear",
+    fields: &[Field::new("output", Takes::SizeOrElse), Field::new("bias", Takes::Flag(true))],
+    opens: true,
+    then: Then::Linear,
+    complete: |written, at| {
+        let input = at.shape.last();
+        Ok(Layer::Linear(Linear {
+            name: at.name.clone(),
+            input,
+            output: written.size("output").unwrap_or(at.classes),
+            bias: written.flag("bias"),
+            order: WeightOrder::OutIn,
+            init: at.fan_in(input),
+        }))
+    },
+};
+
+impl Entry for Linear {
+    fn word(&self) -> &'static str {
+        LINEAR.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        product(input, self.input, self.output)
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let shape = match self.order {
+            WeightOrder::OutIn => vec![self.output, self.input],
+            WeightOrder::InOut => vec![self.input, self.output],
+        };
+        weight_and_bias(&self.name, shape, self.init, self.bias.then_some(self.output))
+    }
+
+    fn flops(&self, input: Shape, _: Shape) -> f64 {
+        flops(input, self.input, self.output)
+    }
+
+    fn saves(&self, _: Shape, _: u64) -> Saves {
+        Saves::INPUT
+    }
+
+    fn takes_remade(&self) -> bool {
+        true
+    }
+}
+
+impl Entry for TiedLinear {
+    fn word(&self) -> &'static str {
+        "tied_linear"
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        product(input, self.input, self.output)
+    }
+
+    fn flops(&self, input: Shape, _: Shape) -> f64 {
+        flops(input, self.input, self.output)
+    }
+
+    fn saves(&self, _: Shape, _: u64) -> Saves {
+        Saves::INPUT
+    }
+
+    fn takes_remade(&self) -> bool {
+        true
+    }
+}
+
+fn product(input: Shape, width: usize, output: usize) -> Result<Shape, String> {
+    match input {
+        Shape::Image { .. } => Err(format!("takes vectors, got {input}; put a flatten before it")),
+        Shape::Tokens { .. } => Err(needs_floats(input)),
+        _ => Ok(expect_last(input, width)?.with_last(output)),
+    }
+}
+
+fn flops(input: Shape, width: usize, output: usize) -> f64 {
+    2.0 * input.rows() as f64 * width as f64 * output as f64
+}

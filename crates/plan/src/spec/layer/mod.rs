@@ -1,0 +1,296 @@
+//! What a layer is, one file each: its fields, its shape rule, its parameters, its flops, what it keeps for the backward pass,
+//! and how a run file writes it.
+//!
+//! A layer is a struct that implements [`Entry`]; whatever it leaves out has a default that holds for most. All that walks through
+//! a model (shapes, counts, activation bytes, channels) asks the entry. What a run file may write is a [`Kind`]: its word and its
+//! fields with their defaults, from which the reader, its hints and the check of docs/run-file.md are made. To add a layer, write
+//! its file, a variant of [`Layer`] with its line in `entry`, and, where a run file may name it, its line in [`KINDS`].
+
+mod activation;
+mod attention;
+mod branches;
+mod conv;
+mod dropout;
+mod embedding;
+mod kind;
+mod linear;
+mod norm;
+mod pool;
+mod reshape;
+
+pub use activation::Activation;
+pub use attention::Attention;
+pub use branches::{Branches, Join, Residual, Side, Sides};
+pub use conv::Conv;
+pub use dropout::Dropout;
+pub use embedding::{Embedding, PositionEmbedding};
+pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
+pub use linear::{Linear, TiedLinear, WeightOrder};
+pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
+pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
+pub use reshape::{Flatten, PadChannels};
+
+use serde::Serialize;
+
+use super::count::{Buffer, Parameter};
+use super::shape::Shape;
+
+/// Every kind of layer that a run file can name, in the order in which a person reads them.
+pub const KINDS: &[&Kind] = &[
+    &linear::LINEAR,
+    &conv::CONV,
+    &pool::MAX_POOL,
+    &pool::AVG_POOL,
+    &pool::GLOBAL_AVG_POOL,
+    &pool::ADAPTIVE_AVG_POOL,
+    &reshape::FLATTEN,
+    &reshape::PAD_CHANNELS,
+    &norm::BATCH_NORM,
+    &norm::LAYER_NORM,
+    &norm::RMS_NORM,
+    &activation::RELU,
+    &activation::GELU,
+    &activation::SILU,
+    &dropout::DROPOUT,
+    &embedding::EMBEDDING,
+    &embedding::POSITION,
+    &attention::ATTENTION,
+    &branches::RESIDUAL,
+    &branches::BRANCHES,
+];
+
+/// One layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub enum Layer {
+    /// `y = x W + b` over the last dimension.
+    Linear(Linear),
+    /// A linear layer whose weight belongs to another layer (a tied output head).
+    TiedLinear(TiedLinear),
+    /// Convolution over height and width.
+    Conv(Conv),
+    /// The largest of each window.
+    MaxPool(MaxPool),
+    /// The mean of each window.
+    AvgPool(AvgPool),
+    /// The mean over all positions: `[h, w, c]` becomes `[c]`.
+    GlobalAvgPool,
+    /// Average pool to exactly `size` x `size` (VGG's head).
+    AdaptiveAvgPool(AdaptiveAvgPool),
+    /// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens, so that the next weight fits.
+    Flatten,
+    /// Adds zero channels at the end (the shortcut of resnet8).
+    PadChannels(PadChannels),
+    /// Batch norm over all but the channels, with running statistics.
+    BatchNorm(BatchNorm),
+    /// Layer norm over the last dimension.
+    LayerNorm(LayerNorm),
+    /// RMS norm over the last dimension.
+    RmsNorm(RmsNorm),
+    /// A non-linearity.
+    Activation(Activation),
+    /// Zeroes elements at random while training.
+    Dropout(Dropout),
+    /// Token ids to vectors.
+    Embedding(Embedding),
+    /// Adds a learnt vector for each position.
+    PositionEmbedding(PositionEmbedding),
+    /// Causal attention proper, over queries, keys and values side by side.
+    Attention(Attention),
+    /// `y = branch(x) + shortcut(x)`.
+    Residual(Residual),
+    /// Several ways that are added, multiplied or put side by side.
+    Branches(Branches),
+}
+
+/// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers inside it.
+pub trait Entry {
+    /// The word for this kind of layer in run files and messages.
+    fn word(&self) -> &'static str;
+
+    /// The shape that comes out when `input` goes in, or what is wrong.
+    fn output(&self, input: Shape) -> Result<Shape, String>;
+
+    /// The prefix of its parameters' names, where it has parameters.
+    fn name(&self) -> Option<&str> {
+        None
+    }
+
+    /// In the order of a checkpoint. A tied weight belongs to the layer it is tied to.
+    fn parameters(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
+
+    /// Kept and saved but not trained.
+    fn buffers(&self) -> Vec<Buffer> {
+        Vec::new()
+    }
+
+    /// Of the forward pass for one sample: two for each multiply-add of its products.
+    fn flops(&self, _input: Shape, _output: Shape) -> f64 {
+        0.0
+    }
+
+    /// What the backward pass needs of a micro-batch of `samples`.
+    fn saves(&self, _input: Shape, _samples: u64) -> Saves {
+        Saves::default()
+    }
+
+    /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
+    fn remakes_output(&self) -> bool {
+        false
+    }
+
+    /// Whether it takes what the layer before makes again.
+    fn takes_remade(&self) -> bool {
+        false
+    }
+
+    /// Whether a channel of zeros leaves it as a channel of zeros.
+    fn keeps_zeros(&self) -> bool {
+        false
+    }
+
+    /// The ways through it, where it has layers inside.
+    fn sides(&self) -> Option<Sides<'_>> {
+        None
+    }
+}
+
+/// What one layer wants from the forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Saves {
+    /// What it reads.
+    pub input: bool,
+    /// What it makes.
+    pub output: bool,
+    /// f32 numbers beside them, of the whole micro-batch: statistics.
+    pub numbers: u64,
+}
+
+impl Saves {
+    /// What it reads.
+    pub const INPUT: Saves = Saves { input: true, output: false, numbers: 0 };
+    /// What it makes.
+    pub const OUTPUT: Saves = Saves { input: false, output: true, numbers: 0 };
+}
+
+impl Layer {
+    /// The file that knows it.
+    pub fn entry(&self) -> &dyn Entry {
+        match self {
+            Layer::Linear(layer) => layer,
+            Layer::TiedLinear(layer) => layer,
+            Layer::Conv(layer) => layer,
+            Layer::MaxPool(layer) => layer,
+            Layer::AvgPool(layer) => layer,
+            Layer::GlobalAvgPool => &GlobalAvgPool,
+            Layer::AdaptiveAvgPool(layer) => layer,
+            Layer::Flatten => &Flatten,
+            Layer::PadChannels(layer) => layer,
+            Layer::BatchNorm(layer) => layer,
+            Layer::LayerNorm(layer) => layer,
+            Layer::RmsNorm(layer) => layer,
+            Layer::Activation(layer) => layer,
+            Layer::Dropout(layer) => layer,
+            Layer::Embedding(layer) => layer,
+            Layer::PositionEmbedding(layer) => layer,
+            Layer::Attention(layer) => layer,
+            Layer::Residual(layer) => layer,
+            Layer::Branches(layer) => layer,
+        }
+    }
+
+    /// The word for this kind of layer in run files and messages.
+    pub fn kind(&self) -> &'static str {
+        self.entry().word()
+    }
+
+    /// The prefix of its parameters' names, where it has parameters of its own.
+    pub fn name(&self) -> Option<&str> {
+        self.entry().name()
+    }
+
+    /// The shape that comes out when `input` goes in, or what is wrong.
+    pub fn output(&self, input: Shape) -> Result<Shape, String> {
+        let output = self.entry().output(input)?;
+        if output.is_empty() {
+            return Err(format!("every dimension must be at least 1, and it gives {output}"));
+        }
+        Ok(output)
+    }
+
+    /// Its own parameters, without those of the layers inside it; a tied weight belongs to the layer it is tied to.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        self.entry().parameters()
+    }
+
+    /// Its own buffers, without those of the layers inside it.
+    pub fn buffers(&self) -> Vec<Buffer> {
+        self.entry().buffers()
+    }
+
+    /// Calls `visit` for this layer and those inside it, in the order of execution.
+    pub fn for_each<'a>(&'a self, visit: &mut dyn FnMut(&'a Layer)) {
+        visit(self);
+        for side in self.entry().sides().into_iter().flat_map(|sides| sides.all) {
+            side.layers.iter().for_each(|layer| layer.for_each(visit));
+        }
+    }
+
+    /// Lets its batch norms take their statistics over so many samples at a time.
+    pub(super) fn group_batch_norms(&mut self, samples: usize) {
+        let each =
+            |layers: &mut [Layer]| layers.iter_mut().for_each(|layer| layer.group_batch_norms(samples));
+        match self {
+            Layer::BatchNorm(norm) => norm.group = samples,
+            Layer::Residual(Residual { branch, shortcut }) => {
+                [branch, shortcut].into_iter().for_each(|side| each(side))
+            }
+            Layer::Branches(Branches { branches, .. }) => branches.iter_mut().for_each(|side| each(side)),
+            _ => {}
+        }
+    }
+}
+
+fn needs_floats(input: Shape) -> String {
+    format!("takes vectors, got {input}; put an embedding before it")
+}
+
+/// What every layer over vectors asks of its input first.
+fn floats(input: Shape) -> Result<Shape, String> {
+    if matches!(input, Shape::Tokens { .. }) { Err(needs_floats(input)) } else { Ok(input) }
+}
+
+fn expect_last(input: Shape, wanted: usize) -> Result<Shape, String> {
+    if input.last() == wanted { Ok(input) } else { Err(format!("takes {wanted} elements, got {input}")) }
+}
+
+fn image(input: Shape) -> Result<Shape, String> {
+    if matches!(input, Shape::Image { .. }) { Ok(input) } else { Err(format!("takes an image, got {input}")) }
+}
+
+fn sequence(input: Shape) -> Result<(usize, usize), String> {
+    match input {
+        Shape::Sequence { seq, width } => Ok((seq, width)),
+        _ => Err(format!("takes a sequence of vectors, got {input}")),
+    }
+}
+
+/// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + 2 padding - kernel) / stride) + 1.
+fn windows(input: Shape, kernel: usize, stride: usize, padding: usize) -> Result<Shape, String> {
+    let Shape::Image { height, width, channels } = input else { return image(input) };
+    if kernel == 0 || stride == 0 {
+        return Err(format!("kernel and stride must be at least 1, got {kernel} and {stride}"));
+    }
+    let along = |n: usize| {
+        let padded = n.saturating_add(padding.saturating_mul(2));
+        padded.checked_sub(kernel).map(|room| room / stride + 1)
+    };
+    match (along(height), along(width)) {
+        (Some(height), Some(width)) => Ok(Shape::Image { height, width, channels }),
+        _ => {
+            let border = if padding > 0 { format!(" with a border of {padding}") } else { String::new() };
+            Err(format!("a window of {kernel} x {kernel} is larger than {input}{border}"))
+        }
+    }
+}

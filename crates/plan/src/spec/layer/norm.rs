@@ -1,0 +1,187 @@
+//! Norms: over the batch, or over each position's elements. Each divides by sqrt(variance + epsilon).
+
+use serde::Serialize;
+
+use super::super::Init;
+use super::super::count::{Buffer, Parameter, weight_and_bias};
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, Saves, expect_last, floats};
+
+/// The epsilon of the built-in models, which is PyTorch's.
+pub const NORM_EPS: f32 = 1e-5;
+
+/// Batch norm over all but the channels, with running statistics.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BatchNorm {
+    /// Prefix of `.weight`, `.bias`, `.running_mean`, `.running_var`.
+    pub name: String,
+    /// Channels.
+    pub channels: usize,
+    /// What the scale starts at: 1, or 0 for the last norm of a residual branch.
+    pub scale: f32,
+    /// Samples that are normalised together while training; 0: all of a micro-batch.
+    pub group: usize,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// Layer norm over the last dimension, with scale and perhaps shift.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerNorm {
+    /// Prefix of `.weight` and `.bias`.
+    pub name: String,
+    /// Width.
+    pub width: usize,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Whether there is a shift.
+    pub bias: bool,
+}
+
+/// RMS norm over the last dimension, with scale.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RmsNorm {
+    /// Prefix of `.weight`.
+    pub name: String,
+    /// Width.
+    pub width: usize,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+const EPS: Field = Field::new(
+    "eps",
+    Takes::Number {
+        default: 1e-5,
+        expected: "a number above 0 and at most 1",
+        fits: |x| x > 0.0 && x <= 1.0,
+    },
+);
+
+/// As a run file writes it.
+pub(super) const BATCH_NORM: Kind = Kind {
+    word: "batch_norm",
+    fields: &[EPS],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, at| {
+        let (name, channels, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
+        Ok(Layer::BatchNorm(BatchNorm { name, channels, scale: 1.0, group: 0, eps }))
+    },
+};
+
+/// As a run file writes it.
+pub(super) const LAYER_NORM: Kind = Kind {
+    word: "layer_norm",
+    fields: &[EPS, Field::new("bias", Takes::Flag(true))],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, at| {
+        let (name, width, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
+        Ok(Layer::LayerNorm(LayerNorm { name, width, eps, bias: written.flag("bias") }))
+    },
+};
+
+/// As a run file writes it.
+pub(super) const RMS_NORM: Kind = Kind {
+    word: "rms_norm",
+    fields: &[EPS],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, at| {
+        let (name, width, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
+        Ok(Layer::RmsNorm(RmsNorm { name, width, eps }))
+    },
+};
+
+impl Entry for BatchNorm {
+    fn word(&self) -> &'static str {
+        BATCH_NORM.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        match input {
+            Shape::Image { .. } | Shape::Vector { .. } => expect_last(input, self.channels),
+            _ => Err(format!("takes images or vectors, got {input}")),
+        }
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        weight_and_bias(&self.name, vec![self.channels], Init::Constant(self.scale), Some(self.channels))
+    }
+
+    fn buffers(&self) -> Vec<Buffer> {
+        let buffer = |(what, start)| Buffer {
+            name: format!("{}.{what}", self.name),
+            shape: vec![self.channels],
+            start,
+        };
+        [("running_mean", 0.0), ("running_var", 1.0)].map(buffer).into()
+    }
+
+    /// Two numbers of each channel for each group that is normalised together.
+    fn saves(&self, _: Shape, samples: u64) -> Saves {
+        let together = if self.group > 0 { self.group as u64 } else { samples.max(1) };
+        Saves { numbers: 2 * self.channels as u64 * samples / together, ..Saves::INPUT }
+    }
+}
+
+impl Entry for LayerNorm {
+    fn word(&self) -> &'static str {
+        LAYER_NORM.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        expect_last(floats(input)?, self.width)
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let bias = self.bias.then_some(self.width);
+        weight_and_bias(&self.name, vec![self.width], Init::Constant(1.0), bias)
+    }
+
+    /// The mean of each row and what it is multiplied by.
+    fn saves(&self, input: Shape, samples: u64) -> Saves {
+        Saves { numbers: (2 * input.rows()).saturating_mul(samples), ..Saves::INPUT }
+    }
+
+    fn remakes_output(&self) -> bool {
+        true
+    }
+}
+
+impl Entry for RmsNorm {
+    fn word(&self) -> &'static str {
+        RMS_NORM.word
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        expect_last(floats(input)?, self.width)
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        weight_and_bias(&self.name, vec![self.width], Init::Constant(1.0), None)
+    }
+
+    /// What each row is multiplied by.
+    fn saves(&self, input: Shape, samples: u64) -> Saves {
+        Saves { numbers: input.rows().saturating_mul(samples), ..Saves::INPUT }
+    }
+
+    fn remakes_output(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,147 @@
+//! Pools: the largest or the mean of windows of an image.
+
+use serde::Serialize;
+
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, Saves, image, windows};
+
+/// The largest of each window.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MaxPool {
+    /// Rows and columns of the window.
+    pub kernel: usize,
+    /// Step.
+    pub stride: usize,
+    /// Border, never chosen as the largest.
+    pub padding: usize,
+}
+
+/// The mean of each window.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct AvgPool {
+    /// Rows and columns of the window.
+    pub kernel: usize,
+    /// Step.
+    pub stride: usize,
+}
+
+/// The mean over all positions: `[h, w, c]` becomes `[c]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GlobalAvgPool;
+
+/// Average pool to exactly `size` x `size` (VGG's head).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct AdaptiveAvgPool {
+    /// Rows and columns of the result.
+    pub size: usize,
+}
+
+/// As a run file writes it.
+pub(super) const MAX_POOL: Kind = Kind {
+    word: "max_pool",
+    fields: &[
+        Field::new("kernel", Takes::Size),
+        Field::new("stride", Takes::SizeLike("kernel")),
+        Field::new("padding", Takes::Whole { least: 0, default: 0 }),
+    ],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, _| {
+        let [kernel, stride, padding] = ["kernel", "stride", "padding"].map(|field| written.whole(field));
+        Ok(Layer::MaxPool(MaxPool { kernel, stride, padding }))
+    },
+};
+
+/// As a run file writes it.
+pub(super) const AVG_POOL: Kind = Kind {
+    word: "avg_pool",
+    fields: &[Field::new("kernel", Takes::Size), Field::new("stride", Takes::SizeLike("kernel"))],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, _| {
+        Ok(Layer::AvgPool(AvgPool { kernel: written.whole("kernel"), stride: written.whole("stride") }))
+    },
+};
+
+/// As a run file writes it.
+pub(super) const GLOBAL_AVG_POOL: Kind = Kind {
+    word: "global_avg_pool",
+    fields: &[],
+    opens: false,
+    then: Then::Passes,
+    complete: |_, _| Ok(Layer::GlobalAvgPool),
+};
+
+/// As a run file writes it.
+pub(super) const ADAPTIVE_AVG_POOL: Kind = Kind {
+    word: "adaptive_avg_pool",
+    fields: &[Field::new("size", Takes::Size)],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, _| Ok(Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: written.whole("size") })),
+};
+
+impl Entry for MaxPool {
+    fn word(&self) -> &'static str {
+        MAX_POOL.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        let MaxPool { kernel, stride, padding } = *self;
+        if padding > kernel / 2 {
+            return Err(format!("padding {padding} is more than half of the window of {kernel}"));
+        }
+        windows(image(input)?, kernel, stride, padding)
+    }
+
+    fn saves(&self, _: Shape, _: u64) -> Saves {
+        Saves::INPUT
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}
+
+impl Entry for AvgPool {
+    fn word(&self) -> &'static str {
+        AVG_POOL.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        windows(image(input)?, self.kernel, self.stride, 0)
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}
+
+impl Entry for GlobalAvgPool {
+    fn word(&self) -> &'static str {
+        GLOBAL_AVG_POOL.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        Ok(Shape::Vector { width: image(input)?.last() })
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}
+
+impl Entry for AdaptiveAvgPool {
+    fn word(&self) -> &'static str {
+        ADAPTIVE_AVG_POOL.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        Ok(Shape::Image { height: self.size, width: self.size, channels: image(input)?.last() })
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,68 @@
+//! Layers that move elements and compute nothing.
+
+use serde::Serialize;
+
+use super::super::shape::Shape;
+use super::kind::{Field, Kind, Takes, Then};
+use super::{Entry, Layer, expect_last, image};
+
+/// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Flatten;
+
+/// Adds zero channels at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PadChannels {
+    /// Channels in.
+    pub input: usize,
+    /// Channels out.
+    pub output: usize,
+}
+
+/// As a run file writes it.
+pub(super) const FLATTEN: Kind = Kind {
+    word: "flatten",
+    fields: &[],
+    opens: false,
+    then: Then::Passes,
+    complete: |_, _| Ok(Layer::Flatten),
+};
+
+/// As a run file writes it.
+pub(super) const PAD_CHANNELS: Kind = Kind {
+    word: "pad_channels",
+    fields: &[Field::new("output", Takes::Size)],
+    opens: false,
+    then: Then::Passes,
+    complete: |written, at| {
+        Ok(Layer::PadChannels(PadChannels { input: at.shape.last(), output: written.whole("output") }))
+    },
+};
+
+impl Entry for Flatten {
+    fn word(&self) -> &'static str {
+        FLATTEN.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        let elements = image(input)?.elements();
+        Ok(Shape::Vector { width: usize::try_from(elements).map_err(|_| format!("{input} is too large"))? })
+    }
+
+    fn keeps_zeros(&self) -> bool {
+        true
+    }
+}
+
+impl Entry for PadChannels {
+    fn word(&self) -> &'static str {
+        PAD_CHANNELS.word
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        if self.output < self.input {
+            return Err(format!("cannot pad {} channels to {}", self.input, self.output));
+        }
+        Ok(expect_last(image(input)?, self.input)?.with_last(self.output))
+    }
+}

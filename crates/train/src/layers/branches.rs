@@ -1,0 +1,173 @@
+//! Layers in a row, and rows of layers that part and meet again: added up, multiplied, or side by side.
+
+use std::ops::Range;
+
+use espalier_plan::spec::Join;
+use espalier_tensor::ops::columns;
+use espalier_tensor::ops::elementwise::{add, add_into, mul};
+use espalier_tensor::{Category, Tensor};
+
+use super::{Backward, Forward, Layer};
+use crate::Result;
+
+/// Layers one after the other; an empty one passes its input on.
+#[derive(Debug)]
+pub(crate) struct Sequence(pub Vec<Box<dyn Layer>>);
+
+impl Layer for Sequence {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        self.0.iter().try_fold(x, |x, layer| layer.forward(x, pass))
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        let mut gradient = Some(dy);
+        for (i, layer) in self.0.iter().enumerate().rev() {
+            let dy = gradient.expect("only the first layer of a model has no input gradient");
+            gradient = layer.backward(dy, pass, i > 0 || input_gradient)?;
+        }
+        Ok(gradient)
+    }
+
+    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let Some((last, before)) = self.0.split_last() else { return sum(x, plus) };
+        let x = before.iter().try_fold(x, |x, layer| layer.forward(x, pass))?;
+        last.forward_plus(x, plus, pass)
+    }
+
+    fn backward_plus(&self, mut dy: Tensor, plus: Tensor, pass: &mut Backward<'_>) -> Result<Tensor> {
+        let Some((first, behind)) = self.0.split_first() else { return sum(dy, plus) };
+        for layer in behind.iter().rev() {
+            dy = layer.backward(dy, pass, true)?.expect("it was asked for");
+        }
+        first.backward_plus(dy, plus, pass)
+    }
+}
+
+/// `branch(x) + shortcut(x)`. Where the shortcut passes x on, the branch's last layer adds it, and the branch's first layer
+/// adds the gradient of what has passed.
+#[derive(Debug)]
+pub(crate) struct Residual {
+    pub branch: Sequence,
+    pub shortcut: Sequence,
+}
+
+impl Layer for Residual {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        if self.shortcut.0.is_empty() {
+            return self.branch.forward_plus(x.clone(), x, pass);
+        }
+        let long = self.branch.forward(x.clone(), pass)?;
+        let short = self.shortcut.forward(x, pass)?;
+        sum(long, short)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        if self.shortcut.0.is_empty() && input_gradient {
+            return self.branch.backward_plus(dy.clone(), dy, pass).map(Some);
+        }
+        let short = self.shortcut.backward(dy.clone(), pass, input_gradient)?;
+        let long = self.branch.backward(dy, pass, input_gradient)?;
+        long.zip(short).map(|(long, short)| sum(long, short)).transpose()
+    }
+}
+
+/// Rows of layers that read the same x and are joined.
+#[derive(Debug)]
+pub(crate) struct Branches {
+    pub join: Join,
+    pub all: Vec<Sequence>,
+    /// Of what each gives: its last extent.
+    pub widths: Vec<usize>,
+}
+
+impl Branches {
+    /// The columns of each in what they give together, where they are side by side.
+    fn columns(&self) -> impl Iterator<Item = Range<usize>> {
+        self.widths.iter().scan(0, |end, width| {
+            *end += width;
+            Some(*end - width..*end)
+        })
+    }
+
+    fn side_by_side(&self, parts: &[Tensor]) -> Result<Tensor> {
+        let mut shape = parts[0].shape().to_vec();
+        *shape.last_mut().expect("at least one dimension") = self.widths.iter().sum();
+        let mut y = Tensor::empty(&parts[0].device(), &shape, parts[0].dtype(), Category::Activations)?;
+        for (part, at) in parts.iter().zip(self.columns()) {
+            columns::put(&mut y, at.start, part)?;
+        }
+        Ok(y)
+    }
+
+    /// The gradient of what branch `i` gives; `factors` are what all of them gave, where they are multiplied.
+    fn gradient_of(&self, i: usize, dy: &Tensor, factors: &[Tensor]) -> Result<Tensor> {
+        match self.join {
+            Join::Sum => Ok(dy.clone()),
+            Join::Concat => {
+                let at = self.columns().nth(i).expect("as many columns as branches");
+                Ok(columns::take(dy, at, Category::Activations)?)
+            }
+            Join::Product => {
+                let others = (0..factors.len()).filter(|other| *other != i);
+                others.map(|other| &factors[other]).try_fold(dy.clone(), |dy, factor| Ok(mul(&dy, factor)?))
+            }
+        }
+    }
+}
+
+/// Leaves what its branches leave, in their order, and then, where they are multiplied, what each gave.
+impl Layer for Branches {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let mut parts = Vec::with_capacity(self.all.len());
+        for branch in &self.all {
+            parts.push(branch.forward(x.clone(), pass)?);
+        }
+        drop(x);
+        match self.join {
+            Join::Concat => self.side_by_side(&parts),
+            Join::Sum => {
+                let mut parts = parts.into_iter();
+                let first = parts.next().expect("at least one branch");
+                parts.try_fold(first, sum)
+            }
+            Join::Product => {
+                let (first, rest) = parts.split_first().expect("at least one branch");
+                let y =
+                    rest.iter().try_fold(first.clone(), |y, part| Ok::<_, crate::Error>(mul(&y, part)?))?;
+                parts.into_iter().for_each(|part| pass.stash.push(part));
+                Ok(y)
+            }
+        }
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        let mut factors: Vec<Tensor> = match self.join {
+            Join::Product => (0..self.all.len()).map(|_| pass.stash.pop()).collect(),
+            Join::Sum | Join::Concat => Vec::new(),
+        };
+        factors.reverse();
+        let mut dx: Option<Tensor> = None;
+        for (i, branch) in self.all.iter().enumerate().rev() {
+            let dy = self.gradient_of(i, &dy, &factors)?;
+            let own = branch.backward(dy, pass, input_gradient)?;
+            dx = match (dx, own) {
+                (Some(dx), Some(own)) => Some(sum(dx, own)?),
+                (dx, own) => dx.or(own),
+            };
+        }
+        Ok(dx)
+    }
+}
+
+/// `long + short`, into whichever of the two nobody else holds.
+pub(super) fn sum(mut long: Tensor, mut short: Tensor) -> Result<Tensor> {
+    if long.is_unique() {
+        add_into(&mut long, &short)?;
+        Ok(long)
+    } else if short.is_unique() {
+        add_into(&mut short, &long)?;
+        Ok(short)
+    } else {
+        Ok(add(&long, &short)?)
+    }
+}
