@@ -165,7 +165,7 @@ fn forward_head<T: Float>(
         }
         for r in 0..m {
             write(i + r, &out[r * d..(r + 1) * d], 1.0 / totals[r]);
-            logsumexp[i + r] = maxima[r] + ln(f64::from(totals[r])) as f32;
+            logsumexp[i + r] = (f64::from(maxima[r]) + ln(f64::from(totals[r]))) as f32;
         }
     }
 }
