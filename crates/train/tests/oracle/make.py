@@ -1,10 +1,10 @@
-"""Makes gpt.safetensors and cnn.safetensors: what PyTorch says of two small networks, for tests/train/oracle.rs;
+"""Makes gpt.safetensors, llama.safetensors and cnn.safetensors: what PyTorch says of three small networks, for tests/train/oracle.rs;
 and flow.safetensors: GraSP's product with the Hessian, by double backward in f64, for tests/train/prune/flow.rs.
 
     pip install torch==2.15.0 transformers==5.22.2 safetensors==0.8.0 numpy==2.4.6
-    python make.py
+    python make.py [gpt llama cnn flow]
 
-The GPT-2 is Hugging Face's, the other network is of torch.nn's layers. Everything that the tests compare with was computed in f64
+The GPT-2 is Hugging Face's, the other networks are of torch.nn's layers, with torch's own attention. Everything that the tests compare with was computed in f64
 ("truth"); PyTorch's own f32, or bf16 with sums over micro-batches in f32, computed beside it, says how far from that a good program
 may be, and the tests allow a multiple of it (the file's metadata, "own/..."). Weights begin as numbers that bf16 has.
 
@@ -21,6 +21,7 @@ A file holds, under the names that checkpoints have:
 
 import json
 import platform
+import sys
 
 import numpy as np
 import torch
@@ -62,6 +63,46 @@ class Cnn(nn.Module):
     @staticmethod
     def names(name):
         return name.replace("layers.8.", "layers.7.")
+
+
+class Llama(nn.Module):
+    """A layer as Llama has it, but for learnt positions: RMS norm, grouped queries, SwiGLU, no biases."""
+
+    HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 24
+
+    def __init__(self):
+        super().__init__()
+        linear = lambda i, o: nn.Linear(i, o, bias=False)
+        norm = lambda: nn.RMSNorm(self.WIDTH, eps=1e-6)
+        shared = self.WIDTH // self.HEADS * self.KV_HEADS
+        self.wte, self.wpe = nn.Embedding(24, self.WIDTH), nn.Embedding(16, self.WIDTH)
+        self.norm_1, self.norm_2, self.norm_f = norm(), norm(), norm()
+        self.q, self.k, self.v = linear(self.WIDTH, self.WIDTH), linear(self.WIDTH, shared), linear(self.WIDTH, shared)
+        self.o = linear(self.WIDTH, self.WIDTH)
+        self.gate, self.up = linear(self.WIDTH, self.HIDDEN), linear(self.WIDTH, self.HIDDEN)
+        self.down = linear(self.HIDDEN, self.WIDTH)
+        self.head = linear(self.WIDTH, 24)
+
+    def forward(self, ids):
+        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        h = self.norm_1(x)
+        split = lambda t, heads: t.unflatten(-1, (heads, -1)).transpose(1, 2)
+        q, k, v = split(self.q(h), self.HEADS), split(self.k(h), self.KV_HEADS), split(self.v(h), self.KV_HEADS)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        h = self.norm_2(x)
+        x = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return self.head(self.norm_f(x))
+
+    @staticmethod
+    def names(name):
+        places = dict(
+            wte="0", wpe="1", norm_1="2.branch.0", q="2.branch.1.branches.0.0", k="2.branch.1.branches.1.0",
+            v="2.branch.1.branches.2.0", o="2.branch.3", norm_2="3.branch.0", gate="3.branch.1.branches.0.0",
+            up="3.branch.1.branches.1.0", down="3.branch.2", norm_f="4", head="5",
+        )
+        module, parameter = name.split(".")
+        return f"layers.{places[module]}.{parameter}"
 
 
 def gpt():
@@ -267,7 +308,7 @@ def flow():
     save_file(out, "flow.safetensors", dict(torch=torch.__version__, temperature=str(temperature), seed=str(seed)))
 
 
-def main():
+def main(wanted):
     torch.manual_seed(1)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -279,13 +320,20 @@ def main():
 
     def language(model, batch, dtype):
         ids = torch.from_numpy(batch.astype(np.int64))[None]
-        logits = model(ids[:, :-1]).logits
+        logits = model(ids[:, :-1])
+        logits = getattr(logits, "logits", logits)
         return logits[0], F.cross_entropy(logits[0], ids[0, 1:])
 
     ids = tokens.to(torch.uint8).numpy()
     oracle = Oracle("gpt", gpt, lambda name: name.removeprefix("transformer."), list(ids), language)
     oracle.out["tokens"] = ids
-    oracle.make()
+    if "gpt" in wanted:
+        oracle.make()
+
+    oracle = Oracle("llama", Llama, Llama.names, list(ids[:64]), language)
+    oracle.out["tokens"] = ids[:64].copy()
+    if "llama" in wanted:
+        oracle.make()
 
     pixels = torch.randint(0, 256, (64, 4, 8, 8, 3), generator=generator)
     labels = torch.randint(0, 5, (64, 4), generator=generator)
@@ -304,9 +352,12 @@ def main():
     pixels, labels = pixels.to(torch.uint8).numpy(), labels.to(torch.uint8).numpy()
     oracle = Oracle("cnn", Cnn, Cnn.names, list(zip(pixels, labels)), images)
     oracle.out |= dict(pixels=pixels, labels=labels)
-    oracle.make()
+    if "cnn" in wanted:
+        oracle.make()
 
 
 if __name__ == "__main__":
-    main()
-    flow()
+    wanted = sys.argv[1:] or ["gpt", "llama", "cnn", "flow"]
+    main(wanted)
+    if "flow" in wanted:
+        flow()

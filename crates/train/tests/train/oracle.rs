@@ -1,6 +1,7 @@
-//! The same numbers as PyTorch: what two small networks give there, stored with the script that made them (`../oracle`).
+//! The same numbers as PyTorch: what three small networks give there, stored with the script that made them (`../oracle`).
 //!
-//! A tiny GPT-2 of Hugging Face's and a network of convolutions and batch norms, each dense and masked: logits, loss,
+//! A tiny GPT-2 of Hugging Face's, a layer as Llama has it (RMS norm, grouped queries by torch's own attention, SwiGLU) and a network
+//! of convolutions and batch norms, each dense and masked: logits, loss,
 //! all gradients and three steps of AdamW in f32, and in bf16 the gradients of many micro-batches and three steps over their sums.
 //! Everything is compared with f64. How far PyTorch itself is off that in the same precision stands in the file, and
 //! [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16 is rounded at other places.
@@ -53,6 +54,38 @@ const GPT: &str = r#"
     kind = "arithmetic"
 "#;
 
+const LLAMA: &str = r#"
+    [model]
+    name = "custom"
+    context = 16
+    layers = [
+        { type = "embedding", width = 16 },
+        { type = "position" },
+        { type = "residual", branch = [
+            { type = "rms_norm", eps = 1e-6 },
+            { type = "branches", join = "concat", branches = [
+                [{ type = "linear", output = 16, bias = false }],
+                [{ type = "linear", output = 8, bias = false }],
+                [{ type = "linear", output = 8, bias = false }],
+            ] },
+            { type = "attention", heads = 4, kv_heads = 2 },
+            { type = "linear", output = 16, bias = false },
+        ] },
+        { type = "residual", branch = [
+            { type = "rms_norm", eps = 1e-6 },
+            { type = "branches", join = "product", branches = [
+                [{ type = "linear", output = 24, bias = false }, { type = "silu" }],
+                [{ type = "linear", output = 24, bias = false }],
+            ] },
+            { type = "linear", output = 16, bias = false },
+        ] },
+        { type = "rms_norm", eps = 1e-6 },
+        { type = "linear", bias = false },
+    ]
+    [data]
+    kind = "arithmetic"
+"#;
+
 const CNN: &str = r#"
     [model]
     name = "custom"
@@ -89,6 +122,11 @@ impl Oracle {
     fn gpt() -> Oracle {
         let facts = DataFacts { vocab: Some(24), image: None, classes: None };
         Oracle::read(include_bytes!("../oracle/gpt.safetensors"), GPT, facts, "wte.weight")
+    }
+
+    fn llama() -> Oracle {
+        let facts = DataFacts { vocab: Some(24), image: None, classes: None };
+        Oracle::read(include_bytes!("../oracle/llama.safetensors"), LLAMA, facts, "layers.5.weight")
     }
 
     fn cnn() -> Oracle {
@@ -335,7 +373,7 @@ impl Network<'_> {
 
 #[test]
 fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
-    for oracle in [Oracle::gpt(), Oracle::cnn()] {
+    for oracle in [Oracle::gpt(), Oracle::llama(), Oracle::cnn()] {
         for case in F32 {
             let mut network = oracle.network(case);
             let mut gradients = Gradients::new(&network.masks);
@@ -365,7 +403,7 @@ fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
 /// 1.9 %, six times what is allowed.
 #[test]
 fn bf16_gradients_of_many_micro_batches_add_up() {
-    for oracle in [Oracle::gpt(), Oracle::cnn()] {
+    for oracle in [Oracle::gpt(), Oracle::llama(), Oracle::cnn()] {
         let all: Vec<usize> = (0..oracle.micro_batches()).collect();
         // Masked and dense is masked and compressed, bit for bit (compressed.rs).
         for case in [BF16[0], BF16[2]] {
