@@ -11,7 +11,7 @@ use crate::call::{Call, Operation, Reduce};
 use crate::data::{Data, Message};
 use crate::error::{Error, Result};
 use crate::traffic::{self, Counter, Sent};
-use crate::transport::{Parcel, Pending, Transport};
+use crate::transport::{CallBuffers, Pending, Transport};
 
 /// One rank's end of a group; clones are the same end.
 ///
@@ -135,8 +135,8 @@ impl Communicator {
 
     /// Waits until all ranks of the group have come.
     pub fn barrier(&self) -> Result<()> {
-        let parcel = Parcel { call: Call::empty(Operation::Barrier), read: None, write: None };
-        self.transport.start(parcel, true)?.wait(self.limit).map(drop)
+        let buffers = CallBuffers { call: Call::empty(Operation::Barrier), read: None, write: None };
+        self.transport.start(buffers, true)?.wait(self.limit).map(drop)
     }
 
     /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are equal, of
@@ -146,42 +146,42 @@ impl Communicator {
         Ok(transport.map(|transport| Communicator { transport, ..self.clone() }))
     }
 
-    fn begin<D: Message>(&self, parcel: Parcel, attended: bool) -> Result<Request<D>> {
-        if let Some((kind, bytes)) = traffic::sent_by(&parcel.call, self.rank(), self.size(), self.halo) {
+    fn begin<D: Message>(&self, buffers: CallBuffers, attended: bool) -> Result<Request<D>> {
+        if let Some((kind, bytes)) = traffic::sent_by(&buffers.call, self.rank(), self.size(), self.halo) {
             self.counter.add(kind, bytes);
         }
-        let pending = self.transport.start(parcel, attended)?;
+        let pending = self.transport.start(buffers, attended)?;
         Ok(Request { pending, limit: self.limit, data: PhantomData })
     }
 
-    fn send_parcel(&self, data: Data, to: usize, tag: u32) -> Result<Parcel> {
+    fn send_parcel(&self, data: Data, to: usize, tag: u32) -> Result<CallBuffers> {
         let call = Call::of(Operation::Send { to, tag }, &data);
         self.check_rank(call, to)?;
-        Ok(Parcel { call, read: Some(data), write: None })
+        Ok(CallBuffers { call, read: Some(data), write: None })
     }
 
-    fn receive_parcel(&self, data: Data, from: usize, tag: u32) -> Result<Parcel> {
+    fn receive_parcel(&self, data: Data, from: usize, tag: u32) -> Result<CallBuffers> {
         let call = Call::of(Operation::Receive { from, tag }, &data);
         self.check_rank(call, from)?;
-        Ok(Parcel { call, read: None, write: Some(data) })
+        Ok(CallBuffers { call, read: None, write: Some(data) })
     }
 
-    fn broadcast_parcel(&self, data: Data, root: usize) -> Result<Parcel> {
+    fn broadcast_parcel(&self, data: Data, root: usize) -> Result<CallBuffers> {
         let call = Call::of(Operation::Broadcast { root }, &data);
         self.check_rank(call, root)?;
-        Ok(Parcel { call, read: None, write: Some(data) })
+        Ok(CallBuffers { call, read: None, write: Some(data) })
     }
 
-    fn scatter_parcel(&self, whole: Data, part: Data, how: Reduce) -> Result<Parcel> {
+    fn scatter_parcel(&self, whole: Data, part: Data, how: Reduce) -> Result<CallBuffers> {
         let call = Call::of(Operation::ReduceScatter(how), &whole);
         self.check_parts(call, &whole, &part)?;
-        Ok(Parcel { call, read: Some(whole), write: Some(part) })
+        Ok(CallBuffers { call, read: Some(whole), write: Some(part) })
     }
 
-    fn gather_parcel(&self, part: Data, whole: Data) -> Result<Parcel> {
+    fn gather_parcel(&self, part: Data, whole: Data) -> Result<CallBuffers> {
         let call = Call::of(Operation::AllGather, &whole);
         self.check_parts(call, &whole, &part)?;
-        Ok(Parcel { call, read: Some(part), write: Some(whole) })
+        Ok(CallBuffers { call, read: Some(part), write: Some(whole) })
     }
 
     fn check_rank(&self, call: Call, rank: usize) -> Result<()> {
@@ -210,8 +210,8 @@ impl Communicator {
     }
 }
 
-fn in_place(operation: Operation, data: Data) -> Parcel {
-    Parcel { call: Call::of(operation, &data), read: None, write: Some(data) }
+fn in_place(operation: Operation, data: Data) -> CallBuffers {
+    CallBuffers { call: Call::of(operation, &data), read: None, write: Some(data) }
 }
 
 /// A call that goes on while the rank computes; [`Request::wait`] gives its data back.

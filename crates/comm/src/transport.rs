@@ -22,7 +22,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ///
     /// Calls of a group are matched in the order in which its members make them, messages between two ranks in the
     /// order of those with the same tag.
-    fn start(&self, parcel: Parcel, attended: bool) -> Result<Box<dyn Pending>>;
+    fn start(&self, buffers: CallBuffers, attended: bool) -> Result<Box<dyn Pending>>;
 
     /// Parts the group: those of one colour form a new group, in the order of their keys and, where these are equal, of
     /// their ranks. Without a colour a rank is in no new group. All members must call it.
@@ -32,7 +32,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
 
 /// A call with its data.
 #[derive(Debug)]
-pub struct Parcel {
+pub struct CallBuffers {
     /// What is asked for.
     pub call: Call,
     /// Data that is only read: what is sent, the parts of an all-gather, the whole of a reduce-scatter.

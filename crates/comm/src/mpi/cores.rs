@@ -1,4 +1,4 @@
-//! Whether a courier may keep a core to itself while its rank waits: whether the ranks of this machine have one each.
+//! Whether a progress thread may keep a core to itself while its rank waits: whether the ranks of this machine have one each.
 //!
 //! Launchers often bind a rank to a core of its own, so that what one process may use says nothing of the machine. Therefore
 //! the ranks of a machine put together what each may use.
@@ -16,16 +16,16 @@ type Cores = [u64; MOST / 64];
 
 /// What the ranks of a machine have of its cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum CoreShare {
     /// At least one each.
-    Ample,
+    CoreEach,
     /// Fewer than ranks, or an unknown number: whoever keeps a core may keep it from the one that it waits for.
-    Scarce,
+    Oversubscribed,
 }
 
-impl Room {
+impl CoreShare {
     /// Of this machine. All ranks of the world must ask.
-    pub(super) fn of(world: &Communicator) -> Result<Room> {
+    pub(super) fn of(world: &Communicator) -> Result<CoreShare> {
         let machine = world.split_shared()?;
         let own = fs::read_to_string("/proc/self/status").map_or([0; _], |status| allowed(&status));
         let mut all = own;
@@ -33,7 +33,7 @@ impl Room {
         // A container may be granted the time of fewer cores than it may run on.
         let granted = thread::available_parallelism().map_or(1, usize::from);
         let cores = if granted < count(&own) { granted } else { count(&all) };
-        Ok(if cores < machine.size() as usize { Room::Scarce } else { Room::Ample })
+        Ok(if cores < machine.size() as usize { CoreShare::Oversubscribed } else { CoreShare::CoreEach })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Ranks as processes that MPI started and connects.
 //!
-//! One thread of each process, the courier, makes all calls of MPI; ranks hand it their calls and wait for it with a limit.
+//! One thread of each process, the progress thread, makes all calls of MPI; ranks hand it their calls and wait for it with a limit.
 //! So a wait can be given up although MPI's cannot, a call goes on while its rank computes, any MPI will do (no more than
 //! `MPI_THREAD_FUNNELED` is asked for), and a rank that is busy or stuck still answers when others ask what it is at: that
 //! is how a time-out can name the rank that is missing.
@@ -10,7 +10,7 @@
 //! have among threads, bf16 is summed in f32, and a NaN shows.
 
 mod cores;
-mod courier;
+mod progress;
 mod task;
 
 use std::fmt::{Debug, Display};
@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use courier::{Courier, Ending, Order};
+use progress::{Ending, Order, ProgressThread};
 use task::Job;
 
 use crate::call::{Call, Operation};
@@ -29,7 +29,7 @@ use crate::communicator::Communicator;
 use crate::data::Data;
 use crate::error::{Error, Result, Seconds};
 use crate::failure::{Failure, panic_message};
-use crate::transport::{Parcel, Pending, Transport, choice};
+use crate::transport::{CallBuffers, Pending, Transport, choice};
 
 /// How long others are given to say whether they have come, once a wait is over.
 const ROLL_CALL: Duration = Duration::from_millis(500);
@@ -38,7 +38,7 @@ const ROLL_CALL: Duration = Duration::from_millis(500);
 /// that ends badly, and that one should have said why.
 const AFTER_YOU: Duration = Duration::from_millis(200);
 
-/// How long the courier of a rank that failed is given to tell the others. It needs 300 ms, unless it is in a call of MPI that
+/// How long the progress thread of a rank that failed is given to tell the others. It needs 300 ms, unless it is in a call of MPI that
 /// waits for a rank that does not come.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -54,8 +54,8 @@ where
     let (orders, inbox) = mpsc::channel();
     let (ready, connected) = mpsc::channel();
     let (closed, ended) = mpsc::channel::<()>();
-    let courier = thread::Builder::new().name("espalier-mpi".into());
-    let started = courier.spawn(move || Courier::run(inbox, ready, closed));
+    let progress = thread::Builder::new().name("espalier-mpi".into());
+    let started = progress.spawn(move || ProgressThread::run(inbox, ready, closed));
     let launch = |what: String| Failure::Launch(Error::Launch { what });
     started.map_err(|e| launch(format!("cannot start a thread for MPI: {e}")))?;
     let connected = connected.recv_timeout(limit).unwrap_or_else(|why| {
@@ -84,7 +84,7 @@ where
         Ending::Well => (true, limit),
         Ending::Failed(_) | Ending::Panicked(_) => (false, FAREWELL),
     };
-    // The courier's end without a word changes nothing for the result.
+    // The progress thread's end without a word changes nothing for the result.
     if ended.recv_timeout(farewell) == Err(RecvTimeoutError::Timeout) && well {
         let waited = Seconds(limit);
         return Err(launch(format!(
@@ -112,17 +112,17 @@ pub fn library() -> String {
     ferrompi::Mpi::library_version().unwrap_or_else(|e| format!("unknown ({e})"))
 }
 
-/// The way to the courier.
+/// The way to the progress thread.
 #[derive(Debug)]
 struct Post {
     orders: Sender<Order>,
     world: Arc<World>,
 }
 
-/// What the rank and its courier both see.
+/// What the rank and its progress thread both see.
 #[derive(Debug, Default)]
 struct World {
-    /// Threads that wait for something: while there are any, the courier does not rest.
+    /// Threads that wait for something: while there are any, the progress thread does not rest.
     waiting: AtomicUsize,
     /// The first rank that is known to have failed.
     failed: OnceLock<Failed>,
@@ -150,27 +150,27 @@ struct Ticket {
     /// Which of its group's collective calls it is, once it was started.
     turn: OnceLock<u64>,
     result: Mutex<Option<Result<Delivery>>>,
-    bell: Condvar,
+    waker: Condvar,
 }
 
 /// What a call brings.
 #[derive(Debug)]
 enum Delivery {
     Data(Option<Data>),
-    /// A split: the courier's number of the new group, its members in the world, and the rank's place among them.
+    /// A split: the progress thread's number of the new group, its members in the world, and the rank's place among them.
     Group(Option<(usize, Arc<[usize]>, usize)>),
 }
 
 impl Ticket {
     fn new(rank: usize, call: Call) -> Arc<Ticket> {
-        let (turn, result, bell) = (OnceLock::new(), Mutex::default(), Condvar::new());
-        Arc::new(Ticket { rank, call, turn, result, bell })
+        let (turn, result, waker) = (OnceLock::new(), Mutex::default(), Condvar::new());
+        Arc::new(Ticket { rank, call, turn, result, waker })
     }
 
     /// Delivers, unless something was delivered before.
     fn deliver(&self, result: Result<Delivery>) {
         self.result.lock().expect("no panic while locked").get_or_insert(result);
-        self.bell.notify_all();
+        self.waker.notify_all();
     }
 
     fn is_done(&self) -> bool {
@@ -180,7 +180,7 @@ impl Ticket {
     /// What was delivered within the limit; `None` where nothing was.
     fn wait(&self, limit: Duration) -> Option<Result<Delivery>> {
         let result = self.result.lock().expect("no panic while locked");
-        let waited = self.bell.wait_timeout_while(result, limit, |result| result.is_none());
+        let waited = self.waker.wait_timeout_while(result, limit, |result| result.is_none());
         waited.expect("no panic while locked").0.take()
     }
 }
@@ -189,20 +189,20 @@ impl Ticket {
 #[derive(Debug)]
 struct End {
     post: Arc<Post>,
-    /// The courier's number of the group.
+    /// The progress thread's number of the group.
     group: usize,
     members: Arc<[usize]>,
     rank: usize,
 }
 
 impl End {
-    fn order(&self, parcel: Parcel) -> Result<Waiting> {
-        let call = parcel.call;
+    fn order(&self, buffers: CallBuffers) -> Result<Waiting> {
+        let call = buffers.call;
         let ticket = Ticket::new(self.members[self.rank], call);
         if let Some(failed) = self.post.world.failed.get() {
             return Err(failed.stops(ticket.rank, call));
         }
-        let job = Job::new(self.group, self.rank, self.members.len(), parcel, ticket.clone())?;
+        let job = Job::new(self.group, self.rank, self.members.len(), buffers, ticket.clone())?;
         if self.post.orders.send(Order::Call(Box::new(job))).is_err() {
             let why = "MPI was shut down".to_owned();
             return Err(Error::Carrier { rank: ticket.rank, call, why });
@@ -220,8 +220,8 @@ impl Transport for End {
         &self.members
     }
 
-    fn start(&self, parcel: Parcel, _attended: bool) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(self.order(parcel)?))
+    fn start(&self, buffers: CallBuffers, _attended: bool) -> Result<Box<dyn Pending>> {
+        Ok(Box::new(self.order(buffers)?))
     }
 
     fn split(
@@ -232,9 +232,12 @@ impl Transport for End {
     ) -> Result<Option<Arc<dyn Transport>>> {
         let choice = Data::U64(choice(colour, key).to_vec());
         let choices = Data::U64(vec![0; 2 * self.members.len()]);
-        let parcel =
-            Parcel { call: Call::of(Operation::Split, &choices), read: Some(choice), write: Some(choices) };
-        match self.order(parcel)?.wait(limit)? {
+        let buffers = CallBuffers {
+            call: Call::of(Operation::Split, &choices),
+            read: Some(choice),
+            write: Some(choices),
+        };
+        match self.order(buffers)?.wait(limit)? {
             Delivery::Group(group) => Ok(group.map(|(group, members, rank)| -> Arc<dyn Transport> {
                 Arc::new(End { post: self.post.clone(), group, members, rank })
             })),
@@ -243,7 +246,7 @@ impl Transport for End {
     }
 }
 
-/// A call that the courier was given.
+/// A call that the progress thread was given.
 struct Waiting {
     post: Arc<Post>,
     group: usize,

@@ -18,7 +18,7 @@ use crate::data::{Data, Element};
 use crate::error::{Error, Result};
 use crate::reduce::{Number, reduce};
 use crate::traffic::share;
-use crate::transport::Parcel;
+use crate::transport::CallBuffers;
 
 /// Bytes that a rank gathers at most to reduce them by itself.
 const LITTLE: usize = 64 << 10;
@@ -26,9 +26,9 @@ const LITTLE: usize = 64 << 10;
 /// A call with all the memory that it needs.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// The courier's number of the group.
+    /// The progress thread's number of the group.
     pub(super) group: usize,
-    pub(super) parcel: Parcel,
+    pub(super) buffers: CallBuffers,
     pub(super) ticket: Arc<Ticket>,
     scratch: Option<Data>,
     rank: usize,
@@ -42,13 +42,13 @@ impl Job {
         group: usize,
         rank: usize,
         size: usize,
-        mut parcel: Parcel,
+        mut buffers: CallBuffers,
         ticket: Arc<Ticket>,
     ) -> Result<Job> {
-        let call = parcel.call;
+        let call = buffers.call;
         // Panics here, on the rank's own thread, where somebody else holds the tensor too.
-        parcel.write.as_mut().filter(|data| data.on_host()).map(Data::bytes_mut);
-        let data = || [&parcel.read, &parcel.write].into_iter().flatten();
+        buffers.write.as_mut().filter(|data| data.on_host()).map(Data::bytes_mut);
+        let data = || [&buffers.read, &buffers.write].into_iter().flatten();
         if data().any(|data| !data.on_host()) {
             let what = "MPI exchanges tensors of the host here; this one is on a card".to_owned();
             return Err(Error::Unsupported { what });
@@ -80,11 +80,11 @@ impl Job {
             })?),
             _ => None,
         };
-        Ok(Job { group, parcel, ticket, scratch, rank, size, counts: Default::default() })
+        Ok(Job { group, buffers, ticket, scratch, rank, size, counts: Default::default() })
     }
 
     fn call(&self) -> Call {
-        self.parcel.call
+        self.buffers.call
     }
 }
 
@@ -149,30 +149,30 @@ impl<'s> Task<'s> {
                 match call.operation {
                     Operation::Barrier => comm.ibarrier(scope).map(Some),
                     Operation::Send { to, tag } => {
-                        comm.isend::<U>(scope, view(&job.parcel.read), to as i32, tag as i32).map(Some)
+                        comm.isend::<U>(scope, view(&job.buffers.read), to as i32, tag as i32).map(Some)
                     }
                     Operation::Receive { from, tag } => {
-                        let into = view_mut::<U>(&mut job.parcel.write);
+                        let into = view_mut::<U>(&mut job.buffers.write);
                         comm.irecv(scope, into, from as i32, tag as i32).map(Some)
                     }
                     Operation::Broadcast { root } => {
-                        comm.ibroadcast(scope, view_mut::<U>(&mut job.parcel.write), root as i32).map(Some)
+                        comm.ibroadcast(scope, view_mut::<U>(&mut job.buffers.write), root as i32).map(Some)
                     }
                     Operation::AllGather | Operation::Split => {
-                        let whole = view_mut::<U>(&mut job.parcel.write);
-                        comm.iallgather(scope, view::<U>(&job.parcel.read), whole).map(Some)
+                        let whole = view_mut::<U>(&mut job.buffers.write);
+                        comm.iallgather(scope, view::<U>(&job.buffers.read), whole).map(Some)
                     }
                     Operation::AllReduce(_) if size == 1 => Ok(None),
                     Operation::AllReduce(how) if call.bytes() * size <= LITTLE => {
                         stage = Stage::Gathered(how);
                         let all = view_mut::<U>(&mut job.scratch);
-                        comm.iallgather(scope, view::<U>(&job.parcel.write), all).map(Some)
+                        comm.iallgather(scope, view::<U>(&job.buffers.write), all).map(Some)
                     }
                     Operation::AllReduce(how) | Operation::ReduceScatter(how) => {
                         stage = Stage::Exchanged(how);
                         job.counts = exchange(&job);
                         let [sent, from, received, to] = job.counts.each_ref().map(|counts| still(counts));
-                        let whole = if job.parcel.read.is_some() { &job.parcel.read } else { &job.parcel.write };
+                        let whole = if job.buffers.read.is_some() { &job.buffers.read } else { &job.buffers.write };
                         let whole = view::<U>(whole);
                         let shares = view_mut::<U>(&mut job.scratch);
                         comm.ialltoallv(scope, whole, sent, from, shares, received, to).map(Some)
@@ -222,7 +222,7 @@ impl<'s> Task<'s> {
                 let request = with_unit!(element, U => unsafe {
                     let [shares, at, ..] = job.counts.each_ref().map(|counts| still(counts));
                     let own = &view::<U>(&job.scratch)[..units];
-                    comm.iallgatherv(scope, own, view_mut::<U>(&mut job.parcel.write), shares, at)
+                    comm.iallgatherv(scope, own, view_mut::<U>(&mut job.buffers.write), shares, at)
                 });
                 self.request = Some(request.map_err(fail)?);
                 Ok(false)
@@ -282,7 +282,7 @@ impl Job {
         let y = match to {
             To::Scratch => scratch,
             To::Data => {
-                let data = self.parcel.write.as_mut().expect("a reduction writes").bytes_mut();
+                let data = self.buffers.write.as_mut().expect("a reduction writes").bytes_mut();
                 assert_eq!(data.len(), len * size_of::<T>());
                 data.as_mut_ptr().cast()
             }

@@ -186,10 +186,10 @@ mod tests {
         sum: impl Fn(&Tensor, usize, &mut Tensor, Range<usize>),
     ) {
         let all = exchanges(elements, data.len());
-        let room = |at: &Exchange| {
+        let scratch_of = |at: &Exchange| {
             Tensor::zeros(&data[0].device(), &[at.scratch()], DType::Bf16, Category::Communication).unwrap()
         };
-        let mut scratch: Vec<Tensor> = all.iter().map(room).collect();
+        let mut scratch: Vec<Tensor> = all.iter().map(scratch_of).collect();
         for (from, data) in all.iter().zip(&*data) {
             for (to, scratch) in all.iter().zip(&mut scratch) {
                 let pairs = from.sent_to(to.rank).into_iter().zip(to.received_from(from.rank));

@@ -40,7 +40,7 @@ use crate::error::{Error, Result, Seconds};
 use crate::failure::{Failure, panic_message};
 use crate::mark::Mark;
 use crate::rendezvous::{Place, Rendezvous};
-use crate::transport::{NewGroup, Parcel, Pending, Transport, choice};
+use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 
 /// How long a wait keeps its core before it lets others have it between two looks.
 const EAGER: Duration = Duration::from_millis(1);
@@ -149,8 +149,8 @@ struct End {
 }
 
 impl End {
-    fn start(&self, parcel: Parcel) -> Result<Waiting> {
-        let call = parcel.call;
+    fn start(&self, buffers: CallBuffers) -> Result<Waiting> {
+        let call = buffers.call;
         let rank = self.members[self.rank];
         let failed = |why: String| Error::Carrier { rank, call, why };
         if let Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } = call.operation
@@ -172,7 +172,7 @@ impl End {
         let scratch = scratch.transpose().map_err(|e| failed(e.to_string()))?;
         // What is written is read as well where the call works in place.
         let in_place = matches!(call.operation, Operation::AllReduce(_) | Operation::Broadcast { .. });
-        let (mut read, mut write) = (parcel.read, parcel.write);
+        let (mut read, mut write) = (buffers.read, buffers.write);
         if call.operation == Operation::Barrier {
             write = Some(Data::U64(vec![0]));
         }
@@ -241,8 +241,8 @@ impl Transport for End {
         &self.members
     }
 
-    fn start(&self, parcel: Parcel, _attended: bool) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(End::start(self, parcel)?))
+    fn start(&self, buffers: CallBuffers, _attended: bool) -> Result<Box<dyn Pending>> {
+        Ok(Box::new(End::start(self, buffers)?))
     }
 
     fn split(
@@ -254,7 +254,7 @@ impl Transport for End {
         let choice = Data::U64(choice(colour, key).to_vec());
         let choices = Data::U64(vec![0; 2 * self.members.len()]);
         let call = Call::of(Operation::Split, &choices);
-        let waiting = End::start(self, Parcel { call, read: Some(choice), write: Some(choices) })?;
+        let waiting = End::start(self, CallBuffers { call, read: Some(choice), write: Some(choices) })?;
         let Some(Data::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };

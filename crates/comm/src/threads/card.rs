@@ -2,7 +2,7 @@
 //! the host's.
 //!
 //! Each rank queues its work on a stream of its own. A rank that comes to a call leaves a mark in its stream; when all have
-//! come, a courier with a stream of its own waits for their marks, moves and adds what the call says, and leaves a mark that
+//! come, a stream of its own waits for their marks, moves and adds what the call says, and leaves a mark that
 //! each rank's stream waits for when the rank takes its data back. The host only queues: nobody waits for the card, and a
 //! call goes on while its ranks compute. Sums are taken in the order of ranks.
 
@@ -14,7 +14,7 @@ use crate::call::{Call, Operation};
 use crate::combine::combine;
 use crate::data::Data;
 use crate::mark::{Mark, check};
-use crate::transport::Parcel;
+use crate::transport::CallBuffers;
 
 /// The card that holds a rank's data, where one does.
 pub(super) fn card_of(data: &Data) -> Option<Cuda> {
@@ -36,8 +36,8 @@ pub(super) struct Ready {
 
 impl Ready {
     /// `None` for data of the host; an error says why a call cannot be made with this data.
-    pub(super) fn of(parcel: &Parcel) -> Result<Option<Ready>, String> {
-        let data = [&parcel.read, &parcel.write];
+    pub(super) fn of(buffers: &CallBuffers) -> Result<Option<Ready>, String> {
+        let data = [&buffers.read, &buffers.write];
         let mut cards = data.into_iter().flatten().map(card_of);
         let Some(Some(cuda)) = cards.next() else {
             // A call has one or two pieces of data.
@@ -63,33 +63,33 @@ impl Ready {
 
 /// Where a rank's data lies on the card; 0 where the call gives it none.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Addresses {
     read: CUdeviceptr,
     write: CUdeviceptr,
 }
 
-impl Place {
-    fn of(parcel: &Parcel) -> Place {
+impl Addresses {
+    fn of(buffers: &CallBuffers) -> Addresses {
         let address = |data: &Option<Data>| match data {
             Some(Data::Tensor(tensor)) => tensor.cuda_buffer().address(),
             _ => 0,
         };
-        Place { read: address(&parcel.read), write: address(&parcel.write) }
+        Addresses { read: address(&buffers.read), write: address(&buffers.write) }
     }
 }
 
-/// Who carries messages on a card.
+/// The stream that moves and adds messages on a card.
 #[derive(Debug)]
-pub(super) struct Courier(Cuda);
+pub(super) struct TransferStream(Cuda);
 
-impl Courier {
+impl TransferStream {
     /// On the card of this rank.
-    pub(super) fn beside(ready: &Ready) -> Result<Courier, String> {
-        Cuda::open(ready.cuda.card().ordinal).map(Courier).map_err(|e| e.to_string())
+    pub(super) fn beside(ready: &Ready) -> Result<TransferStream, String> {
+        Cuda::open(ready.cuda.card().ordinal).map(TransferStream).map_err(|e| e.to_string())
     }
 
-    /// Queues a call on which all its ranks have met, by seat; the mark passes when it is done.
-    pub(super) fn carry(&self, call: &Call, ranks: &[(&Parcel, &Ready)]) -> Result<Mark, String> {
+    /// Queues a call on which all its ranks have met, by slot; the mark passes when it is done.
+    pub(super) fn carry(&self, call: &Call, ranks: &[(&CallBuffers, &Ready)]) -> Result<Mark, String> {
         let cuda = &self.0;
         let elsewhere = ranks.iter().find(|(_, ready)| ready.cuda.card().ordinal != cuda.card().ordinal);
         if let Some((_, ready)) = elsewhere {
@@ -100,14 +100,14 @@ impl Courier {
         for (_, ready) in ranks {
             ready.mark.hold_back(cuda.compute().raw())?;
         }
-        let places: Vec<Place> = ranks.iter().map(|(parcel, _)| Place::of(parcel)).collect();
+        let places: Vec<Addresses> = ranks.iter().map(|(buffers, _)| Addresses::of(buffers)).collect();
         if call.elements > 0 {
             self.queue(call, &places)?;
         }
         Mark::new(cuda.compute().raw())
     }
 
-    fn queue(&self, call: &Call, places: &[Place]) -> Result<(), String> {
+    fn queue(&self, call: &Call, places: &[Addresses]) -> Result<(), String> {
         let element = call.element.expect("elements have a type");
         let (whole, part) = (call.bytes(), call.bytes() / places.len());
         let at = |base: CUdeviceptr, rank: usize| base + (rank * part) as CUdeviceptr;
@@ -122,7 +122,7 @@ impl Courier {
             Operation::AllReduce(_) if places.len() == 1 => Ok(()),
             Operation::AllReduce(how) => {
                 let all: Vec<_> = places.iter().map(|place| place.write).collect();
-                // SAFETY: these are of as many elements, in tensors that the meeting owns until the call is done.
+                // SAFETY: these are of as many elements, in tensors that the collective owns until the call is done.
                 unsafe { combine(&self.0, how, element, &all, &all, call.elements) }
             }
             Operation::ReduceScatter(how) => (0..places.len()).try_for_each(|rank| {
@@ -141,7 +141,7 @@ impl Courier {
     }
 
     fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), String> {
-        // SAFETY: both are `bytes` of tensors on this card that the meeting owns until the call is done; they are
+        // SAFETY: both are `bytes` of tensors on this card that the collective owns until the call is done; they are
         // different tensors. The card is current on this thread.
         check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0.compute().raw()) })
     }

@@ -8,11 +8,11 @@
 //! small, and helpers do it where it is large, one thread for each rank but no more than there are cores. A rank that waits
 //! helps too, so that blocking calls need no other thread. Every sum is taken in the order of ranks, whoever takes it.
 //!
-//! Tensors may be on a card, the same one for all ranks: then a courier queues what the call says on a stream of its own
+//! Tensors may be on a card, the same one for all ranks: then a stream of its own is given what the call says
 //! (`card`), and the host moves nothing.
 
-mod board;
 mod card;
+mod collective;
 mod run;
 mod work;
 
@@ -20,14 +20,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use board::{Guest, Key, Meeting, World};
 use card::Ready;
+use collective::{Arrived, Collective, Key, World};
 pub use run::{run, run_or_give_up};
 
 use crate::call::{Call, Operation};
 use crate::data::Data;
 use crate::error::{Error, Result};
-use crate::transport::{NewGroup, Parcel, Pending, Transport, choice};
+use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 
 /// One rank's end of a group.
 #[derive(Debug)]
@@ -45,27 +45,27 @@ impl End {
         End { world, group, members, rank, turn: AtomicU64::new(0) }
     }
 
-    fn come(&self, mut parcel: Parcel, attended: bool) -> Result<Waiting> {
+    fn come(&self, mut buffers: CallBuffers, attended: bool) -> Result<Waiting> {
         // A tensor that somebody else holds too cannot be written to: that panics here, where no lock is held.
-        parcel.write.as_mut().map(Data::claim);
+        buffers.write.as_mut().map(Data::claim);
         let (group, rank) = (self.group, self.rank);
-        let ready = Ready::of(&parcel).map_err(|why| {
-            let (rank, call) = (self.members[rank], parcel.call);
+        let ready = Ready::of(&buffers).map_err(|why| {
+            let (rank, call) = (self.members[rank], buffers.call);
             Error::Carrier { rank, call, why }
         })?;
         let pair = |a: usize, b: usize| -> Arc<[usize]> { [self.members[a], self.members[b]].into() };
-        let (key, members, seat) = match parcel.call.operation {
-            Operation::Send { to, tag } => (Key::Letter { group, from: rank, to, tag }, pair(rank, to), 0),
+        let (key, members, slot) = match buffers.call.operation {
+            Operation::Send { to, tag } => (Key::Message { group, from: rank, to, tag }, pair(rank, to), 0),
             Operation::Receive { from, tag } => {
-                (Key::Letter { group, from, to: rank, tag }, pair(from, rank), 1)
+                (Key::Message { group, from, to: rank, tag }, pair(from, rank), 1)
             }
             _ => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed);
                 (Key::Turn { group, turn }, self.members.clone(), rank)
             }
         };
-        let meeting = self.world.come(key, &members, seat, Guest { parcel, ready }, attended)?;
-        Ok(Waiting { world: self.world.clone(), meeting, seat })
+        let collective = self.world.come(key, &members, slot, Arrived { buffers, ready }, attended)?;
+        Ok(Waiting { world: self.world.clone(), collective, slot })
     }
 }
 
@@ -78,8 +78,8 @@ impl Transport for End {
         &self.members
     }
 
-    fn start(&self, parcel: Parcel, attended: bool) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(self.come(parcel, attended)?))
+    fn start(&self, buffers: CallBuffers, attended: bool) -> Result<Box<dyn Pending>> {
+        Ok(Box::new(self.come(buffers, attended)?))
     }
 
     fn split(
@@ -92,7 +92,7 @@ impl Transport for End {
         let choice = Data::U64(choice(colour, key).to_vec());
         let choices = Data::U64(vec![0; 2 * self.members.len()]);
         let call = Call::of(Operation::Split, &choices);
-        let waiting = self.come(Parcel { call, read: Some(choice), write: Some(choices) }, true)?;
+        let waiting = self.come(CallBuffers { call, read: Some(choice), write: Some(choices) }, true)?;
         let Some(Data::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
@@ -106,16 +106,16 @@ impl Transport for End {
 /// A call that a rank has come to.
 struct Waiting {
     world: Arc<World>,
-    meeting: Arc<Meeting>,
-    seat: usize,
+    collective: Arc<Collective>,
+    slot: usize,
 }
 
 impl Pending for Waiting {
     fn is_done(&mut self) -> Result<bool> {
-        self.world.is_done(&self.meeting, self.seat)
+        self.world.is_done(&self.collective, self.slot)
     }
 
     fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
-        self.world.wait(&self.meeting, self.seat, limit)
+        self.world.wait(&self.collective, self.slot, limit)
     }
 }

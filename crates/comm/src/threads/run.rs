@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::End;
-use super::board::World;
+use super::collective::World;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, panic_message};

@@ -46,7 +46,7 @@ pub(super) struct Work {
     done: AtomicUsize,
 }
 
-// SAFETY: the places are memory of data that the meeting owns while the work exists; `piece` says why threads that
+// SAFETY: the places are memory of data that the collective owns while the work exists; `piece` says why threads that
 // work on different pieces never touch the same bytes, but to read.
 unsafe impl Send for Work {}
 // SAFETY: as above.

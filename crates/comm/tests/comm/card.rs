@@ -9,7 +9,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_testing::{Need, skipped};
 
-use crate::data::{assert_holds, floats, message, room, use_device};
+use crate::data::{assert_holds, floats, message, receive_buffer, use_device};
 use crate::suite::CASES;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -53,10 +53,10 @@ fn parts_of_any_length() {
             let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
             let Some(result) = run(3, |comm| {
                 let whole = message(element, 3 * n, |i| value(comm.rank(), i));
-                let part = comm.reduce_scatter(whole, room(element, n), Reduce::Sum)?;
+                let part = comm.reduce_scatter(whole, receive_buffer(element, n), Reduce::Sum)?;
                 let at = n * comm.rank();
                 assert_holds("part", &part, n, |i| (0..3).map(|r| value(r, at + i)).sum());
-                let whole = comm.all_gather(part, room(element, 3 * n))?;
+                let whole = comm.all_gather(part, receive_buffer(element, 3 * n))?;
                 assert_holds("whole", &whole, 3 * n, |i| (0..3).map(|r| value(r, i)).sum());
                 let most = comm.all_reduce(message(element, n, |i| value(comm.rank(), i)), Reduce::Max)?;
                 assert_holds("most", &most, n, |i| (0..3).map(|r| value(r, i)).max().unwrap());

@@ -54,7 +54,7 @@ pub fn message(element: Element, n: usize, value: impl Fn(usize) -> u32) -> Data
 }
 
 /// Room for `n` elements, filled with what no test expects.
-pub fn room(element: Element, n: usize) -> Data {
+pub fn receive_buffer(element: Element, n: usize) -> Data {
     message(element, n, |_| 99)
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use espalier_comm::{Communicator, Element, Error, Reduce, mpi};
 use espalier_testing::{Need, skipped};
 
-use crate::data::{message, room};
+use crate::data::{message, receive_buffer};
 use crate::suite::CASES;
 
 const PART: &str = "ESPALIER_MPI_PART";
@@ -74,7 +74,7 @@ fn silent(comm: &Communicator) -> Result<(), Error> {
     }
     // Long enough that MPI cannot store it on the way.
     let sent = comm.send(message(Element::F32, 1 << 20, |_| 1), last, 7).map(drop);
-    let received = comm.receive(room(Element::Bf16, 5), last, 8).map(drop);
+    let received = comm.receive(receive_buffer(Element::Bf16, 5), last, 8).map(drop);
     for result in [&sent, &received] {
         say(result.as_ref().unwrap_err());
     }
@@ -104,8 +104,8 @@ fn error(comm: &Communicator) -> Result<(), Error> {
 /// MPI's own error: a message that does not fit. It comes back as ours.
 fn longer(comm: &Communicator) -> Result<(), Error> {
     match comm.rank() {
-        0 => comm.send(room(Element::F32, 6), 1, 0).map(drop),
-        1 => comm.receive(room(Element::F32, 5), 0, 0).map(drop).inspect_err(say),
+        0 => comm.send(receive_buffer(Element::F32, 6), 1, 0).map(drop),
+        1 => comm.receive(receive_buffer(Element::F32, 5), 0, 0).map(drop).inspect_err(say),
         _ => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Data, Element, Error, Reduce, Traffic};
 use espalier_plan::{Axis, Mesh, PerAxis};
 
-use crate::data::{ELEMENTS, assert_holds, floats, message, room};
+use crate::data::{ELEMENTS, assert_holds, floats, message, receive_buffer};
 
 /// A case of the suite.
 pub type Case = fn(&Communicator) -> Result<(), Error>;
@@ -54,7 +54,7 @@ fn ring(comm: &Communicator) -> Result<(), Error> {
         for n in SIZES {
             let data = message(element, n, |i| value(rank, i));
             let sent = comm.start_send(data, next, 5)?;
-            let got = comm.receive(room(element, n), previous, 5)?;
+            let got = comm.receive(receive_buffer(element, n), previous, 5)?;
             assert_holds("received", &got, n, |i| value(previous, i));
             assert_holds("given back", &sent.wait()?, n, |i| value(rank, i));
         }
@@ -65,7 +65,7 @@ fn ring(comm: &Communicator) -> Result<(), Error> {
         let partner = rank ^ 1;
         for n in SIZES {
             let data = message(Element::F32, n, |i| value(rank, i));
-            let into = room(Element::F32, n);
+            let into = receive_buffer(Element::F32, n);
             let got = if even {
                 comm.send(data, partner, 6)?;
                 comm.receive(into, partner, 6)?
@@ -88,7 +88,7 @@ fn tags(comm: &Communicator) -> Result<(), Error> {
         .map(|tag| comm.start_send(message(Element::F32, n(tag), |_| 10 * tag + rank as u32), next, tag))
         .collect::<Result<_, _>>()?;
     for tag in [2, 3, 0, 1] {
-        let got = comm.receive(room(Element::F32, n(tag)), previous, tag)?;
+        let got = comm.receive(receive_buffer(Element::F32, n(tag)), previous, tag)?;
         assert_holds("by tag", &got, n(tag), |_| 10 * tag + previous as u32);
     }
     sends.into_iter().try_for_each(|send| send.wait().map(drop))
@@ -97,8 +97,9 @@ fn tags(comm: &Communicator) -> Result<(), Error> {
 fn order(comm: &Communicator) -> Result<(), Error> {
     let (rank, size) = (comm.rank(), comm.size());
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-    let receives: Vec<_> =
-        (0..4).map(|_| comm.start_receive(room(Element::Bf16, 9), previous, 1)).collect::<Result<_, _>>()?;
+    let receives: Vec<_> = (0..4)
+        .map(|_| comm.start_receive(receive_buffer(Element::Bf16, 9), previous, 1))
+        .collect::<Result<_, _>>()?;
     let sends: Vec<_> = (0..8)
         .map(|k| comm.start_send(message(Element::Bf16, 9, |_| k), next, 1))
         .collect::<Result<_, _>>()?;
@@ -106,7 +107,7 @@ fn order(comm: &Communicator) -> Result<(), Error> {
         assert_holds("receive that came first", &receive.wait()?, 9, |_| k as u32);
     }
     for k in 4..8 {
-        let got = comm.receive(room(Element::Bf16, 9), previous, 1)?;
+        let got = comm.receive(receive_buffer(Element::Bf16, 9), previous, 1)?;
         assert_holds("receive that came second", &got, 9, |_| k);
     }
     sends.into_iter().try_for_each(|send| send.wait().map(drop))
@@ -119,7 +120,7 @@ fn broadcast(comm: &Communicator) -> Result<(), Error> {
                 let data = if comm.rank() == root {
                     message(element, n, |i| value(root, i))
                 } else {
-                    room(element, n)
+                    receive_buffer(element, n)
                 };
                 let data = comm.broadcast(data, root)?;
                 assert_holds("broadcast", &data, n, |i| value(root, i));
@@ -140,13 +141,13 @@ fn collectives(comm: &Communicator) -> Result<(), Error> {
             let data = comm.all_reduce(own(), Reduce::Max)?;
             assert_holds("all_reduce, max", &data, n, |i| max(&ranks, i));
 
-            let whole = comm.all_gather(own(), room(element, n * size))?;
+            let whole = comm.all_gather(own(), receive_buffer(element, n * size))?;
             assert_holds("all_gather", &whole, n * size, |i| value(i / n, i % n));
 
             let whole = || message(element, n * size, |i| value(rank, i));
-            let part = comm.reduce_scatter(whole(), room(element, n), Reduce::Sum)?;
+            let part = comm.reduce_scatter(whole(), receive_buffer(element, n), Reduce::Sum)?;
             assert_holds("reduce_scatter, sum", &part, n, |i| sum(&ranks, n * rank + i));
-            let part = comm.reduce_scatter(whole(), room(element, n), Reduce::Max)?;
+            let part = comm.reduce_scatter(whole(), receive_buffer(element, n), Reduce::Max)?;
             assert_holds("reduce_scatter, max", &part, n, |i| max(&ranks, n * rank + i));
         }
     }
@@ -166,7 +167,7 @@ fn rounding(comm: &Communicator) -> Result<(), Error> {
     let data = comm.all_reduce(message(Element::Bf16, 33, |_| own), Reduce::Sum)?;
     assert_holds("all_reduce in bf16", &data, 33, |_| nearest);
     let whole = message(Element::Bf16, 5 * comm.size(), |_| own);
-    let part = comm.reduce_scatter(whole, room(Element::Bf16, 5), Reduce::Sum)?;
+    let part = comm.reduce_scatter(whole, receive_buffer(Element::Bf16, 5), Reduce::Sum)?;
     assert_holds("reduce_scatter in bf16", &part, 5, |_| nearest);
     Ok(())
 }
@@ -225,11 +226,11 @@ fn overlap(comm: &Communicator) -> Result<(), Error> {
     let reductions: Vec<_> = (0..5)
         .map(|k| comm.start_all_reduce(message(Element::F32, n(k), |i| value(rank, i + k)), Reduce::Sum))
         .collect::<Result<_, _>>()?;
-    let got = comm.start_receive(room(Element::Bf16, 70_000), previous, 0)?;
+    let got = comm.start_receive(receive_buffer(Element::Bf16, 70_000), previous, 0)?;
     let gather = comm.start_all_gather(vec![rank as u64], vec![0; size])?;
     let part = comm.start_reduce_scatter(
         message(Element::Bf16, 11 * size, |i| value(rank, i)),
-        room(Element::Bf16, 11),
+        receive_buffer(Element::Bf16, 11),
         Reduce::Max,
     )?;
     let data = if rank == size - 1 { vec![4.5; 3] } else { vec![0.0; 3] };
@@ -309,8 +310,12 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
     let before = comm.sent();
     let n = 101;
     comm.all_reduce(message(Element::Bf16, n, |_| 1), Reduce::Sum)?;
-    group.all_gather(message(Element::F32, n, |_| 1), room(Element::F32, n * size))?;
-    comm.reduce_scatter(message(Element::F32, n * size, |_| 1), room(Element::F32, n), Reduce::Sum)?;
+    group.all_gather(message(Element::F32, n, |_| 1), receive_buffer(Element::F32, n * size))?;
+    comm.reduce_scatter(
+        message(Element::F32, n * size, |_| 1),
+        receive_buffer(Element::F32, n),
+        Reduce::Sum,
+    )?;
     comm.broadcast(vec![1.0f64; 3], 0)?;
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     for (comm, n) in [(comm, 5), (&group.for_halos(), 6)] {
@@ -349,7 +354,7 @@ fn refused(comm: &Communicator) -> Result<(), Error> {
         format!("rank {rank} called send (tag 2) of 4 f32: there is no rank {size} in a group of {size}")
     );
     assert_eq!(
-        say(comm.all_gather(room(Element::U32, 3), room(Element::U32, 3 * size + 1))),
+        say(comm.all_gather(receive_buffer(Element::U32, 3), receive_buffer(Element::U32, 3 * size + 1))),
         format!(
             "rank {rank} called all_gather of {} u32: {size} ranks with parts of 3 do not make a whole of {}",
             3 * size + 1,
@@ -357,7 +362,11 @@ fn refused(comm: &Communicator) -> Result<(), Error> {
         )
     );
     assert_eq!(
-        say(comm.reduce_scatter(room(Element::F32, size), room(Element::Bf16, 1), Reduce::Sum)),
+        say(comm.reduce_scatter(
+            receive_buffer(Element::F32, size),
+            receive_buffer(Element::Bf16, 1),
+            Reduce::Sum
+        )),
         format!("rank {rank} called reduce_scatter (sum) of {size} f32: the part of a rank is of bf16")
     );
     comm.barrier()

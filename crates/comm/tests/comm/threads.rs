@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use espalier_comm::{Communicator, Data, Element, Error, Failure, Reduce, threads};
 use proptest::prelude::*;
 
-use crate::data::{ELEMENTS, assert_holds, message, room};
+use crate::data::{ELEMENTS, assert_holds, message, receive_buffer};
 use crate::suite::CASES;
 
 /// Longer than anything takes: what ends sooner was ended.
@@ -164,7 +164,7 @@ fn what_was_started_goes_on_while_ranks_compute() {
             comm.start_all_reduce(message(Element::F32, n, |i| i as u32 % 50), Reduce::Sum)?;
         let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
         let mut sent = comm.start_send(message(Element::F32, n, |i| i as u32 % 60), next, 0)?;
-        let mut got = comm.start_receive(room(Element::F32, n), previous, 0)?;
+        let mut got = comm.start_receive(receive_buffer(Element::F32, n), previous, 0)?;
         let start = Instant::now();
         while !(reduction.is_done()? && sent.is_done()? && got.is_done()?) {
             assert!(start.elapsed() < LONG, "no progress");
@@ -213,7 +213,7 @@ fn a_rank_may_panic_with_calls_in_flight() {
             let n = 200_000;
             let data = message(Element::F32, n, |_| comm.rank() as u32);
             let reduction = comm.start_all_reduce(data, Reduce::Sum)?;
-            let _unsent = comm.start_send(room(Element::F32, n), (comm.rank() + 1) % 3, 0)?;
+            let _unsent = comm.start_send(receive_buffer(Element::F32, n), (comm.rank() + 1) % 3, 0)?;
             if comm.rank() == 0 {
                 panic!("gone");
             }
@@ -252,7 +252,7 @@ fn a_rank_may_end_before_its_message_is_received() {
             return Ok(());
         }
         std::thread::sleep(SHORT);
-        let got = comm.receive(room(Element::U32, 100_000), 0, 0)?;
+        let got = comm.receive(receive_buffer(Element::U32, 100_000), 0, 0)?;
         assert_holds("received", &got, 100_000, |i| i as u32);
         Ok(())
     })
@@ -276,7 +276,7 @@ fn different_calls_are_told_apart() {
 
     let failure = run(2, LONG, |comm| match comm.rank() {
         0 => comm.send(message(Element::F32, 5, |_| 0), 1, 0).map(drop),
-        _ => comm.receive(room(Element::F32, 6), 0, 0).map(drop),
+        _ => comm.receive(receive_buffer(Element::F32, 6), 0, 0).map(drop),
     });
     let text = failure.unwrap_err().to_string();
     assert!(text.contains("send (tag 0) of 5 f32") && text.contains("receive (tag 0) of 6 f32"), "{text}");
@@ -286,7 +286,7 @@ fn different_calls_are_told_apart() {
 #[test]
 fn a_shared_tensor_is_not_written_to() {
     let failure = run(2, LONG, |comm| {
-        let Data::Tensor(tensor) = room(Element::F32, 4) else { unreachable!() };
+        let Data::Tensor(tensor) = receive_buffer(Element::F32, 4) else { unreachable!() };
         let held = (comm.rank() == 1).then(|| tensor.clone());
         comm.all_reduce(tensor, Reduce::Sum)?;
         drop(held);
@@ -312,14 +312,14 @@ proptest! {
         let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
         run(ranks, LONG, |comm| {
             let whole = message(element, n * ranks, |i| value(comm.rank(), i));
-            let request = comm.start_reduce_scatter(whole, room(element, n), Reduce::Sum)?;
+            let request = comm.start_reduce_scatter(whole, receive_buffer(element, n), Reduce::Sum)?;
             if background {
                 std::thread::yield_now();
             }
             let part = request.wait()?;
             let at = n * comm.rank();
             assert_holds("part", &part, n, |i| (0..ranks).map(|r| value(r, at + i)).sum());
-            let whole = comm.all_gather(part, room(element, n * ranks))?;
+            let whole = comm.all_gather(part, receive_buffer(element, n * ranks))?;
             assert_holds("whole", &whole, n * ranks, |i| (0..ranks).map(|r| value(r, i)).sum());
             Ok(())
         }).unwrap();

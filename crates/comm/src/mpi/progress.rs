@@ -1,6 +1,6 @@
-//! The thread that makes all calls of MPI: begins what it is told to, looks whether it is done, and answers other couriers.
+//! The thread that makes all calls of MPI: begins what it is told to, looks whether it is done, and answers those of other ranks.
 //!
-//! Couriers talk among themselves on a communicator of their own: who has come to a call (asked after a time-out), who has
+//! Progress threads talk among themselves on a communicator of their own: who has come to a call (asked after a time-out), who has
 //! ended, who has failed. That is why it also looks around while its rank computes.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ferrompi::{Communicator, Mpi, Request, Scope, Source, Tag, ThreadLevel};
 
-use super::cores::Room;
+use super::cores::CoreShare;
 use super::task::{Job, Task};
 use super::{Delivery, Failed, ROLL_CALL, Ticket, World};
 use crate::call::Operation;
@@ -34,14 +34,14 @@ const BRIEF: Duration = Duration::from_micros(20);
 /// How long a failed world is given to learn of it before the process ends.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Messages among couriers, by tag.
+/// Messages among progress threads, by tag.
 const ASK: i32 = 1;
 const ANSWER: i32 = 2;
 const ENDED: i32 = 3;
 const FAILED: i32 = 4;
 const PANICKED: i32 = 5;
 
-/// What a courier is told.
+/// What a progress thread is told.
 #[derive(Debug)]
 pub(super) enum Order {
     /// Carry out a call.
@@ -60,7 +60,7 @@ pub(super) enum Ending {
     Panicked(String),
 }
 
-/// Who a courier works for: its world, the ranks of it, and its own number.
+/// Who a progress thread works for: its world, the ranks of it, and its own number.
 pub(super) type Connected = (Arc<World>, Arc<[usize]>, usize);
 
 struct Group {
@@ -86,22 +86,22 @@ struct Roll {
     answer: Sender<Vec<usize>>,
 }
 
-pub(super) struct Courier<'s, 'env> {
+pub(super) struct ProgressThread<'s, 'env> {
     scope: &'s Scope<'s, 'env>,
     world: Arc<World>,
     rank: usize,
     groups: Vec<Group>,
     tasks: Vec<Task<'s>>,
     control: Communicator,
-    /// Messages to couriers that are still being sent.
-    letters: Vec<(Request<'s>, Box<[u8]>)>,
+    /// Messages to progress threads that are still being sent.
+    sending: Vec<(Request<'s>, Box<[u8]>)>,
     rolls: Vec<Roll>,
     ended: Vec<bool>,
-    room: Room,
+    cores: CoreShare,
 }
 
-impl Courier<'_, '_> {
-    /// The life of a courier: starts MPI, says so, works, and shuts MPI down again.
+impl ProgressThread<'_, '_> {
+    /// The life of the thread: starts MPI, says so, works, and shuts MPI down again.
     pub(super) fn run(orders: Receiver<Order>, ready: Sender<Result<Connected>>, closed: Sender<()>) {
         let refused =
             |error: ferrompi::Error| Error::Launch { what: format!("MPI cannot be started: {error}") };
@@ -121,27 +121,27 @@ impl Courier<'_, '_> {
             Ok(comms) => comms,
             Err(error) => return drop(ready.send(Err(refused(error)))),
         };
-        let room = match Room::of(&world) {
-            Ok(room) => room,
+        let cores = match CoreShare::of(&world) {
+            Ok(cores) => cores,
             Err(error) => return drop(ready.send(Err(refused(error)))),
         };
         let shared = Arc::<World>::default();
         let members: Arc<[usize]> = (0..ranks).collect();
         let _ = ready.send(Ok((shared.clone(), members.clone(), rank)));
         let worked = ferrompi::scope(|scope| {
-            let mut courier = Courier {
+            let mut progress = ProgressThread {
                 scope,
                 world: shared,
                 rank,
                 groups: vec![Group { comm, second, members, name: 0, turn: 0 }],
                 tasks: Vec::new(),
                 control,
-                letters: Vec::new(),
+                sending: Vec::new(),
                 rolls: Vec::new(),
                 ended: vec![false; ranks],
-                room,
+                cores,
             };
-            if courier.work(&orders) {
+            if progress.work(&orders) {
                 return Ok(());
             }
             // Some of what is under way will never be done, and MPI cannot be shut down: the process ends without.
@@ -174,7 +174,7 @@ impl Courier<'_, '_> {
             if let Some(since) = ending {
                 let (all, failed) =
                     (self.ended.iter().all(|&ended| ended), self.world.failed.get().is_some());
-                if all && !failed && self.tasks.is_empty() && self.letters.is_empty() {
+                if all && !failed && self.tasks.is_empty() && self.sending.is_empty() {
                     return true;
                 }
                 if failed && (all || since.elapsed() > GRACE) {
@@ -203,13 +203,13 @@ impl Courier<'_, '_> {
         let time = match (self.tasks.is_empty(), waited_for) {
             (true, _) => AROUND,
             (false, false) => REST,
-            (false, true) => match (self.room, moved.elapsed()) {
-                (Room::Ample, still) if still >= EAGER => {
+            (false, true) => match (self.cores, moved.elapsed()) {
+                (CoreShare::CoreEach, still) if still >= EAGER => {
                     // Long messages move only while they are looked at: after this rest it is eager again.
                     *moved = Instant::now() + REST;
                     REST
                 }
-                (Room::Scarce, still) if still >= BRIEF => {
+                (CoreShare::Oversubscribed, still) if still >= BRIEF => {
                     std::thread::yield_now();
                     return Ok(());
                 }
@@ -306,10 +306,10 @@ impl Courier<'_, '_> {
     fn delivery(&mut self, job: Job) -> Result<Delivery> {
         let (rank, call) = (job.ticket.rank, job.ticket.call);
         if call.operation != Operation::Split {
-            return Ok(Delivery::Data(job.parcel.write.or(job.parcel.read)));
+            return Ok(Delivery::Data(job.buffers.write.or(job.buffers.read)));
         }
         let group = &self.groups[job.group];
-        let Some(Data::U64(choices)) = &job.parcel.write else { unreachable!("a split gathers numbers") };
+        let Some(Data::U64(choices)) = &job.buffers.write else { unreachable!("a split gathers numbers") };
         let own = group.comm.rank() as usize;
         let new = NewGroup::of(choices, own);
         let (number, key) = (new.as_ref().map(NewGroup::number), new.as_ref().map_or(0, |new| new.rank));
@@ -341,21 +341,21 @@ impl Courier<'_, '_> {
         self.rolls.push(Roll { name, turn, silent, missing: Vec::new(), until, answer });
     }
 
-    /// Sends a few bytes to another courier.
+    /// Sends a few bytes to another progress thread.
     fn tell(&mut self, rank: usize, tag: i32, message: &[u8]) {
         // Longer ones might wait for the other side to look.
         let message: Box<[u8]> = message[..message.len().min(2048)].into();
-        // SAFETY: the box stays in `letters` until it was sent.
+        // SAFETY: the box stays in `sending` until it was sent.
         let still: &'static [u8] = unsafe { std::slice::from_raw_parts(message.as_ptr(), message.len()) };
         // One that cannot be told will time out by itself.
         if let Ok(request) = self.control.isend(self.scope, still, rank as i32, tag) {
-            self.letters.push((request, message));
+            self.sending.push((request, message));
         }
     }
 
-    /// Hears what other couriers say, and answers.
+    /// Hears what those of other ranks say, and answers.
     fn look_around(&mut self) {
-        self.letters.retain_mut(|(request, _)| !matches!(request.test(), Ok(Some(_))));
+        self.sending.retain_mut(|(request, _)| !matches!(request.test(), Ok(Some(_))));
         while let Ok(Some(status)) = self.control.iprobe::<u8>(Source::Any, Tag::Any) {
             let (Source::Rank(from), Tag::Value(tag)) = (status.source, status.tag) else { break };
             let mut message = vec![0u8; status.count.unwrap_or(0)];
