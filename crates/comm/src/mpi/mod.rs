@@ -6,7 +6,7 @@
 //! is how a time-out can name the rank that is missing.
 //!
 //! The binding is ferrompi: it returns MPI's errors, where rsmpi leaves MPI to abort the process, and it needs no libclang
-//! to build. MPI only carries: reductions are ours ([`task`]), in the order of ranks, so that sums have the bits that they
+//! to build. MPI only carries: reductions are ours (`task`), in the order of ranks, so that sums have the bits that they
 //! have among threads, bf16 is summed in f32, and a NaN shows.
 
 mod cores;
