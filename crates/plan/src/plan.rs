@@ -190,7 +190,8 @@ impl Plan {
 
     /// What the ranks of a pipeline do for so many batches in a row; without one, what the only rank does.
     pub fn schedule(&self, batches: usize) -> Result<Schedule, Error> {
-        self.pipeline.schedule(batches)
+        let schedule = self.pipeline.schedule(batches)?;
+        Ok(if self.sharing.is_sharded() { schedule.gathering() } else { schedule })
     }
 
     /// Steps of the whole run when there are so many training samples.

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use espalier_comm::Communicator;
 use espalier_comm::threads;
-use espalier_plan::schedule::{Message, Name, Options, Pass, Schedule, Timeline, UnitCosts, Units, Work};
+use espalier_plan::schedule::{
+    Action, Message, Name, Options, Pass, Schedule, Timeline, UnitCosts, Units, Work,
+};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::step::{Executor, Kind, Span, Trace, Worker};
@@ -67,31 +69,16 @@ impl Worker for Paced {
         self.message().map(Some)
     }
 
-    fn backward_weight(&mut self, _: Work) -> Result<()> {
-        self.work(1)
-    }
-
     fn room(&mut self, _: &Message) -> Result<Tensor> {
         self.message()
     }
 
-    fn all_reduce(&mut self, _: usize) -> Result<()> {
-        Ok(())
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::BackwardWeight(_) => self.work(1),
+            _ => Ok(()),
+        }
     }
-
-    fn settle(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn step(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn stash(&mut self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn forget(&mut self, _: usize) {}
 }
 
 /// What one round showed.

@@ -7,7 +7,6 @@ mod error;
 pub mod layers;
 pub mod model;
 pub mod parallel;
-pub mod pass;
 pub mod prune;
 pub mod room;
 pub mod run;

@@ -1,11 +1,9 @@
 //! The parts of a model that a rank holds, and where the others are.
 //!
-//! Without a pipeline there is one part, which is the model. Work that is not on a schedule (evaluation, scores) goes
-//! through the parts one after the other ([`Stage::through`]), whoever holds them.
+//! Without a pipeline there is one part, which is the model.
 
 use std::ops::Range;
 
-use espalier_comm::Communicator;
 use espalier_plan::Plan;
 use espalier_plan::schedule::{Chunk, Placement};
 use espalier_plan::spec::Recompute;
@@ -110,76 +108,6 @@ impl Stage {
         };
         let shape = dimensions(self.borders[border], samples);
         Ok(Tensor::empty(device, &shape, dtype, Category::Activations)?)
-    }
-
-    /// Runs the chunks of one copy of the model in the order of the forward pass, each on what the part before it gave.
-    pub fn through(
-        &self,
-        copy: usize,
-        relay: Option<&Communicator>,
-        mut room: impl FnMut(usize, Side) -> Result<Tensor>,
-        mut run: impl FnMut(usize, Option<Tensor>) -> Result<Option<Tensor>>,
-    ) -> Result<()> {
-        self.relay(copy, Side::Input, relay, &mut room, &mut run)
-    }
-
-    /// The same in the order of the backward pass.
-    pub fn back_through(
-        &self,
-        copy: usize,
-        relay: Option<&Communicator>,
-        mut room: impl FnMut(usize, Side) -> Result<Tensor>,
-        mut run: impl FnMut(usize, Option<Tensor>) -> Result<Option<Tensor>>,
-    ) -> Result<()> {
-        self.relay(copy, Side::Output, relay, &mut room, &mut run)
-    }
-
-    /// `from` is the side on which a part takes what the other has made.
-    fn relay(
-        &self,
-        copy: usize,
-        from: Side,
-        relay: Option<&Communicator>,
-        room: &mut dyn FnMut(usize, Side) -> Result<Tensor>,
-        run: &mut dyn FnMut(usize, Option<Tensor>) -> Result<Option<Tensor>>,
-    ) -> Result<()> {
-        let chunks = self.placement.chunks(self.rank).iter().copied().enumerate();
-        let mut own: Vec<(usize, Chunk)> = chunks.filter(|(_, chunk)| chunk.pipeline == copy).collect();
-        if from == Side::Output {
-            own.reverse();
-        }
-        let (mut carried, mut sending) = (None, Vec::new());
-        let others = || relay.expect("a stage of several has the others");
-        for (index, chunk) in own {
-            let (before, after) = match from {
-                Side::Input => (self.placement.before(chunk), self.placement.after(chunk)),
-                Side::Output => (self.placement.after(chunk), self.placement.before(chunk)),
-            };
-            let rank_of = |chunk: Option<Chunk>| chunk.map(|chunk| self.placement.rank_of(chunk));
-            // A border is named by the part before it.
-            let tag = |border: usize| 2 * border as u32 + u32::from(from == Side::Output);
-            let (taken, given) = match from {
-                Side::Input => (tag(chunk.part.saturating_sub(1)), tag(chunk.part)),
-                Side::Output => (tag(chunk.part), tag(chunk.part.saturating_sub(1))),
-            };
-            let input = match rank_of(before) {
-                None => None,
-                Some(rank) if rank == self.rank => carried.take(),
-                Some(rank) => Some(others().receive(room(index, from)?, rank, taken)?),
-            };
-            let output = run(index, input)?;
-            match rank_of(after) {
-                None => {}
-                Some(rank) if rank == self.rank => carried = output,
-                Some(rank) => {
-                    let output = output.expect("what the next part takes");
-                    sending.push(others().start_send(output, rank, given)?);
-                }
-            }
-        }
-        // Nobody runs further ahead than the next part has room for.
-        sending.into_iter().try_for_each(|request| request.wait().map(drop))?;
-        Ok(())
     }
 }
 

@@ -20,13 +20,20 @@ pub enum Action {
     Send(Message),
     /// Wait for what the next forward or backward of this micro-batch and chunk takes.
     Receive(Message),
-    /// Sum a chunk's gradients over its copies: those of the schedule, and those of data parallelism.
+    /// Start what is not yet on its way of the sums of a chunk's gradients over its copies: those of the schedule, and those of
+    /// data parallelism. A large gradient's sum starts within the backward that completes it.
     AllReduce {
         /// Which of the rank's chunks.
         chunk: usize,
     },
+    /// Wait for the sums of all gradients of the update.
+    WaitReduce,
+    /// Add up losses and norms over the ranks, so that all take the update or none.
+    Agree,
     /// Update the weights of all chunks: the newest version becomes the next one.
     Step,
+    /// Gather what the others have stepped, where ranks share out the optimizer's state.
+    Gather,
     /// Keep the newest version beyond the next step.
     Stash {
         /// The newest.

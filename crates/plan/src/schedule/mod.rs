@@ -28,6 +28,7 @@ mod picture;
 mod pipedream;
 mod placement;
 mod report;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::updates::reduce_and_step;
+use super::updates::{STEP, reduce_and_step};
 use super::{Action, Error, Message, Pass, Payload, Placement, Schedule, Updates, Work, messages};
 use crate::near::{did_you_mean, nearest};
 
@@ -311,7 +311,7 @@ fn actions(
         .filter_map(|(token, chunk)| Some((token.micro_batch()?, *chunk)))
         .collect();
     let mut newest = 0;
-    let action = |(token, chunk): (Token, usize)| match token {
+    let actions = |(token, chunk): (Token, usize)| match token {
         Token::Compute { letter, micro_batch, version, .. } => {
             let pass = match letter {
                 'F' => Pass::Forward,
@@ -320,21 +320,21 @@ fn actions(
                 _ => Pass::Backward,
             };
             let unwritten = batch.map_or(newest, |batch| micro_batch / batch);
-            pass.on(Work { micro_batch, chunk, version: version.unwrap_or(unwritten) })
+            vec![pass.on(Work { micro_batch, chunk, version: version.unwrap_or(unwritten) })]
         }
         Token::Message { payload, out, micro_batch, peer, .. } => {
             let message = Message { payload, micro_batch, chunk, peer };
-            if out { Action::Send(message) } else { Action::Receive(message) }
+            vec![if out { Action::Send(message) } else { Action::Receive(message) }]
         }
-        Token::Reduce { .. } => Action::AllReduce { chunk },
-        Token::Keep(version) => Action::Stash { version },
-        Token::Drop(version) => Action::Drop { version },
+        Token::Reduce { .. } => vec![Action::AllReduce { chunk }],
+        Token::Keep(version) => vec![Action::Stash { version }],
+        Token::Drop(version) => vec![Action::Drop { version }],
         Token::Step => {
             newest += 1;
-            Action::Step
+            STEP.to_vec()
         }
     };
-    Ok(resolved.into_iter().map(action).collect())
+    Ok(resolved.into_iter().flat_map(actions).collect())
 }
 
 /// A flush and a step where the passes of one batch end and those of the next begin.

@@ -70,6 +70,11 @@ impl Placement {
         Ok(Placement { pipelines, routes, chunks })
     }
 
+    /// The same parts on the same ranks, for micro-batches that go other ways.
+    pub(super) fn with_routes(&self, routes: Vec<usize>) -> Placement {
+        Placement { routes, ..self.clone() }
+    }
+
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.chunks.len()

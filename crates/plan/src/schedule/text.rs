@@ -26,7 +26,8 @@ impl Schedule {
             Action::Receive(message) => self.message(rank, message, '<'),
             Action::AllReduce { chunk } if self.placement.chunks(rank).len() > 1 => format!("reduce.{chunk}"),
             Action::AllReduce { .. } => "reduce".into(),
-            Action::Step => "step".into(),
+            // What follows from a step bears its name.
+            Action::WaitReduce | Action::Agree | Action::Step | Action::Gather => "step".into(),
             Action::Stash { version } => format!("keep{version}"),
             Action::Drop { version } => format!("drop{version}"),
             _ => {
@@ -56,7 +57,9 @@ impl Schedule {
 
     fn line(&self, rank: usize) -> String {
         let mut newest = 0;
-        let tokens = self.ranks[rank].iter().map(|action| {
+        let implied =
+            |action: &&Action| matches!(action, Action::WaitReduce | Action::Agree | Action::Gather);
+        let tokens = self.ranks[rank].iter().filter(|action| !implied(action)).map(|action| {
             newest += usize::from(*action == Action::Step);
             let version = action.compute().map(|(_, work)| work.version).filter(|&version| version != newest);
             self.token(rank, action) + &version.map_or(String::new(), |version| format!("@{version}"))

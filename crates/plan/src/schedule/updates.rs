@@ -37,6 +37,15 @@ impl Updates {
 }
 
 impl Schedule {
+    /// The same for ranks that share out the optimizer's state: each gathers after a step what the others have stepped.
+    pub fn gathering(mut self) -> Schedule {
+        for list in &mut self.ranks {
+            let with = |action: Action| [Some(action), (action == Action::Step).then_some(Action::Gather)];
+            *list = list.drain(..).flat_map(with).flatten().collect();
+        }
+        self
+    }
+
     /// Repeats one batch's order, with a flush and a step at the end of each.
     pub(super) fn flushed(
         name: super::Name,
@@ -84,5 +93,8 @@ pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action>
     let chunks = placement.chunks(rank);
     let mut order: Vec<usize> = (0..chunks.len()).collect();
     order.sort_by_key(|&chunk| chunks[chunk].part);
-    order.into_iter().map(|chunk| Action::AllReduce { chunk }).chain([Action::Step]).collect()
+    order.into_iter().map(|chunk| Action::AllReduce { chunk }).chain(STEP).collect()
 }
+
+/// An update, once its sums are on their way. Lines of text say `step` for all of it.
+pub(super) const STEP: [Action; 3] = [Action::WaitReduce, Action::Agree, Action::Step];

@@ -30,7 +30,10 @@ impl Schedule {
                 Action::AllReduce { chunk } => {
                     ranks[rank].all_reduce(chunk, || meetings.meet(self, rank, chunk, 0.0).is_some())
                 }
+                Action::WaitReduce => ranks[rank].wait_reduce().map(|()| true),
+                Action::Agree => ranks[rank].agree().map(|()| true),
                 Action::Step => ranks[rank].step().map(|()| true),
+                Action::Gather => Ok(true),
                 Action::Stash { version } => ranks[rank].stash(version).map(|()| true),
                 Action::Drop { version } => ranks[rank].drop(version).map(|()| true),
                 _ => {
@@ -118,6 +121,9 @@ struct Rank<'a> {
     waiting: Vec<Vec<usize>>,
     /// Of each chunk, whether the gradients were reduced since the last step.
     reduced: Vec<bool>,
+    /// Whether these sums have been waited for, and the ranks agree about them.
+    waited: bool,
+    agreed: bool,
 }
 
 type Outcome<T = ()> = Result<T, String>;
@@ -141,6 +147,8 @@ impl<'a> Rank<'a> {
             users: HashMap::new(),
             waiting: vec![Vec::new(); chunks],
             reduced: vec![false; chunks],
+            waited: false,
+            agreed: false,
         }
     }
 
@@ -268,11 +276,28 @@ impl<'a> Rank<'a> {
         Ok(*reduced)
     }
 
+    fn wait_reduce(&mut self) -> Outcome {
+        let missing = self.reduced.iter().position(|reduced| !reduced);
+        ensure(missing.is_none(), || {
+            format!("the gradients of chunk {} were not reduced", missing.expect("there is one"))
+        })?;
+        ensure(!self.waited, || "they have been waited for already".into())?;
+        self.waited = true;
+        Ok(())
+    }
+
+    fn agree(&mut self) -> Outcome {
+        ensure(self.waited, || "the sums of gradients have not been waited for".into())?;
+        ensure(!self.agreed, || "the ranks have agreed already".into())?;
+        self.agreed = true;
+        Ok(())
+    }
+
     /// Every chunk's gradients must be those of what one step is for.
     fn step(&mut self) -> Outcome {
+        ensure(self.agreed, || "the ranks have not agreed".into())?;
         let per_batch = self.schedule.micro_batches;
         for (chunk, waiting) in self.waiting.iter_mut().enumerate() {
-            ensure(self.reduced[chunk], || format!("the gradients of chunk {chunk} were not reduced"))?;
             waiting.sort_unstable();
             match self.schedule.updates {
                 Updates::Flush | Updates::DoubleBuffered => {
@@ -293,6 +318,7 @@ impl<'a> Rank<'a> {
             waiting.clear();
         }
         self.reduced.fill(false);
+        (self.waited, self.agreed) = (false, false);
         self.newest += 1;
         Ok(())
     }

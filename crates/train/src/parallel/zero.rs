@@ -150,8 +150,8 @@ fn cut_of(group: &Communicator) -> Cut {
     Cut { ranks: group.size(), rank: group.rank() }
 }
 
-/// A parameter in the course of a shared step.
-struct Shared {
+/// A parameter whose parts the ranks have stepped, each its own.
+pub(crate) struct Shared {
     id: ParameterId,
     /// The number of the group that shares it.
     group: usize,
@@ -161,15 +161,15 @@ struct Shared {
     own: Tensor,
 }
 
-/// Steps this rank's part of every parameter, and makes all weights those that all ranks have stepped.
+/// Steps this rank's part of every parameter. The weights are those of before until [`gather_weights`].
 pub(crate) fn step_shared(
     optimizer: &mut Optimizer,
-    weights: &mut Weights,
+    weights: &Weights,
     masks: &Masks,
     gradients: &Gradients<'_>,
     number: Step,
     groups: &Groups,
-) -> Result<()> {
+) -> Result<Vec<Shared>> {
     let rule = optimizer.rule();
     let ids = weights.ids().filter(|id| gradients.get(*id).is_some());
     let shared = ids.map(|id| {
@@ -195,7 +195,7 @@ pub(crate) fn step_shared(
         };
         step(rule, number, targets, Norms::Given(&given))?;
     }
-    gather_weights(weights, masks, &shared, groups)
+    Ok(shared)
 }
 
 /// A rank's part of a parameter's kept weights.
@@ -231,7 +231,12 @@ fn whole_norms(
 }
 
 /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before is put in place.
-fn gather_weights(weights: &mut Weights, masks: &Masks, shared: &[Shared], groups: &Groups) -> Result<()> {
+pub(crate) fn gather_weights(
+    weights: &mut Weights,
+    masks: &Masks,
+    shared: &[Shared],
+    groups: &Groups,
+) -> Result<()> {
     let mut before: Option<Gathering> = None;
     for number in 0..groups.len() {
         let shared: Vec<&Shared> = shared.iter().filter(|one| one.group == number).collect();

@@ -19,8 +19,8 @@ use crate::Result;
 use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
-use crate::pass::{Loss, Pass};
 use crate::stage::Stage;
+use crate::step::{Loss, Sweep};
 use crate::weights::{ParameterId, Weights};
 
 /// Samples and how they are passed through a model.
@@ -88,12 +88,12 @@ impl<'a> Scored<'a> {
 }
 
 /// The gradient of the mean loss over the samples with respect to some parameters, in their order, as f32.
-pub fn gradient(pass: Pass<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> Result<Vec<Tensor>> {
+pub fn gradient(sweep: Sweep<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> Result<Vec<Tensor>> {
     let mut sums = Sums::of(wanted);
     for (samples, share) in scored.pieces() {
-        pass.train_share(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?;
+        sweep.train(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?;
     }
-    sums.take(wanted, pass.weights, scored.sharing)
+    sums.take(wanted, sweep.weights, scored.sharing)
 }
 
 /// Sums of wanted gradients.

@@ -24,8 +24,8 @@ use super::gradient::{Scored, Sums, gradient};
 use crate::Result;
 use crate::layers::Kinks;
 use crate::model::Model;
-use crate::pass::Pass;
 use crate::stage::Stage;
+use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights};
 
 /// How far the weights move, as a share of their norm.
@@ -51,7 +51,7 @@ impl<'a> Curvature<'a> {
 
     /// The gradient.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.pass(self.network.parts.stage), self.network.candidates, self.scored)
+        gradient(self.sweep(self.network.parts.stage), self.network.candidates, self.scored)
     }
 
     /// The Hessian times a direction, which has a tensor for each candidate.
@@ -78,8 +78,8 @@ impl<'a> Curvature<'a> {
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
-                let (pass, loss) = (curvature.pass(&stage), curvature.scored.loss());
-                pass.train_share(samples, loss, &share, &mut Vec::new(), sink).map(|_| ())
+                let (sweep, loss) = (curvature.sweep(&stage), curvature.scored.loss());
+                sweep.train(samples, loss, &share, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
             train(self, &mut Sums::of(&[]))?;
@@ -131,8 +131,8 @@ impl<'a> Curvature<'a> {
         Ok(())
     }
 
-    fn pass<'b>(&'b self, stage: &'b Stage) -> Pass<'b> {
-        Pass { stage, weights: &self.copy, dtype: DType::F32, ..self.network.pass() }
+    fn sweep<'b>(&'b self, stage: &'b Stage) -> Sweep<'b> {
+        Sweep { stage, weights: &self.copy, dtype: DType::F32, ..self.network.sweep() }
     }
 }
 

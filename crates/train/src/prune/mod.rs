@@ -36,8 +36,8 @@ use crate::Result;
 use crate::data::Order;
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
-use crate::pass::Pass;
 use crate::state::Masks;
+use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights};
 pub use gradient::Sharing;
 pub use select::Words;
@@ -148,7 +148,7 @@ pub struct Network<'a> {
     pub order: &'a Order,
 }
 
-/// What a [`Pass`] needs beside the weights.
+/// What a [`Sweep`] needs beside the weights.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts<'a> {
     /// The layers.
@@ -176,10 +176,10 @@ impl Network<'_> {
     }
 
     /// For passes over samples with the weights as they are now.
-    pub fn pass(&self) -> Pass<'_> {
+    pub fn sweep(&self) -> Sweep<'_> {
         let Parts { stage, dataset, device, dtype, .. } = self.parts;
-        let relay = self.ranks.map(Ranks::relay);
-        Pass { stage, relay, weights: self.weights, dataset, device, dtype }
+        let others = self.ranks.map(Ranks::stages);
+        Sweep { stage, others, weights: self.weights, dataset, device, dtype }
     }
 
     /// Elements of a candidate.

@@ -18,7 +18,7 @@ use super::{Decision, Moment, Network, Pruner, Words};
 use crate::Result;
 use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
 use crate::parallel::Ranks;
-use crate::pass::Loss;
+use crate::step::Loss;
 use crate::weights::ParameterId;
 
 /// The rigged lottery.
@@ -60,7 +60,7 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
     // Dropout drops what it will drop in the step itself.
     let random = random::key(random::key(seed, network.step), 0);
     let loss = Loss { random, samples: all, temperature: 1.0 };
-    network.pass().train_share(&samples, loss, &place, &mut Vec::new(), &mut sink)?;
+    network.sweep().train(&samples, loss, &place, &mut Vec::new(), &mut sink)?;
     for (id, sum) in std::mem::take(&mut sink.parts) {
         sink.choose(id, sum)?;
     }
@@ -91,7 +91,7 @@ fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<Parameter
             wanted.push(id);
             left.pop_front();
         }
-        for (id, sum) in wanted.iter().zip(gradient(network.pass(), &wanted, scored)?) {
+        for (id, sum) in wanted.iter().zip(gradient(network.sweep(), &wanted, scored)?) {
             let (keys, count) = (keys(&sum, Score::Magnitude)?, moving(network, *id, share));
             chosen.insert(*id, best_free(network, *id, keys, count)?);
         }

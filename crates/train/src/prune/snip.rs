@@ -54,6 +54,6 @@ impl Snip {
             temperature: 1.0,
             sharing: network.sharing(),
         };
-        gradient(network.pass(), ids, scored)
+        gradient(network.sweep(), ids, scored)
     }
 }

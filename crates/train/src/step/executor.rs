@@ -79,14 +79,25 @@ impl Executor {
             self.position += 1;
             taken += usize::from(action == Action::Step);
         }
-        while let Some(&Action::Drop { version }) = self.list().get(self.position) {
-            worker.forget(version);
+        // What belongs to the step that was the last.
+        while let Some(&action @ (Action::Gather | Action::Drop { .. })) = self.list().get(self.position) {
+            self.act(action, worker)?;
             self.position += 1;
         }
         if self.is_at_rest() {
             self.messages.finish()?;
         }
         Ok(())
+    }
+
+    /// Runs all of a list that takes no step.
+    pub fn run_to_end(mut self, worker: &mut dyn Worker) -> Result<()> {
+        while let Some(&action) = self.list().get(self.position) {
+            self.post_ahead(worker)?;
+            self.act(action, worker)?;
+            self.position += 1;
+        }
+        self.messages.finish()
     }
 
     fn list(&self) -> &[Action] {
@@ -137,22 +148,18 @@ impl Executor {
                 self.messages.send(&self.schedule, self.rank, &message, &others)?;
                 self.traced(Kind::Send, start);
             }
-            Action::AllReduce { chunk } => {
-                worker.all_reduce(chunk)?;
-                self.traced(Kind::AllReduce, start);
-            }
-            Action::Step => {
+            Action::AllReduce { .. } | Action::WaitReduce | Action::Agree | Action::Gather => {
+                worker.act(action)?;
                 // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
-                worker.settle()?;
                 if self.others.is_some() {
                     self.traced(Kind::AllReduce, start);
                 }
-                let start = self.now();
-                worker.step()?;
+            }
+            Action::Step => {
+                worker.act(action)?;
                 self.traced(Kind::Step, start);
             }
-            Action::Stash { version } => worker.stash(version)?,
-            Action::Drop { version } => worker.forget(version),
+            Action::Stash { .. } | Action::Drop { .. } => worker.act(action)?,
             _ => {
                 let (pass, work) = action.compute().expect("all others compute");
                 self.compute(pass, work, worker)?;
@@ -177,7 +184,7 @@ impl Executor {
                 let made = worker.backward(work, gradient, pass == Pass::Backward)?;
                 (Payload::Gradient, made, self.schedule.placement.before(held))
             }
-            Pass::BackwardWeight => return worker.backward_weight(work),
+            Pass::BackwardWeight => return worker.act(pass.on(work)),
         };
         if let (Some(tensor), Some(next)) = (made, next) {
             self.leave(payload, micro_batch, chunk, next, tensor);

@@ -1,21 +1,27 @@
 //! A step as a list of actions: one loop runs them, whatever the schedule, the transport and the device.
 //!
-//! The [`Executor`] knows order and messages, a [`Worker`] what an action does: the network's own (`network`), or one that
-//! only takes the planned time.
+//! The [`Executor`] knows order and messages, a [`Worker`] what an action does: to a network in training (`network`), in passes that
+//! change no weights (`sweep`), or only taking the planned time.
 
 mod executor;
+mod in_flight;
 mod messages;
 mod network;
+mod sweep;
+mod totals;
 mod trace;
 
 pub use executor::Executor;
 pub(crate) use network::{Flights, NetworkWorker, Scene, Taken};
+pub use sweep::Sweep;
+pub use totals::{Loss, Totals};
 pub use trace::{Kind, Span, Trace, chrome, may_replace};
 
-use espalier_plan::schedule::{Message, Work};
+use espalier_plan::schedule::{Action, Message, Payload, Work};
 use espalier_tensor::Tensor;
 
 use crate::Result;
+use crate::stage::Side;
 
 /// The tag under which the totals of an asynchronous step travel: above those of parts.
 pub(crate) const TOTALS: u32 = 1 << 20;
@@ -30,24 +36,17 @@ pub trait Worker {
     /// gradients of weights are put off unless `whole`.
     fn backward(&mut self, work: Work, gradient: Option<Tensor>, whole: bool) -> Result<Option<Tensor>>;
 
-    /// Makes the gradients of weights that were put off.
-    fn backward_weight(&mut self, work: Work) -> Result<()>;
-
     /// Room for a message that will be received.
     fn room(&mut self, message: &Message) -> Result<Tensor>;
 
-    /// Sums a chunk's gradients over its copies.
-    fn all_reduce(&mut self, chunk: usize) -> Result<()>;
+    /// Whatever is no pass with an input or an output, and no message between stages.
+    fn act(&mut self, action: Action) -> Result<()>;
+}
 
-    /// Waits for what the ranks must add up before any of them updates its weights.
-    fn settle(&mut self) -> Result<()>;
-
-    /// Updates the weights of all chunks, once that is settled.
-    fn step(&mut self) -> Result<()>;
-
-    /// Keeps the newest weights beyond the next step.
-    fn stash(&mut self, version: usize) -> Result<()>;
-
-    /// Forgets kept weights.
-    fn forget(&mut self, version: usize);
+/// The side of a chunk on which a message enters it.
+fn side_of(message: &Message) -> Side {
+    match message.payload {
+        Payload::Activation => Side::Input,
+        Payload::Gradient => Side::Output,
+    }
 }

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 
 use espalier_comm::Reduce;
 use espalier_plan::Plan;
-use espalier_plan::schedule::{Message, Payload, Updates, Work};
+use espalier_plan::schedule::{Action, Message, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 
-use super::{TOTALS, Worker};
+use super::in_flight::InFlight;
+use super::{Loss, TOTALS, Totals, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::data::{Feed, Order, Samples};
-use crate::layers::{Backward, BatchStatistics, Deferred, Forward, Mode, Outcome, Share, Stash};
+use crate::layers::{BatchStatistics, Deferred, GradientSink, Share};
 use crate::parallel::Ranks;
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
 use crate::parallel::statistics::fold_together;
-use crate::parallel::zero::step_shared;
-use crate::pass::{Loss, Totals};
-use crate::stage::{Side, Stage};
+use crate::parallel::zero::{Shared, gather_weights, step_shared};
+use crate::stage::Stage;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
 
@@ -32,7 +32,7 @@ const DECIDED: u32 = TOTALS + 2;
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
-    flights: HashMap<(usize, usize), Flight>,
+    flights: HashMap<(usize, usize), InFlight>,
     versions: HashMap<usize, Weights>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
@@ -58,18 +58,6 @@ impl Flights {
         );
         *self = Flights::default();
     }
-}
-
-/// A micro-batch on its way through a chunk.
-#[derive(Debug)]
-struct Flight {
-    stash: Stash,
-    share: Share,
-    /// What the head reads, where the chunk has it.
-    read: Option<Tensor>,
-    targets: Option<Tensor>,
-    statistics: Vec<BatchStatistics>,
-    put_off: Option<Deferred>,
 }
 
 /// What the steps of a list came to.
@@ -128,7 +116,11 @@ pub(crate) struct NetworkWorker<'a> {
     sums: Vec<(Summed, usize)>,
     /// By micro-batch, so that running statistics do not depend on the order of the schedule.
     statistics: Vec<(usize, BatchStatistics)>,
+    /// Sums over all ranks that share them, until these agree.
+    reduced: Option<Gradients<'a>>,
     settled: Option<Settled<'a>>,
+    /// This rank's parts of what has been stepped, until all have those of the others.
+    stepped: Vec<Shared>,
     pub outcome: Taken,
 }
 
@@ -146,7 +138,17 @@ impl<'a> NetworkWorker<'a> {
         let sink = sink(&scene);
         let missing = missing(&scene);
         let (sums, statistics) = (Vec::new(), Vec::new());
-        NetworkWorker { scene, sink, missing, sums, statistics, settled: None, outcome }
+        NetworkWorker {
+            scene,
+            sink,
+            missing,
+            sums,
+            statistics,
+            reduced: None,
+            settled: None,
+            stepped: Vec::new(),
+            outcome,
+        }
     }
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
@@ -310,7 +312,9 @@ impl<'a> NetworkWorker<'a> {
         let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
         match sharded && !groups.is_empty() {
             false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
-            true => step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?,
+            true => {
+                self.stepped = step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?;
+            }
         }
         if let Some((small, large)) = gradients.noise_norms()? {
             let (small, large) = match ranks {
@@ -385,19 +389,10 @@ impl Worker for NetworkWorker<'_> {
             }
             targets = Some(batch.targets).filter(|_| model.is_last());
         }
-        let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-        let mut pass = Forward {
-            weights: version(weights, flights, work.version),
-            mode: Mode::Train,
-            random,
-            share: &share,
-            stash: &mut stash,
-            statistics: &mut statistics,
-        };
-        let x = model.forward(inputs.expect("samples, or what the part before made"), &mut pass)?;
-        let (read, sent) = if model.is_last() { (Some(x), None) } else { (None, Some(x)) };
-        let flight = Flight { stash, share, read, targets, statistics, put_off: None };
-        self.scene.flights.flights.insert((micro_batch, chunk), flight);
+        let inputs = inputs.expect("samples, or what the part before made");
+        let weights = version(weights, flights, work.version);
+        let (passing, sent) = InFlight::forward(model, weights, inputs, targets, share, random)?;
+        self.scene.flights.flights.insert((micro_batch, chunk), passing);
         Ok(sent)
     }
 
@@ -406,58 +401,64 @@ impl Worker for NetworkWorker<'_> {
         if needed == self.scene.flights.newest {
             self.commit()?;
         }
-        let (random, samples) = (self.random(micro_batch), self.samples_of_a_step());
-        let mut flight =
+        let loss =
+            Loss { random: self.random(micro_batch), samples: self.samples_of_a_step(), temperature: 1.0 };
+        let mut passing =
             self.scene.flights.flights.remove(&(micro_batch, chunk)).expect("a forward came before");
-        self.statistics.extend(flight.statistics.drain(..).map(|measured| (micro_batch, measured)));
+        self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
         let (mut put_off, mut sent) = (Deferred::default(), None);
         let run = |worker: &mut Self| {
             let Scene { stage, ref weights, ref flights, .. } = worker.scene;
-            let model = stage.model(chunk);
-            let mut pass = Backward {
-                weights: version(weights, flights, work.version),
-                random,
-                share: &flight.share,
-                stash: &mut flight.stash,
-                sink: if whole { &mut worker.sink } else { &mut put_off },
-            };
-            let gradient = match (flight.read.take(), &flight.targets) {
-                (Some(x), Some(targets)) => {
-                    let loss = Loss { random, samples, temperature: 1.0 };
-                    let scale = loss.scale(targets.len(), flight.share.samples);
-                    let Outcome { total, gradient } = model.loss(x, targets, scale, &mut pass)?;
-                    worker.sums.push((total, targets.len()));
-                    gradient
-                }
-                _ => gradient.expect("the next part made it"),
-            };
-            sent = model.backward(gradient, &mut pass)?;
+            let (model, weights) = (stage.model(chunk), version(weights, flights, work.version));
+            let sink: &mut dyn GradientSink = if whole { &mut worker.sink } else { &mut put_off };
+            let returned = passing.backward(model, weights, gradient, loss, sink)?;
+            worker.sums.extend(returned.total);
+            sent = returned.gradient;
             Ok(())
         };
         if whole {
             self.weigh(chunk, run)?;
         } else {
             run(self)?;
-            flight.put_off = Some(put_off);
-            self.scene.flights.flights.insert((micro_batch, chunk), flight);
+            passing.put_off = Some(put_off);
+            self.scene.flights.flights.insert((micro_batch, chunk), passing);
         }
         Ok(sent)
     }
 
+    fn room(&mut self, message: &Message) -> Result<Tensor> {
+        let Scene { plan, stage, device, dtype, .. } = self.scene;
+        stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, dtype)
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::BackwardWeight(work) => self.backward_weight(work),
+            Action::AllReduce { chunk } => self.all_reduce(chunk),
+            Action::WaitReduce => self.wait_reduce(),
+            Action::Agree => self.agree(),
+            Action::Step => self.step(),
+            Action::Gather => self.gather(),
+            Action::Stash { version } => self.stash(version),
+            Action::Drop { version } => {
+                self.scene.flights.versions.remove(&version);
+                Ok(())
+            }
+            Action::Forward(_)
+            | Action::Backward(_)
+            | Action::BackwardInput(_)
+            | Action::Send(_)
+            | Action::Receive(_) => unreachable!("{action:?} is the executor's"),
+        }
+    }
+}
+
+impl NetworkWorker<'_> {
     fn backward_weight(&mut self, work: Work) -> Result<()> {
         let key = (work.micro_batch, work.chunk);
         let flight = self.scene.flights.flights.remove(&key).expect("its input half came before");
         let put_off = flight.put_off.expect("its input half put them off");
         self.weigh(work.chunk, |worker| put_off.run(&mut worker.sink))
-    }
-
-    fn room(&mut self, message: &Message) -> Result<Tensor> {
-        let Scene { plan, stage, device, dtype, .. } = self.scene;
-        let side = match message.payload {
-            Payload::Activation => Side::Input,
-            Payload::Gradient => Side::Output,
-        };
-        stage.room(message.chunk, side, plan.batch.micro_batch, device, dtype)
     }
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
@@ -473,13 +474,27 @@ impl Worker for NetworkWorker<'_> {
         self.sink.send_all(self.scene.stage.parameters(chunk), zeros)
     }
 
-    fn settle(&mut self) -> Result<()> {
+    /// Waits for the sums of this update's gradients.
+    fn wait_reduce(&mut self) -> Result<()> {
         let fresh = sink(&self.scene);
         let mut gradients = std::mem::replace(&mut self.sink, fresh).finish()?;
         self.missing = missing(&self.scene);
         if self.scene.fault == Some(self.update_number()) {
             spoil(&mut gradients)?;
         }
+        let scene = &self.scene;
+        for (id, strength) in
+            scene.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
+        {
+            gradients.pull(id, scene.weights.get(id), strength)?;
+        }
+        self.reduced = Some(gradients);
+        Ok(())
+    }
+
+    /// Adds up losses and norms over the ranks, which agree whether the update can be taken.
+    fn agree(&mut self) -> Result<()> {
+        let gradients = self.reduced.take().expect("sums are waited for before");
         // All passes are queued; only now is a card waited for.
         let mut of_update = Totals::default();
         for (sum, predictions) in self.sums.drain(..) {
@@ -488,11 +503,6 @@ impl Worker for NetworkWorker<'_> {
         self.outcome.totals.add(of_update);
         let Scene { plan, groups, ranks, .. } = self.scene;
         let scene = &self.scene;
-        for (id, strength) in
-            scene.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
-        {
-            gradients.pull(id, scene.weights.get(id), strength)?;
-        }
         let sharded = plan.sharing.is_sharded();
         let mut squares = match sharded {
             true => gradients.squared_norm()?,
@@ -542,14 +552,17 @@ impl Worker for NetworkWorker<'_> {
         Ok(())
     }
 
+    /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
+    fn gather(&mut self) -> Result<()> {
+        let stepped = std::mem::take(&mut self.stepped);
+        let Scene { masks, groups, .. } = self.scene;
+        gather_weights(self.scene.weights, masks, &stepped, groups)
+    }
+
     fn stash(&mut self, version: usize) -> Result<()> {
         self.commit()?;
         let copy = self.scene.weights.version()?;
         self.scene.flights.versions.insert(version, copy);
         Ok(())
-    }
-
-    fn forget(&mut self, version: usize) {
-        self.scene.flights.versions.remove(&version);
     }
 }

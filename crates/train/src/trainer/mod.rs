@@ -24,11 +24,10 @@ use crate::data::{Dataset, Feed, Order, Split, spread};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
-use crate::pass::{Pass, Totals};
 use crate::prune::{self, Decision, Observation, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, Flights, NetworkWorker, Scene, TOTALS, Taken, Trace};
+use crate::step::{Executor, Flights, NetworkWorker, Scene, Sweep, TOTALS, Taken, Totals, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
@@ -346,21 +345,23 @@ impl Trainer {
         if count == 0 {
             return Ok(None);
         }
-        let mut totals = Totals::default();
         let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, spread(i, count, all))).collect();
-        let mut batches = samples.chunks(self.plan.batch.micro_batch);
+        // As many micro-batches are under way as there are stages.
+        let at_once = self.plan.batch.micro_batch * self.stage.placement().ranks();
+        let mut groups = samples.chunks(at_once);
+        let mut totals = Totals::default();
         self.progress.evaluation_due = true;
         // All ask as often as the rank with most to do.
         let rounds = match &self.ranks {
-            None => batches.len() as u64,
-            Some(ranks) => ranks.largest(vec![batches.len() as u64])?[0],
+            None => groups.len() as u64,
+            Some(ranks) => ranks.largest(vec![groups.len() as u64])?[0],
         };
         for _ in 0..rounds {
             if self.ranks.as_ref().map_or(Ok(stop()), |ranks| ranks.any(stop()))? {
                 return Ok(None);
             }
-            if let Some(samples) = batches.next() {
-                totals.add(self.pass().evaluate(samples)?);
+            if let Some(samples) = groups.next() {
+                totals.add(self.sweep().evaluate(samples, self.plan.batch.micro_batch)?);
             }
         }
         self.progress.evaluation_due = false;
@@ -497,10 +498,10 @@ impl Trainer {
         Ok(())
     }
 
-    fn pass(&self) -> Pass<'_> {
-        Pass {
+    fn sweep(&self) -> Sweep<'_> {
+        Sweep {
             stage: &self.stage,
-            relay: self.ranks.as_ref().map(Ranks::relay),
+            others: self.ranks.as_ref().map(Ranks::stages),
             weights: &self.weights,
             dataset: &self.dataset,
             device: &self.device,

@@ -12,10 +12,10 @@ use espalier_train::data::{Order, Split};
 use espalier_train::layers::Share;
 use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;
-use espalier_train::pass::{Loss, Pass, Totals};
 use espalier_train::run::{Place, run as run_whole};
 use espalier_train::stage::Stage;
 use espalier_train::state::{Gradients, Masks};
+use espalier_train::step::{Loss, Sweep, Totals};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::{ParameterId, Weights};
 
@@ -195,16 +195,15 @@ fn by_hand(
                 let random = random::key(random::key(plan.seed, step as u64), 0);
                 let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
                 let share = Share { first, samples: size, norm_group: None };
-                let pass = Pass {
+                let sweep = Sweep {
                     stage: &stage,
-                    relay: None,
+                    others: None,
                     weights: &used,
                     dataset: &dataset,
                     device: &device,
                     dtype: DType::F32,
                 };
-                totals
-                    .add(pass.train_share(&samples, loss, &share, &mut Vec::new(), &mut gradients).unwrap());
+                totals.add(sweep.train(&samples, loss, &share, &mut Vec::new(), &mut gradients).unwrap());
             }
             let mut next = copy(history.last().unwrap());
             for id in next.ids().filter(|id| !skips(number, stage_of[id])) {

@@ -300,7 +300,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let before = bench.masks.get(id).unwrap().words();
     let picks = bench.order.indices(10 * 4, 4);
     let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, sharing: None };
-    let sum = gradient(bench.network(10).pass(), &[id], scored).unwrap()[0].to_f32();
+    let sum = gradient(bench.network(10).sweep(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();
     let slope = |i: &usize| sum[*i].abs();

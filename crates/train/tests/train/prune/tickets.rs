@@ -241,8 +241,8 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
         tensor.slice_mut::<f32>().fill_with(|| kept.next().unwrap());
     }
     let samples: Vec<(u64, usize)> = (0..8).map(|i| (0, i)).collect();
-    let [whole, small] =
-        [&mut bench, &mut small].map(|bench| bench.network(1).pass().evaluate(&samples).unwrap().loss());
+    let [whole, small] = [&mut bench, &mut small]
+        .map(|bench| bench.network(1).sweep().evaluate(&samples, samples.len()).unwrap().loss());
     assert!((whole - small).abs() < 1e-6 * whole.abs(), "{whole} pruned, {small} small");
 }
 

@@ -1,0 +1,111 @@
+//! Lists for what changes no weights: evaluation, scores by gradients, products with the Hessian. They run over the placement of the
+//! schedule that trains, and the same executor runs them.
+
+use super::{Action, Pass, Placement, Schedule, Updates, Work, messages};
+
+impl Schedule {
+    /// Takes micro-batches forward through one copy of the model, each rank as soon as it has its input. A rank with
+    /// several chunks takes all micro-batches through one before it turns to the next, so that it does not wait for each to come round.
+    pub fn forward_only(placement: &Placement, micro_batches: usize) -> Schedule {
+        let placement = placement.with_routes(vec![0; micro_batches]);
+        let list = |rank: usize| {
+            let chunks = chunks_of(&placement, rank, 0).into_iter();
+            chunks.flat_map(|chunk| (0..micro_batches).map(move |m| on(Pass::Forward, m, chunk))).collect()
+        };
+        let lists = (0..placement.ranks()).map(list).collect();
+        sweep("forward", placement, micro_batches, lists)
+    }
+
+    /// Takes a micro-batch forward and back through every copy of the model, one copy after the other: each holder of a part has
+    /// its gradients then. To the list it is a micro-batch of its own in every copy.
+    pub fn forward_and_backward(placement: &Placement) -> Schedule {
+        let copies = placement.copies();
+        let placement = placement.with_routes((0..copies).collect());
+        let list = |rank: usize| {
+            let mut list = Vec::new();
+            for copy in 0..copies {
+                let chunks = chunks_of(&placement, rank, copy);
+                list.extend(chunks.iter().map(|chunk| on(Pass::Forward, copy, *chunk)));
+                list.extend(chunks.iter().rev().map(|chunk| on(Pass::Backward, copy, *chunk)));
+            }
+            list
+        };
+        let lists = (0..placement.ranks()).map(list).collect();
+        sweep("forward-and-backward", placement, copies, lists)
+    }
+}
+
+/// The chunks that a rank has of a copy, in the order of the forward.
+fn chunks_of(placement: &Placement, rank: usize, copy: usize) -> Vec<usize> {
+    let chunks = placement.chunks(rank).iter().enumerate();
+    let mut own: Vec<(usize, usize)> = chunks
+        .filter(|(_, chunk)| chunk.pipeline == copy)
+        .map(|(index, chunk)| (chunk.part, index))
+        .collect();
+    own.sort_unstable();
+    own.into_iter().map(|(_, index)| index).collect()
+}
+
+fn on(pass: Pass, micro_batch: usize, chunk: usize) -> Action {
+    pass.on(Work { micro_batch, chunk, version: 0 })
+}
+
+fn sweep(name: &str, placement: Placement, micro_batches: usize, lists: Vec<Vec<Action>>) -> Schedule {
+    Schedule {
+        name: name.into(),
+        micro_batches,
+        batches: 1,
+        updates: Updates::Free,
+        message_driven: false,
+        ranks: messages::fill_in(&placement, lists),
+        placement,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Name, Options, Timeline, UnitCosts, Units};
+    use super::*;
+
+    fn placements() -> Vec<Placement> {
+        let of = |name: Name, stages, micro_batches| {
+            name.schedule(&Options::new(stages, micro_batches)).unwrap().placement
+        };
+        vec![
+            of(Name::OneFOneB, 1, 1),
+            of(Name::OneFOneB, 3, 4),
+            of(Name::Interleaved, 2, 4),
+            of(Name::Chimera, 4, 4),
+        ]
+    }
+
+    /// Walked in virtual time, which ends only where every message that is waited for is sent.
+    #[test]
+    fn every_micro_batch_goes_through_every_part_once_and_nobody_waits_for_ever() {
+        for placement in placements() {
+            for (schedule, passes, copies) in [
+                (Schedule::forward_only(&placement, 5), 1, 1),
+                (Schedule::forward_and_backward(&placement), 2, placement.copies()),
+            ] {
+                let computed = schedule.ranks.iter().flatten().filter_map(Action::compute).count();
+                let micro_batches = if passes == 1 { 5 } else { 1 };
+                assert_eq!(
+                    computed,
+                    micro_batches * passes * copies * placement.parts(),
+                    "{}",
+                    schedule.name
+                );
+                Timeline::walk(&schedule, &UnitCosts::new(&schedule, Units::default())).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn stages_evaluate_side_by_side() {
+        let placement = Placement::round_robin(3, 1, 4);
+        let schedule = Schedule::forward_only(&placement, 6);
+        let timeline = Timeline::walk(&schedule, &UnitCosts::new(&schedule, Units::default())).unwrap();
+        // Six micro-batches over three stages: 6 + 3 - 1 units, not 18.
+        assert_eq!(timeline.end, 8.0);
+    }
+}

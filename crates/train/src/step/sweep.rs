@@ -1,0 +1,193 @@
+//! Passes that change no weights, on the lists of [`Schedule::forward_only`] and [`Schedule::forward_and_backward`].
+
+use std::collections::HashMap;
+
+use espalier_comm::Communicator;
+use espalier_plan::schedule::{Action, Message, Schedule, Work};
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use super::in_flight::InFlight;
+use super::{Executor, Loss, Totals, Worker, side_of};
+use crate::Result;
+use crate::data::{Dataset, HostBatch, Split};
+use crate::layers::{BatchStatistics, Forward, GradientSink, Mode, Share, Stash};
+use crate::stage::Stage;
+use crate::weights::Weights;
+
+/// What such passes work on.
+#[derive(Debug, Clone, Copy)]
+pub struct Sweep<'a> {
+    /// The layers: all, or those of this rank.
+    pub stage: &'a Stage,
+    /// The ranks of the pipeline, where there are several.
+    pub others: Option<&'a Communicator>,
+    /// Their weights.
+    pub weights: &'a Weights,
+    /// Where samples come from.
+    pub dataset: &'a Dataset,
+    /// Where it runs.
+    pub device: &'a Device,
+    /// The type that kernels compute in.
+    pub dtype: DType,
+}
+
+impl Sweep<'_> {
+    /// Training samples forward and backward, a share of a step's: their gradients go to the sink, what batch norm saw to
+    /// `statistics`.
+    pub fn train(
+        &self,
+        samples: &[(u64, usize)],
+        loss: Loss,
+        share: &Share,
+        statistics: &mut Vec<BatchStatistics>,
+        sink: &mut dyn GradientSink,
+    ) -> Result<Totals> {
+        let batch = self.read(Split::Train, samples)?;
+        let mut worker = Differentiating {
+            sweep: *self,
+            batch,
+            samples: samples.len(),
+            loss,
+            share,
+            in_flight: HashMap::new(),
+            statistics,
+            sink,
+            totals: Totals::default(),
+        };
+        self.run(Schedule::forward_and_backward(self.stage.placement()), &mut worker)?;
+        Ok(worker.totals)
+    }
+
+    /// Validation samples forward, `micro_batch` at a time, each rank running ahead of those behind it; what came of it is known
+    /// where the model ends.
+    pub fn evaluate(&self, samples: &[(u64, usize)], micro_batch: usize) -> Result<Totals> {
+        let micro_batches: Vec<&[(u64, usize)]> = samples.chunks(micro_batch).collect();
+        let batches = micro_batches.iter().map(|samples| self.read(Split::Validation, samples));
+        let mut worker = Evaluating {
+            sweep: *self,
+            batches: batches.collect::<Result<_>>()?,
+            samples: micro_batches.iter().map(|samples| samples.len()).collect(),
+            totals: Totals::default(),
+        };
+        self.run(Schedule::forward_only(self.stage.placement(), micro_batches.len()), &mut worker)?;
+        Ok(worker.totals)
+    }
+
+    fn run(&self, schedule: Schedule, worker: &mut dyn Worker) -> Result<()> {
+        Executor::new(schedule, self.others.cloned()).run_to_end(worker)
+    }
+
+    /// Samples as the host has them, where they enter this rank's chunks or are judged there.
+    fn read(&self, split: Split, samples: &[(u64, usize)]) -> Result<Option<HostBatch>> {
+        let needed = (0..self.stage.chunks().len()).map(|chunk| self.stage.model(chunk));
+        let needed = needed.into_iter().any(|model| model.is_first() || model.is_last());
+        Ok(if needed { Some(self.dataset.batch(split, samples)?) } else { None })
+    }
+
+    /// What a chunk reads: what the part before made, or samples.
+    fn input(&self, made: Option<Tensor>, batch: &Option<HostBatch>) -> Result<Tensor> {
+        let samples =
+            || batch.as_ref().expect("a first part has read them").inputs.upload(self.device, self.dtype);
+        Ok(made.map_or_else(samples, Ok)?)
+    }
+
+    fn targets(&self, batch: &Option<HostBatch>) -> Result<Tensor> {
+        let targets = &batch.as_ref().expect("a last part has read them").targets;
+        Ok(Tensor::from_slice(self.device, &[targets.len()], targets, Category::Activations)?)
+    }
+
+    fn room(&self, message: &Message, samples: usize) -> Result<Tensor> {
+        self.stage.room(message.chunk, side_of(message), samples, self.device, self.dtype)
+    }
+}
+
+/// Takes a micro-batch forward and back.
+struct Differentiating<'a> {
+    sweep: Sweep<'a>,
+    batch: Option<HostBatch>,
+    samples: usize,
+    loss: Loss,
+    share: &'a Share,
+    in_flight: HashMap<(usize, usize), InFlight>,
+    statistics: &'a mut Vec<BatchStatistics>,
+    sink: &'a mut dyn GradientSink,
+    totals: Totals,
+}
+
+impl Worker for Differentiating<'_> {
+    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
+        let (sweep, model) = (self.sweep, self.sweep.stage.model(work.chunk));
+        let inputs = sweep.input(input, &self.batch)?;
+        let targets = if model.is_last() { Some(sweep.targets(&self.batch)?) } else { None };
+        let (share, random) = (self.share.clone(), self.loss.random);
+        let (mut passing, sent) = InFlight::forward(model, sweep.weights, inputs, targets, share, random)?;
+        self.statistics.append(&mut passing.statistics);
+        self.in_flight.insert((work.micro_batch, work.chunk), passing);
+        Ok(sent)
+    }
+
+    fn backward(&mut self, work: Work, gradient: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
+        debug_assert!(whole, "a sweep makes whole gradients");
+        let mut passing =
+            self.in_flight.remove(&(work.micro_batch, work.chunk)).expect("a forward came before");
+        let model = self.sweep.stage.model(work.chunk);
+        let returned = passing.backward(model, self.sweep.weights, gradient, self.loss, self.sink)?;
+        if let Some((total, predictions)) = returned.total {
+            // Every copy of the model sees the same samples.
+            self.totals = Totals::of(total.read()?, predictions);
+        }
+        Ok(returned.gradient)
+    }
+
+    fn room(&mut self, message: &Message) -> Result<Tensor> {
+        self.sweep.room(message, self.samples)
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        unreachable!("{action:?} in a list that changes no weights")
+    }
+}
+
+/// Takes micro-batches forward and judges them.
+struct Evaluating<'a> {
+    sweep: Sweep<'a>,
+    /// By micro-batch.
+    batches: Vec<Option<HostBatch>>,
+    samples: Vec<usize>,
+    totals: Totals,
+}
+
+impl Worker for Evaluating<'_> {
+    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
+        let (sweep, batch) = (self.sweep, &self.batches[work.micro_batch]);
+        let model = sweep.stage.model(work.chunk);
+        let mut pass = Forward {
+            weights: sweep.weights,
+            mode: Mode::Evaluate,
+            random: 0,
+            share: &Share::default(),
+            stash: &mut Stash::forgetful(),
+            statistics: &mut Vec::new(),
+        };
+        let x = model.forward(sweep.input(input, batch)?, &mut pass)?;
+        if !model.is_last() {
+            return Ok(Some(x));
+        }
+        let targets = sweep.targets(batch)?;
+        let total = model.evaluate(&x, &targets, sweep.weights)?;
+        self.totals.add(Totals::of(total, targets.len()));
+        Ok(None)
+    }
+
+    fn backward(&mut self, work: Work, _: Option<Tensor>, _: bool) -> Result<Option<Tensor>> {
+        unreachable!("{work:?} backward in an evaluation")
+    }
+
+    fn room(&mut self, message: &Message) -> Result<Tensor> {
+        self.sweep.room(message, self.samples[message.micro_batch])
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        unreachable!("{action:?} in a list that changes no weights")
+    }
+}

@@ -1,0 +1,69 @@
+//! What a loss is beside its data, and what came of passes.
+
+use espalier_tensor::ops::cross_entropy::Total;
+
+use crate::layers::Scale;
+
+/// What a loss is, beside its data.
+#[derive(Debug, Clone, Copy)]
+pub struct Loss {
+    /// The key of the random numbers.
+    pub random: u64,
+    /// Samples of all micro-batches together: each weighs by its share, so that their sum is the gradient of the mean.
+    pub samples: usize,
+    /// The logits are divided by this; 1 in training.
+    pub temperature: f32,
+}
+
+impl Loss {
+    /// What it is for `samples` samples with so many predictions.
+    pub(super) fn scale(&self, predictions: usize, samples: usize) -> Scale {
+        let all = predictions / samples * self.samples;
+        Scale { loss: 1.0 / all as f32, temperature: self.temperature }
+    }
+}
+
+/// What came of one or more passes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// The sum of the losses of all predictions.
+    pub loss_sum: f64,
+    /// Right predictions.
+    pub correct: usize,
+    /// All predictions.
+    pub predictions: usize,
+}
+
+impl Totals {
+    /// Of one micro-batch.
+    pub(super) fn of(total: Total, predictions: usize) -> Totals {
+        Totals { loss_sum: total.loss_sum, correct: total.correct, predictions }
+    }
+
+    /// As plain numbers, to be added up over ranks.
+    pub(crate) fn to_numbers(self) -> Vec<f64> {
+        vec![self.loss_sum, self.correct as f64, self.predictions as f64]
+    }
+
+    /// From such numbers.
+    pub(crate) fn from_numbers(numbers: &[f64]) -> Totals {
+        Totals { loss_sum: numbers[0], correct: numbers[1] as usize, predictions: numbers[2] as usize }
+    }
+
+    /// The mean loss.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.predictions as f64
+    }
+
+    /// The share of right predictions.
+    pub fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.predictions as f64
+    }
+
+    /// Takes in another's.
+    pub fn add(&mut self, other: Totals) {
+        self.loss_sum += other.loss_sum;
+        self.correct += other.correct;
+        self.predictions += other.predictions;
+    }
+}
