@@ -93,6 +93,11 @@ pub enum Pass {
 }
 
 impl Action {
+    /// Whether a step implies it, so that lines of text leave it out.
+    pub(super) fn is_implied(&self) -> bool {
+        matches!(self, Action::WaitReduce | Action::Agree | Action::Gather)
+    }
+
     /// The pass and its work, where the action computes.
     pub fn compute(&self) -> Option<(Pass, Work)> {
         match *self {

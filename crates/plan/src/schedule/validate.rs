@@ -42,6 +42,9 @@ impl Schedule {
                 }
             };
             outcome.map_err(|problem| {
+                // As a person counts them who reads or writes the line.
+                let position =
+                    self.ranks[rank][..position].iter().filter(|action| !action.is_implied()).count();
                 let action = self.token(rank, action);
                 Error::Invalid { rank, position, action, problem }
             })
