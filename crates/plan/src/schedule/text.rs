@@ -57,9 +57,7 @@ impl Schedule {
 
     fn line(&self, rank: usize) -> String {
         let mut newest = 0;
-        let implied =
-            |action: &&Action| matches!(action, Action::WaitReduce | Action::Agree | Action::Gather);
-        let tokens = self.ranks[rank].iter().filter(|action| !implied(action)).map(|action| {
+        let tokens = self.ranks[rank].iter().filter(|action| !action.is_implied()).map(|action| {
             newest += usize::from(*action == Action::Step);
             let version = action.compute().map(|(_, work)| work.version).filter(|&version| version != newest);
             self.token(rank, action) + &version.map_or(String::new(), |version| format!("@{version}"))
