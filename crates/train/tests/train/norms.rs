@@ -1,14 +1,12 @@
 //! Batch norm over groups of samples, and running statistics that several ranks have measured.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use espalier_tensor::Category;
 use espalier_train::Result;
-use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, prepare, tiny_cnn};
+use crate::support::{Base, on_every_rank, prepare, tiny_cnn};
 
 /// Losses, and weights and running statistics by name.
 type Shown = (Vec<f64>, BTreeMap<String, Vec<f32>>);
@@ -21,16 +19,8 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown> {
 
 /// What all ranks of a run file hold together after some steps.
 fn run(base: &Base, steps: usize) -> Shown {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mesh = plan.mesh;
-    if mesh.size() == 1 {
-        return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
-    }
-    let dataset = Arc::new(dataset);
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
-    });
-    let mut all = all.unwrap().into_iter();
+    let mut all =
+        on_every_rank(&base.set(format!("train.steps={steps}")), |trainer| shown(trainer, steps)).into_iter();
     let mut first = all.next().unwrap();
     all.for_each(|other| first.1.extend(other.1));
     first

@@ -19,7 +19,7 @@ use espalier_train::step::{Loss, Sweep, Totals};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::{ParameterId, Weights};
 
-use crate::support::{Base, Heard, images, prepare, tiny_gpt};
+use crate::support::{Base, Heard, images, on_every_rank, prepare, tiny_gpt};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
@@ -37,16 +37,8 @@ fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
 
 /// What rank 0 of all that a run file asks for shows.
 fn run(base: &Base, steps: usize) -> Shown {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let mesh = plan.mesh;
-    if mesh.size() == 1 {
-        return shown(Trainer::new(plan, dataset, &device).unwrap(), steps).unwrap();
-    }
-    let dataset = Arc::new(dataset);
-    let all = on_threads(&mesh, &device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
-    });
-    let mut all = all.unwrap().into_iter();
+    let mut all =
+        on_every_rank(&base.set(format!("train.steps={steps}")), |trainer| shown(trainer, steps)).into_iter();
     let mut shown = all.next().unwrap();
     all.for_each(|other| shown.3.extend(other.3));
     shown

@@ -1,11 +1,16 @@
 //! Small pieces that several tests use.
 
+use std::sync::Arc;
+
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer, Linear, Model, WeightOrder};
 use espalier_tensor::Device;
+use espalier_train::Result;
 use espalier_train::data::Dataset;
+use espalier_train::parallel::on_threads;
 use espalier_train::run::Observer;
+use espalier_train::trainer::Trainer;
 
 /// A model of the given layers, all in one block, or one block a layer.
 pub fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bool) -> Model {
@@ -183,6 +188,20 @@ pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     (plan, dataset, Device::cpu(threads).unwrap())
+}
+
+/// What the trainers of all ranks that a run file asks for show, as threads of this process.
+pub fn on_every_rank<T: Send>(base: &Base, show: impl Fn(Trainer) -> Result<T> + Sync) -> Vec<T> {
+    let (plan, dataset, device) = prepare(base, 2);
+    let mesh = plan.mesh;
+    if mesh.size() == 1 {
+        return vec![show(Trainer::new(plan, dataset, &device).unwrap()).unwrap()];
+    }
+    let dataset = Arc::new(dataset);
+    let all = on_threads(&mesh, &device, |ranks, device| {
+        show(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+    });
+    all.unwrap()
 }
 
 /// An observer that remembers.
