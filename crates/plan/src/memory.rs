@@ -98,7 +98,7 @@ pub struct Prediction<'a> {
     pub batch: Batch,
     /// What goes.
     pub pruning: Option<&'a Pruning>,
-    parameters: Vec<Parameter>,
+    parameters: &'a [Parameter],
     buffers: Vec<Buffer>,
     blocks: BlockTensors,
     /// Names of those that may be multiplied without their zeros.
@@ -108,22 +108,22 @@ pub struct Prediction<'a> {
 }
 
 impl<'a> Prediction<'a> {
-    /// Lists the tensors of a model.
+    /// Lists the other tensors of a model of these parameters.
     pub fn new(
         model: &Model,
+        parameters: &'a [Parameter],
         storage: Storage,
         sharing: Sharing,
         batch: Batch,
         pruning: Option<&'a Pruning>,
     ) -> Prediction<'a> {
         let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
-        let parameters = model.parameters();
         Prediction {
             storage,
             sharing,
             batch,
             pruning,
-            kept: pruning.map(|pruning| pruning.kept_by_parameter(&parameters)),
+            kept: pruning.map(|pruning| pruning.kept_by_parameter(parameters)),
             parameters,
             buffers: model.buffers(),
             blocks: model.block_tensors(),
@@ -162,7 +162,7 @@ impl<'a> Prediction<'a> {
     fn of_blocks(&self, blocks: &[Range<usize>], activations: u64, versions: u64) -> Memory {
         let Prediction { storage, sharing, pruning, .. } = *self;
         let held = self.blocks.held(blocks);
-        let scoring = Needs::of(&self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
+        let scoring = Needs::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let mut lengths = Vec::new();
@@ -314,7 +314,9 @@ mod tests {
     /// On one rank.
     fn of_run(model: &Model, run: &RunFile) -> Memory {
         let (pruning, batch) = (run.pruning(), Batch { micro_batch: 2, ..run.batch() });
-        let prediction = Prediction::new(model, run.storage(), run.sharing(), batch, pruning.as_ref());
+        let parameters = model.parameters();
+        let prediction =
+            Prediction::new(model, &parameters, run.storage(), run.sharing(), batch, pruning.as_ref());
         let schedule = Name::OneFOneB.schedule(&Options::new(1, 1)).unwrap();
         let whole: Parts = std::iter::once(0..model.blocks.len()).collect();
         prediction.stages(model, &whole, &schedule).unwrap()[0]

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::ops::cast::cast;
@@ -53,13 +54,34 @@ impl Held {
     }
 }
 
+/// The names of a model's tensors, and their places by name.
+#[derive(Debug)]
+struct Names {
+    parameters: Vec<String>,
+    buffers: Vec<String>,
+    parameter_ids: HashMap<String, usize>,
+    buffer_ids: HashMap<String, usize>,
+}
+
+impl Names {
+    fn of(parameters: &[spec::Parameter], buffers: &[spec::Buffer]) -> Names {
+        let parameters: Vec<String> = parameters.iter().map(|p| p.name.clone()).collect();
+        let buffers: Vec<String> = buffers.iter().map(|b| b.name.clone()).collect();
+        Names {
+            parameter_ids: ids_by_name(parameters.iter().map(String::as_str)),
+            buffer_ids: ids_by_name(buffers.iter().map(String::as_str)),
+            parameters,
+            buffers,
+        }
+    }
+}
+
 /// The weights of a model that a rank holds: all of them, or those of its stages.
 #[derive(Debug)]
 pub struct Weights {
     parameters: Vec<Option<Tensor>>,
     buffers: Vec<Option<Tensor>>,
-    names: Vec<String>,
-    buffer_names: Vec<String>,
+    names: Arc<Names>,
     /// Of those that are multiplied without their zeros, where these are not.
     sparse: Vec<Option<SparseWeight>>,
 }
@@ -82,8 +104,7 @@ impl Weights {
         let mut weights = Weights {
             parameters: vec![None; parameters.len()],
             buffers: vec![None; buffers.len()],
-            names: parameters.iter().map(|p| p.name.clone()).collect(),
-            buffer_names: buffers.iter().map(|b| b.name.clone()).collect(),
+            names: Arc::new(Names::of(&parameters, &buffers)),
             sparse: vec![None; parameters.len()],
         };
         for &place in &held.parameters {
@@ -149,7 +170,6 @@ impl Weights {
                 .collect::<Result<_>>()?,
             buffers: self.buffers.clone(),
             names: self.names.clone(),
-            buffer_names: self.buffer_names.clone(),
             sparse: vec![None; self.parameters.len()],
         })
     }
@@ -191,12 +211,12 @@ impl Weights {
 
     /// The parameter of a name, held or not.
     pub fn parameter(&self, name: &str) -> Option<ParameterId> {
-        self.names.iter().position(|known| known == name).map(ParameterId)
+        self.names.parameter_ids.get(name).copied().map(ParameterId)
     }
 
     /// The running statistic of a name, held or not.
     pub fn statistic(&self, name: &str) -> Option<BufferId> {
-        self.buffer_names.iter().position(|known| known == name).map(BufferId)
+        self.names.buffer_ids.get(name).copied().map(BufferId)
     }
 
     /// Whether a parameter is held.
@@ -228,19 +248,19 @@ impl Weights {
 
     /// A parameter's name.
     pub fn name(&self, id: ParameterId) -> &str {
-        &self.names[id.0]
+        &self.names.parameters[id.0]
     }
 
     /// Parameters and running statistics with their names, as a checkpoint holds them.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
+        let names = self.names.parameters.iter().chain(&self.names.buffers).map(String::as_str);
         let tensors = self.parameters.iter().chain(&self.buffers);
         names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)))
     }
 
     /// The same, to be changed.
     pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
-        let names = self.names.iter().chain(&self.buffer_names).map(String::as_str);
+        let names = self.names.parameters.iter().chain(&self.names.buffers).map(String::as_str);
         let tensors = self.parameters.iter_mut().chain(&mut self.buffers);
         names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_mut()?)))
     }

@@ -162,7 +162,6 @@ impl Model {
         precision: Precision,
         recompute: Recompute,
     ) -> Result<Vec<PartActivations>, ShapeError> {
-        self.check()?;
         let borders = self.borders()?;
         let tally = || Tally { samples: samples as u64, precision, bytes: 0 };
         Ok(parts.into_iter().map(|part| self.kept_by(part, &borders, tally(), recompute)).collect())

@@ -3,7 +3,7 @@
 //! A shape is that of one sample; the batch is never part of it. Every layer's rule stands in its own file ([`Layer::output`]), and
 //! everything else that needs shapes (flops, activation bytes, models written by hand) walks through it.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use serde::Serialize;
 
@@ -130,17 +130,23 @@ impl Model {
 
     /// A tied weight must belong to a layer of this model and have the shape that its second user expects.
     fn check_ties(&self) -> Result<(), ShapeError> {
-        let owned: HashMap<String, Vec<usize>> =
-            self.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
-        let mut problem = None;
+        let mut missing = HashSet::new();
         self.for_each(&mut |layer| {
-            let Layer::TiedLinear(TiedLinear { weight, input, output }) = layer else { return };
-            if owned.get(weight).is_none_or(|shape| *shape != [*output, *input]) {
-                problem = Some(format!("no layer has a weight `{weight}` of {output} x {input}"));
+            if let Layer::TiedLinear(TiedLinear { weight, input, output }) = layer {
+                missing.insert((weight.clone(), vec![*output, *input]));
             }
         });
-        match problem {
-            Some(problem) => Err(ShapeError { layer: "tied_linear".into(), problem }),
+        if missing.is_empty() {
+            return Ok(());
+        }
+        for parameter in self.parameters() {
+            missing.remove(&(parameter.name, parameter.shape));
+        }
+        match missing.into_iter().min() {
+            Some((weight, shape)) => {
+                let problem = format!("no layer has a weight `{weight}` of {} x {}", shape[0], shape[1]);
+                Err(ShapeError { layer: "tied_linear".into(), problem })
+            }
             None => Ok(()),
         }
     }
