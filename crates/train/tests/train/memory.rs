@@ -1,9 +1,11 @@
 //! Every byte is counted, and the plan's prediction is what the ledger measures.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use espalier_plan::schedule::Action;
 use espalier_plan::spec::Recompute;
-use espalier_tensor::{Category, DType};
+use espalier_tensor::{Category, DType, Tensor};
 use espalier_train::data::Split;
 use espalier_train::layers::{Forward, Mode, Share, Stash};
 use espalier_train::model::Model;
@@ -50,6 +52,88 @@ fn kept_activations_are_exactly_those_predicted() {
         drop((x, stash, statistics));
         assert_eq!(device.ledger().current(Category::Activations), 0);
         assert_eq!(device.ledger().current(Category::Workspace), 0);
+    }
+}
+
+/// What every rank keeps of the micro-batches in flight, between any two actions of its list: the peak is the plan's, to the byte.
+/// The chunks' own forward passes make it; a backward pass frees all of it.
+#[test]
+fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
+    let gpt = tiny_gpt(&["model.layers=3", "model.tied=false"]);
+    let cases = [
+        ("1f1b", 1, gpt.clone()),
+        ("1f1b", 2, gpt.clone()),
+        ("1f1b", 3, gpt.set("train.precision=bf16")),
+        ("gpipe", 3, gpt.set("model.norm=rms").set("model.activation=silu")),
+        ("interleaved", 2, gpt.clone()),
+        ("chimera", 2, gpt.clone()),
+        ("axonn", 2, gpt.clone()),
+        ("pipedream", 3, gpt.clone()),
+        ("2bw", 2, gpt.clone()),
+        ("gpipe", 2, tiny_cnn(&[])),
+        ("1f1b", 3, tiny_cnn(&["train.precision=bf16"])),
+    ];
+    for (schedule, stages, base) in cases {
+        let mut base = base.set("train.batch=8").set("train.micro_batches=4");
+        if stages > 1 {
+            base = base.set(format!("parallel.pipeline={stages}"));
+            base = base.set(format!("parallel.schedule={schedule}"));
+        }
+        let (plan, dataset, device) = prepare(&base, 1);
+        let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
+        let weights = Weights::initialise(&plan.model, &device, dtype, 0).unwrap();
+        let models = Model::build(&plan.model, false).cut(&plan.parts);
+        let samples: Vec<(u64, usize)> = (0..plan.batch.micro_batch).map(|i| (0, i)).collect();
+        let host = dataset.batch(Split::Train, &samples).unwrap();
+        let forward = |part: usize, x: Tensor| {
+            let (mut stash, mut statistics) = (Stash::new(), Vec::new());
+            let mut pass = Forward {
+                weights: &weights,
+                mode: Mode::Train,
+                random: 0,
+                share: &Share::default(),
+                stash: &mut stash,
+                statistics: &mut statistics,
+            };
+            let y = models[part].forward(x, &mut pass).unwrap();
+            (y, stash, statistics)
+        };
+        // What enters each part.
+        let mut shapes: Vec<Vec<usize>> = Vec::new();
+        let mut x = host.inputs.upload(&device, dtype).unwrap();
+        for part in 0..models.len() {
+            shapes.push(x.shape().to_vec());
+            x = forward(part, x).0;
+        }
+        drop(x);
+        let batches = if plan.pipeline.is_asynchronous() { 2 + stages } else { 1 };
+        let list = plan.schedule(batches).unwrap();
+        for rank in 0..stages {
+            let (mut in_flight, mut peak) = (BTreeMap::new(), 0);
+            for action in &list.ranks[rank] {
+                match action {
+                    Action::Forward(work) => {
+                        let part = list.placement.chunks(rank)[work.chunk].part;
+                        let x = match part {
+                            0 => host.inputs.upload(&device, dtype).unwrap(),
+                            _ => Tensor::zeros(&device, &shapes[part], dtype, Category::Activations).unwrap(),
+                        };
+                        let (y, stash, statistics) = forward(part, x);
+                        // The head reads what the last part made; any other is sent on.
+                        let read = Some(y).filter(|_| models[part].is_last());
+                        in_flight.insert((work.micro_batch, work.chunk), (read, stash, statistics));
+                    }
+                    Action::Backward(work) => {
+                        drop(in_flight.remove(&(work.micro_batch, work.chunk)).expect("it went forward"));
+                    }
+                    _ => {}
+                }
+                peak = peak.max(device.ledger().current(Category::Activations) as u64);
+            }
+            assert!(in_flight.is_empty());
+            let predicted = plan.rank(rank).unwrap().memory.activations;
+            assert_eq!(peak, predicted, "{schedule} of {stages} stages, rank {rank}, {}", plan.model.name);
+        }
     }
 }
 

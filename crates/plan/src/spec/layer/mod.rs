@@ -174,16 +174,6 @@ impl Saves {
     pub const OUTPUT: Saves = Saves { input: false, output: true, numbers: 0 };
 }
 
-/// How often parameters of a layer were listed: what a plan's time grows with.
-#[cfg(test)]
-pub(crate) mod looks {
-    use std::cell::Cell;
-
-    thread_local! {
-        pub(crate) static LOOKS: Cell<usize> = const { Cell::new(0) };
-    }
-}
-
 impl Layer {
     /// The file that knows it.
     pub fn entry(&self) -> &dyn Entry {
@@ -304,5 +294,15 @@ fn windows(input: Shape, kernel: usize, stride: usize, padding: usize) -> Result
             let border = if padding > 0 { format!(" with a border of {padding}") } else { String::new() };
             Err(format!("a window of {kernel} x {kernel} is larger than {input}{border}"))
         }
+    }
+}
+
+/// How often parameters of a layer were listed: what a plan's time grows with.
+#[cfg(test)]
+pub(crate) mod looks {
+    use std::cell::Cell;
+
+    thread_local! {
+        pub(crate) static LOOKS: Cell<usize> = const { Cell::new(0) };
     }
 }
