@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use espalier_plan::spec::shape::Shape;
-use espalier_plan::spec::{self, WeightOrder};
+use espalier_plan::spec::{self, Entry, WeightOrder};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::conv::Conv;
@@ -269,8 +269,20 @@ impl Builder {
                 Box::new(Residual { branch: self.way(branch).0, shortcut: self.way(shortcut).0 })
             }
             spec::Layer::Branches(spec::Branches { join, branches }) => {
-                let (all, widths) = branches.iter().map(|branch| self.way(branch)).unzip();
-                Box::new(Branches { join: *join, all, widths })
+                let mut gates = vec![None; branches.len()];
+                let mut way = |(i, branch): (usize, &Vec<spec::Layer>)| {
+                    let mut layers = &branch[..];
+                    if let (spec::Join::Product, [before @ .., spec::Layer::Activation(last)]) =
+                        (join, layers)
+                        && last.remakes_output()
+                    {
+                        gates[i] = Some(activation(*last));
+                        layers = before;
+                    }
+                    self.way(layers)
+                };
+                let (all, widths) = branches.iter().enumerate().map(&mut way).unzip();
+                Box::new(Branches { join: *join, all, widths, gates })
             }
         }
     }

@@ -3,7 +3,7 @@
 //! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
 //! before it saves its output; each edge counts once, however many want it. What a layer saves it says itself
 //! ([`Saves`](super::layer::Saves)). The input edge of branches is shared by all of them, and their joined output is a new edge; where
-//! they are multiplied, what each gives is kept too. One kind of edge is
+//! they are multiplied, what each gives is kept too, unless a smooth activation made it. One kind of edge is
 //! made again instead, just before the backward pass needs it: what a norm of rows or a smooth activation gives a linear
 //! layer, since that is a cheap function of what the norm or the activation saves.
 //!
@@ -18,7 +18,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::shape::Shape;
-use super::{Layer, Model, ShapeError};
+use super::{Entry, Layer, Model, ShapeError};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -107,11 +107,12 @@ impl Tally {
             let (mut wanted, mut shapes) = (false, Vec::with_capacity(sides.all.len()));
             for side in &sides.all {
                 let ends = self.chain(side.layers, input)?;
-                // What a way gives is an edge too, which ends inside the layer. An empty way is the input edge itself.
-                if side.layers.is_empty() {
-                    wanted |= reads;
-                } else {
-                    self.add_edge(ends.shape, ends.output || reads);
+                // What a way gives is an edge too, which ends inside the layer. An empty way is the input edge itself, and what a
+                // smooth activation gives a product is made again.
+                match side.layers.last() {
+                    None => wanted |= reads,
+                    Some(Layer::Activation(last)) if last.remakes_output() => {}
+                    Some(_) => self.add_edge(ends.shape, ends.output || reads),
                 }
                 wanted |= ends.input;
                 shapes.push(ends.shape);

@@ -135,9 +135,9 @@ mod tests {
         assert!(names.contains(&"layers.1.branch.1.branches.2.0.weight".to_string()), "{names:?}");
         assert_eq!(model.blocks.len(), 4);
         // Kept of a position, in f32: the id; the residual's input with its rstd, the norm's output, all queries, keys and values,
-        // attention's output with a number a head; then the input with its rstd, the norm's output, the gate before and after
-        // SiLU, what it multiplies and the product; the last norm's input and rstd, and what the head reads.
-        let kept = 1 + (8 + 1 + 8 + 16 + 8 + 4) + (8 + 1 + 8 + 12 + 12 + 12 + 12) + (8 + 1 + 8);
+        // attention's output with a number a head; then the input with its rstd, the norm's output, the gate before SiLU, what
+        // it multiplies and the product; the last norm's input and rstd, and what the head reads.
+        let kept = 1 + (8 + 1 + 8 + 16 + 8 + 4) + (8 + 1 + 8 + 12 + 12 + 12) + (8 + 1 + 8);
         let bytes = model.activation_bytes(3, Precision::F32, Recompute::None).unwrap();
         assert_eq!(bytes, 3 * 5 * 4 * kept);
     }

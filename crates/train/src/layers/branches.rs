@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use espalier_plan::spec::Join;
+use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::ops::columns;
 use espalier_tensor::ops::elementwise::{add, add_into, mul};
 use espalier_tensor::{Category, Tensor};
@@ -78,6 +79,8 @@ pub(crate) struct Branches {
     pub all: Vec<Sequence>,
     /// Of what each gives: its last extent.
     pub widths: Vec<usize>,
+    /// Of a product: the smooth activation behind each, where there is one. What it makes is made again on the way back.
+    pub gates: Vec<Option<Activation>>,
 }
 
 impl Branches {
@@ -99,8 +102,17 @@ impl Branches {
         Ok(y)
     }
 
-    /// The gradient of what branch `i` gives; `factors` are what all of them gave, where they are multiplied.
-    fn gradient_of(&self, i: usize, dy: &Tensor, factors: &[Tensor]) -> Result<Tensor> {
+    /// The factors of a product, from what its branches gave.
+    fn factors(&self, parts: &[Tensor]) -> Result<Vec<Tensor>> {
+        let factor = |(part, gate): (&Tensor, &Option<Activation>)| match gate {
+            Some(kind) => Ok(activation::forward(*kind, part)?),
+            None => Ok(part.clone()),
+        };
+        parts.iter().zip(&self.gates).map(factor).collect()
+    }
+
+    /// The gradient of what branch `i` gives; of a product, `parts` are what all of them gave, and `factors` what became of it.
+    fn gradient_of(&self, i: usize, dy: &Tensor, parts: &[Tensor], factors: &[Tensor]) -> Result<Tensor> {
         match self.join {
             Join::Sum => Ok(dy.clone()),
             Join::Concat => {
@@ -109,13 +121,19 @@ impl Branches {
             }
             Join::Product => {
                 let others = (0..factors.len()).filter(|other| *other != i);
-                others.map(|other| &factors[other]).try_fold(dy.clone(), |dy, factor| Ok(mul(&dy, factor)?))
+                let mut others = others.map(|other| &factors[other]);
+                let dy =
+                    others.try_fold(dy.clone(), |dy, factor| Ok::<_, crate::Error>(mul(&dy, factor)?))?;
+                match self.gates[i] {
+                    Some(kind) => Ok(activation::backward(kind, &parts[i], dy)?),
+                    None => Ok(dy),
+                }
             }
         }
     }
 }
 
-/// Leaves what its branches leave, in their order, and then, where they are multiplied, what each gave.
+/// Leaves what its branches leave, in their order, and then, where they are multiplied, what each gave before its activation.
 impl Layer for Branches {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let mut parts = Vec::with_capacity(self.all.len());
@@ -131,7 +149,8 @@ impl Layer for Branches {
                 parts.try_fold(first, sum)
             }
             Join::Product => {
-                let (first, rest) = parts.split_first().expect("at least one branch");
+                let factors = self.factors(&parts)?;
+                let (first, rest) = factors.split_first().expect("at least one branch");
                 let y =
                     rest.iter().try_fold(first.clone(), |y, part| Ok::<_, crate::Error>(mul(&y, part)?))?;
                 parts.into_iter().for_each(|part| pass.stash.push(part));
@@ -141,14 +160,15 @@ impl Layer for Branches {
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        let mut factors: Vec<Tensor> = match self.join {
+        let mut parts: Vec<Tensor> = match self.join {
             Join::Product => (0..self.all.len()).map(|_| pass.stash.pop()).collect(),
             Join::Sum | Join::Concat => Vec::new(),
         };
-        factors.reverse();
+        parts.reverse();
+        let factors = self.factors(&parts)?;
         let mut dx: Option<Tensor> = None;
         for (i, branch) in self.all.iter().enumerate().rev() {
-            let dy = self.gradient_of(i, &dy, &factors)?;
+            let dy = self.gradient_of(i, &dy, &parts, &factors)?;
             let own = branch.backward(dy, pass, input_gradient)?;
             dx = match (dx, own) {
                 (Some(dx), Some(own)) => Some(sum(dx, own)?),
