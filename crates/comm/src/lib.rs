@@ -8,10 +8,12 @@
 //! The ways are [`Transport`]s:
 //! - [`threads`]: ranks are threads of one process and share its memory;
 //! - `mpi`: ranks are processes that MPI starts and connects. It must be linked, so it is a feature of this crate;
+//! - [`Communicator::alone`]: a world of one;
 //! - [`nccl`]: ranks are processes with a card each. NCCL is looked for when it is first used.
 //!
 //! Nothing here knows of models. Which ranks form a group is for the caller to say ([`Communicator::split`]).
 
+mod alone;
 pub mod call;
 mod combine;
 pub mod communicator;

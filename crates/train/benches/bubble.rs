@@ -123,7 +123,7 @@ fn measured(schedule: &Schedule, sleeps: bool) -> Round {
             let mut worker = Paced { effort, device: device.clone() };
             worker.work(1)?;
             world.barrier()?;
-            let mut executor = Executor::new(schedule.clone(), Some(world));
+            let mut executor = Executor::new(schedule.clone(), world);
             executor.trace = Some(Trace::since(origin));
             executor.run(1, &mut worker)?;
             Ok(executor.trace.take().expect("it was set").spans)

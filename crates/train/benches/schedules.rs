@@ -68,7 +68,7 @@ fn run(text: &str, set: &[String], steps: usize) -> Option<Vec<[f64; 2]>> {
         return Some(shown(Trainer::new(plan, dataset, &device).expect("a trainer")).expect("steps"));
     }
     let all = on_threads(&mesh, &device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     });
     all.expect("all ranks end well").into_iter().next()
 }

@@ -38,15 +38,15 @@ impl Stage {
     }
 
     /// What a rank of a plan runs.
-    pub fn new(plan: &Plan, ranks: Option<&Ranks>) -> Result<Stage> {
+    pub fn new(plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let model = Model::build(&plan.model, plan.storage.recompute == Recompute::Block);
         Stage::cut(model, plan, ranks)
     }
 
     /// What a rank of a plan runs of this model.
-    pub fn cut(model: Model, plan: &Plan, ranks: Option<&Ranks>) -> Result<Stage> {
+    pub fn cut(model: Model, plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let placement = plan.schedule(1)?.placement;
-        let rank = ranks.map_or(0, |ranks| ranks.stages().rank());
+        let rank = ranks.stages().rank();
         let mut models: Vec<Option<Model>> = model.cut(&plan.parts).into_iter().map(Some).collect();
         let (tensors, borders) =
             (plan.model.block_tensors(), plan.model.borders().map_err(espalier_plan::Error::from)?);
@@ -65,9 +65,9 @@ impl Stage {
     }
 
     /// The parameters and statistics of what a rank of a plan runs.
-    pub fn held(plan: &Plan, ranks: Option<&Ranks>) -> Result<Held> {
+    pub fn held(plan: &Plan, ranks: &Ranks) -> Result<Held> {
         let placement = plan.schedule(1)?.placement;
-        let rank = ranks.map_or(0, |ranks| ranks.stages().rank());
+        let rank = ranks.stages().rank();
         let parts = placement.chunks(rank).iter().map(|chunk| plan.parts[chunk.part].clone());
         Ok(Held::of(&plan.model, parts.collect::<Vec<Range<usize>>>()))
     }

@@ -1,5 +1,6 @@
 //! What every transport must do, in one suite ([`suite`]), and what each does on its own.
 
+mod alone;
 mod card;
 mod data;
 #[cfg(feature = "mpi")]

@@ -123,7 +123,7 @@ impl Checkpoints {
     /// The newest checkpoint that is whole; `report` hears of those that are not. All ranks must call it.
     ///
     /// A checkpoint of another model or precision is an error, not a broken checkpoint.
-    pub fn latest(&self, ranks: Option<&Ranks>, mut report: impl FnMut(&Error)) -> Result<Option<Whole>> {
+    pub fn latest(&self, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Option<Whole>> {
         for path in self.list_of_first(ranks)?.into_iter().rev() {
             match Whole::read(&path, ranks) {
                 Ok(whole) => {
@@ -147,7 +147,7 @@ impl Checkpoints {
     }
 
     /// What rank 0 sees in the folder: all must look at the same checkpoints in the same order.
-    fn list_of_first(&self, ranks: Option<&Ranks>) -> Result<Vec<PathBuf>> {
+    fn list_of_first(&self, ranks: &Ranks) -> Result<Vec<PathBuf>> {
         let lists = together(ranks, || self.list().map_err(|why| why.to_string()))?;
         let lists = lists.map_err(|why| Error::file(&self.folder, why))?;
         Ok(lists.into_iter().next().expect("there is a rank 0"))

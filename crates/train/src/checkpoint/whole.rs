@@ -99,7 +99,7 @@ struct Part {
 impl Whole {
     /// Opens the checkpoint at `path`, or the newest whole one of the run folder there; `report` hears of newer ones that are
     /// damaged.
-    pub fn find(path: &Path, ranks: Option<&Ranks>, mut report: impl FnMut(&Error)) -> Result<Whole> {
+    pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Whole> {
         if path.join(MANIFEST).exists() {
             return Whole::read(path, ranks);
         }
@@ -128,7 +128,7 @@ impl Whole {
     }
 
     /// Opens a checkpoint's folder and compares every hash. All ranks must, and all get the same answer.
-    pub fn read(path: &Path, ranks: Option<&Ranks>) -> Result<Whole> {
+    pub fn read(path: &Path, ranks: &Ranks) -> Result<Whole> {
         let mut opened = None;
         let outcome = together(ranks, || {
             let whole = Whole::open(path)?;
@@ -167,8 +167,8 @@ impl Whole {
     }
 
     /// Compares the hashes of this rank's part of the files.
-    fn verify(&self, ranks: Option<&Ranks>) -> Result<(), String> {
-        let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+    fn verify(&self, ranks: &Ranks) -> Result<(), String> {
+        let (rank, size) = (ranks.rank(), ranks.size());
         for (name, expected) in self.manifest.files.iter().skip(rank).step_by(size) {
             let found = hash(&self.path.join(name)).map_err(|why| format!("{name}: {why}"))?;
             if found != *expected {

@@ -107,15 +107,10 @@ impl Fault {
 impl Checkpoints {
     /// Writes a checkpoint. All ranks must call it, each with what it holds. Where the disk fails ([`Error::Disk`], on every
     /// rank), those before it and nothing else are there.
-    pub fn save(
-        &self,
-        progress: &Progress,
-        files: Vec<(&str, Saved<'_>)>,
-        ranks: Option<&Ranks>,
-    ) -> Result<PathBuf> {
+    pub fn save(&self, progress: &Progress, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Result<PathBuf> {
         let name = format!("step-{:06}", progress.step);
         let target = self.folder.join(&name);
-        let leads = ranks.is_none_or(Ranks::leads);
+        let leads = ranks.leads();
         let attempt = || -> Result<()> {
             let all = Together { ranks, target: &target, step: progress.step };
             let made = all.do_part(|| Ok(leads.then(|| self.make_room(&name)).transpose()?))?;
@@ -190,7 +185,7 @@ impl Checkpoints {
 
 /// Work on one checkpoint that all ranks do, and of which all must know how it went.
 struct Together<'a> {
-    ranks: Option<&'a Ranks>,
+    ranks: &'a Ranks,
     target: &'a Path,
     step: u64,
 }
@@ -202,7 +197,7 @@ impl Together<'_> {
         T: Serialize + serde::de::DeserializeOwned,
     {
         let parts = together(self.ranks, || Ok(part()))?.expect("faults are told as results");
-        let several = self.ranks.is_some();
+        let several = !self.ranks.is_alone();
         let of = |(rank, part): (usize, Result<T, Fault>)| {
             part.map_err(|fault| fault.of(several.then_some(rank), self.target, self.step))
         };
@@ -211,11 +206,10 @@ impl Together<'_> {
 }
 
 /// What of all that a rank holds it writes: the rule is at the top of this file.
-fn own_part<'a>(
-    files: Vec<(&'a str, Saved<'a>)>,
-    ranks: Option<&Ranks>,
-) -> Result<Vec<(&'a str, Saved<'a>)>> {
-    let Some(ranks) = ranks else { return Ok(files) };
+fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(&'a str, Saved<'a>)>> {
+    if ranks.is_alone() {
+        return Ok(files);
+    }
     let mut held: Vec<(&str, &str, usize)> = Vec::new();
     for (file, saved) in &files {
         let shared = saved.iter().filter(|(_, stored)| stored.is_shared());
@@ -245,12 +239,8 @@ fn own_part<'a>(
 }
 
 /// Writes a rank's files. One rank alone writes all of them; of several, one that has nothing for a file writes none.
-fn write_own(
-    folder: &Path,
-    files: Vec<(&str, Saved<'_>)>,
-    ranks: Option<&Ranks>,
-) -> Result<Vec<Written>, Fault> {
-    let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+fn write_own(folder: &Path, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Result<Vec<Written>, Fault> {
+    let (rank, size) = (ranks.rank(), ranks.size());
     if !folder.exists() {
         return Err(Fault::NotShared(format!("it does not see the folder that rank 0 made: {SHARED}")));
     }

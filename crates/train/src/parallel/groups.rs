@@ -32,7 +32,7 @@ pub struct Groups {
 
 impl Groups {
     /// Those of a plan; all ranks of the world must form them. One rank alone has none.
-    pub fn form(plan: &Plan, placement: &Placement, ranks: Option<&Ranks>) -> Result<Groups> {
+    pub fn form(plan: &Plan, placement: &Placement, ranks: &Ranks) -> Result<Groups> {
         let (parameters, buffers) = (plan.model.parameters().len(), plan.model.buffers().len());
         let mut groups = Groups {
             parameters: vec![None; parameters],
@@ -41,7 +41,9 @@ impl Groups {
             copies: placement.copies() > 1,
             groups: Vec::new(),
         };
-        let Some(ranks) = ranks else { return Ok(groups) };
+        if ranks.is_alone() {
+            return Ok(groups);
+        }
         let used = |places: &dyn Fn(Range<usize>) -> Vec<usize>, count: usize| {
             let mut parts: Vec<Vec<usize>> = vec![Vec::new(); count];
             for (part, blocks) in plan.parts.iter().enumerate() {

@@ -54,6 +54,17 @@ impl Ranks {
         Ok(Ranks { world, data, stages, relay })
     }
 
+    /// The only rank of its world.
+    pub fn alone() -> Ranks {
+        let world = Communicator::alone();
+        Ranks { data: world.clone(), stages: world.clone(), relay: world.clone(), world }
+    }
+
+    /// Whether there are no others.
+    pub fn is_alone(&self) -> bool {
+        self.size() == 1
+    }
+
     /// Its number in the world.
     pub fn rank(&self) -> usize {
         self.world.rank()

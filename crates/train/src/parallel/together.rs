@@ -29,11 +29,13 @@ pub(crate) fn exchange(group: &Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>>
 /// same on every rank, what the first of those that failed said. The outer error is that of a rank that is no longer
 /// there.
 pub fn together<T: Serialize + DeserializeOwned>(
-    ranks: Option<&Ranks>,
+    ranks: &Ranks,
     work: impl FnOnce() -> Result<T, String>,
 ) -> Result<Result<Vec<T>, String>> {
     let own = work();
-    let Some(ranks) = ranks else { return Ok(own.map(|own| vec![own])) };
+    if ranks.is_alone() {
+        return Ok(own.map(|own| vec![own]));
+    }
     let own = serde_json::to_vec(&own).expect("a report is plain data");
     let read = |bytes: &Vec<u8>| -> Result<T, String> {
         serde_json::from_slice(bytes).expect("what a rank of the same program wrote")

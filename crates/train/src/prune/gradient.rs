@@ -34,8 +34,8 @@ pub struct Scored<'a> {
     pub random: u64,
     /// The logits are divided by this.
     pub temperature: f32,
-    /// Those that score with this rank, where there are any.
-    pub sharing: Option<Sharing<'a>>,
+    /// Those that score with this rank.
+    pub sharing: Sharing<'a>,
 }
 
 /// How ranks share out the work of scoring.
@@ -74,7 +74,7 @@ impl<'a> Scored<'a> {
     /// This rank's micro-batches, each with its place among the samples.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Share)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
-        let own = self.sharing.map_or(0..samples.len(), |sharing| sharing.ranks.part(samples.len()));
+        let own = self.sharing.ranks.part(samples.len());
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
             let first = own.start + piece * micro_batch;
             (part, Share { first, samples: part.len(), norm_group: None })
@@ -114,7 +114,7 @@ impl Sums {
         mut self,
         wanted: &[ParameterId],
         weights: &Weights,
-        sharing: Option<Sharing<'_>>,
+        sharing: Sharing<'_>,
     ) -> Result<Vec<Tensor>> {
         let sum = |id| {
             let own = match self.sums.remove(id).expect("a parameter is wanted once") {
@@ -125,10 +125,7 @@ impl Sums {
                     Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Scoring)?
                 }
             };
-            match sharing {
-                Some(sharing) => sharing.sum(*id, own),
-                None => Ok(own),
-            }
+            sharing.sum(*id, own)
         };
         wanted.iter().map(sum).collect()
     }

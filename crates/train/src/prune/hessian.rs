@@ -103,11 +103,7 @@ impl<'a> Curvature<'a> {
         let Network { candidates, groups, ranks, .. } = self.network;
         let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.speaks_for(**id));
         let own = squared_norm_all(&counted.map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
-        let squares = match ranks {
-            Some(ranks) => ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0],
-            None => own,
-        };
-        Ok(squares.sqrt())
+        Ok(ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0].sqrt())
     }
 
     /// Puts the copy that far from the weights.

@@ -140,8 +140,8 @@ pub struct Network<'a> {
     pub weights: &'a mut Weights,
     /// Who shares which parameter, and the other ranks.
     pub groups: &'a Groups,
-    /// The others, where there are any.
-    pub ranks: Option<&'a Ranks>,
+    /// The rank's place among all.
+    pub ranks: &'a Ranks,
     /// The model, its data and its device, to take gradients.
     pub parts: Parts<'a>,
     /// The order in which training samples are met.
@@ -169,17 +169,15 @@ impl Network<'_> {
         Moment { step: self.step, steps: self.steps, epoch: self.epoch }
     }
 
-    /// Those that score with this rank, where there are any.
-    pub fn sharing(&self) -> Option<Sharing<'_>> {
-        let ranks = self.ranks?;
-        Some(Sharing { ranks, groups: self.groups, stage: self.parts.stage })
+    /// Those that score with this rank.
+    pub fn sharing(&self) -> Sharing<'_> {
+        Sharing { ranks: self.ranks, groups: self.groups, stage: self.parts.stage }
     }
 
     /// For passes over samples with the weights as they are now.
     pub fn sweep(&self) -> Sweep<'_> {
         let Parts { stage, dataset, device, dtype, .. } = self.parts;
-        let others = self.ranks.map(Ranks::stages);
-        Sweep { stage, others, weights: self.weights, dataset, device, dtype }
+        Sweep { stage, others: self.ranks.stages(), weights: self.weights, dataset, device, dtype }
     }
 
     /// Elements of a candidate.
@@ -196,18 +194,12 @@ impl Network<'_> {
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
         let own = tensors.iter().filter(|(id, _)| self.groups.speaks_for(*id)).map(|(_, tensor)| *tensor);
         let own = squared_norm_all(&own.collect::<Vec<_>>())?;
-        match self.ranks {
-            Some(ranks) => Ok(ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0]),
-            None => Ok(own),
-        }
+        Ok(self.ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0])
     }
 
     /// A sum over all stages.
     pub fn sum(&self, own: usize) -> Result<usize> {
-        match self.ranks {
-            Some(ranks) => Ok(ranks.sum_over_stages(vec![own as u64])?[0] as usize),
-            None => Ok(own),
-        }
+        Ok(self.ranks.sum_over_stages(vec![own as u64])?[0] as usize)
     }
 
     /// Elements of all candidates.
@@ -261,18 +253,13 @@ impl Network<'_> {
         let count = count.min(self.sum_over(ids, |id| self.alive(id))?);
         let walk =
             |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
-        let words = match self.ranks.filter(|ranks| ranks.stages().size() > 1) {
-            None => select::best_of_stages(&select::Stages::alone(ids.len()), count, walk)?,
-            Some(ranks) => {
-                let stages = select::Stages {
-                    places: ids.iter().map(|id| id.0).collect(),
-                    speaks: ids.iter().map(|id| self.groups.speaks_for(*id)).collect(),
-                    all: self.weights.parameters(),
-                    sum: &|counts| ranks.sum_over_stages(counts),
-                };
-                select::best_of_stages(&stages, count, walk)?
-            }
+        let stages = select::Stages {
+            places: ids.iter().map(|id| id.0).collect(),
+            speaks: ids.iter().map(|id| self.groups.speaks_for(*id)).collect(),
+            all: self.weights.parameters(),
+            sum: &|counts| self.ranks.sum_over_stages(counts),
         };
+        let words = select::best_of_stages(&stages, count, walk)?;
         Ok(ids.iter().copied().zip(words).collect())
     }
 

@@ -17,7 +17,6 @@ use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words};
 use crate::Result;
 use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
-use crate::parallel::Ranks;
 use crate::step::Loss;
 use crate::weights::ParameterId;
 
@@ -50,10 +49,8 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
         return growth_of_sums(network, share);
     }
     let each = batch.micro_batch;
-    let (all, first) = match network.ranks.map(Ranks::data) {
-        Some(data) => (each * data.size(), each * data.rank()),
-        None => (each, 0),
-    };
+    let data = network.ranks.data();
+    let (all, first) = (each * data.size(), each * data.rank());
     let samples = network.order.indices(network.step * batch.samples as u64 + first as u64, each);
     let place = Share { first, samples: each, norm_group: None };
     let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
@@ -114,10 +111,7 @@ impl Growth<'_> {
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
-        let gradient = match self.network.sharing() {
-            Some(sharing) => sharing.sum(id, gradient)?,
-            None => gradient,
-        };
+        let gradient = self.network.sharing().sum(id, gradient)?;
         let words = best_free(self.network, id, keys(&gradient, Score::Magnitude)?, self.moving(id))?;
         self.chosen.insert(id, words);
         Ok(())

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::{Observer, RUN_FILE};
 use crate::checkpoint::{self, Checkpoints};
-use crate::parallel::Ranks;
 use crate::trainer::Trainer;
 use crate::{Error, Result, durable};
 
@@ -26,7 +25,7 @@ pub(super) fn resume(
     match (loaded, damaged.first()) {
         (None, None) => observer.warning("there is no checkpoint yet: the run starts from its beginning"),
         (None, Some((_, newest))) => return Err(no_whole_checkpoint(folder, newest)),
-        (Some(_), _) if trainer.ranks().is_none_or(Ranks::leads) => {
+        (Some(_), _) if trainer.ranks().leads() => {
             for (path, problem) in &damaged {
                 let moved = match checkpoint::set_aside(path) {
                     Ok(to) => format!("it is {} now", to.display()),

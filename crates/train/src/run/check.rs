@@ -11,6 +11,7 @@ use super::back::no_whole_checkpoint;
 use super::{Observer, Place, Resumed, checkpoints_of, nothing_to_do};
 use crate::checkpoint::{MODEL, Whole};
 use crate::data::Fingerprint;
+use crate::parallel::Ranks;
 use crate::step::may_replace;
 use crate::{Error, Result};
 
@@ -30,7 +31,7 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
         let resumed = Resumed::compare(claim.folder(), plan.record(), data.as_ref(), &place.allow, observer)?;
         let mut damaged = Vec::new();
         let report = |broken: &Error| damaged.push(broken.to_string());
-        let newest = checkpoints_of(plan, claim.folder()).latest(None, report)?;
+        let newest = checkpoints_of(plan, claim.folder()).latest(&Ranks::alone(), report)?;
         if let Some(first) = damaged.first().filter(|_| newest.is_none()) {
             return Err(no_whole_checkpoint(claim.folder(), first));
         }
@@ -52,7 +53,7 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
     }
     if let Some(from) = &place.from {
         let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        fits(plan, &Whole::find(from, None, report)?)?;
+        fits(plan, &Whole::find(from, &Ranks::alone(), report)?)?;
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }

@@ -74,13 +74,13 @@ impl Run {
         dataset: Arc<Dataset>,
         device: &Device,
         place: &Place,
-        ranks: Option<Ranks>,
+        ranks: Ranks,
         observer: &mut dyn Observer,
     ) -> Result<Run> {
-        let leads = ranks.as_ref().is_none_or(Ranks::leads);
+        let leads = ranks.leads();
         let claim = (leads && !place.claimed).then(|| place.claim()).transpose()?;
         let mut folder = claim.as_ref().map_or(place.folder.clone(), |claim| claim.folder().to_owned());
-        if let Some(ranks) = ranks.as_ref().filter(|_| place.numbered) {
+        if place.numbered {
             // It is rank 0 that knows the number.
             let said = exchange(ranks.world(), folder.as_os_str().as_bytes())?;
             folder = OsStr::from_bytes(&said[0]).into();
@@ -124,13 +124,14 @@ impl Run {
                 |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
             trainer.start_from(&Whole::find(from, trainer.ranks(), passed_over)?)?;
         }
-        if let Some(ranks) = trainer.ranks() {
+        if !trainer.ranks().is_alone() {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
+            let ranks = trainer.ranks();
             ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()?))?;
         }
         if place.trace.is_some() {
             // The clocks of all ranks begin when the last has come.
-            trainer.ranks().map_or(Ok(()), |ranks| ranks.world().barrier())?;
+            trainer.ranks().world().barrier()?;
             trainer.trace_since(Instant::now());
         }
         let mut metrics = Metrics::default();
@@ -321,7 +322,7 @@ impl Run {
     }
 
     fn leads(&self) -> bool {
-        self.trainer.ranks().is_none_or(Ranks::leads)
+        self.trainer.ranks().leads()
     }
 
     /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty for it.
@@ -366,19 +367,12 @@ impl Run {
     /// Writes what all ranks did when, where that is wanted.
     fn write_trace(&self) -> Result<()> {
         let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
-        let ranks = match self.trainer.ranks() {
-            None => vec![trace.spans.clone()],
-            Some(ranks) => {
-                let numbers: Vec<u8> = trace.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
-                let read = |bytes: Vec<u8>| -> Vec<f64> {
-                    bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
-                };
-                exchange(ranks.world(), &numbers)?
-                    .into_iter()
-                    .map(|bytes| Trace::from_numbers(&read(bytes)))
-                    .collect()
-            }
+        let numbers: Vec<u8> = trace.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
+        let read = |bytes: Vec<u8>| -> Vec<f64> {
+            bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
         };
+        let all = exchange(self.trainer.ranks().world(), &numbers)?.into_iter();
+        let ranks: Vec<_> = all.map(|bytes| Trace::from_numbers(&read(bytes))).collect();
         if self.leads() {
             fs::write(path, chrome(&ranks).to_string()).map_err(|why| Error::unwritten(path, why))?;
         }
@@ -387,7 +381,7 @@ impl Run {
 
     /// Whether any rank says so: all must do the same after the same step.
     fn any(&self, flag: bool) -> Result<bool> {
-        self.trainer.ranks().map_or(Ok(flag), |ranks| ranks.any(flag))
+        self.trainer.ranks().any(flag)
     }
 
     fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) {
@@ -421,15 +415,13 @@ impl Run {
     /// What the run came to; bytes are the largest over ranks.
     fn summary(&self) -> Result<Summary> {
         let ledger = self.trainer.device().ledger();
-        let mut hash = self.trainer.weights().hash()?;
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
-        let mut bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
-        if let Some(ranks) = self.trainer.ranks() {
-            ranks.agree("weights at the end", &hash)?;
-            bytes = ranks.largest(bytes)?;
-            hash = hash_of(&ranks.of_all_stages(self.trainer.weights().digests()?)?);
-        }
+        let bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
+        let (ranks, digests) = (self.trainer.ranks(), self.trainer.weights().digests()?);
+        ranks.agree("weights at the end", &hash_of(&digests))?;
+        let bytes = ranks.largest(bytes)?;
+        let hash = hash_of(&ranks.of_all_stages(digests)?);
         let (sent, peaks) = bytes[1..].split_at(sent.len());
         let rates =
             Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);

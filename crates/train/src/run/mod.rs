@@ -30,7 +30,7 @@ use espalier_tensor::Device;
 use crate::checkpoint::Checkpoints;
 use crate::data::Dataset;
 use crate::parallel::launched::Join;
-use crate::parallel::{GiveUp, on_threads_within};
+use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::prune::Observation;
 use crate::summary::{Rates, Summary};
 use crate::trainer::{Evaluation, Pruned, StepReport};
@@ -165,7 +165,9 @@ pub fn run_or_give_up(
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
     if mesh_of(&plan).size() == 1 {
-        return device.enter(|| Run::start(plan, dataset, device, place, None, observer)?.go(stop, observer));
+        return device.enter(|| {
+            Run::start(plan, dataset, device, place, Ranks::alone(), observer)?.go(stop, observer)
+        });
     }
     let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     // Rank 0 takes it; the others find nothing.
@@ -179,7 +181,7 @@ pub fn run_or_give_up(
             Some(observer) => &mut **observer,
             None => &mut quiet,
         };
-        Run::start(plan.clone(), dataset.clone(), device, place, Some(ranks), observer)?.go(stop, observer)
+        Run::start(plan.clone(), dataset.clone(), device, place, ranks, observer)?.go(stop, observer)
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank 0"))
 }
@@ -205,7 +207,7 @@ pub fn run_launched(
                     &mut quiet
                 }
             };
-            Run::start(plan, Arc::new(dataset), device, place, Some(ranks), observer)?.go(stop, observer)
+            Run::start(plan, Arc::new(dataset), device, place, ranks, observer)?.go(stop, observer)
         })
     })
 }

@@ -23,7 +23,7 @@ const GLANCE: Duration = Duration::from_micros(20);
 pub struct Executor {
     schedule: Schedule,
     rank: usize,
-    others: Option<Communicator>,
+    others: Communicator,
     /// The next action.
     position: usize,
     /// Receives before this place of the list are posted.
@@ -36,8 +36,8 @@ pub struct Executor {
 
 impl Executor {
     /// At the beginning of a list. `others` are the ranks of the pipeline, in their order.
-    pub fn new(schedule: Schedule, others: Option<Communicator>) -> Executor {
-        let rank = others.as_ref().map_or(0, Communicator::rank);
+    pub fn new(schedule: Schedule, others: Communicator) -> Executor {
+        let rank = others.rank();
         let messages = Messages::default();
         Executor { schedule, rank, others, position: 0, posted: 0, messages, in_order: false, trace: None }
     }
@@ -104,10 +104,6 @@ impl Executor {
         &self.schedule.ranks[self.rank]
     }
 
-    fn others(&self) -> &Communicator {
-        self.others.as_ref().expect("a rank that sends is one of several")
-    }
-
     fn now(&self) -> f64 {
         self.trace.as_ref().map_or(0.0, Trace::now)
     }
@@ -131,8 +127,7 @@ impl Executor {
     }
 
     fn post(&mut self, message: &Message, worker: &mut dyn Worker) -> Result<()> {
-        let others = self.others.as_ref().expect("a rank that receives is one of several");
-        self.messages.post(&self.schedule, self.rank, message, others, worker)
+        self.messages.post(&self.schedule, self.rank, message, &self.others, worker)
     }
 
     fn act(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
@@ -144,16 +139,13 @@ impl Executor {
                 self.traced(Kind::Wait, start);
             }
             Action::Send(message) => {
-                let others = self.others().clone();
-                self.messages.send(&self.schedule, self.rank, &message, &others)?;
+                self.messages.send(&self.schedule, self.rank, &message, &self.others)?;
                 self.traced(Kind::Send, start);
             }
             Action::AllReduce { .. } | Action::WaitReduce | Action::Agree | Action::Gather => {
                 worker.act(action)?;
                 // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
-                if self.others.is_some() {
-                    self.traced(Kind::AllReduce, start);
-                }
+                self.traced(Kind::AllReduce, start);
             }
             Action::Step => {
                 worker.act(action)?;
@@ -255,7 +247,7 @@ impl Executor {
 
     fn wait_for_either(&mut self, wanted: [Option<Message>; 2]) -> Result<()> {
         let (start, begin) = (self.now(), Instant::now());
-        let limit = self.others().limit();
+        let limit = self.others.limit();
         loop {
             for message in wanted.iter().flatten() {
                 if self.messages.has_arrived(message)? {

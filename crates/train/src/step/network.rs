@@ -76,7 +76,7 @@ pub(crate) struct Scene<'a> {
     pub plan: &'a Plan,
     pub stage: &'a Stage,
     pub groups: &'a Groups,
-    pub ranks: Option<&'a Ranks>,
+    pub ranks: &'a Ranks,
     pub feed: &'a Feed,
     pub order: &'a Order,
     pub device: &'a Device,
@@ -102,7 +102,7 @@ pub(crate) struct Scene<'a> {
 impl Scene<'_> {
     /// Ranks along the data axis.
     fn replicas(&self) -> usize {
-        self.ranks.map_or(1, |ranks| ranks.data().size())
+        self.ranks.data().size()
     }
 }
 
@@ -161,9 +161,9 @@ impl<'a> NetworkWorker<'a> {
     fn share(&self, micro_batch: usize) -> Share {
         let Scene { plan, ranks, .. } = &self.scene;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
-        let own = ranks.map_or(0..batch, |ranks| ranks.part(batch));
+        let own = ranks.part(batch);
         let synchronised = plan.batch.synchronises_norms();
-        let norm_group = ranks.filter(|_| synchronised).map(|ranks| ranks.data().clone());
+        let norm_group = (synchronised && !ranks.is_alone()).then(|| ranks.data().clone());
         Share { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
     }
 
@@ -234,10 +234,7 @@ impl<'a> NetworkWorker<'a> {
         }
         // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
         let each = plan.batch.norm_group.map_or(1, |group| plan.batch.micro_batch / group);
-        let before = match ranks.filter(|_| is_ghost) {
-            Some(ranks) => ranks.data().rank() * micro_batches * each,
-            None => 0,
-        };
+        let before = if is_ghost { ranks.data().rank() * micro_batches * each } else { 0 };
         for (place, one) in &mut measured {
             *place = before + *place % micro_batches * each + one.group;
         }
@@ -251,21 +248,19 @@ impl<'a> NetworkWorker<'a> {
 
     /// Whether the loss of an update is finite on all replicas of the stage that has it.
     fn is_finite_everywhere(&self, own: Totals) -> Result<bool> {
-        match self.scene.ranks.filter(|ranks| ranks.relay().rank() + 1 == ranks.relay().size()) {
-            Some(ranks) => {
-                let sums = ranks.data().all_reduce(own.to_numbers(), Reduce::Sum)?;
-                Ok(Totals::from_numbers(&sums).loss().is_finite())
-            }
-            None => Ok(true),
+        let ranks = self.scene.ranks;
+        if ranks.relay().rank() + 1 < ranks.relay().size() {
+            return Ok(true);
         }
+        let sums = ranks.data().all_reduce(own.to_numbers(), Reduce::Sum)?;
+        Ok(Totals::from_numbers(&sums).loss().is_finite())
     }
 
     /// Whether an update is taken, where stages do not wait for each other: by none of them if a number is not finite on
     /// one. The verdict comes with the gradients from the stage behind and goes on to the one before; of 2BW, whose new
     /// weights nobody needs for a batch, the first stage tells all ([`NetworkWorker::commit`]).
     fn pass_verdict(&self, own: bool) -> Result<bool> {
-        let Some(ranks) = self.scene.ranks else { return Ok(own) };
-        let (stages, mut finite) = (ranks.relay(), own);
+        let (stages, mut finite) = (self.scene.ranks.relay(), own);
         if stages.rank() + 1 < stages.size() {
             finite &= stages.receive(vec![0u64], stages.rank() + 1, VERDICT)?[0] > 0;
         }
@@ -285,7 +280,7 @@ impl<'a> NetworkWorker<'a> {
     pub fn commit(&mut self) -> Result<()> {
         let Some(waiting) = self.scene.flights.waiting.take() else { return Ok(()) };
         let Waiting { sums, grad_norm, lr, statistics } = waiting;
-        let stages = self.scene.ranks.expect("only a stage behind the first waits").relay();
+        let stages = self.scene.ranks.relay();
         let finite = stages.receive(vec![0u64], 0, DECIDED)?[0] > 0;
         let mut gradients = Gradients::new(self.scene.masks);
         sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
@@ -317,13 +312,8 @@ impl<'a> NetworkWorker<'a> {
             }
         }
         if let Some((small, large)) = gradients.noise_norms()? {
-            let (small, large) = match ranks {
-                Some(ranks) => {
-                    let sums = ranks.sum(vec![small, large])?;
-                    (sums[0], if sharded { sums[1] } else { large })
-                }
-                None => (small, large),
-            };
+            let sums = ranks.sum(vec![small, large])?;
+            let (small, large) = (sums[0], if sharded { sums[1] } else { large });
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
             // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
             scene.progress.noise.observe(size, small * (batch / size), batch, large);
@@ -511,7 +501,7 @@ impl NetworkWorker<'_> {
         let mut finite = true;
         if scene.updates == Updates::Flush {
             let totals = &mut self.outcome.totals;
-            if let Some(ranks) = ranks.filter(|_| !scene.local) {
+            if !scene.local {
                 // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
                 let speaks = sharded || ranks.data().rank() == 0;
                 let own = if speaks { squares } else { 0.0 };
@@ -539,7 +529,7 @@ impl NetworkWorker<'_> {
         self.outcome.grad_norm = settled.grad_norm;
         let bytes = self.scene.candidates.iter().map(|id| settled.gradients.bytes(*id));
         self.outcome.gradient_bytes = bytes.sum();
-        let behind = self.scene.ranks.is_some_and(|ranks| ranks.relay().rank() > 0);
+        let behind = self.scene.ranks.relay().rank() > 0;
         if behind && self.scene.updates == Updates::DoubleBuffered {
             let ids = settled.gradients.ids();
             let sums = ids.filter_map(|id| Some((id, settled.gradients.take(id)?))).collect();

@@ -19,8 +19,8 @@ use crate::weights::Weights;
 pub struct Sweep<'a> {
     /// The layers: all, or those of this rank.
     pub stage: &'a Stage,
-    /// The ranks of the pipeline, where there are several.
-    pub others: Option<&'a Communicator>,
+    /// The ranks of the pipeline.
+    pub others: &'a Communicator,
     /// Their weights.
     pub weights: &'a Weights,
     /// Where samples come from.
@@ -74,7 +74,7 @@ impl Sweep<'_> {
     }
 
     fn run(&self, schedule: Schedule, worker: &mut dyn Worker) -> Result<()> {
-        Executor::new(schedule, self.others.cloned()).run_to_end(worker)
+        Executor::new(schedule, self.others.clone()).run_to_end(worker)
     }
 
     /// Samples as the host has them, where they enter this rank's chunks or are judged there.

@@ -68,8 +68,8 @@ pub struct Trainer {
     progress: Progress,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
-    /// The others, where there are any.
-    ranks: Option<Ranks>,
+    /// Its place among all.
+    ranks: Ranks,
     /// What a step sent to them, of late.
     sent: Sent,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
@@ -140,7 +140,7 @@ pub struct Evaluation {
 impl Trainer {
     /// Fresh weights and state, on one rank alone.
     pub fn new(plan: Plan, dataset: impl Into<Arc<Dataset>>, device: &Device) -> Result<Trainer> {
-        Trainer::among(plan, dataset, device, None)
+        Trainer::among(plan, dataset, device, Ranks::alone())
     }
 
     /// The same as one of several ranks.
@@ -148,20 +148,19 @@ impl Trainer {
         plan: Plan,
         dataset: impl Into<Arc<Dataset>>,
         device: &Device,
-        ranks: Option<Ranks>,
+        ranks: Ranks,
     ) -> Result<Trainer> {
         let dataset = dataset.into();
         let dtype = dtype_of(plan.storage.precision);
-        let held = Stage::held(&plan, ranks.as_ref())?;
+        let held = Stage::held(&plan, &ranks)?;
         let weights = Weights::initialise_held(&plan.model, &held, device, dtype, plan.seed)?;
         let candidates: Vec<ParameterId> =
             candidates(&plan).into_iter().filter(|id| weights.holds(*id)).collect();
         let steps = plan.total_steps(dataset.len(Split::Train)) as u64;
-        let stage = Stage::new(&plan, ranks.as_ref())?;
-        let groups = Groups::form(&plan, stage.placement(), ranks.as_ref())?;
-        let others = ranks.as_ref().map(|ranks| ranks.stages().clone());
-        let mut executor = Executor::new(plan.schedule(1)?, others);
-        if ranks.is_some() && plan.batch.synchronises_norms() {
+        let stage = Stage::new(&plan, &ranks)?;
+        let groups = Groups::form(&plan, stage.placement(), &ranks)?;
+        let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
+        if !ranks.is_alone() && plan.batch.synchronises_norms() {
             // Replicas that took what arrived would meet in their batch norms in different orders.
             executor = executor.in_order();
         }
@@ -224,9 +223,9 @@ impl Trainer {
         &self.device
     }
 
-    /// The other ranks, where there are any.
-    pub fn ranks(&self) -> Option<&Ranks> {
-        self.ranks.as_ref()
+    /// Its place among all ranks.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// How the pruner scored, where it did so by gradients of all candidates.
@@ -259,7 +258,7 @@ impl Trainer {
             None => (self.progress.step, self.steps),
         };
         let lr = self.plan.optimization.learning_rate.at(position as usize, length as usize);
-        let before = self.ranks.as_ref().map(Ranks::sent);
+        let before = self.ranks.sent();
         let updates = self.updates();
         let count = match updates {
             Updates::EveryMicroBatch => self.plan.batch.micro_batches,
@@ -275,7 +274,7 @@ impl Trainer {
             plan: &self.plan,
             stage: &self.stage,
             groups: if local { &self.nobody } else { &self.groups },
-            ranks: self.ranks.as_ref(),
+            ranks: &self.ranks,
             feed: &self.feed,
             order: &self.order,
             device: &self.device,
@@ -302,14 +301,15 @@ impl Trainer {
         self.gradient_bytes = gradient_bytes;
         let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
-        if let Some(ranks) = self.ranks.as_ref().filter(|_| is_at_rest && updates != Updates::Flush) {
+        if is_at_rest && updates != Updates::Flush {
             // The first stage has heard every verdict; what it has counted is what a checkpoint says.
-            let counts = ranks.relay().broadcast(vec![self.progress.updates, self.progress.bad_steps], 0)?;
+            let counts =
+                self.ranks.relay().broadcast(vec![self.progress.updates, self.progress.bad_steps], 0)?;
             (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
         }
-        if let Some((ranks, before)) = self.ranks.as_ref().zip(before).filter(|_| !local) {
-            self.sent = ranks.sent() - before;
-            self.together = (self.progress.step, ranks.sent());
+        if !local {
+            self.sent = self.ranks.sent() - before;
+            self.together = (self.progress.step, self.ranks.sent());
         }
         if self.plan.sharing.averages_after(self.progress.step) {
             self.come_together()?;
@@ -352,12 +352,9 @@ impl Trainer {
         let mut totals = Totals::default();
         self.progress.evaluation_due = true;
         // All ask as often as the rank with most to do.
-        let rounds = match &self.ranks {
-            None => groups.len() as u64,
-            Some(ranks) => ranks.largest(vec![groups.len() as u64])?[0],
-        };
+        let rounds = self.ranks.largest(vec![groups.len() as u64])?[0];
         for _ in 0..rounds {
-            if self.ranks.as_ref().map_or(Ok(stop()), |ranks| ranks.any(stop()))? {
+            if self.ranks.any(stop())? {
                 return Ok(None);
             }
             if let Some(samples) = groups.next() {
@@ -432,7 +429,7 @@ impl Trainer {
 
     /// Brings what came of a step from where the model ends to rank 0, without anybody waiting for a rank behind it.
     fn pass_on(&self, own: Totals) -> Result<Totals> {
-        let Some(ranks) = &self.ranks else { return Ok(own) };
+        let ranks = &self.ranks;
         let (stages, last) = (ranks.relay(), ranks.relay().size() - 1);
         let mut totals = own;
         if stages.rank() == last {
@@ -448,13 +445,12 @@ impl Trainer {
 
     /// Which of so many samples are this rank's.
     fn part(&self, samples: usize) -> Range<usize> {
-        self.ranks.as_ref().map_or(0..samples, |ranks| ranks.part(samples))
+        self.ranks.part(samples)
     }
 
     /// What came of the passes of all ranks.
     fn sum(&self, own: Totals) -> Result<Totals> {
-        let Some(ranks) = &self.ranks else { return Ok(own) };
-        Ok(Totals::from_numbers(&ranks.sum(own.to_numbers())?))
+        Ok(Totals::from_numbers(&self.ranks.sum(own.to_numbers())?))
     }
 
     /// Those who share out the optimizer's state, where they do.
@@ -473,7 +469,7 @@ impl Trainer {
 
     /// Whether this rank takes the next step by itself.
     fn is_local(&self) -> bool {
-        self.ranks.is_some() && self.plan.sharing.is_local_at(self.progress.step)
+        !self.ranks.is_alone() && self.plan.sharing.is_local_at(self.progress.step)
     }
 
     /// Whether all ranks hold the same weights and state.
@@ -484,7 +480,10 @@ impl Trainer {
     /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
     /// pruning, evaluation, a checkpoint.
     pub fn come_together(&mut self) -> Result<()> {
-        let Some(ranks) = self.ranks.clone().filter(|_| !self.is_together()) else { return Ok(()) };
+        if self.is_together() {
+            return Ok(());
+        }
+        let ranks = self.ranks.clone();
         if let Some(optimizer) = &mut self.optimizer {
             average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
         }
@@ -501,7 +500,7 @@ impl Trainer {
     fn sweep(&self) -> Sweep<'_> {
         Sweep {
             stage: &self.stage,
-            others: self.ranks.as_ref().map(Ranks::stages),
+            others: self.ranks.stages(),
             weights: &self.weights,
             dataset: &self.dataset,
             device: &self.device,

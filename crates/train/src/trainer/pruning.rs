@@ -12,7 +12,6 @@ use espalier_tensor::{Device, Mask};
 
 use super::{Pruned, Trainer};
 use crate::data::Split;
-use crate::parallel::Ranks;
 use crate::prune::{self, Decision, Draw, Moment, Network, Parts};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
@@ -37,9 +36,7 @@ impl Trainer {
             counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
             counts[2 * id.0 + 1] = len as u64;
         }
-        if let Some(ranks) = &self.ranks {
-            counts = ranks.sum_over_stages(counts)?;
-        }
+        let counts = self.ranks.sum_over_stages(counts)?;
         let layers = counts.chunks(2).enumerate().filter(|(_, layer)| layer[1] > 0);
         let layer = |(i, layer): (usize, &[u64])| {
             let name = self.weights.name(ParameterId(i)).to_owned();
@@ -76,10 +73,7 @@ impl Trainer {
                 self.masks.get(id).map_or(0, Mask::bytes) + pattern
             }),
         ];
-        let held = match &self.ranks {
-            Some(ranks) => ranks.sum_over_stages(held)?,
-            None => held,
-        };
+        let held = self.ranks.sum_over_stages(held)?;
         let each = |bytes: u64| bytes as f64 / held[0].max(1) as f64;
         Ok(StateBytes {
             weights: each(held[1]),
@@ -106,7 +100,7 @@ impl Trainer {
             masks: &self.masks,
             weights: &mut self.weights,
             groups: &self.groups,
-            ranks: self.ranks.as_ref(),
+            ranks: &self.ranks,
             parts: Parts {
                 stage: &self.stage,
                 dataset: &self.dataset,
@@ -132,8 +126,7 @@ impl Trainer {
 
     /// How candidates are scored by gradients in what memory there is, where the method does so.
     fn scoring_in_memory(&self) -> Result<Option<Scoring>> {
-        let ranks = self.ranks.as_ref().map_or(1, Ranks::size);
-        let memory = self.memory.or_else(|| prune::memory(&self.device, ranks));
+        let memory = self.memory.or_else(|| prune::memory(&self.device, self.ranks.size()));
         self.plan.scoring(memory).map_err(Error::Plan)
     }
 
@@ -168,10 +161,10 @@ impl Trainer {
                 drawn.add(id, Fate::Sparse);
             }
         }
-        if let Some(ranks) = &self.ranks {
-            ranks.agree("pruning masks", &self.masks.hash()?)?;
-            drawn.counts = ranks.sum_over_stages(drawn.counts)?;
+        if !self.ranks.is_alone() {
+            self.ranks.agree("pruning masks", &self.masks.hash()?)?;
         }
+        drawn.counts = self.ranks.sum_over_stages(drawn.counts)?;
         self.count_kept()?;
         Ok(Pruned {
             kept: self.kept(),

@@ -6,7 +6,6 @@ use espalier_tensor::Mask;
 
 use super::Trainer;
 use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Wanted, Whole};
-use crate::parallel::Ranks;
 use crate::state::Optimizer;
 use crate::weights::ParameterId;
 use crate::{Error, Result};
@@ -30,12 +29,12 @@ impl Trainer {
         files.extend(
             [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
         );
-        checkpoints.save(&self.progress, files, self.ranks.as_ref())
+        checkpoints.save(&self.progress, files, &self.ranks)
     }
 
     /// Goes back to the newest whole checkpoint, if there is one. All ranks must.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
-        let Some(whole) = checkpoints.latest(self.ranks.as_ref(), report)? else { return Ok(None) };
+        let Some(whole) = checkpoints.latest(&self.ranks, report)? else { return Ok(None) };
         self.restore(&whole)?;
         Ok(Some(whole.path().to_owned()))
     }
@@ -50,7 +49,7 @@ impl Trainer {
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
-        self.together = (self.progress.step, self.ranks.as_ref().map(Ranks::sent).unwrap_or_default());
+        self.together = (self.progress.step, self.ranks.sent());
         Ok(())
     }
 

@@ -185,7 +185,6 @@ fn steps(base: &Base, stages: usize, data: usize, schedule: &str, zero: bool) ->
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.zero={zero}")), 2);
     let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         (0..2).map(|_| trainer.step()).collect::<Result<Vec<_>, _>>()
     });

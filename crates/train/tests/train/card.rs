@@ -48,7 +48,7 @@ fn run(base: &Base, device: &Device) -> Shown {
     }
     let dataset = Arc::new(dataset);
     let all = on_threads(&mesh, device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     })
     .unwrap();
     let hashes = all.iter().flat_map(|shown| shown.hashes.clone()).collect();

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_train::Error;
 use espalier_train::checkpoint::Whole;
+use espalier_train::parallel::Ranks;
 use espalier_train::run::{Observer, Place, run};
 
 use crate::support::{self, Base, Heard};
@@ -109,7 +110,7 @@ fn damaged_checkpoints_neither_count_nor_go() {
     let expected = ["damaged-step-000004", "damaged-step-000005", "step-000005", "step-000006"];
     assert_eq!(names(at), expected);
     for step in &expected[2..] {
-        Whole::read(&at.join("checkpoints").join(step), None).unwrap();
+        Whole::read(&at.join("checkpoints").join(step), &Ranks::alone()).unwrap();
     }
     // One that is damaged while the run goes on neither pushes out a whole one nor goes itself.
     struct Damages(PathBuf);

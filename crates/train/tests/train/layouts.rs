@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_train::Summary;
 use espalier_train::checkpoint::{Checkpoints, Whole};
-use espalier_train::parallel::on_threads;
+use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::prune::{count, differing};
 use espalier_train::run::{Place, run};
 use espalier_train::trainer::Trainer;
@@ -111,7 +111,6 @@ fn save_again(base: &Base, from: &Path, to: &Path) {
     let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
     let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
     on_threads(&mesh, &device, |ranks, device| {
-        let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
         trainer.save(&at(to))
@@ -172,7 +171,7 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
 fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
     let loss = run_in(folder.path(), base, steps).loss.unwrap();
-    let whole = Whole::find(folder.path(), None, |_| ()).unwrap();
+    let whole = Whole::find(folder.path(), &Ranks::alone(), |_| ()).unwrap();
     (whole.words("masks.safetensors").unwrap(), loss)
 }
 

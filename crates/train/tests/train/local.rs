@@ -24,7 +24,7 @@ fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, V
     let dataset = Arc::new(dataset);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         let mut losses = Vec::new();
         for _ in 0..steps {
             losses.push(trainer.step()?.loss);
@@ -87,7 +87,7 @@ fn two<R: Send>(
     let (dataset, mesh) = (Arc::new(dataset), Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).unwrap());
     on_threads_within(Duration::from_secs(20), None, &mesh, &device, |ranks, device| {
         let rank = ranks.rank();
-        work(rank, &mut Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+        work(rank, &mut Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     })
 }
 
@@ -115,9 +115,9 @@ fn between_averages_ranks_say_nothing() {
         }
         let mut sent = Vec::new();
         for step in 1..=8 {
-            let before = trainer.ranks().unwrap().sent();
+            let before = trainer.ranks().sent();
             trainer.step()?;
-            sent.push((trainer.ranks().unwrap().sent() - before).total());
+            sent.push((trainer.ranks().sent() - before).total());
             if (rank, step) == (0, 3) {
                 done.lock().unwrap().take().expect("one is done").send(()).unwrap();
             }

@@ -179,7 +179,7 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
             let (plan, dataset, device) = prepare(&base, 1);
             let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
             let peaks = on_threads(&mesh, &device, |ranks, device| {
-                let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+                let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
                 trainer.step()?;
                 Ok(device.ledger().peak(Category::Gradients) as u64)
             });

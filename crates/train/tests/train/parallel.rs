@@ -52,7 +52,7 @@ fn on(ranks: usize, base: &Base, steps: usize) -> Shown {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
     let dataset = Arc::new(dataset);
     let all = on_threads(&mesh(ranks), &device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?, steps)
+        shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?, steps)
     });
     let all = all.unwrap();
     for shown in &all {
@@ -185,7 +185,7 @@ fn the_noise_scale_is_that_of_as_many_micro_batches() {
         let (plan, dataset, device) = prepare(&base, 2);
         let dataset = Arc::new(dataset);
         let all = on_threads(&mesh(ranks), &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
             (0..10).map(|_| Ok(trainer.step()?.noise_scale)).collect::<Result<Vec<_>, Error>>()
         });
         all.unwrap()[0][9].expect("defined after ten steps")
@@ -377,7 +377,7 @@ fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
     let dataset = Arc::new(dataset);
     let failing = |fail: &(dyn Fn(&Ranks) -> Result<(), Error> + Sync)| {
         let outcome = on_threads(&mesh(4), &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks.clone()))?;
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks.clone())?;
             for step in 0..50 {
                 trainer.step()?;
                 if step == 2 && ranks.rank() == 2 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use espalier_comm::Communicator;
 use espalier_plan::schedule::Name;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
@@ -189,7 +190,7 @@ fn by_hand(
                 let share = Share { first, samples: size, norm_group: None };
                 let sweep = Sweep {
                     stage: &stage,
-                    others: None,
+                    others: &Communicator::alone(),
                     weights: &used,
                     dataset: &dataset,
                     device: &device,
@@ -233,7 +234,7 @@ fn with_a_fault(
     let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
     let all = on_threads(&mesh, &device, |ranks, device| {
         let stage = ranks.stages().rank();
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         if let Some((_, update)) = fault.filter(|(at, _)| *at == stage) {
             trainer.spoil_update(update);
         }
@@ -377,7 +378,7 @@ fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
         let begin = Instant::now();
         let ended = on_threads(&mesh, &device, |ranks, device| {
             let rank = ranks.rank();
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
             for step in 0..50 {
                 assert!(rank == 0 || step < 3, "out of luck");
                 trainer.step()?;
@@ -412,7 +413,7 @@ fn bytes_of_stages_are_those_predicted() {
         let (plan, dataset, device) = prepare(&base, 2);
         let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
         let peaks = on_threads(&mesh, &device, |ranks, device| {
-            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
             (0..6).try_for_each(|_| trainer.step().map(drop))?;
             let peak = |category| device.ledger().peak(category) as u64;
             Ok([Category::Weights, Category::Optimizer, Category::Mask, Category::Activations].map(peak))

@@ -36,7 +36,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Path) {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
     let dataset = Arc::new(dataset);
-    let work = |ranks: Option<Ranks>, device: &Device| {
+    let work = |ranks: Ranks, device: &Device| {
         let checkpoints =
             |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
@@ -49,8 +49,8 @@ fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Pa
         trainer.save(&checkpoints(to))
     };
     match ranks {
-        1 => drop(work(None, &device).unwrap()),
-        _ => drop(on_threads(&mesh(ranks, 1), &device, |ranks, device| work(Some(ranks), device)).unwrap()),
+        1 => drop(work(Ranks::alone(), &device).unwrap()),
+        _ => drop(on_threads(&mesh(ranks, 1), &device, work).unwrap()),
     }
 }
 
@@ -116,7 +116,7 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
             "state.safetensors",
             vec![("a".to_owned(), Stored::Piece(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
         )];
-        Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, Some(&ranks))
+        Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, &ranks)
     })
     .unwrap();
 }
@@ -125,7 +125,7 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
 fn pieces_are_joined_and_cut_anew() {
     let folder = tempfile::tempdir().unwrap();
     save_pieces(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
-    let whole = Whole::read(&folder.path().join("step-000001"), None).unwrap();
+    let whole = Whole::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap();
     let device = Device::cpu(1).unwrap();
     for cut in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
         let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
@@ -159,7 +159,7 @@ fn pieces_that_leave_a_gap_or_overlap_are_refused() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         save_pieces(folder.path(), &cuts);
-        let error = Whole::read(&folder.path().join("step-000001"), None).unwrap_err().to_string();
+        let error = Whole::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
 }
@@ -175,7 +175,7 @@ fn stages_write_what_they_hold() {
         let name = ["a", "b"][stage].to_owned();
         let saved = vec![(name, Stored::Tensor(&own)), ("tied".to_owned(), Stored::Tensor(&tied))];
         let files = vec![("model.safetensors", saved)];
-        Checkpoints::new(folder.path(), 1, "m", "f32").save(&after(1), files, Some(&ranks))
+        Checkpoints::new(folder.path(), 1, "m", "f32").save(&after(1), files, &ranks)
     })
     .unwrap();
     let path = folder.path().join("step-000001");
@@ -185,7 +185,7 @@ fn stages_write_what_they_hold() {
     };
     let parts: Vec<String> = names(&path).into_iter().filter(|name| name.starts_with("model-")).collect();
     assert_eq!(parts.iter().map(held).sum::<usize>(), 3, "{parts:?}");
-    let whole = Whole::read(&path, None).unwrap();
+    let whole = Whole::read(&path, &Ranks::alone()).unwrap();
     let (mut a, mut b, mut tied) = (numbers(&device, 5..8), numbers(&device, 5..9), numbers(&device, 0..2));
     let tensors = vec![
         ("b".to_owned(), Room::Tensor(&mut b)),
@@ -215,7 +215,7 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             // No such folder can be written to.
             let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
             let files = vec![(file, vec![("a".to_owned(), Stored::Piece(&part, own(ranks.rank())))])];
-            let saved = checkpoints.save(&after(step), files, Some(&ranks));
+            let saved = checkpoints.save(&after(step), files, &ranks);
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
                 assert!(matches!(error, Error::Disk { .. }), "{error:?}");
@@ -234,7 +234,7 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
     fs::create_dir(folder.path().join(".writing-step-000007")).unwrap();
     fs::write(folder.path().join(".writing-step-000007/state-00001-of-00003.safetensors"), "half").unwrap();
     assert_eq!(checkpoints.list().unwrap().len(), 1);
-    assert_eq!(checkpoints.latest(None, |_| ()).unwrap().unwrap().progress().step, 1);
+    assert_eq!(checkpoints.latest(&Ranks::alone(), |_| ()).unwrap().unwrap().progress().step, 1);
     save(2, "nobody").unwrap();
     checkpoints.remove_old(2, |problem| panic!("{problem}"));
     assert_eq!(names(folder.path()), ["step-000002"], "the old one and what was left are gone");
@@ -251,7 +251,7 @@ fn a_damaged_part_is_heard_of_by_all() {
             let part = numbers(device, 0..5);
             let own = Piece { start: 5 * ranks.rank(), shape: vec![10] };
             let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Piece(&part, own))])];
-            checkpoints.save(&after(step), files, Some(&ranks))?;
+            checkpoints.save(&after(step), files, &ranks)?;
         }
         Ok(())
     })
@@ -262,7 +262,7 @@ fn a_damaged_part_is_heard_of_by_all() {
     fs::write(&path, bytes).unwrap();
     let steps = on_threads(&mesh(3, 1), &device, |ranks, _| {
         let mut heard = Vec::new();
-        let whole = checkpoints.latest(Some(&ranks), |broken| heard.push(broken.to_string()))?;
+        let whole = checkpoints.latest(&ranks, |broken| heard.push(broken.to_string()))?;
         assert!(
             heard.len() == 1 && heard[0].contains("state-00002-of-00002.safetensors is damaged"),
             "{heard:?}"

@@ -30,7 +30,7 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
     }
     let dataset = Arc::new(dataset);
     let all = on_threads(&mesh, &device, |ranks, device| {
-        walk(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+        walk(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     });
     all.unwrap().swap_remove(0)
 }

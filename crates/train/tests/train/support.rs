@@ -199,7 +199,7 @@ pub fn on_every_rank<T: Send>(base: &Base, show: impl Fn(Trainer) -> Result<T> +
     }
     let dataset = Arc::new(dataset);
     let all = on_threads(&mesh, &device, |ranks, device| {
-        show(Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?)
+        show(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     });
     all.unwrap()
 }

@@ -35,7 +35,7 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: bool) -> Shown {
     let dataset = Arc::new(dataset);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, Some(ranks))?;
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
         Ok(Shown {
             losses: reports.iter().map(|report| report.loss).collect(),
@@ -242,7 +242,6 @@ fn save_again(base: &Base, from: &Path, ranks: usize, zero: bool, to: &Path) {
     let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     on_threads(&mesh, &device, |ranks, device| {
-        let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         trainer.load(&at(&from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
         trainer.save(&at(to))

@@ -4,6 +4,7 @@ use espalier_plan::Plan;
 use espalier_tensor::{DType, Device, Mask};
 use espalier_train::data::{Dataset, Inputs, Order, Split};
 use espalier_train::model::Model;
+use espalier_train::parallel::Ranks;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::prune::{Decision, Draw, Network, Parts, Pruner, Words, is_kept};
 use espalier_train::stage::Stage;
@@ -25,6 +26,7 @@ pub struct Bench {
     pub order: Order,
     pub candidates: Vec<ParameterId>,
     pub passes: usize,
+    ranks: Ranks,
 }
 
 impl Bench {
@@ -42,6 +44,7 @@ impl Bench {
             order: Order::new(plan.seed, dataset.len(Split::Train)),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
             passes: 1,
+            ranks: Ranks::alone(),
             plan,
             dataset,
             device,
@@ -59,7 +62,7 @@ impl Bench {
             masks: &self.masks,
             weights: &mut self.weights,
             groups: &self.groups,
-            ranks: None,
+            ranks: &self.ranks,
             parts: Parts {
                 stage: &self.stage,
                 dataset: &self.dataset,

@@ -19,7 +19,6 @@ fn masks(base: &Base, ranks: usize, steps: usize) -> (Vec<Vec<u32>>, f64) {
     let dataset = Arc::new(dataset);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         let mut loss = 0.0;
         for _ in 0..steps {
@@ -87,7 +86,6 @@ fn masks_within(
     let dataset = Arc::new(dataset);
     let mesh = Mesh::new(PerAxis { data, pipeline: stages, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let ranks = (ranks.size() > 1).then_some(ranks);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         if little {
             trainer.limit_memory(least_memory(&plan));

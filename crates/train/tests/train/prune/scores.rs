@@ -89,7 +89,8 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
     let picks = bench.order.indices(0, 12);
     let network = bench.network(0);
-    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, sharing: None };
+    let sharing = network.sharing();
+    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, sharing };
     let mut curvature = Curvature::new(&network, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
@@ -299,8 +300,10 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let id = bench.id("wte.weight");
     let before = bench.masks.get(id).unwrap().words();
     let picks = bench.order.indices(10 * 4, 4);
-    let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, sharing: None };
-    let sum = gradient(bench.network(10).sweep(), &[id], scored).unwrap()[0].to_f32();
+    let network = bench.network(10);
+    let sharing = network.sharing();
+    let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, sharing };
+    let sum = gradient(network.sweep(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();
     let slope = |i: &usize| sum[*i].abs();
