@@ -7,7 +7,7 @@ use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::Category;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::trainer::{Evaluation, Trainer};
 
@@ -97,7 +97,7 @@ pub struct Layout {
 }
 
 /// The last evaluation.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     /// The mean loss.
     pub loss: Option<f64>,

@@ -15,10 +15,10 @@ use espalier_plan::pruning::{Method, Pruning};
 use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{Category, Device};
-use serde_json::json;
 
 use super::back::{resume, set_aside};
-use super::metrics::{self, Metrics};
+use super::line::Line;
+use super::metrics::Metrics;
 use super::pace::Pace;
 use super::resumed::DATA_FILE;
 use super::{
@@ -231,8 +231,8 @@ impl Run {
             observer.step(&report, self.recent_rates(), peak);
             let last = step == steps;
             if step.is_multiple_of(timetable.log_every) || last || !report.taken {
-                let line = metrics::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
-                self.metrics.line(line, observer);
+                let line = Line::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
+                self.metrics.line(&line, observer);
             }
             // An asynchronous pipeline that is not empty goes on: it will be, before anything is due.
             if !self.trainer.is_at_rest() {
@@ -270,7 +270,8 @@ impl Run {
         let Some(evaluation) = self.validation else { return Ok(()) };
         observer.evaluated(step, evaluation);
         let time = self.begin.elapsed().as_secs_f64();
-        self.metrics.line(metrics::of_evaluation(step, &self.validation(), time), observer);
+        let line = Line::of_evaluation(step, self.validation(), time);
+        self.metrics.line(&line, observer);
         match evaluation.loss.is_finite() {
             true => Ok(()),
             false => Err(Error::NotFinite { step, what: "the validation loss".into() }),
@@ -386,18 +387,12 @@ impl Run {
 
     fn looked(&mut self, step: u64, seen: &Observation, observer: &mut dyn Observer) {
         observer.looked(step, seen);
-        let seen = json!({ "note": seen.note, "mask_distances": seen.distances });
-        self.metrics.line(json!({ "step": step, "pruner": seen }), observer);
+        self.metrics.line(&Line::of_look(step, seen), observer);
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned, observer: &mut dyn Observer) {
         announce(observer, step, pruned, &mut self.warned);
-        let (kept, all) = pruned.kept;
-        let mut line = json!({ "step": step, "pruned": { "kept": kept, "of": all, "note": pruned.note } });
-        if !pruned.distances.is_empty() {
-            line["pruned"]["mask_distances"] = json!(pruned.distances);
-        }
-        self.metrics.line(line, observer);
+        self.metrics.line(&Line::of_pruned(step, pruned), observer);
     }
 
     fn validation(&self) -> Validation {

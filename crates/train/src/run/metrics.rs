@@ -4,11 +4,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::Observer;
-use crate::summary::{Rates, Validation};
-use crate::trainer::StepReport;
 use crate::{Error, Result, durable};
 
 /// metrics.jsonl: a line per logged step and per evaluation. A rank that does not write has an empty one.
@@ -57,8 +56,9 @@ impl Metrics {
     }
 
     /// Adds a line. A disk that is full is told once and no reason to stop.
-    pub fn line(&mut self, value: Value, observer: &mut dyn Observer) {
+    pub fn line(&mut self, line: &impl Serialize, observer: &mut dyn Observer) {
         let Some(file) = &mut self.file else { return };
+        let value = serde_json::to_value(line).expect("a line is plain data");
         let text = format!("{value}\n");
         let mut attempt = || -> io::Result<()> {
             if self.torn {
@@ -101,30 +101,6 @@ impl Metrics {
     }
 }
 
-/// The line of an evaluation. `time` is when it was done: what lies between it and the step's own `time` was spent on it.
-pub(super) fn of_evaluation(step: u64, validation: &Validation, time: f64) -> Value {
-    json!({ "step": step, "validation": validation, "time": time })
-}
-
-/// The line of a step.
-pub(super) fn of_step(report: &StepReport, rates: Rates, time: f64) -> Value {
-    let mut line = json!({
-        "step": report.step, "loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm,
-        "accuracy": report.accuracy, "sparsity": report.sparsity, "time": time,
-    });
-    match rates.tokens_per_s {
-        Some(tokens) => line["tokens_per_s"] = json!(tokens),
-        None => line["images_per_s"] = json!(rates.samples_per_s),
-    }
-    if let Some(noise) = report.noise_scale {
-        line["noise_scale"] = json!(noise);
-    }
-    if !report.taken {
-        line["skipped"] = json!(true);
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,7 +115,7 @@ mod tests {
         fs::hard_link(&path, &old).unwrap();
         let mut metrics = Metrics::open(&path, 2).unwrap();
         assert_eq!(fs::read_to_string(&old).unwrap(), lines, "the file of before is as it was");
-        metrics.line(json!({ "step": 3 }), &mut ());
+        metrics.line(&serde_json::json!({ "step": 3 }), &mut ());
         metrics.close(&mut ());
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");

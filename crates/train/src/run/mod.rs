@@ -11,6 +11,7 @@ mod back;
 mod check;
 mod claim;
 mod lifecycle;
+pub mod line;
 mod metrics;
 mod pace;
 mod prune;

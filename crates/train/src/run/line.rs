@@ -1,0 +1,147 @@
+//! A line of `metrics.jsonl`: written from these types, and read back into them. `docs/outputs.md` has every field.
+//!
+//! JSON has no NaN: what need not be finite is an `Option`, and none is written as null.
+
+use serde::{Deserialize, Serialize};
+
+use crate::prune::Observation;
+use crate::summary::{Rates, Validation};
+use crate::trainer::{Pruned, StepReport};
+
+/// What happened at a step; which fields there are says what.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// A step was tried.
+    Step(StepLine),
+    /// The model was evaluated.
+    Evaluation(EvaluationLine),
+    /// Weights were pruned before the step.
+    Pruned(PrunedLine),
+    /// The pruning method looked before the step and pruned nothing yet.
+    Looked(LookedLine),
+}
+
+/// A step that was tried.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepLine {
+    /// Its number, from 1.
+    pub step: u64,
+    /// The mean loss over the batch, before the step.
+    pub loss: Option<f64>,
+    /// The learning rate.
+    pub lr: f64,
+    /// The norm of the gradient before clipping.
+    pub grad_norm: Option<f64>,
+    /// The share of right predictions in the batch.
+    pub accuracy: Option<f64>,
+    /// The share of candidates that is pruned.
+    pub sparsity: f64,
+    /// Seconds since the run began.
+    pub time: f64,
+    /// Of the last steps, for text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
+    /// Of the last steps, for images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images_per_s: Option<f64>,
+    /// The gradient noise scale, where it is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise_scale: Option<f64>,
+    /// Whether the weights stayed as they were, since loss or gradient was not finite.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+}
+
+/// An evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationLine {
+    /// Steps done.
+    pub step: u64,
+    /// What was measured.
+    pub validation: Validation,
+    /// When it was done: what lies between it and the step's own `time` was spent on it.
+    pub time: f64,
+}
+
+/// Weights that were pruned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PrunedLine {
+    /// The step that is next.
+    pub step: u64,
+    /// What was done.
+    pub pruned: PrunedCounts,
+}
+
+/// How much is left.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PrunedCounts {
+    /// Candidates that are kept,
+    pub kept: u64,
+    /// and all of them.
+    pub of: u64,
+    /// In words.
+    pub note: String,
+    /// How far the mask is from those drawn before, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mask_distances: Vec<f64>,
+}
+
+/// A look of the pruning method.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LookedLine {
+    /// The step that is next.
+    pub step: u64,
+    /// What it saw.
+    pub pruner: Looked,
+}
+
+/// What a pruning method saw.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Looked {
+    /// In words.
+    pub note: String,
+    /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
+    pub mask_distances: Vec<f64>,
+}
+
+impl Line {
+    /// Of a step.
+    pub(super) fn of_step(report: &StepReport, rates: Rates, time: f64) -> Line {
+        Line::Step(StepLine {
+            step: report.step,
+            loss: finite(report.loss),
+            lr: report.lr,
+            grad_norm: finite(report.grad_norm),
+            accuracy: finite(report.accuracy),
+            sparsity: report.sparsity,
+            time,
+            tokens_per_s: rates.tokens_per_s,
+            images_per_s: rates.tokens_per_s.is_none().then_some(rates.samples_per_s),
+            noise_scale: report.noise_scale,
+            skipped: !report.taken,
+        })
+    }
+
+    /// Of an evaluation.
+    pub(super) fn of_evaluation(step: u64, validation: Validation, time: f64) -> Line {
+        Line::Evaluation(EvaluationLine { step, validation, time })
+    }
+
+    /// Of what was pruned.
+    pub(super) fn of_pruned(step: u64, pruned: &Pruned) -> Line {
+        let ((kept, of), note) = (pruned.kept, pruned.note.clone());
+        let counts = PrunedCounts { kept, of, note, mask_distances: pruned.distances.clone() };
+        Line::Pruned(PrunedLine { step, pruned: counts })
+    }
+
+    /// Of what a pruning method saw.
+    pub(super) fn of_look(step: u64, seen: &Observation) -> Line {
+        let pruner = Looked { note: seen.note.clone(), mask_distances: seen.distances.clone() };
+        Line::Looked(LookedLine { step, pruner })
+    }
+}
+
+fn finite(number: f64) -> Option<f64> {
+    number.is_finite().then_some(number)
+}
