@@ -7,6 +7,7 @@ mod bench;
 mod chart;
 mod device;
 mod doctor;
+mod log;
 mod profile;
 mod progress;
 mod prune;

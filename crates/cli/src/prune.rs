@@ -11,6 +11,7 @@ use espalier_train::parallel::Ranks;
 use espalier_train::run::Observer;
 use espalier_train::{Error, run};
 
+use crate::log::LogArguments;
 use crate::progress::{self, Progress};
 use crate::say;
 use crate::train::{Prepared, in_file, prepare_text, read};
@@ -35,6 +36,8 @@ pub struct PruneArguments {
     /// The run folder to write.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
+    #[command(flatten)]
+    log: LogArguments,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -42,6 +45,7 @@ pub struct PruneArguments {
 
 /// Runs the command.
 pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
+    arguments.log.start(None)?;
     let mut progress = Progress::lines();
     let said = arguments.sparsity.map(|sparsity| ("--sparsity", "prune.sparsity", format!("{sparsity:?}")));
     let method = ("--method", "prune.method", format!("{:?}", arguments.method));

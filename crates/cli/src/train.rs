@@ -18,11 +18,12 @@ use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
 use espalier_train::run::{self, Outcome, Place, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary, room};
+use tracing::info;
 
 use crate::progress::{self, Progress};
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
-use crate::{device, profile, ranks, restart};
+use crate::{device, log, profile, ranks, restart};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -33,6 +34,7 @@ use crate::{device, profile, ranks, restart};
   espalier train runs/hello.toml --ranks 4
   espalier train runs/pipeline.toml --set parallel.schedule=zb-h1 --trace trace.json
   espalier train runs/hello.toml --ranks 4 --max-restarts 3 --set checkpoint.every=100
+  espalier train runs/hello.toml --ranks 4 --log debug --log-file hello.log
   mpirun -n 4 espalier train runs/hello.toml
   torchrun --no-python --nproc-per-node 8 espalier train runs/hello.toml --set device.kind=cuda
   espalier train runs/hello.toml --from out/hello --set prune.method=magnitude --set prune.sparsity=0.9")]
@@ -75,6 +77,8 @@ pub struct TrainArguments {
     /// Write what every rank did when, for chrome://tracing or Perfetto; meant for a few steps.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    log: log::LogArguments,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -171,6 +175,7 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
             (arguments.supervised_in(claim.folder(), false), arguments.supervised_in(claim.folder(), true));
         return restart::supervise(arguments.max_restarts, &claim, &first, &again);
     }
+    arguments.log.start(launched.as_ref().map(|launched| launched.rank))?;
     match launched {
         None => train_here(arguments, None),
         Some(launched) if launched.rank == 0 => train_here(arguments, Some(&launched)),
@@ -201,6 +206,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, join } = prepared;
+    let (ranks, opened) = (ranks_of(&plan), device::describe(&device));
+    info!("the plan is resolved: {}, {} ranks, {opened}", plan.model.name, ranks);
     if leads {
         let transport = join.as_ref().map(Join::transport);
         progress::describe(&plan, &dataset, &device::describe(&device), transport);
@@ -215,7 +222,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
 
     let place = place(arguments);
-    let mut observer = Progress::new();
+    // A bar would be drawn between the lines of a log.
+    let mut observer = if arguments.log.is_on_standard_error() { Progress::lines() } else { Progress::new() };
     observer.flag_begin(stop.begun);
     if arguments.profile {
         observer.profile(&device);
@@ -327,6 +335,9 @@ impl TrainArguments {
         }
         if let Some(trace) = &self.trace {
             option("--trace", trace.as_os_str());
+        }
+        for (name, value) in self.log.options() {
+            option(name, value);
         }
         // What a run starts from, it does not go on from.
         if let Some(from) = self.from.as_ref().filter(|_| !again) {

@@ -12,6 +12,7 @@ use crate::data::{Data, Message};
 use crate::error::{Error, Result};
 use crate::traffic::{self, Counter, Sent};
 use crate::transport::{CallBuffers, Pending, Transport};
+use crate::watch::Watch;
 
 /// One rank's end of a group; clones are the same end.
 ///
@@ -136,13 +137,18 @@ impl Communicator {
     /// Waits until all ranks of the group have come.
     pub fn barrier(&self) -> Result<()> {
         let buffers = CallBuffers { call: Call::empty(Operation::Barrier), read: None, write: None };
-        self.transport.start(buffers, true)?.wait(self.limit).map(drop)
+        let watch = Watch::begin(buffers.call, self.members(), true);
+        self.transport.start(buffers, true)?.wait(self.limit)?;
+        Watch::done(watch);
+        Ok(())
     }
 
     /// Parts the group: ranks of one colour form a new group, in the order of their keys and, where these are equal, of
     /// their ranks. A rank without a colour gets `None`. All members must call it.
     pub fn split(&self, colour: Option<usize>, key: usize) -> Result<Option<Communicator>> {
+        let watch = Watch::begin(Call::empty(Operation::Split), self.members(), true);
         let transport = self.transport.split(colour, key, self.limit)?;
+        Watch::done(watch);
         Ok(transport.map(|transport| Communicator { transport, ..self.clone() }))
     }
 
@@ -150,8 +156,10 @@ impl Communicator {
         if let Some((kind, bytes)) = traffic::sent_by(&buffers.call, self.rank(), self.size(), self.halo) {
             self.counter.add(kind, bytes);
         }
+        // Before the transport has it: to start a call may be to wait for it.
+        let watch = Watch::begin(buffers.call, self.members(), attended);
         let pending = self.transport.start(buffers, attended)?;
-        Ok(Request { pending, limit: self.limit, data: PhantomData })
+        Ok(Request { pending, limit: self.limit, watch, data: PhantomData })
     }
 
     fn send_parcel(&self, data: Data, to: usize, tag: u32) -> Result<CallBuffers> {
@@ -221,13 +229,18 @@ fn in_place(operation: Operation, data: Data) -> CallBuffers {
 pub struct Request<D> {
     pending: Box<dyn Pending>,
     limit: Duration,
+    watch: Option<Watch>,
     data: PhantomData<fn() -> D>,
 }
 
 impl<D: Message> Request<D> {
     /// Waits until it is done, from now at most as long as the communicator's limit.
-    pub fn wait(self) -> Result<D> {
+    pub fn wait(mut self) -> Result<D> {
+        if let Some(watch) = &mut self.watch {
+            watch.wait();
+        }
         let data = self.pending.wait(self.limit)?;
+        Watch::done(self.watch);
         Ok(D::from_data(data.expect("a call with data gives data back")))
     }
 

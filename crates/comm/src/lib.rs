@@ -30,6 +30,7 @@ pub mod rendezvous;
 pub mod threads;
 pub mod traffic;
 pub mod transport;
+mod watch;
 
 pub use call::{Call, Operation, Reduce};
 pub use communicator::{Communicator, Request};

@@ -10,6 +10,7 @@ mod dry_run;
 mod faults;
 mod killed;
 mod launch;
+mod log;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod outputs;

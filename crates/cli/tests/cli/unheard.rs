@@ -35,7 +35,9 @@ fn finished(output: &Output, why: &str) {
 #[test]
 fn a_run_goes_on_where_standard_error_takes_nothing() {
     for deaf in [Deaf::Full, Deaf::Closed] {
-        for more in [&[][..], &["--ranks", "2"], &["--max-restarts", "1"]] {
+        for more in
+            [&[][..], &["--ranks", "2"], &["--max-restarts", "1"], &["--ranks", "2", "--log", "trace"]]
+        {
             let folder = tempfile::tempdir().unwrap();
             let arguments = [&["--json", "--out", "run", "--set", "train.eval_every=2"], more].concat();
             let output = here(folder.path(), &arguments).stderr(deaf.end()).output().unwrap();

@@ -20,7 +20,7 @@ impl Schedule {
     }
 
     /// An action as it is written in a line, but for its version.
-    pub(super) fn token(&self, rank: usize, action: &Action) -> String {
+    pub fn token(&self, rank: usize, action: &Action) -> String {
         match *action {
             Action::Send(message) => self.message(rank, message, '>'),
             Action::Receive(message) => self.message(rank, message, '<'),

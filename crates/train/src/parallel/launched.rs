@@ -107,7 +107,11 @@ impl Join {
         device: &Device,
         work: impl FnOnce(Ranks) -> Result<R>,
     ) -> Result<R> {
-        let work = |world: Communicator| work(Ranks::join(world, mesh)?);
+        let work = |world: Communicator| {
+            let _name = Ranks::name(&world);
+            work(Ranks::join(world, mesh)?)
+        };
+        tracing::info!("joins the others by {}", self.transport());
         let outcome = match (&self.carrier, device) {
             (Carrier::Mpi, _) => on_mpi(limit, work),
             (Carrier::Nccl(place), Device::Cuda(cuda)) => nccl::run(cuda, place, limit, work),

@@ -27,6 +27,7 @@ use std::ops::Range;
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_plan::mesh::{Axis, Mesh};
+use tracing::span::EnteredSpan;
 
 pub use threads::{GiveUp, on_threads, on_threads_within};
 pub(crate) use together::exchange;
@@ -51,7 +52,14 @@ impl Ranks {
             Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
         };
         let (data, stages, relay) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
+        tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
         Ok(Ranks { world, data, stages, relay })
+    }
+
+    /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
+    pub(crate) fn name(world: &Communicator) -> EnteredSpan {
+        // Of the highest level: whatever is logged has its rank.
+        tracing::error_span!("rank", number = world.rank()).entered()
     }
 
     /// The only rank of its world.

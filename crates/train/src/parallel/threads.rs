@@ -44,7 +44,10 @@ pub fn on_threads_within<R: Send>(
     };
     let rank = |world: Communicator| -> Result<R> {
         let device = own(world.rank())?;
-        device.enter(|| work(Ranks::join(world, mesh)?, &device))
+        device.enter(|| {
+            let _name = Ranks::name(&world);
+            work(Ranks::join(world, mesh)?, &device)
+        })
     };
     let outcome = match give_up {
         None => threads::run(mesh.size(), limit, rank),

@@ -15,6 +15,7 @@ use espalier_plan::pruning::{Method, Pruning};
 use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{Category, Device};
+use tracing::info;
 
 use super::back::{resume, set_aside};
 use super::line::Line;
@@ -107,7 +108,9 @@ impl Run {
         if plan.parameters >= MANY {
             observer.note(&format!("making {:.1} billion weights", plan.parameters as f64 / 1e9));
         }
+        info!("makes its weights, of {} in all", plan.parameters);
         let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
+        info!("its weights are made");
         if place.resume && !place.fresh {
             resume(&mut trainer, &checkpoints, &folder, observer)?;
             if let Some(wanted) = plan.pruning.as_ref().and_then(Pruning::share_of_weights)
@@ -142,6 +145,7 @@ impl Run {
         }
         // A run of which nothing is left to do stays what it was.
         if leads && !nothing_left {
+            info!("writes into {}", folder.display());
             if place.fresh {
                 set_aside(&folder, observer)?;
             }
@@ -266,6 +270,7 @@ impl Run {
     /// Evaluates, unless the run is to stop: then the evaluation stays due, and is done when the run goes on.
     fn evaluate(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<()> {
         let step = self.trainer.progress().step;
+        info!("evaluates after step {step}");
         self.validation = self.trainer.evaluate_unless(&|| stop.load(Ordering::Relaxed))?;
         let Some(evaluation) = self.validation else { return Ok(()) };
         observer.evaluated(step, evaluation);
@@ -280,6 +285,7 @@ impl Run {
 
     /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        info!("begins the checkpoint after step {}", self.trainer.progress().step);
         self.metrics.sync(observer);
         match self.trainer.save(&self.checkpoints) {
             Ok(path) => {

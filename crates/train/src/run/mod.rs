@@ -10,6 +10,7 @@
 mod back;
 mod check;
 mod claim;
+mod landmarks;
 mod lifecycle;
 pub mod line;
 mod metrics;
@@ -27,6 +28,7 @@ use espalier_plan::Plan;
 use espalier_plan::mesh::Mesh;
 use espalier_plan::timetable::Length;
 use espalier_tensor::Device;
+use tracing::{error, info};
 
 use crate::checkpoint::Checkpoints;
 use crate::data::Dataset;
@@ -38,6 +40,7 @@ use crate::trainer::{Evaluation, Pruned, StepReport};
 use crate::{Error, Result, durable};
 pub use check::check;
 pub use claim::Claim;
+use landmarks::Landmarks;
 use lifecycle::Run;
 pub use prune::prune;
 pub use resumed::Resumed;
@@ -166,9 +169,8 @@ pub fn run_or_give_up(
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
     if mesh_of(&plan).size() == 1 {
-        return device.enter(|| {
-            Run::start(plan, dataset, device, place, Ranks::alone(), observer)?.go(stop, observer)
-        });
+        return device
+            .enter(|| from_start_to_end(plan, dataset, device, place, Ranks::alone(), stop, observer));
     }
     let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
     // Rank 0 takes it; the others find nothing.
@@ -182,7 +184,7 @@ pub fn run_or_give_up(
             Some(observer) => &mut **observer,
             None => &mut quiet,
         };
-        Run::start(plan.clone(), dataset.clone(), device, place, ranks, observer)?.go(stop, observer)
+        from_start_to_end(plan.clone(), dataset.clone(), device, place, ranks, stop, observer)
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank 0"))
 }
@@ -208,9 +210,31 @@ pub fn run_launched(
                     &mut quiet
                 }
             };
-            Run::start(plan, Arc::new(dataset), device, place, ranks, observer)?.go(stop, observer)
+            from_start_to_end(plan, Arc::new(dataset), device, place, ranks, stop, observer)
         })
     })
+}
+
+/// A run as one rank goes through it.
+fn from_start_to_end(
+    plan: Plan,
+    dataset: Arc<Dataset>,
+    device: &Device,
+    place: &Place,
+    ranks: Ranks,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome> {
+    let mut observer = Landmarks(observer);
+    let run = Run::start(plan, dataset, device, place, ranks, &mut observer);
+    let outcome = run.and_then(|run| run.go(stop, &mut observer));
+    match &outcome {
+        Ok(Outcome { interrupted: false, .. }) => info!("the run has ended"),
+        Ok(Outcome { interrupted: true, .. }) => info!("the run was interrupted and has saved"),
+        // Of several ranks one alone tells a person.
+        Err(error) => error!("the run ends here: {error}"),
+    }
+    outcome
 }
 
 fn mesh_of(plan: &Plan) -> Mesh {

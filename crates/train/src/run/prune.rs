@@ -7,6 +7,7 @@ use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
 
+use super::landmarks::Landmarks;
 use super::resumed::DATA_FILE;
 use super::{Claim, Observer, RUN_FILE, announce, checkpoints_of, write};
 use crate::checkpoint::Whole;
@@ -25,6 +26,7 @@ pub fn prune(
     folder: &Path,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
+    let observer = &mut Landmarks(observer);
     let _claim = Claim::on(folder)?;
     if folder.join(RUN_FILE).exists() {
         return Err(Error::file(folder, "a run is here already: choose another folder"));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use espalier_comm::Communicator;
 use espalier_plan::schedule::{Action, Chunk, Message, Pass, Payload, Schedule, Work};
 use espalier_tensor::Tensor;
+use tracing::{Level, debug, enabled, trace};
 
 use super::Worker;
 use super::messages::Messages;
@@ -130,7 +131,30 @@ impl Executor {
         self.messages.post(&self.schedule, self.rank, message, &self.others, worker)
     }
 
+    /// An action for whoever listens.
+    fn word(&self, action: Action) -> String {
+        match action {
+            Action::WaitReduce => "wait for reduce".into(),
+            Action::Agree => "agree".into(),
+            Action::Gather => "gather".into(),
+            action => self.schedule.token(self.rank, &action),
+        }
+    }
+
     fn act(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
+        // Said before it is begun: the last line of a rank that hangs.
+        let watched = enabled!(Level::DEBUG).then(|| (self.word(action), Instant::now()));
+        if let Some((word, _)) = &watched {
+            debug!("{word}");
+        }
+        self.perform(action, worker)?;
+        if let Some((word, begin)) = watched {
+            trace!("done: {word}, after {:.3} ms", begin.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
         let start = self.now();
         match action {
             Action::Receive(message) => {
@@ -248,6 +272,10 @@ impl Executor {
     fn wait_for_either(&mut self, wanted: [Option<Message>; 2]) -> Result<()> {
         let (start, begin) = (self.now(), Instant::now());
         let limit = self.others.limit();
+        if enabled!(Level::DEBUG) {
+            let words = wanted.iter().flatten().map(|message| self.word(Action::Receive(*message)));
+            debug!("waits for {}, whichever is first", words.collect::<Vec<_>>().join(" or "));
+        }
         loop {
             for message in wanted.iter().flatten() {
                 if self.messages.has_arrived(message)? {

@@ -245,6 +245,7 @@ impl Trainer {
 
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
+        let _span = tracing::error_span!("step", number = self.progress.step + 1).entered();
         let begin = Instant::now();
         let (seen, pruned) = match self.ask_pruner(self.progress.step)? {
             Decision::Wait => (None, None),
@@ -339,6 +340,7 @@ impl Trainer {
     /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no evaluation, and
     /// [`Progress::evaluation_due`] stays set on all of them.
     pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
+        let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
         self.come_together()?;
         let all = self.dataset.len(Split::Validation);
         let count = self.plan.timetable.eval_samples.map_or(all, |samples| samples.min(all));

@@ -87,6 +87,7 @@ impl Trainer {
     pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
         let Moment { steps, epoch, .. } = self.moment(step);
         if self.looks(step) {
+            tracing::info!("asks the pruning method after {step} steps");
             self.come_together()?;
             self.scoring = self.scoring_in_memory()?.or(self.scoring);
         }

@@ -1,0 +1,98 @@
+//! What a rank waits for, for whoever listens (`tracing`): said before the wait, so that the last line of a rank that hangs
+//! says what it hangs in. Ranks are those of the world, as in errors.
+
+use std::fmt;
+use std::time::Instant;
+
+use tracing::{Level, debug, enabled, trace};
+
+use crate::call::{Call, Operation};
+use crate::error::{Seconds, ranks};
+
+/// A call under somebody's eyes.
+pub(crate) struct Watch {
+    /// In words that outlive the call's data.
+    what: String,
+    begin: Instant,
+    /// Whether it was said that the rank waits for it.
+    awaited: bool,
+}
+
+impl Watch {
+    /// Says that a call begins. Nothing where nobody listens, or there is nobody to wait for.
+    pub(crate) fn begin(call: Call, members: &[usize], attended: bool) -> Option<Watch> {
+        if !enabled!(Level::DEBUG) || members.len() == 1 {
+            return None;
+        }
+        let what = Among(call, members).to_string();
+        if !attended {
+            trace!("begins {what}");
+        }
+        let mut watch = Watch { what, begin: Instant::now(), awaited: false };
+        if attended {
+            watch.wait();
+        }
+        Some(watch)
+    }
+
+    /// Says that the rank does nothing else any more.
+    pub(crate) fn wait(&mut self) {
+        if !self.awaited {
+            debug!("waits for {}", self.what);
+            self.awaited = true;
+        }
+    }
+
+    /// Says that the wait is over, if it was said that it began.
+    pub(crate) fn done(watch: Option<Watch>) {
+        if let Some(Watch { what, begin, .. }) = watch {
+            trace!("done: {what}, {} after it began", Seconds(begin.elapsed()));
+        }
+    }
+}
+
+/// `receive (tag 3) of 1024 f32, 4096 bytes, from rank 2`
+struct Among<'a>(Call, &'a [usize]);
+
+impl fmt::Display for Among<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Among(call, members) = *self;
+        write!(f, "{call}")?;
+        if call.element.is_some() {
+            write!(f, ", {} bytes,", call.bytes())?;
+        }
+        match call.operation {
+            Operation::Send { to, .. } => write!(f, " to rank {}", members[to]),
+            Operation::Receive { from, .. } => write!(f, " from rank {}", members[from]),
+            _ => write!(f, " among {}", ranks(members)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Reduce;
+    use crate::data::Element;
+
+    #[test]
+    fn a_call_names_ranks_of_the_world_and_bytes() {
+        let said = |operation, element: Option<Element>| {
+            Among(Call { operation, element, elements: 12 }, &[1, 3, 5]).to_string()
+        };
+        let f32 = Some(Element::F32);
+        assert_eq!(
+            said(Operation::Receive { from: 2, tag: 7 }, f32),
+            "receive (tag 7) of 12 f32, 48 bytes, from rank 5"
+        );
+        assert_eq!(
+            said(Operation::Send { to: 1, tag: 7 }, f32),
+            "send (tag 7) of 12 f32, 48 bytes, to rank 3"
+        );
+        assert_eq!(
+            said(Operation::AllReduce(Reduce::Sum), f32),
+            "all_reduce (sum) of 12 f32, 48 bytes, among ranks 1, 3 and 5"
+        );
+        assert_eq!(said(Operation::Barrier, None), "barrier among ranks 1, 3 and 5");
+    }
+}

@@ -1,0 +1,58 @@
+//! The landmarks of a run for whoever listens (`tracing`), on every rank: what an [`Observer`] hears on rank 0 alone.
+
+use std::path::Path;
+
+use tracing::{info, warn};
+
+use super::Observer;
+use crate::prune::Observation;
+use crate::summary::Rates;
+use crate::trainer::{Evaluation, Pruned, StepReport};
+
+/// Writes down what it passes on.
+pub(super) struct Landmarks<'a>(pub(super) &'a mut dyn Observer);
+
+impl Observer for Landmarks<'_> {
+    fn started(&mut self, done: u64, steps: u64) {
+        info!("the run begins after {done} of {steps} steps");
+        self.0.started(done, steps);
+    }
+
+    fn step(&mut self, report: &StepReport, rates: Rates, memory: usize) {
+        self.0.step(report, rates, memory);
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
+        info!("evaluated after step {step}: validation loss {}", evaluation.loss);
+        self.0.evaluated(step, evaluation);
+    }
+
+    fn looked(&mut self, step: u64, seen: &Observation) {
+        info!("the pruning method looked before step {step} and waits");
+        self.0.looked(step, seen);
+    }
+
+    fn pruned(&mut self, step: u64, pruned: &Pruned) {
+        info!("pruned before step {step}: {} of {} candidates are kept", pruned.kept.0, pruned.kept.1);
+        self.0.pruned(step, pruned);
+    }
+
+    fn saved(&mut self, path: &Path) {
+        info!("checkpoint {} is written", path.display());
+        self.0.saved(path);
+    }
+
+    fn begins(&mut self) {
+        self.0.begins();
+    }
+
+    fn note(&mut self, text: &str) {
+        info!("{text}");
+        self.0.note(text);
+    }
+
+    fn warning(&mut self, text: &str) {
+        warn!("{text}");
+        self.0.warning(text);
+    }
+}
