@@ -160,13 +160,13 @@ fn pruned_channels(
     };
     let mut counts = vec![0u64; before(usize::MAX)];
     for (layer, (scale, words)) in here(layers, network).zip(drawn) {
-        if network.groups.speaks_for(*scale) {
+        if network.context.groups.speaks_for(*scale) {
             let start = before(layer.place);
             let gone = (0..layer.channels).filter(|channel| !is_kept(words, *channel));
             gone.for_each(|channel| counts[start + channel] = 1);
         }
     }
-    let counts = network.ranks.sum_over_stages(counts)?;
+    let counts = network.context.ranks.sum_over_stages(counts)?;
     let all = layers.iter().flat_map(|layer| (0..layer.channels).map(move |channel| (layer.place, channel)));
     Ok(all.zip(counts).filter(|(_, gone)| *gone > 0).map(|(channel, _)| channel).collect())
 }

@@ -16,10 +16,8 @@ use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
+use crate::context::Context;
 use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
-use crate::parallel::Ranks;
-use crate::parallel::groups::Groups;
-use crate::stage::Stage;
 use crate::step::{Loss, Sweep};
 use crate::weights::{ParameterId, Weights};
 
@@ -34,47 +32,35 @@ pub struct Scored<'a> {
     pub random: u64,
     /// The logits are divided by this.
     pub temperature: f32,
-    /// Those that score with this rank.
-    pub sharing: Sharing<'a>,
+    /// The rank, which takes its part of them.
+    pub context: &'a Context,
 }
 
-/// How ranks share out the work of scoring.
-#[derive(Debug, Clone, Copy)]
-pub struct Sharing<'a> {
-    /// The others.
-    pub ranks: &'a Ranks,
-    /// Who shares which parameter.
-    pub groups: &'a Groups,
-    /// What this rank runs.
-    pub stage: &'a Stage,
-}
-
-impl Sharing<'_> {
-    /// A parameter's gradient over all ranks' samples, as f32, from this rank's.
-    pub(super) fn sum(&self, id: ParameterId, own: Tensor) -> Result<Tensor> {
-        let own = match own.dtype() {
-            DType::F32 => own,
-            _ => cast(&own, DType::F32, Category::Workspace)?,
-        };
-        if !self.stage.model(0).tied().contains(&id) {
-            // Every copy of its part saw all samples of the replica.
-            return Ok(self.ranks.data().all_reduce(own, Reduce::Sum)?);
-        }
-        let Some(group) = self.groups.of(id) else { return Ok(own) };
-        let mut sum = group.all_reduce(own, Reduce::Sum)?;
-        let copies = self.stage.placement().copies();
-        if copies > 1 {
-            scale_into(&mut sum, 1.0 / copies as f32)?;
-        }
-        Ok(sum)
+/// A parameter's gradient over all ranks' samples, as f32, from this rank's.
+pub(super) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) -> Result<Tensor> {
+    let Context { ranks, groups, stage, .. } = context;
+    let own = match own.dtype() {
+        DType::F32 => own,
+        _ => cast(&own, DType::F32, Category::Workspace)?,
+    };
+    if !stage.model(0).tied().contains(&id) {
+        // Every copy of its part saw all samples of the replica.
+        return Ok(ranks.data().all_reduce(own, Reduce::Sum)?);
     }
+    let Some(group) = groups.of(id) else { return Ok(own) };
+    let mut sum = group.all_reduce(own, Reduce::Sum)?;
+    let copies = stage.placement().copies();
+    if copies > 1 {
+        scale_into(&mut sum, 1.0 / copies as f32)?;
+    }
+    Ok(sum)
 }
 
 impl<'a> Scored<'a> {
     /// This rank's micro-batches, each with its place among the samples.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Share)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
-        let own = self.sharing.ranks.part(samples.len());
+        let own = self.context.ranks.part(samples.len());
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
             let first = own.start + piece * micro_batch;
             (part, Share { first, samples: part.len(), norm_group: None })
@@ -93,7 +79,7 @@ pub fn gradient(sweep: Sweep<'_>, wanted: &[ParameterId], scored: Scored<'_>) ->
     for (samples, share) in scored.pieces() {
         sweep.train(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?;
     }
-    sums.take(wanted, sweep.weights, scored.sharing)
+    sums.take(wanted, sweep.weights, scored.context)
 }
 
 /// Sums of wanted gradients.
@@ -114,7 +100,7 @@ impl Sums {
         mut self,
         wanted: &[ParameterId],
         weights: &Weights,
-        sharing: Sharing<'_>,
+        context: &Context,
     ) -> Result<Vec<Tensor>> {
         let sum = |id| {
             let own = match self.sums.remove(id).expect("a parameter is wanted once") {
@@ -125,7 +111,7 @@ impl Sums {
                     Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Scoring)?
                 }
             };
-            sharing.sum(*id, own)
+            sum_over_ranks(context, *id, own)
         };
         wanted.iter().map(sum).collect()
     }

@@ -42,7 +42,8 @@ impl Pruner for Gradual {
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        let Some(sparsity) = self.due(network.step, network.steps).filter(|sparsity| *sparsity > 0.0) else {
+        let Some(sparsity) = self.due(network.step, network.context.steps).filter(|sparsity| *sparsity > 0.0)
+        else {
             return Ok(Decision::Wait);
         };
         let masks = network.keep_best(sparsity, self.scope, |id| network.magnitudes(id))?;

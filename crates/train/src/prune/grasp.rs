@@ -70,10 +70,10 @@ impl Grasp {
     fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
         let scored = Scored {
             samples,
-            micro_batch: network.plan.batch.micro_batch,
-            random: random::key(network.plan.seed, PURPOSE),
+            micro_batch: network.context.plan.batch.micro_batch,
+            random: random::key(network.context.plan.seed, PURPOSE),
             temperature: self.temperature,
-            sharing: network.sharing(),
+            context: network.context,
         };
         Curvature::new(network, scored)
     }
@@ -81,11 +81,11 @@ impl Grasp {
     /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first
     /// classes have one more where the number does not divide), fewer of those with fewer images.
     pub fn chosen(&self, network: &Network<'_>) -> Vec<(u64, usize)> {
-        let dataset = network.parts.dataset;
+        let dataset = &network.context.dataset;
         let all = dataset.len(Split::Train);
         let Some(classes) = dataset.facts().classes else {
             let count = if self.samples == 0 { USUAL } else { self.samples };
-            return network.order.indices(0, count.min(all));
+            return network.context.order.indices(0, count.min(all));
         };
         let share = |class: usize| match self.samples {
             0 => USUAL,
@@ -94,7 +94,7 @@ impl Grasp {
         let mut missing: Vec<usize> = (0..classes).map(share).collect();
         let mut rest: usize = missing.iter().sum();
         let mut chosen = Vec::with_capacity(rest);
-        for sample in network.order.indices(0, all) {
+        for sample in network.context.order.indices(0, all) {
             if rest == 0 {
                 break;
             }

@@ -22,6 +22,7 @@ use espalier_tensor::{Category, DType, Tensor};
 use super::Network;
 use super::gradient::{Scored, Sums, gradient};
 use crate::Result;
+use crate::context::Context;
 use crate::layers::Kinks;
 use crate::model::Model;
 use crate::stage::Stage;
@@ -51,7 +52,7 @@ impl<'a> Curvature<'a> {
 
     /// The gradient.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.sweep(self.network.parts.stage), self.network.candidates, self.scored)
+        gradient(self.sweep(&self.network.context.stage), self.network.candidates, self.scored)
     }
 
     /// The Hessian times a direction, which has a tensor for each candidate.
@@ -72,9 +73,9 @@ impl<'a> Curvature<'a> {
             return ids.iter().map(|id| zeros_like(self.copy.get(*id))).collect();
         }
         let kinks = Kinks::default();
-        let plan = self.network.plan;
+        let Context { plan, ranks, .. } = self.network.context;
         let model = Model::build_held(&plan.model, plan.storage.recompute == Recompute::Block, &kinks);
-        let stage = Stage::cut(model, plan, self.network.ranks)?;
+        let stage = Stage::cut(model, plan, ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
@@ -91,7 +92,7 @@ impl<'a> Curvature<'a> {
             }
             self.move_by(direction, 0.0)?;
         }
-        let mut product = sums.take(ids, &self.copy, self.scored.sharing)?;
+        let mut product = sums.take(ids, &self.copy, self.scored.context)?;
         for sum in &mut product {
             scale_into(sum, (1.0 / (12.0 * step)) as f32)?;
         }
@@ -100,7 +101,7 @@ impl<'a> Curvature<'a> {
 
     /// The norm of the candidates' tensors, those of all stages.
     fn norm<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<f64> {
-        let Network { candidates, groups, ranks, .. } = self.network;
+        let Network { candidates, context: Context { groups, ranks, .. }, .. } = self.network;
         let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.speaks_for(**id));
         let own = squared_norm_all(&counted.map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
         Ok(ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0].sqrt())

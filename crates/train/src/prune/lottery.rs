@@ -69,13 +69,13 @@ impl Lottery {
     fn book(&mut self, network: &Network<'_>) {
         let bytes = self.early.values().map(|words| 4 * words.len()).sum();
         self.booked = None;
-        self.booked = Some(network.parts.device.host_ledger().book(Category::Workspace, bytes));
+        self.booked = Some(network.context.device.host_ledger().book(Category::Workspace, bytes));
     }
 
     /// Puts the weights back.
     fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
         if self.early.is_empty() {
-            return network.weights.initialise_again(&network.plan.model, network.plan.seed);
+            return network.weights.initialise_again(&network.context.plan.model, network.context.plan.seed);
         }
         for (name, tensor) in network.weights.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -96,9 +96,9 @@ impl Pruner for Lottery {
             self.book(network);
         }
         let (step, rewind) = (network.step, self.trainings.rewind());
-        let seed = network.plan.seed;
+        let seed = network.context.plan.seed;
         // A run may start from weights that seed and name do not give.
-        let fresh = || network.weights.are_initial(&network.plan.model, seed);
+        let fresh = || network.weights.are_initial(&network.context.plan.model, seed);
         if step == rewind && !self.rounds.kept.is_empty() && (step > 0 || !fresh()?) {
             self.remember(network)?;
         }

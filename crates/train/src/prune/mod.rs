@@ -33,13 +33,10 @@ use espalier_tensor::ops::select::{Score, keys};
 use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
-use crate::data::Order;
-use crate::parallel::Ranks;
-use crate::parallel::groups::Groups;
+use crate::context::Context;
 use crate::state::Masks;
 use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights};
-pub use gradient::Sharing;
 pub use select::Words;
 
 /// A pruning method in the course of a run.
@@ -124,12 +121,10 @@ impl Draw {
 /// A model as a method sees it.
 #[derive(Debug)]
 pub struct Network<'a> {
-    /// The run.
-    pub plan: &'a Plan,
+    /// The rank that asks: its plan, its place among the others, its part of the model, its data and its device.
+    pub context: &'a Context,
     /// Steps taken.
     pub step: u64,
-    /// Steps of the whole run.
-    pub steps: u64,
     /// Steps of one pass over the training data.
     pub epoch: u64,
     /// What may be pruned.
@@ -138,27 +133,6 @@ pub struct Network<'a> {
     pub masks: &'a Masks,
     /// The weights.
     pub weights: &'a mut Weights,
-    /// Who shares which parameter, and the other ranks.
-    pub groups: &'a Groups,
-    /// The rank's place among all.
-    pub ranks: &'a Ranks,
-    /// The model, its data and its device, to take gradients.
-    pub parts: Parts<'a>,
-    /// The order in which training samples are met.
-    pub order: &'a Order,
-}
-
-/// What a [`Sweep`] needs beside the weights.
-#[derive(Debug, Clone, Copy)]
-pub struct Parts<'a> {
-    /// The layers.
-    pub stage: &'a crate::stage::Stage,
-    /// Where samples come from.
-    pub dataset: &'a crate::data::Dataset,
-    /// Where it runs.
-    pub device: &'a espalier_tensor::Device,
-    /// The type that kernels compute in.
-    pub dtype: espalier_tensor::DType,
     /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
     pub passes: usize,
 }
@@ -166,18 +140,12 @@ pub struct Parts<'a> {
 impl Network<'_> {
     /// Now.
     pub fn moment(&self) -> Moment {
-        Moment { step: self.step, steps: self.steps, epoch: self.epoch }
-    }
-
-    /// Those that score with this rank.
-    pub fn sharing(&self) -> Sharing<'_> {
-        Sharing { ranks: self.ranks, groups: self.groups, stage: self.parts.stage }
+        Moment { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
 
     /// For passes over samples with the weights as they are now.
     pub fn sweep(&self) -> Sweep<'_> {
-        let Parts { stage, dataset, device, dtype, .. } = self.parts;
-        Sweep { stage, others: self.ranks.stages(), weights: self.weights, dataset, device, dtype }
+        self.context.sweep(self.weights)
     }
 
     /// Elements of a candidate.
@@ -187,19 +155,20 @@ impl Network<'_> {
 
     /// A sum over all stages, each parameter counted on one of them.
     pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
-        self.sum(ids.iter().filter(|id| self.groups.speaks_for(**id)).map(|id| count(*id)).sum())
+        self.sum(ids.iter().filter(|id| self.context.groups.speaks_for(**id)).map(|id| count(*id)).sum())
     }
 
     /// The squared norm of tensors that belong to some parameters, over all stages.
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
-        let own = tensors.iter().filter(|(id, _)| self.groups.speaks_for(*id)).map(|(_, tensor)| *tensor);
+        let own =
+            tensors.iter().filter(|(id, _)| self.context.groups.speaks_for(*id)).map(|(_, tensor)| *tensor);
         let own = squared_norm_all(&own.collect::<Vec<_>>())?;
-        Ok(self.ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0])
+        Ok(self.context.ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0])
     }
 
     /// A sum over all stages.
     pub fn sum(&self, own: usize) -> Result<usize> {
-        Ok(self.ranks.sum_over_stages(vec![own as u64])?[0] as usize)
+        Ok(self.context.ranks.sum_over_stages(vec![own as u64])?[0] as usize)
     }
 
     /// Elements of all candidates.
@@ -255,9 +224,9 @@ impl Network<'_> {
             |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
         let stages = select::Stages {
             places: ids.iter().map(|id| id.0).collect(),
-            speaks: ids.iter().map(|id| self.groups.speaks_for(*id)).collect(),
+            speaks: ids.iter().map(|id| self.context.groups.speaks_for(*id)).collect(),
             all: self.weights.parameters(),
-            sum: &|counts| self.ranks.sum_over_stages(counts),
+            sum: &|counts| self.context.ranks.sum_over_stages(counts),
         };
         let words = select::best_of_stages(&stages, count, walk)?;
         Ok(ids.iter().copied().zip(words).collect())

@@ -35,8 +35,8 @@ impl Moves {
 
     /// The first masks.
     pub fn start(&self, network: &Network<'_>) -> Result<Draw> {
-        let prune = network.plan.pruning.as_ref().expect("a run that prunes");
-        let kept = prune.kept_by_parameter(&network.plan.model.parameters());
+        let prune = network.context.plan.pruning.as_ref().expect("a run that prunes");
+        let kept = prune.kept_by_parameter(&network.context.plan.model.parameters());
         let mask = |id: &ParameterId| -> Result<(ParameterId, Words)> {
             let keys = network.exclude_pruned(*id, random::keys(network, *id)?)?;
             let kept = kept[id.0].expect("a candidate") as usize;
@@ -69,7 +69,7 @@ impl Moves {
             let (mut words, grown) = (staying(network, id, moving)?, growth(id, moving)?);
             debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
-            if network.groups.speaks_for(id) {
+            if network.context.groups.speaks_for(id) {
                 let before = network.masks.get(id).expect("what moves has a mask").read_words()?;
                 moved += differing(&before, &words) / 2;
             }
@@ -103,7 +103,7 @@ pub fn best_free(network: &Network<'_>, id: ParameterId, mut keys: Tensor, count
     if let Some(last) = free.last_mut().filter(|_| !len.is_multiple_of(32)) {
         *last &= (1 << (len % 32)) - 1;
     }
-    let free = Mask::new(network.parts.device, len, &free)?;
+    let free = Mask::new(&network.context.device, len, &free)?;
     apply(&mut keys, &free)?;
     select::best(&keys, count)
 }

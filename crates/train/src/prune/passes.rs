@@ -45,7 +45,7 @@ impl Network<'_> {
 
     /// Which candidates of this rank are scored in each pass.
     fn passes(&self) -> Result<Vec<Range<usize>>> {
-        let passes = self.ranks.largest(vec![self.parts.passes as u64])?[0];
+        let passes = self.context.ranks.largest(vec![self.passes as u64])?[0];
         let sizes: Vec<u64> = self.candidates.iter().map(|id| 4 * self.len(*id) as u64).collect();
         Ok(parts(&sizes, passes as usize))
     }

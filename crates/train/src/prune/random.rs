@@ -40,7 +40,7 @@ impl Pruner for Random {
 
 /// A number for each place of a parameter.
 pub fn keys(network: &Network<'_>, id: ParameterId) -> Result<Tensor> {
-    let seed = random::key(network.plan.seed, PURPOSE);
+    let seed = random::key(network.context.plan.seed, PURPOSE);
     let key = random::key(seed, name_key(network.weights.name(id)));
-    Ok(random_keys(network.parts.device, network.len(id), key)?)
+    Ok(random_keys(&network.context.device, network.len(id), key)?)
 }

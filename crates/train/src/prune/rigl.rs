@@ -12,7 +12,7 @@ use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::select::{Score, keys};
 use espalier_tensor::{Tensor, random};
 
-use super::gradient::{Scored, gradient};
+use super::gradient::{Scored, gradient, sum_over_ranks};
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words};
 use crate::Result;
@@ -33,7 +33,7 @@ impl Pruner for Rigl {
         if network.step == 0 {
             return Ok(Decision::Prune(self.0.start(network)?));
         }
-        let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
+        let Some(share) = self.0.due(network.step, network.context.steps) else { return Ok(Decision::Wait) };
         let mut growth = growth(network, share)?;
         Moves::draw(network, share, |id, _| Ok(growth.remove(&id).expect("it moves")))
     }
@@ -44,14 +44,14 @@ const PARTS: usize = 4;
 
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
-    let (batch, seed) = (network.plan.batch, network.plan.seed);
+    let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
     if batch.micro_batches > 1 {
         return growth_of_sums(network, share);
     }
     let each = batch.micro_batch;
-    let data = network.ranks.data();
+    let data = network.context.ranks.data();
     let (all, first) = (each * data.size(), each * data.rank());
-    let samples = network.order.indices(network.step * batch.samples as u64 + first as u64, each);
+    let samples = network.context.order.indices(network.step * batch.samples as u64 + first as u64, each);
     let place = Share { first, samples: each, norm_group: None };
     let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
@@ -66,14 +66,14 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
 
 /// The same from gradients that are summed over micro-batches.
 fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
-    let (batch, seed) = (network.plan.batch, network.plan.seed);
-    let samples = network.order.indices(network.step * batch.samples as u64, batch.samples);
+    let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
+    let samples = network.context.order.indices(network.step * batch.samples as u64, batch.samples);
     let scored = Scored {
         samples: &samples,
         micro_batch: batch.micro_batch,
         random: random::key(random::key(seed, network.step), 0),
         temperature: 1.0,
-        sharing: network.sharing(),
+        context: network.context,
     };
     let moves = network.candidates.iter().copied().filter(|id| moving(network, *id, share) > 0);
     let mut left: VecDeque<ParameterId> = moves.collect();
@@ -111,7 +111,7 @@ impl Growth<'_> {
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
-        let gradient = self.network.sharing().sum(id, gradient)?;
+        let gradient = sum_over_ranks(self.network.context, id, gradient)?;
         let words = best_free(self.network, id, keys(&gradient, Score::Magnitude)?, self.moving(id))?;
         self.chosen.insert(id, words);
         Ok(())
@@ -127,7 +127,7 @@ impl GradientSink for Growth<'_> {
             if self.moving(id) == 0 {
                 continue;
             }
-            if !self.network.parts.stage.model(0).tied().contains(&id) {
+            if !self.network.context.stage.model(0).tied().contains(&id) {
                 self.choose(id, gradient)?;
             } else if let Some(sum) = self.parts.get_mut(&id) {
                 add_into(sum, &gradient)?;

@@ -24,12 +24,12 @@ impl Pruner for Set {
         if network.step == 0 {
             return Ok(Decision::Prune(self.0.start(network)?));
         }
-        let Some(share) = self.0.due(network.step, network.steps) else { return Ok(Decision::Wait) };
+        let Some(share) = self.0.due(network.step, network.context.steps) else { return Ok(Decision::Wait) };
         // A place's number depends on the seed, the step, the parameter's name and the place alone.
-        let seed = random::key(random::key(network.plan.seed, PURPOSE), network.step);
+        let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
         Moves::draw(network, share, |id, count| {
             let key = random::key(seed, name_key(network.weights.name(id)));
-            best_free(network, id, random_keys(network.parts.device, network.len(id), key)?, count)
+            best_free(network, id, random_keys(&network.context.device, network.len(id), key)?, count)
         })
     }
 }

@@ -46,13 +46,14 @@ impl Snip {
     }
 
     fn gradients_of(&self, network: &Network<'_>, ids: &[ParameterId]) -> Result<Vec<Tensor>> {
-        let samples = network.order.indices(0, self.samples.min(network.parts.dataset.len(Split::Train)));
+        let samples =
+            network.context.order.indices(0, self.samples.min(network.context.dataset.len(Split::Train)));
         let scored = Scored {
             samples: &samples,
-            micro_batch: network.plan.batch.micro_batch,
-            random: random::key(network.plan.seed, PURPOSE),
+            micro_batch: network.context.plan.batch.micro_batch,
+            random: random::key(network.context.plan.seed, PURPOSE),
             temperature: 1.0,
-            sharing: network.sharing(),
+            context: network.context,
         };
         gradient(network.sweep(), ids, scored)
     }

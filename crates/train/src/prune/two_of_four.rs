@@ -32,7 +32,7 @@ impl Pruner for TwoOfFour {
             return Ok(Decision::Wait);
         }
         let mut input_first = HashSet::new();
-        network.plan.model.for_each(&mut |layer| {
+        network.context.plan.model.for_each(&mut |layer| {
             if let Layer::Linear(Linear { name, order: WeightOrder::InOut, .. }) = layer {
                 input_first.insert(format!("{name}.weight"));
             }

@@ -3,25 +3,23 @@
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
-use espalier_plan::Plan;
 use espalier_plan::schedule::{Action, Message, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::ops::update::Step;
-use espalier_tensor::{Category, DType, Device, Tensor, random};
+use espalier_tensor::{Category, Tensor, random};
 
 use super::in_flight::InFlight;
 use super::{Loss, TOTALS, Totals, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
-use crate::data::{Feed, Order, Samples};
+use crate::context::Context;
+use crate::data::Samples;
 use crate::layers::{BatchStatistics, Deferred, GradientSink, Share};
-use crate::parallel::Ranks;
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
 use crate::parallel::statistics::fold_together;
 use crate::parallel::zero::{Shared, gather_weights, step_shared};
-use crate::stage::Stage;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
 
@@ -73,14 +71,9 @@ pub(crate) struct Taken {
 
 /// What the passes and updates of a step work on.
 pub(crate) struct Scene<'a> {
-    pub plan: &'a Plan,
-    pub stage: &'a Stage,
+    pub context: &'a Context,
+    /// Who shares which parameter in this step.
     pub groups: &'a Groups,
-    pub ranks: &'a Ranks,
-    pub feed: &'a Feed,
-    pub order: &'a Order,
-    pub device: &'a Device,
-    pub dtype: DType,
     pub masks: &'a Masks,
     pub candidates: &'a [ParameterId],
     pub weights: &'a mut Weights,
@@ -102,7 +95,7 @@ pub(crate) struct Scene<'a> {
 impl Scene<'_> {
     /// Ranks along the data axis.
     fn replicas(&self) -> usize {
-        self.ranks.data().size()
+        self.context.ranks.data().size()
     }
 }
 
@@ -153,13 +146,13 @@ impl<'a> NetworkWorker<'a> {
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
     fn place(&self, micro_batch: usize) -> (u64, usize) {
-        let count = self.scene.plan.batch.micro_batches;
+        let count = self.scene.context.plan.batch.micro_batches;
         (self.scene.first_step + (micro_batch / count) as u64, micro_batch % count)
     }
 
     /// Where a micro-batch stands among the samples of its step.
     fn share(&self, micro_batch: usize) -> Share {
-        let Scene { plan, ranks, .. } = &self.scene;
+        let Context { plan, ranks, .. } = self.scene.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.part(batch);
         let synchronised = plan.batch.synchronises_norms();
@@ -169,20 +162,20 @@ impl<'a> NetworkWorker<'a> {
 
     /// The samples of a micro-batch: for the stages where they enter and where they are judged.
     fn samples(&self, micro_batch: usize) -> Samples {
-        let (step, batch) = (self.place(micro_batch).0, self.scene.plan.batch.samples as u64);
+        let (step, batch) = (self.place(micro_batch).0, self.scene.context.plan.batch.samples as u64);
         let Share { first, samples, .. } = self.share(micro_batch);
-        self.scene.order.indices(step * batch + first as u64, samples)
+        self.scene.context.order.indices(step * batch + first as u64, samples)
     }
 
     fn random(&self, micro_batch: usize) -> u64 {
         let (step, _) = self.place(micro_batch);
-        random::key(random::key(self.scene.plan.seed, step), 0)
+        random::key(random::key(self.scene.context.plan.seed, step), 0)
     }
 
     /// The number of the update that is next, from 0.
     fn update_number(&self) -> u64 {
         let each = match self.scene.updates {
-            Updates::EveryMicroBatch => self.scene.plan.batch.micro_batches as u64,
+            Updates::EveryMicroBatch => self.scene.context.plan.batch.micro_batches as u64,
             _ => 1,
         };
         self.scene.first_step * each + self.scene.flights.newest as u64
@@ -190,7 +183,7 @@ impl<'a> NetworkWorker<'a> {
 
     /// Samples whose mean is one step's loss.
     fn samples_of_a_step(&self) -> usize {
-        let batch = &self.scene.plan.batch;
+        let batch = &self.scene.context.plan.batch;
         match self.scene.updates {
             Updates::EveryMicroBatch => batch.samples / batch.micro_batches,
             // A rank that steps by itself takes the mean over its own samples.
@@ -212,7 +205,7 @@ impl<'a> NetworkWorker<'a> {
     fn micro_batches_of_an_update(&self) -> usize {
         match self.scene.updates {
             Updates::EveryMicroBatch => 1,
-            _ => self.scene.plan.batch.micro_batches,
+            _ => self.scene.context.plan.batch.micro_batches,
         }
     }
 
@@ -220,7 +213,7 @@ impl<'a> NetworkWorker<'a> {
     /// whatever the order of the schedule.
     fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
         let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
-        let Scene { plan, groups, ranks, .. } = self.scene;
+        let Scene { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
         let weights = &mut *self.scene.weights;
         let is_ghost = plan.batch.norm_group.is_some();
         measured.sort_by_key(|(micro_batch, _)| *micro_batch);
@@ -248,7 +241,7 @@ impl<'a> NetworkWorker<'a> {
 
     /// Whether the loss of an update is finite on all replicas of the stage that has it.
     fn is_finite_everywhere(&self, own: Totals) -> Result<bool> {
-        let ranks = self.scene.ranks;
+        let ranks = &self.scene.context.ranks;
         if ranks.relay().rank() + 1 < ranks.relay().size() {
             return Ok(true);
         }
@@ -260,7 +253,7 @@ impl<'a> NetworkWorker<'a> {
     /// one. The verdict comes with the gradients from the stage behind and goes on to the one before; of 2BW, whose new
     /// weights nobody needs for a batch, the first stage tells all ([`NetworkWorker::commit`]).
     fn pass_verdict(&self, own: bool) -> Result<bool> {
-        let (stages, mut finite) = (self.scene.ranks.relay(), own);
+        let (stages, mut finite) = (self.scene.context.ranks.relay(), own);
         if stages.rank() + 1 < stages.size() {
             finite &= stages.receive(vec![0u64], stages.rank() + 1, VERDICT)?[0] > 0;
         }
@@ -280,7 +273,7 @@ impl<'a> NetworkWorker<'a> {
     pub fn commit(&mut self) -> Result<()> {
         let Some(waiting) = self.scene.flights.waiting.take() else { return Ok(()) };
         let Waiting { sums, grad_norm, lr, statistics } = waiting;
-        let stages = self.scene.ranks.relay();
+        let stages = self.scene.context.ranks.relay();
         let finite = stages.receive(vec![0u64], 0, DECIDED)?[0] > 0;
         let mut gradients = Gradients::new(self.scene.masks);
         sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
@@ -299,7 +292,7 @@ impl<'a> NetworkWorker<'a> {
         if !finite {
             return Ok(());
         }
-        let Scene { plan, groups, ranks, masks, .. } = self.scene;
+        let Scene { context: Context { plan, ranks, .. }, groups, masks, .. } = self.scene;
         let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         scene.progress.updates += 1;
@@ -324,22 +317,22 @@ impl<'a> NetworkWorker<'a> {
 
 fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
     let mut gradients = Gradients::new(scene.masks);
-    if scene.plan.storage.accumulates {
-        gradients = gradients.accumulating(scene.dtype);
+    if scene.context.plan.storage.accumulates {
+        gradients = gradients.accumulating(scene.context.dtype);
     }
     // All parts know what is tied anywhere.
-    let tied = scene.stage.model(0).tied();
-    if scene.plan.optimization.noise_scale {
+    let tied = scene.context.stage.model(0).tied();
+    if scene.context.plan.optimization.noise_scale {
         gradients = gradients.measuring(tied.clone());
     }
-    Reducing::new(gradients, scene.groups, tied).sharing(scene.plan.sharing.is_sharded())
+    Reducing::new(gradients, scene.groups, tied).sharing(scene.context.plan.sharing.is_sharded())
 }
 
 fn missing(scene: &Scene<'_>) -> Vec<usize> {
-    let chunks = scene.stage.chunks().iter();
+    let chunks = scene.context.stage.chunks().iter();
     match scene.updates {
         Updates::EveryMicroBatch => chunks.map(|_| 1).collect(),
-        _ => chunks.map(|chunk| scene.stage.placement().routed(chunk.pipeline).count()).collect(),
+        _ => chunks.map(|chunk| scene.context.stage.placement().routed(chunk.pipeline).count()).collect(),
     }
 }
 
@@ -368,7 +361,7 @@ impl Worker for NetworkWorker<'_> {
             self.commit()?;
         }
         let (share, random) = (self.share(micro_batch), self.random(micro_batch));
-        let Scene { stage, feed, ref weights, ref flights, .. } = self.scene;
+        let Scene { context: Context { stage, feed, .. }, ref weights, ref flights, .. } = self.scene;
         let model = stage.model(chunk);
         let (mut inputs, mut targets) = (input, None);
         if model.is_first() || model.is_last() {
@@ -398,7 +391,7 @@ impl Worker for NetworkWorker<'_> {
         self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
         let (mut put_off, mut sent) = (Deferred::default(), None);
         let run = |worker: &mut Self| {
-            let Scene { stage, ref weights, ref flights, .. } = worker.scene;
+            let Scene { context: Context { stage, .. }, ref weights, ref flights, .. } = worker.scene;
             let (model, weights) = (stage.model(chunk), version(weights, flights, work.version));
             let sink: &mut dyn GradientSink = if whole { &mut worker.sink } else { &mut put_off };
             let returned = passing.backward(model, weights, gradient, loss, sink)?;
@@ -417,8 +410,8 @@ impl Worker for NetworkWorker<'_> {
     }
 
     fn room(&mut self, message: &Message) -> Result<Tensor> {
-        let Scene { plan, stage, device, dtype, .. } = self.scene;
-        stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, dtype)
+        let Context { plan, stage, device, dtype, .. } = self.scene.context;
+        stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
@@ -461,7 +454,7 @@ impl NetworkWorker<'_> {
             let shape = masks.compressing(id).map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
             Ok(Tensor::zeros(&weight.device(), &shape, weight.dtype(), Category::Gradients)?)
         };
-        self.sink.send_all(self.scene.stage.parameters(chunk), zeros)
+        self.sink.send_all(self.scene.context.stage.parameters(chunk), zeros)
     }
 
     /// Waits for the sums of this update's gradients.
@@ -491,7 +484,7 @@ impl NetworkWorker<'_> {
             of_update.add(Totals::of(sum.read()?, predictions));
         }
         self.outcome.totals.add(of_update);
-        let Scene { plan, groups, ranks, .. } = self.scene;
+        let Scene { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
         let scene = &self.scene;
         let sharded = plan.sharing.is_sharded();
         let mut squares = match sharded {
@@ -529,7 +522,7 @@ impl NetworkWorker<'_> {
         self.outcome.grad_norm = settled.grad_norm;
         let bytes = self.scene.candidates.iter().map(|id| settled.gradients.bytes(*id));
         self.outcome.gradient_bytes = bytes.sum();
-        let behind = self.scene.ranks.relay().rank() > 0;
+        let behind = self.scene.context.ranks.relay().rank() > 0;
         if behind && self.scene.updates == Updates::DoubleBuffered {
             let ids = settled.gradients.ids();
             let sums = ids.filter_map(|id| Some((id, settled.gradients.take(id)?))).collect();

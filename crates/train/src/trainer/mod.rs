@@ -15,19 +15,19 @@ use std::time::Instant;
 
 use espalier_comm::{Reduce, Sent};
 use espalier_plan::schedule::Updates;
-use espalier_plan::spec::Precision;
 use espalier_plan::{Plan, Scoring};
-use espalier_tensor::{DType, Device};
+use espalier_tensor::Device;
 
 use crate::Result;
-use crate::data::{Dataset, Feed, Order, Split, spread};
+use crate::context::Context;
+use crate::data::{Dataset, Split, spread};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
 use crate::prune::{self, Decision, Observation, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, Flights, NetworkWorker, Scene, Sweep, TOTALS, Taken, Totals, Trace};
+use crate::step::{Executor, Flights, NetworkWorker, Scene, TOTALS, Taken, Totals, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
@@ -37,15 +37,7 @@ pub use crate::checkpoint::Progress;
 /// A model in training.
 #[derive(Debug)]
 pub struct Trainer {
-    plan: Plan,
-    steps: u64,
-    device: Device,
-    dtype: DType,
-    dataset: Arc<Dataset>,
-    feed: Feed,
-    order: Order,
-    stage: Stage,
-    groups: Groups,
+    context: Context,
     executor: Executor,
     flights: Flights,
     /// Steps that had been taken when the executor's list began.
@@ -68,8 +60,6 @@ pub struct Trainer {
     progress: Progress,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
-    /// Its place among all.
-    ranks: Ranks,
     /// What a step sent to them, of late.
     sent: Sent,
     /// Where ranks go apart: after how many steps they last were the same, and what had been sent by then.
@@ -150,49 +140,36 @@ impl Trainer {
         device: &Device,
         ranks: Ranks,
     ) -> Result<Trainer> {
-        let dataset = dataset.into();
-        let dtype = dtype_of(plan.storage.precision);
-        let held = Stage::held(&plan, &ranks)?;
-        let weights = Weights::initialise_held(&plan.model, &held, device, dtype, plan.seed)?;
-        let candidates: Vec<ParameterId> =
-            candidates(&plan).into_iter().filter(|id| weights.holds(*id)).collect();
-        let steps = plan.total_steps(dataset.len(Split::Train)) as u64;
-        let stage = Stage::new(&plan, &ranks)?;
-        let groups = Groups::form(&plan, stage.placement(), &ranks)?;
+        let context = Context::new(plan, dataset, device, ranks)?;
+        let Context { plan, ranks, dtype, steps, .. } = &context;
+        let held = Stage::held(plan, ranks)?;
+        let weights = Weights::initialise_held(&plan.model, &held, device, *dtype, plan.seed)?;
+        let candidates = candidates(plan).into_iter().filter(|id| weights.holds(*id)).collect();
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
         if !ranks.is_alone() && plan.batch.synchronises_norms() {
             // Replicas that took what arrived would meet in their batch norms in different orders.
             executor = executor.in_order();
         }
         let mut trainer = Trainer {
-            steps,
-            order: Order::new(plan.seed, dataset.len(Split::Train)),
-            feed: Feed::new(dataset.clone(), device, dtype),
-            stage,
-            groups,
             executor,
             flights: Flights::default(),
             list_began: 0,
             masks: Masks::new(weights.parameters(), plan.storage.compressed),
-            pruner: prune::pruner(&plan, steps)?,
+            pruner: prune::pruner(plan, *steps)?,
             scoring: None,
             memory: None,
-            sparse: sparse_products(&plan, &weights, device)?,
+            sparse: sparse_products(plan, &weights, device)?,
             optimizer: None,
             progress: Progress::default(),
             gradient_bytes: 0,
-            ranks,
             sent: Sent::default(),
             together: Default::default(),
             nobody: Groups::default(),
             fault: None,
-            device: device.clone(),
-            dtype,
             weights,
             candidates,
             kept: Vec::new(),
-            dataset,
-            plan,
+            context,
         };
         trainer.count_kept()?;
         Ok(trainer)
@@ -200,7 +177,7 @@ impl Trainer {
 
     /// Steps of the whole run.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.context.steps
     }
 
     /// Where the run stands.
@@ -220,12 +197,12 @@ impl Trainer {
 
     /// The device.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.context.device
     }
 
     /// Its place among all ranks.
     pub fn ranks(&self) -> &Ranks {
-        &self.ranks
+        &self.context.ranks
     }
 
     /// How the pruner scored, where it did so by gradients of all candidates.
@@ -255,14 +232,14 @@ impl Trainer {
         self.ready_optimizer()?;
         self.begin_list()?;
         let (position, length) = match &self.pruner {
-            Some(pruner) => pruner.position(self.progress.step, self.steps),
-            None => (self.progress.step, self.steps),
+            Some(pruner) => pruner.position(self.progress.step, self.context.steps),
+            None => (self.progress.step, self.context.steps),
         };
-        let lr = self.plan.optimization.learning_rate.at(position as usize, length as usize);
-        let before = self.ranks.sent();
+        let lr = self.context.plan.optimization.learning_rate.at(position as usize, length as usize);
+        let before = self.context.ranks.sent();
         let updates = self.updates();
         let count = match updates {
-            Updates::EveryMicroBatch => self.plan.batch.micro_batches,
+            Updates::EveryMicroBatch => self.context.plan.batch.micro_batches,
             _ => 1,
         };
         let mut penalty = self.pruner.as_ref().and_then(|pruner| pruner.penalty());
@@ -272,14 +249,8 @@ impl Trainer {
         let local = self.is_local();
         self.progress.step += 1;
         let mut worker = NetworkWorker::new(Scene {
-            plan: &self.plan,
-            stage: &self.stage,
-            groups: if local { &self.nobody } else { &self.groups },
-            ranks: &self.ranks,
-            feed: &self.feed,
-            order: &self.order,
-            device: &self.device,
-            dtype: self.dtype,
+            context: &self.context,
+            groups: if local { &self.nobody } else { &self.context.groups },
             masks: &self.masks,
             candidates: &self.candidates,
             weights: &mut self.weights,
@@ -304,19 +275,22 @@ impl Trainer {
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
         if is_at_rest && updates != Updates::Flush {
             // The first stage has heard every verdict; what it has counted is what a checkpoint says.
-            let counts =
-                self.ranks.relay().broadcast(vec![self.progress.updates, self.progress.bad_steps], 0)?;
+            let counts = self
+                .context
+                .ranks
+                .relay()
+                .broadcast(vec![self.progress.updates, self.progress.bad_steps], 0)?;
             (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
         }
         if !local {
-            self.sent = self.ranks.sent() - before;
-            self.together = (self.progress.step, self.ranks.sent());
+            self.sent = self.context.ranks.sent() - before;
+            self.together = (self.progress.step, self.context.ranks.sent());
         }
-        if self.plan.sharing.averages_after(self.progress.step) {
+        if self.context.plan.sharing.averages_after(self.progress.step) {
             self.come_together()?;
         }
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
-        self.device.synchronize()?;
+        self.context.device.synchronize()?;
         Ok(StepReport {
             step: self.progress.step,
             loss: totals.loss(),
@@ -342,25 +316,29 @@ impl Trainer {
     pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
         self.come_together()?;
-        let all = self.dataset.len(Split::Validation);
-        let count = self.plan.timetable.eval_samples.map_or(all, |samples| samples.min(all));
+        let all = self.context.dataset.len(Split::Validation);
+        let count = self.context.plan.timetable.eval_samples.map_or(all, |samples| samples.min(all));
         if count == 0 {
             return Ok(None);
         }
         let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, spread(i, count, all))).collect();
         // As many micro-batches are under way as there are stages.
-        let at_once = self.plan.batch.micro_batch * self.stage.placement().ranks();
+        let at_once = self.context.plan.batch.micro_batch * self.context.stage.placement().ranks();
         let mut groups = samples.chunks(at_once);
         let mut totals = Totals::default();
         self.progress.evaluation_due = true;
         // All ask as often as the rank with most to do.
-        let rounds = self.ranks.largest(vec![groups.len() as u64])?[0];
+        let rounds = self.context.ranks.largest(vec![groups.len() as u64])?[0];
         for _ in 0..rounds {
-            if self.ranks.any(stop())? {
+            if self.context.ranks.any(stop())? {
                 return Ok(None);
             }
             if let Some(samples) = groups.next() {
-                totals.add(self.sweep().evaluate(samples, self.plan.batch.micro_batch)?);
+                totals.add(
+                    self.context
+                        .sweep(&self.weights)
+                        .evaluate(samples, self.context.plan.batch.micro_batch)?,
+                );
             }
         }
         self.progress.evaluation_due = false;
@@ -395,7 +373,7 @@ impl Trainer {
 
     /// When weights change.
     fn updates(&self) -> Updates {
-        self.plan.pipeline.updates()
+        self.context.plan.pipeline.updates()
     }
 
     /// A drill: this rank's gradient of an update, counted from 0, will not be finite.
@@ -409,11 +387,11 @@ impl Trainer {
             return Ok(());
         }
         let step = self.progress.step;
-        match self.plan.pipeline.is_asynchronous() {
+        match self.context.plan.pipeline.is_asynchronous() {
             false => self.executor.rewind(),
             true => {
                 let batches = self.next_rest(step) - step;
-                self.executor.load(self.plan.schedule(batches as usize)?);
+                self.executor.load(self.context.plan.schedule(batches as usize)?);
             }
         }
         self.flights.restart();
@@ -424,14 +402,18 @@ impl Trainer {
     /// The next step after which an asynchronous pipeline runs empty: a function of the run file alone, so that a run that
     /// is resumed does what it would have done.
     fn next_rest(&self, step: u64) -> u64 {
-        let drain = self.plan.pipeline.drain;
-        let next = [Some((step / drain + 1) * drain), self.plan.timetable.next_look(step), Some(self.steps)];
+        let drain = self.context.plan.pipeline.drain;
+        let next = [
+            Some((step / drain + 1) * drain),
+            self.context.plan.timetable.next_look(step),
+            Some(self.context.steps),
+        ];
         next.into_iter().flatten().min().expect("the end of the run is one")
     }
 
     /// Brings what came of a step from where the model ends to rank 0, without anybody waiting for a rank behind it.
     fn pass_on(&self, own: Totals) -> Result<Totals> {
-        let ranks = &self.ranks;
+        let ranks = &self.context.ranks;
         let (stages, last) = (ranks.relay(), ranks.relay().size() - 1);
         let mut totals = own;
         if stages.rank() == last {
@@ -447,23 +429,23 @@ impl Trainer {
 
     /// Which of so many samples are this rank's.
     fn part(&self, samples: usize) -> Range<usize> {
-        self.ranks.part(samples)
+        self.context.ranks.part(samples)
     }
 
     /// What came of the passes of all ranks.
     fn sum(&self, own: Totals) -> Result<Totals> {
-        Ok(Totals::from_numbers(&self.ranks.sum(own.to_numbers())?))
+        Ok(Totals::from_numbers(&self.context.ranks.sum(own.to_numbers())?))
     }
 
     /// Those who share out the optimizer's state, where they do.
     fn sharing(&self) -> Option<&Groups> {
-        Some(&self.groups).filter(|_| self.plan.sharing.is_sharded())
+        Some(&self.context.groups).filter(|_| self.context.plan.sharing.is_sharded())
     }
 
     /// Makes the optimizer's state, once it is known what is kept.
     fn ready_optimizer(&mut self) -> Result<()> {
         if self.optimizer.is_none() {
-            let fresh = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
+            let fresh = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
             self.optimizer = Some(fresh);
         }
         Ok(())
@@ -471,7 +453,7 @@ impl Trainer {
 
     /// Whether this rank takes the next step by itself.
     fn is_local(&self) -> bool {
-        !self.ranks.is_alone() && self.plan.sharing.is_local_at(self.progress.step)
+        !self.context.ranks.is_alone() && self.context.plan.sharing.is_local_at(self.progress.step)
     }
 
     /// Whether all ranks hold the same weights and state.
@@ -485,11 +467,11 @@ impl Trainer {
         if self.is_together() {
             return Ok(());
         }
-        let ranks = self.ranks.clone();
+        let ranks = self.context.ranks.clone();
         if let Some(optimizer) = &mut self.optimizer {
             average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
         }
-        self.groups.average_statistics(&mut self.weights)?;
+        self.context.groups.average_statistics(&mut self.weights)?;
         // One that skipped a step has counted it alone.
         let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
         (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
@@ -497,17 +479,6 @@ impl Trainer {
         self.sent = (sent - self.together.1).per(step - self.together.0);
         self.together = (step, sent);
         Ok(())
-    }
-
-    fn sweep(&self) -> Sweep<'_> {
-        Sweep {
-            stage: &self.stage,
-            others: self.ranks.stages(),
-            weights: &self.weights,
-            dataset: &self.dataset,
-            device: &self.device,
-            dtype: self.dtype,
-        }
     }
 }
 
@@ -519,12 +490,4 @@ fn candidates(plan: &Plan) -> Vec<ParameterId> {
     };
     let parameters = plan.model.parameters();
     parameters.iter().enumerate().filter(|(_, p)| covered(p)).map(|(i, _)| ParameterId(i)).collect()
-}
-
-/// The type that kernels compute in.
-fn dtype_of(precision: Precision) -> DType {
-    match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::Bf16,
-    }
 }

@@ -12,7 +12,7 @@ use espalier_tensor::{Device, Mask};
 
 use super::{Pruned, Trainer};
 use crate::data::Split;
-use crate::prune::{self, Decision, Draw, Moment, Network, Parts};
+use crate::prune::{self, Decision, Draw, Moment, Network};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
@@ -31,12 +31,12 @@ impl Trainer {
     /// Counts them, each on one stage.
     pub(super) fn count_kept(&mut self) -> Result<()> {
         let mut counts = vec![0; 2 * self.weights.parameters()];
-        for id in self.candidates.iter().filter(|id| self.groups.speaks_for(**id)) {
+        for id in self.candidates.iter().filter(|id| self.context.groups.speaks_for(**id)) {
             let len = self.weights.get(*id).len();
             counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
             counts[2 * id.0 + 1] = len as u64;
         }
-        let counts = self.ranks.sum_over_stages(counts)?;
+        let counts = self.context.ranks.sum_over_stages(counts)?;
         let layers = counts.chunks(2).enumerate().filter(|(_, layer)| layer[1] > 0);
         let layer = |(i, layer): (usize, &[u64])| {
             let name = self.weights.name(ParameterId(i)).to_owned();
@@ -48,7 +48,7 @@ impl Trainer {
 
     /// The candidates of which fewer than one in a hundred is left; where no more is asked for, fewer than half of it.
     fn thin(&self) -> Vec<KeptOfLayer> {
-        let wanted = self.plan.pruning.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
+        let wanted = self.context.plan.pruning.as_ref().map_or(1.0, |prune| 1.0 - prune.sparsity);
         let least = if wanted > 0.01 { 0.01 } else { wanted / 2.0 };
         self.kept.iter().filter(|layer| layer.kept > 0 && layer.share() < least).cloned().collect()
     }
@@ -73,7 +73,7 @@ impl Trainer {
                 self.masks.get(id).map_or(0, Mask::bytes) + pattern
             }),
         ];
-        let held = self.ranks.sum_over_stages(held)?;
+        let held = self.context.ranks.sum_over_stages(held)?;
         let each = |bytes: u64| bytes as f64 / held[0].max(1) as f64;
         Ok(StateBytes {
             weights: each(held[1]),
@@ -85,7 +85,7 @@ impl Trainer {
 
     /// What the pruning method does after so many steps.
     pub(super) fn ask_pruner(&mut self, step: u64) -> Result<Decision> {
-        let Moment { steps, epoch, .. } = self.moment(step);
+        let Moment { epoch, .. } = self.moment(step);
         if self.looks(step) {
             tracing::info!("asks the pruning method after {step} steps");
             self.come_together()?;
@@ -93,23 +93,13 @@ impl Trainer {
         }
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
         let mut network = Network {
-            plan: &self.plan,
+            context: &self.context,
             step,
-            steps,
             epoch,
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
-            groups: &self.groups,
-            ranks: &self.ranks,
-            parts: Parts {
-                stage: &self.stage,
-                dataset: &self.dataset,
-                device: &self.device,
-                dtype: self.dtype,
-                passes: self.scoring.map_or(1, |scoring| scoring.passes),
-            },
-            order: &self.order,
+            passes: self.scoring.map_or(1, |scoring| scoring.passes),
         };
         let decision = pruner.before_step(&mut network);
         self.pruner = Some(pruner);
@@ -117,8 +107,8 @@ impl Trainer {
     }
 
     fn moment(&self, step: u64) -> Moment {
-        let epoch = (self.dataset.len(Split::Train) / self.plan.batch.samples).max(1) as u64;
-        Moment { step, steps: self.steps, epoch }
+        let epoch = (self.context.dataset.len(Split::Train) / self.context.plan.batch.samples).max(1) as u64;
+        Moment { step, steps: self.context.steps, epoch }
     }
 
     fn looks(&self, step: u64) -> bool {
@@ -127,8 +117,8 @@ impl Trainer {
 
     /// How candidates are scored by gradients in what memory there is, where the method does so.
     fn scoring_in_memory(&self) -> Result<Option<Scoring>> {
-        let memory = self.memory.or_else(|| prune::memory(&self.device, self.ranks.size()));
-        self.plan.scoring(memory).map_err(Error::Plan)
+        let memory = self.memory.or_else(|| prune::memory(&self.context.device, self.context.ranks.size()));
+        self.context.plan.scoring(memory).map_err(Error::Plan)
     }
 
     /// How all candidates are scored by gradients before the next step, where they are: it may take as long as many steps.
@@ -138,7 +128,7 @@ impl Trainer {
 
     /// Puts weights and state under new masks, one parameter at a time.
     pub(super) fn apply(&mut self, draw: Draw) -> Result<Pruned> {
-        let before = self.device.ledger().total();
+        let before = self.context.device.ledger().total();
         let mut drawn = Drawn::of(self.weights.parameters());
         if draw.reset_state {
             self.optimizer = None;
@@ -147,10 +137,10 @@ impl Trainer {
         }
         for (id, words) in draw.masks {
             let weight = self.weights.get_mut(id);
-            let mask = Mask::new(&self.device, weight.len(), &words)?;
+            let mask = Mask::new(&self.context.device, weight.len(), &words)?;
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
-                let group = self.groups.of(id);
+                let group = self.context.groups.of(id);
                 optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
             }
             drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
@@ -162,10 +152,10 @@ impl Trainer {
                 drawn.add(id, Fate::Sparse);
             }
         }
-        if !self.ranks.is_alone() {
-            self.ranks.agree("pruning masks", &self.masks.hash()?)?;
+        if !self.context.ranks.is_alone() {
+            self.context.ranks.agree("pruning masks", &self.masks.hash()?)?;
         }
-        drawn.counts = self.ranks.sum_over_stages(drawn.counts)?;
+        drawn.counts = self.context.ranks.sum_over_stages(drawn.counts)?;
         self.count_kept()?;
         Ok(Pruned {
             kept: self.kept(),
@@ -175,7 +165,7 @@ impl Trainer {
             distances: draw.distances,
             form: drawn.forms(),
             sparse: drawn.met(Fate::Sparse).count(),
-            bytes: (before, self.device.ledger().total()),
+            bytes: (before, self.context.device.ledger().total()),
         })
     }
 
@@ -196,7 +186,7 @@ impl Trainer {
 
     /// Prunes now, whatever the run's own time for it.
     pub fn prune(&mut self) -> Result<Option<Pruned>> {
-        let at = self.plan.pruning.as_ref().map_or(0, |prune| prune.method.at());
+        let at = self.context.plan.pruning.as_ref().map_or(0, |prune| prune.method.at());
         match self.ask_pruner(at)? {
             Decision::Prune(draw) => self.apply(draw).map(Some),
             Decision::Wait | Decision::Look(_) => Ok(None),

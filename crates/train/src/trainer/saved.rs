@@ -29,12 +29,12 @@ impl Trainer {
         files.extend(
             [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
         );
-        checkpoints.save(&self.progress, files, &self.ranks)
+        checkpoints.save(&self.progress, files, &self.context.ranks)
     }
 
     /// Goes back to the newest whole checkpoint, if there is one. All ranks must.
     pub fn load(&mut self, checkpoints: &Checkpoints, report: impl FnMut(&Error)) -> Result<Option<PathBuf>> {
-        let Some(whole) = checkpoints.latest(&self.ranks, report)? else { return Ok(None) };
+        let Some(whole) = checkpoints.latest(&self.context.ranks, report)? else { return Ok(None) };
         self.restore(&whole)?;
         Ok(Some(whole.path().to_owned()))
     }
@@ -42,14 +42,14 @@ impl Trainer {
     /// Goes back to a checkpoint. All ranks must.
     pub fn restore(&mut self, whole: &Whole) -> Result<()> {
         self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, self.sharing())?;
+        let mut optimizer = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
         whole.fill(&mut [self.weights.wanted(), optimizer.wanted()])?;
         if let Some(pruner) = &mut self.pruner {
             pruner.load(whole.words(PRUNER)?);
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
-        self.together = (self.progress.step, self.ranks.sent());
+        self.together = (self.progress.step, self.context.ranks.sent());
         Ok(())
     }
 
@@ -64,7 +64,7 @@ impl Trainer {
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
     pub fn refuse_more_pruned(&self, whole: &Whole) -> Result<()> {
         let (kept, all) = self.kept();
-        let wanted = self.plan.pruning.as_ref().map(|prune| prune.sparsity);
+        let wanted = self.context.plan.pruning.as_ref().map(|prune| prune.sparsity);
         if let Some(sparsity) = wanted.filter(|sparsity| self.is_pruned_beyond(*sparsity)) {
             return Err(whole.refuse(format!(
                 "it is pruned already to {:.4} ({kept} of {all} weights are left), and this run prunes to {sparsity}",
@@ -89,7 +89,7 @@ impl Trainer {
             if words.len() != len.div_ceil(32) || ragged {
                 return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
             }
-            self.set_mask(id, Mask::new(&self.device, len, &words)?)?;
+            self.set_mask(id, Mask::new(&self.context.device, len, &words)?)?;
         }
         if let Some(name) = stored.into_keys().next() {
             return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));

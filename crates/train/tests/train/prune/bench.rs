@@ -1,13 +1,11 @@
 //! A network outside of any run, to be shown to a method by hand, and a small perceptron worked out in f64.
 
 use espalier_plan::Plan;
-use espalier_tensor::{DType, Device, Mask};
-use espalier_train::data::{Dataset, Inputs, Order, Split};
-use espalier_train::model::Model;
+use espalier_tensor::Mask;
+use espalier_train::context::Context;
+use espalier_train::data::{Dataset, Inputs, Split};
 use espalier_train::parallel::Ranks;
-use espalier_train::parallel::groups::Groups;
-use espalier_train::prune::{Decision, Draw, Network, Parts, Pruner, Words, is_kept};
-use espalier_train::stage::Stage;
+use espalier_train::prune::{Decision, Draw, Network, Pruner, Words, is_kept};
 use espalier_train::state::Masks;
 use espalier_train::weights::{ParameterId, Weights};
 
@@ -15,18 +13,11 @@ use crate::support::{Base, prepare, tiny_cnn};
 
 /// All that a [`Network`] borrows.
 pub struct Bench {
-    pub plan: Plan,
-    pub dataset: Dataset,
-    pub device: Device,
-    pub dtype: DType,
-    pub stage: Stage,
-    pub groups: Groups,
+    pub context: Context,
     pub weights: Weights,
     pub masks: Masks,
-    pub order: Order,
     pub candidates: Vec<ParameterId>,
     pub passes: usize,
-    ranks: Ranks,
 }
 
 impl Bench {
@@ -34,43 +25,27 @@ impl Bench {
         let (plan, dataset, device) = prepare(base, 2);
         let prune = plan.pruning.as_ref().expect("a run file with pruning");
         let covered = plan.model.parameters().iter().map(|p| prune.covers(p)).collect::<Vec<_>>();
-        let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
+        let context = Context::new(plan, dataset, &device, Ranks::alone()).unwrap();
+        let Context { plan, dtype, .. } = &context;
         Bench {
-            dtype,
-            stage: Stage::whole(Model::build(&plan.model, false), &plan),
-            groups: Groups::default(),
-            weights: Weights::initialise(&plan.model, &device, dtype, plan.seed).unwrap(),
+            weights: Weights::initialise(&plan.model, &device, *dtype, plan.seed).unwrap(),
             masks: Masks::new(covered.len(), false),
-            order: Order::new(plan.seed, dataset.len(Split::Train)),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
             passes: 1,
-            ranks: Ranks::alone(),
-            plan,
-            dataset,
-            device,
+            context: Context { steps: 100, ..context },
         }
     }
 
     /// The network before step `step` of a hundred, ten of them an epoch.
     pub fn network(&mut self, step: u64) -> Network<'_> {
         Network {
-            plan: &self.plan,
+            context: &self.context,
             step,
-            steps: 100,
             epoch: 10,
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
-            groups: &self.groups,
-            ranks: &self.ranks,
-            parts: Parts {
-                stage: &self.stage,
-                dataset: &self.dataset,
-                device: &self.device,
-                dtype: self.dtype,
-                passes: self.passes,
-            },
-            order: &self.order,
+            passes: self.passes,
         }
     }
 
@@ -102,7 +77,7 @@ impl Bench {
         for (id, words) in draw.masks {
             let kept = values_where(&self.values(id), &words);
             self.set(id, &kept);
-            self.masks.set(id, Mask::new(&self.device, kept.len(), &words).unwrap());
+            self.masks.set(id, Mask::new(&self.context.device, kept.len(), &words).unwrap());
         }
     }
 }

@@ -54,7 +54,7 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
         micro_batch: samples.len(),
         random: 0,
         temperature,
-        sharing: network.sharing(),
+        context: network.context,
     };
     let mut curvature = Curvature::new(&network, scored).unwrap();
     let direction = curvature.gradient().unwrap();

@@ -23,8 +23,8 @@ fn snip_keeps_the_largest_products_of_weight_and_gradient() {
     let mut bench = Bench::new(&perceptron(&["prune.method=snip"]));
     let (parameters, candidates) = bench.flat();
     assert_eq!(candidates.len(), 110);
-    let picks = bench.order.indices(0, 20);
-    let gradient = Reference::new(&bench.dataset, &picks, 1.0).gradient(&parameters, &candidates);
+    let picks = bench.context.order.indices(0, 20);
+    let gradient = Reference::new(&bench.context.dataset, &picks, 1.0).gradient(&parameters, &candidates);
     let mut snip = Snip { sparsity: 0.8, samples: 20 };
     let computed = snip.gradients(&bench.network(0)).unwrap();
     let computed: Vec<f32> = computed.iter().flat_map(|g| g.to_f32()).collect();
@@ -53,10 +53,10 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
             };
             let picks = grasp.chosen(&bench.network(0));
             let labels: Vec<u32> =
-                picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i).unwrap()).collect();
+                picks.iter().map(|(_, i)| bench.context.dataset.label(Split::Train, *i).unwrap()).collect();
             assert!((0..10).all(|class| labels.iter().filter(|label| **label == class).count() == 2));
 
-            let mut reference = Reference::new(&bench.dataset, &picks, temperature);
+            let mut reference = Reference::new(&bench.context.dataset, &picks, temperature);
             if activation == "relu" {
                 reference = reference.with_relu(&parameters);
             }
@@ -87,10 +87,10 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
 #[test]
 fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
-    let picks = bench.order.indices(0, 12);
+    let picks = bench.context.order.indices(0, 12);
     let network = bench.network(0);
-    let sharing = network.sharing();
-    let scored = Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, sharing };
+    let scored =
+        Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, context: network.context };
     let mut curvature = Curvature::new(&network, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
@@ -119,7 +119,7 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
 #[test]
 fn a_plain_set_is_balanced_and_text_has_plain_samples() {
     let label = |bench: &Bench, picks: &[(u64, usize)], class| {
-        let labels = picks.iter().map(|(_, i)| bench.dataset.label(Split::Train, *i));
+        let labels = picks.iter().map(|(_, i)| bench.context.dataset.label(Split::Train, *i));
         labels.filter(|label| *label == Some(class)).count()
     };
     let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0, score: FlowScore::Signed };
@@ -130,10 +130,10 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
     let counts: Vec<usize> = (0..10).map(|class| label(&bench, &picks, class)).collect();
     assert_eq!(counts, [2, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
     let picks = grasp(100_000).chosen(&bench.network(0));
-    assert_eq!(picks.len(), bench.dataset.len(Split::Train), "all there are");
+    assert_eq!(picks.len(), bench.context.dataset.len(Split::Train), "all there are");
     let mut text = Bench::new(&tiny_gpt(&["prune.method=grasp"]));
-    assert_eq!(grasp(0).chosen(&text.network(0)), text.order.indices(0, 10));
-    assert_eq!(grasp(7).chosen(&text.network(0)), text.order.indices(0, 7));
+    assert_eq!(grasp(0).chosen(&text.network(0)), text.context.order.indices(0, 10));
+    assert_eq!(grasp(7).chosen(&text.network(0)), text.context.order.indices(0, 7));
 }
 
 #[test]
@@ -158,21 +158,21 @@ fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
             let base = base.set(format!("prune.method={method}")).set(format!("train.precision={precision}"));
             let drawn = |memory: Option<u64>| {
                 let mut bench = Bench::new(&base);
-                let scoring = bench.plan.scoring(memory).unwrap().unwrap();
+                let scoring = bench.context.plan.scoring(memory).unwrap().unwrap();
                 bench.passes = scoring.passes;
-                let mut pruner = pruner(&bench.plan, 100).unwrap().unwrap();
+                let mut pruner = pruner(&bench.context.plan, 100).unwrap().unwrap();
                 let masks = bench.draw(&mut *pruner, 0).masks;
                 assert_eq!(
-                    bench.device.ledger().peak(Category::Scoring) as u64,
+                    bench.context.device.ledger().peak(Category::Scoring) as u64,
                     scoring.bytes,
                     "{method} {precision}"
                 );
-                assert_eq!(bench.device.ledger().current(Category::Scoring), 0);
+                assert_eq!(bench.context.device.ledger().current(Category::Scoring), 0);
                 (scoring, masks)
             };
             let (one, masks) = drawn(None);
             assert_eq!(one.passes, 1);
-            let plan = Bench::new(&base).plan;
+            let plan = Bench::new(&base).context.plan;
             let least = least_memory(&plan);
             let (many, same) = drawn(Some(least));
             assert!(many.passes > 1 && many.bytes < one.bytes, "{many:?} after {one:?}");
@@ -200,8 +200,8 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
         bench.apply(start);
         let before: Vec<Vec<u32>> = bench.masks.iter().map(|(_, mask)| mask.words()).collect();
         let (parameters, candidates) = bench.flat();
-        let picks = bench.order.indices(10 * 8, 8);
-        let gradient = Reference::new(&bench.dataset, &picks, 1.0).gradient(&parameters, &candidates);
+        let picks = bench.context.order.indices(10 * 8, 8);
+        let gradient = Reference::new(&bench.context.dataset, &picks, 1.0).gradient(&parameters, &candidates);
         let draw = bench.draw(&mut rigl, 10);
         // alpha = 0.2 (1 + cos(pi 10 / 50)) = 0.3618: 4.34 of 12 and 3.62 of 10.
         let mut offset = 0;
@@ -241,7 +241,8 @@ fn what_was_just_dropped_may_grow_again() {
         })
         .unwrap();
     let keys: Vec<u32> = (0..network.len(id)).map(|i| u32::from(i == dropped) + 1).collect();
-    let keys = Tensor::from_slice(network.parts.device, &[keys.len()], &keys, Category::Workspace).unwrap();
+    let keys =
+        Tensor::from_slice(&network.context.device, &[keys.len()], &keys, Category::Workspace).unwrap();
     let grown = best_free(&network, id, keys, 4).unwrap();
     assert!(is_kept(&grown, dropped));
 }
@@ -251,7 +252,7 @@ fn layers_keep_what_the_distribution_says() {
     let kept = |settings: &[&str]| {
         let base = settings.iter().fold(perceptron(&["prune.sparsity=0.8"]), |base, set| base.set(set));
         let mut bench = Bench::new(&base);
-        let mut method = pruner(&bench.plan, 100).unwrap().unwrap();
+        let mut method = pruner(&bench.context.plan, 100).unwrap().unwrap();
         let draw = bench.draw(&mut *method, 0);
         draw.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>()
     };
@@ -299,10 +300,10 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     bench.apply(start);
     let id = bench.id("wte.weight");
     let before = bench.masks.get(id).unwrap().words();
-    let picks = bench.order.indices(10 * 4, 4);
+    let picks = bench.context.order.indices(10 * 4, 4);
     let network = bench.network(10);
-    let sharing = network.sharing();
-    let scored = Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, sharing };
+    let scored =
+        Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, context: network.context };
     let sum = gradient(network.sweep(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();

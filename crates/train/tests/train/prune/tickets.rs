@@ -13,7 +13,7 @@ use super::bench::{Bench, perceptron, values_where};
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 
 fn method(bench: &Bench, steps: u64) -> Box<dyn Pruner> {
-    pruner(&bench.plan, steps).unwrap().expect("a method")
+    pruner(&bench.context.plan, steps).unwrap().expect("a method")
 }
 
 fn look(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {

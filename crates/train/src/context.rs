@@ -1,0 +1,81 @@
+//! A rank as one value: all that it is given when it starts, and that no step changes.
+
+use std::sync::Arc;
+
+use espalier_plan::Plan;
+use espalier_plan::spec::Precision;
+use espalier_tensor::{DType, Device};
+
+use crate::Result;
+use crate::data::{Dataset, Feed, Order, Split};
+use crate::parallel::Ranks;
+use crate::parallel::groups::Groups;
+use crate::stage::Stage;
+use crate::step::Sweep;
+use crate::weights::Weights;
+
+/// What a rank knows. Weights, masks and state are not here: they change.
+#[derive(Debug)]
+pub struct Context {
+    /// What is to be done.
+    pub plan: Plan,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Its place on the mesh, and its groups along the axes.
+    pub ranks: Ranks,
+    /// Who shares which parameter.
+    pub groups: Groups,
+    /// The parts of the model that it holds.
+    pub stage: Stage,
+    /// Where it computes.
+    pub device: Device,
+    /// The type that its kernels compute in.
+    pub dtype: DType,
+    /// Where samples come from.
+    pub dataset: Arc<Dataset>,
+    /// The order in which training samples are met.
+    pub order: Order,
+    /// Training batches, the next one ahead of its time.
+    pub feed: Feed,
+}
+
+impl Context {
+    /// A rank of a plan; all ranks of the world must come.
+    pub fn new(
+        plan: Plan,
+        dataset: impl Into<Arc<Dataset>>,
+        device: &Device,
+        ranks: Ranks,
+    ) -> Result<Context> {
+        let dataset = dataset.into();
+        let dtype = match plan.storage.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+        };
+        let stage = Stage::new(&plan, &ranks)?;
+        Ok(Context {
+            steps: plan.total_steps(dataset.len(Split::Train)) as u64,
+            groups: Groups::form(&plan, stage.placement(), &ranks)?,
+            order: Order::new(plan.seed, dataset.len(Split::Train)),
+            feed: Feed::new(dataset.clone(), device, dtype),
+            device: device.clone(),
+            ranks,
+            stage,
+            dtype,
+            dataset,
+            plan,
+        })
+    }
+
+    /// For passes that change no weights.
+    pub fn sweep<'a>(&'a self, weights: &'a Weights) -> Sweep<'a> {
+        Sweep {
+            stage: &self.stage,
+            others: self.ranks.stages(),
+            weights,
+            dataset: &self.dataset,
+            device: &self.device,
+            dtype: self.dtype,
+        }
+    }
+}
