@@ -7,7 +7,7 @@ use std::time::Instant;
 use tracing::{Level, debug, enabled, trace};
 
 use crate::call::{Call, Operation};
-use crate::error::{Seconds, ranks};
+use crate::error::ranks;
 
 /// A call under somebody's eyes.
 pub(crate) struct Watch {
@@ -46,7 +46,7 @@ impl Watch {
     /// Says that the wait is over, if it was said that it began.
     pub(crate) fn done(watch: Option<Watch>) {
         if let Some(Watch { what, begin, .. }) = watch {
-            trace!("done: {what}, {} after it began", Seconds(begin.elapsed()));
+            trace!("done: {what}, {:.3} ms after it began", begin.elapsed().as_secs_f64() * 1e3);
         }
     }
 }

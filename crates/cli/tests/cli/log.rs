@@ -75,6 +75,31 @@ fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
     assert!(longer.starts_with(&text) && longer.len() > text.len(), "{longer}");
 }
 
+#[test]
+fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["--out", "a", "--max-restarts", "1", "--log", "info", "--log-file", "a.log"];
+    let output = train_in(folder.path(), TINY, &arguments);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = fs::read_to_string(folder.path().join("a.log")).unwrap();
+    assert_eq!(text.matches("INFO  the run has ended\n").count(), 1, "{text}");
+    assert!(!text.contains("rank 0"), "one rank alone has no number: {text}");
+
+    let mut prune = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    prune.args(["prune", "a", "--method", "magnitude", "--sparsity", "0.5", "-o", "b", "--log", "info"]);
+    let output = prune.current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let text = said(&output);
+    for landmark in
+        ["asks the pruning method after 0 steps", "pruned before step 5: ", "step-000004 is written"]
+    {
+        assert!(
+            text.lines().any(|line| line.contains("INFO ") && line.contains(landmark)),
+            "{landmark}: {text}"
+        );
+    }
+}
+
 /// Rank 0 hangs where it opens a file, as on a disk that no longer answers.
 #[test]
 fn the_last_lines_of_a_run_that_hangs_say_in_what() {

@@ -136,6 +136,27 @@ fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
     }
 }
 
+/// Each process has a log of its own, and is named in all of it.
+#[test]
+fn each_process_logs_under_its_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let arguments = ["--out", "a", "--log", "debug", "--log-file", "a.log"];
+    let Some(mut launched) = mpi_command(2, folder.path(), &arguments) else { return };
+    let output = launched.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    for rank in 0..2 {
+        let text = fs::read_to_string(folder.path().join(format!("a.log.{rank}"))).unwrap();
+        let name = format!("rank {rank}: ");
+        assert!(text.lines().all(|line| line.contains(&name)), "{text}");
+        for landmark in
+            ["joins the others by MPI", "step 4: F0", "step 4: waits for all_reduce", "the run has ended"]
+        {
+            assert!(text.contains(&format!("{name}{landmark}")), "{landmark}: {text}");
+        }
+    }
+}
+
 #[test]
 fn a_gpt_learns_the_same_in_processes() {
     processes_train_as_threads_and_as_one_rank(GPT, true);
