@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::config::{self, RunFile};
-use espalier_train::checkpoint::Whole;
+use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 use espalier_train::run::Observer;
 use espalier_train::{Error, run};
@@ -53,7 +53,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
         refuse_contradiction(option, &value, field, &arguments.overrides)?;
     }
     let passed_over = |broken: &Error| progress.warning(&format!("{broken}; the one before it is used"));
-    let whole = Whole::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
+    let whole = Checkpoint::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
     let sparsity = arguments.sparsity.map(|sparsity| format!("prune.sparsity={sparsity:?}"));
     let overrides: Vec<String> = sparsity.into_iter().chain(arguments.overrides.iter().cloned()).collect();
     let run_file = whole.run_file();

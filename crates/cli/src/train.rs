@@ -16,7 +16,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_train::data::{Dataset, Split};
 use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
-use espalier_train::run::{self, Outcome, Place, run_launched, run_or_give_up};
+use espalier_train::run::{self, Outcome, RunDir, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary, room};
 use tracing::info;
 
@@ -365,9 +365,9 @@ fn print_json(arguments: &TrainArguments, summary: &Summary) {
 }
 
 /// Where the run lives: in the folder given, or in `out/NAME`, `out/NAME-2`, ...
-fn place(arguments: &TrainArguments) -> Place {
+fn place(arguments: &TrainArguments) -> RunDir {
     let stem = arguments.run_file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
-    Place {
+    RunDir {
         folder: arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&*stem)),
         numbered: arguments.out.is_none(),
         claimed: arguments.supervised,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_train::Error;
-use espalier_train::checkpoint::{Checkpoints, Whole};
+use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::parallel::Ranks;
 use serde_json::json;
 
@@ -40,7 +40,7 @@ struct Verified {
 pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
     let mut verified = Vec::new();
     for (step, path) in found(arguments)? {
-        let problem = match Whole::read(&path, &Ranks::alone()) {
+        let problem = match Checkpoint::read(&path, &Ranks::alone()) {
             Ok(_) => None,
             // A run that goes on has removed it meanwhile.
             Err(_) if !path.exists() => continue,

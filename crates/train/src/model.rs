@@ -34,11 +34,11 @@ impl Model {
     }
 
     /// The same with kinks that can be held.
-    pub fn build_held(spec: &spec::Model, recompute: bool, kinks: &Kinks) -> Model {
+    pub fn build_held(spec: &spec::Model, recompute: bool, kinks: &FrozenGates) -> Model {
         Model::build_with(spec, recompute, Some(kinks.clone()))
     }
 
-    fn build_with(spec: &spec::Model, recompute: bool, kinks: Option<Kinks>) -> Model {
+    fn build_with(spec: &spec::Model, recompute: bool, kinks: Option<FrozenGates>) -> Model {
         let mut builder = Builder {
             parameters: ids_by_name(spec.parameters().iter().map(|p| p.name.as_str())),
             buffers: ids_by_name(spec.buffers().iter().map(|b| b.name.as_str())),
@@ -137,7 +137,7 @@ struct Builder {
     dropouts: u64,
     tied: HashSet<ParameterId>,
     /// Where they are to be held, no activation with one is fused.
-    kinks: Option<Kinks>,
+    kinks: Option<FrozenGates>,
 }
 
 impl Builder {

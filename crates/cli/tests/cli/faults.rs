@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use espalier_train::checkpoint::Whole;
+use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 
 use crate::{TINY, command, json, said, train_in};
@@ -55,7 +55,7 @@ pub fn assert_whole(run: &Path) {
     let Ok(checkpoints) = fs::read_dir(run.join("checkpoints")) else { return };
     for entry in checkpoints.map(|entry| entry.unwrap().path()) {
         if entry.file_name().unwrap().to_str().unwrap().starts_with("step-") {
-            Whole::read(&entry, &Ranks::alone()).unwrap();
+            Checkpoint::read(&entry, &Ranks::alone()).unwrap();
         }
     }
 }

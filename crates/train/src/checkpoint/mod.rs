@@ -12,7 +12,7 @@
 //!
 //! Of several ranks each writes files of its own, in the form that Hugging Face's tools know:
 //! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is said in
-//! `write`; reading (`whole`) joins whatever files there are, so that any number of ranks in any layout can go on
+//! `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any layout can go on
 //! from what any other number left.
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
@@ -22,9 +22,9 @@
 
 mod manifest;
 mod old;
+mod read;
 mod shard;
 mod tensors;
-mod whole;
 mod write;
 
 use std::fs;
@@ -38,9 +38,9 @@ use crate::state::NoiseScale;
 use crate::{Error, Result};
 
 pub use old::set_aside;
+pub use read::{Checkpoint, Room, Wanted};
 pub use shard::Piece;
 pub(crate) use tensors::tensor_is_finite;
-pub use whole::{Room, Wanted, Whole};
 pub use write::{Saved, Stored};
 
 const MANIFEST: &str = "manifest.json";
@@ -123,9 +123,9 @@ impl Checkpoints {
     /// The newest checkpoint that is whole; `report` hears of those that are not. All ranks must call it.
     ///
     /// A checkpoint of another model or precision is an error, not a broken checkpoint.
-    pub fn latest(&self, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Option<Whole>> {
+    pub fn latest(&self, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Option<Checkpoint>> {
         for path in self.list_of_first(ranks)?.into_iter().rev() {
-            match Whole::read(&path, ranks) {
+            match Checkpoint::read(&path, ranks) {
                 Ok(whole) => {
                     for (what, theirs, ours) in [
                         ("model", &whole.manifest().model, &self.model),

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::write::WRITING;
-use super::{Checkpoints, Whole};
+use super::{Checkpoint, Checkpoints};
 
 /// One that goes bears this name: whoever is killed while it goes leaves no checkpoint with holes.
 const REMOVING: &str = ".removing-";
@@ -25,7 +25,7 @@ impl Checkpoints {
             Err(why) => return report(&format!("old checkpoints stay: {why}")),
         };
         let older = numbered.into_iter().rev().filter(|(step, _)| *step <= newest);
-        let whole = older.map(|(_, path)| path).filter(|path| Whole::open(path).is_ok());
+        let whole = older.map(|(_, path)| path).filter(|path| Checkpoint::open(path).is_ok());
         for old in whole.skip(self.keep.max(1)) {
             if let Err(why) = remove(&old) {
                 report(&format!("{}: the old checkpoint cannot be removed: {why}", old.display()));

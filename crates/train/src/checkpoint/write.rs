@@ -21,7 +21,7 @@ use super::manifest::{FileRecord, Manifest};
 use super::old::{remove, set_aside};
 use super::shard::{Held, Piece, deal, file_name, part_of};
 use super::tensors::write_tensors;
-use super::{Checkpoints, MANIFEST, MODEL, Progress, Whole};
+use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress};
 use crate::parallel::{Ranks, exchange, together};
 use crate::{Error, Result, durable};
 
@@ -174,7 +174,7 @@ impl Checkpoints {
         durable::sync_folder(temporary)?;
         if target.exists() {
             // One that is damaged might be rescued.
-            match Whole::open(target) {
+            match Checkpoint::open(target) {
                 Ok(_) => remove(target)?,
                 Err(_) => drop(set_aside(target)?),
             }

@@ -58,7 +58,7 @@ impl Shapes {
             for (part, images) in pixels.chunks_mut(share * stride).enumerate() {
                 let draw = move || {
                     for (i, image) in images.chunks_exact_mut(stride).enumerate() {
-                        Scene::new(key, part * share + i).paint(size, image);
+                        StepContext::new(key, part * share + i).paint(size, image);
                     }
                 };
                 scope.spawn(draw);
@@ -86,7 +86,7 @@ fn label(i: usize) -> usize {
 type Colour = [f64; 3];
 
 /// What one image shows. Lengths are fractions of the image's side.
-struct Scene {
+struct StepContext {
     class: usize,
     centre: [f64; 2],
     radius: f64,
@@ -112,8 +112,8 @@ struct Stroke {
     above: bool,
 }
 
-impl Scene {
-    fn new(key: u64, i: usize) -> Scene {
+impl StepContext {
+    fn new(key: u64, i: usize) -> StepContext {
         let key = random::key(key, i as u64);
         let mut drawn = 0;
         let mut between = |low: f64, high: f64| {
@@ -145,7 +145,7 @@ impl Scene {
         let clutter = clutter.collect();
         let noise = between(0.02, 0.11);
         let noise_key = random::key(key, 1);
-        Scene {
+        StepContext {
             class: label(i),
             centre,
             radius,

@@ -4,7 +4,7 @@
 use espalier_tensor::ops::dropout;
 use espalier_tensor::{Tensor, random};
 
-use super::{Backward, Forward, Layer, Mode, Share};
+use super::{Backward, BatchSlice, Forward, Layer, Mode};
 use crate::Result;
 
 /// Drops elements with probability `rate`; `index` keeps the layers of a model apart.
@@ -15,7 +15,7 @@ pub(crate) struct Dropout {
 }
 
 impl Dropout {
-    fn apply(&self, x: &Tensor, random: u64, share: &Share) -> Result<Tensor> {
+    fn apply(&self, x: &Tensor, random: u64, share: &BatchSlice) -> Result<Tensor> {
         let first = share.first_element(x.len());
         Ok(dropout::apply(x, self.rate, random::key(random, self.index), first)?)
     }

@@ -282,7 +282,7 @@ mod tests {
     use espalier_tensor::random::{key, normal};
 
     use super::*;
-    use crate::layers::{Share, Stash};
+    use crate::layers::{BatchSlice, Stash};
     use crate::state::{Gradients, Masks};
     use crate::weights::ParameterId;
 
@@ -335,7 +335,7 @@ mod tests {
         let mut pass = Backward {
             weights,
             random: 0,
-            share: &Share::default(),
+            share: &BatchSlice::default(),
             stash: &mut Stash::new(),
             sink: &mut sink,
         };
@@ -387,7 +387,7 @@ mod tests {
                 let mut pass = Backward {
                     weights: &weights,
                     random: 0,
-                    share: &Share::default(),
+                    share: &BatchSlice::default(),
                     stash: &mut Stash::new(),
                     sink: &mut sink,
                 };
@@ -444,7 +444,7 @@ mod tests {
             let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
             let masks = Masks::new(2, false);
             let mut sink = Gradients::new(&masks);
-            let (share, mut stash) = (Share::default(), Stash::new());
+            let (share, mut stash) = (BatchSlice::default(), Stash::new());
             let mut pass =
                 Backward { weights: &weights, random: 0, share: &share, stash: &mut stash, sink: &mut sink };
             in_chunks(&linear, &operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();

@@ -1,4 +1,4 @@
-//! Kinks held where they are: ReLU and max pool that choose as they chose at other weights.
+//! FrozenGates held where they are: ReLU and max pool that choose as they chose at other weights.
 //!
 //! Second derivatives by differences of gradients go wrong at kinks. Between the two points some units cross theirs,
 //! each crossing changes the gradient by a jump that does not shrink with the distance, and divided by the distance it
@@ -16,7 +16,7 @@ use crate::Result;
 
 /// The choices of a model's kinks: those of the last pass, or those that passes have to follow.
 #[derive(Debug, Clone, Default)]
-pub struct Kinks(Arc<Mutex<Choices>>);
+pub struct FrozenGates(Arc<Mutex<Choices>>);
 
 #[derive(Debug, Default)]
 struct Choices {
@@ -25,7 +25,7 @@ struct Choices {
     seen: Vec<Option<Tensor>>,
 }
 
-impl Kinks {
+impl FrozenGates {
     /// From here on passes choose for themselves, and leave what they chose.
     pub fn release(&self) {
         let mut choices = self.0.lock().expect("no pass panicked");
@@ -49,7 +49,7 @@ impl Kinks {
 /// One of a model's kinks.
 #[derive(Debug)]
 pub(crate) struct Kink {
-    kinks: Kinks,
+    kinks: FrozenGates,
     index: usize,
 }
 

@@ -34,7 +34,7 @@ pub(crate) use dropout::Dropout;
 pub(crate) use embedding::{Embedding, PositionEmbedding};
 pub(crate) use head::Head;
 pub use head::{Outcome, Scale};
-pub use held::Kinks;
+pub use held::FrozenGates;
 pub(crate) use held::{HeldMaxPool, HeldRelu};
 pub(crate) use linear::Linear;
 pub(crate) use norm::{BatchNorm, Norm};
@@ -84,7 +84,7 @@ pub struct Forward<'a> {
     /// The key of the step's random numbers: a function of seed and step.
     pub random: u64,
     /// Which of the step's samples these are.
-    pub share: &'a Share,
+    pub share: &'a BatchSlice,
     /// What the backward pass will pop.
     pub stash: &'a mut Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
@@ -98,7 +98,7 @@ pub struct Backward<'a> {
     /// The key that the forward pass used.
     pub random: u64,
     /// The samples that the forward pass saw.
-    pub share: &'a Share,
+    pub share: &'a BatchSlice,
     /// What the forward pass left.
     pub stash: &'a mut Stash,
     /// Where gradients of parameters go.
@@ -107,7 +107,7 @@ pub struct Backward<'a> {
 
 /// A micro-batch among the samples of its step. The default is one that is alone.
 #[derive(Debug, Clone, Default)]
-pub struct Share {
+pub struct BatchSlice {
     /// Samples of the step before its first, over all micro-batches and ranks. Random numbers are counted from there, so
     /// that they do not depend on how a batch is cut.
     pub first: usize,
@@ -117,7 +117,7 @@ pub struct Share {
     pub norm_group: Option<Communicator>,
 }
 
-impl Share {
+impl BatchSlice {
     /// The number within the step of the first element of a tensor that has so many for the samples of the share.
     pub fn first_element(&self, elements: usize) -> u64 {
         self.first as u64 * (elements / self.samples.max(1)) as u64

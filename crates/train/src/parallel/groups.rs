@@ -130,7 +130,7 @@ impl Groups {
     }
 
     /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
-    pub fn speaks_for(&self, id: ParameterId) -> bool {
+    pub fn is_owner(&self, id: ParameterId) -> bool {
         self.speaks.get(id.0).copied().unwrap_or(true)
     }
 

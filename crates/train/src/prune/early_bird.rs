@@ -160,7 +160,7 @@ fn pruned_channels(
     };
     let mut counts = vec![0u64; before(usize::MAX)];
     for (layer, (scale, words)) in here(layers, network).zip(drawn) {
-        if network.context.groups.speaks_for(*scale) {
+        if network.context.groups.is_owner(*scale) {
             let start = before(layer.place);
             let gone = (0..layer.channels).filter(|channel| !is_kept(words, *channel));
             gone.for_each(|channel| counts[start + channel] = 1);

@@ -17,7 +17,7 @@ use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
 use crate::context::Context;
-use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
+use crate::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
 use crate::step::{Loss, Sweep};
 use crate::weights::{ParameterId, Weights};
 
@@ -58,12 +58,12 @@ pub(super) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) ->
 
 impl<'a> Scored<'a> {
     /// This rank's micro-batches, each with its place among the samples.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], Share)> + use<'a> {
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], BatchSlice)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
         let own = self.context.ranks.part(samples.len());
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
             let first = own.start + piece * micro_batch;
-            (part, Share { first, samples: part.len(), norm_group: None })
+            (part, BatchSlice { first, samples: part.len(), norm_group: None })
         })
     }
 

@@ -9,7 +9,7 @@
 //! the way that with two points no step is good: on resnet-18 the best is off by 3e-4, four points at the step below by
 //! 1e-4, and two at the step that suits networks without norms (3e-4) by 4e-2, which is 2 % of GraSP's mask.
 //!
-//! ReLU and max pool choose at both points as they do at w ([`Kinks`]): without that the difference is noise. In bf16
+//! ReLU and max pool choose at both points as they do at w ([`FrozenGates`]): without that the difference is noise. In bf16
 //! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
 //! is what moves: the weights themselves are never touched.
 
@@ -23,7 +23,7 @@ use super::Network;
 use super::gradient::{Scored, Sums, gradient};
 use crate::Result;
 use crate::context::Context;
-use crate::layers::Kinks;
+use crate::layers::FrozenGates;
 use crate::model::Model;
 use crate::stage::Stage;
 use crate::step::Sweep;
@@ -72,7 +72,7 @@ impl<'a> Curvature<'a> {
             // Nothing moves, or nowhere.
             return ids.iter().map(|id| zeros_like(self.copy.get(*id))).collect();
         }
-        let kinks = Kinks::default();
+        let kinks = FrozenGates::default();
         let Context { plan, ranks, .. } = self.network.context;
         let model = Model::build_held(&plan.model, plan.storage.recompute == Recompute::Block, &kinks);
         let stage = Stage::cut(model, plan, ranks)?;
@@ -102,7 +102,7 @@ impl<'a> Curvature<'a> {
     /// The norm of the candidates' tensors, those of all stages.
     fn norm<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<f64> {
         let Network { candidates, context: Context { groups, ranks, .. }, .. } = self.network;
-        let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.speaks_for(**id));
+        let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.is_owner(**id));
         let own = squared_norm_all(&counted.map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
         Ok(ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0].sqrt())
     }

@@ -155,13 +155,13 @@ impl Network<'_> {
 
     /// A sum over all stages, each parameter counted on one of them.
     pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
-        self.sum(ids.iter().filter(|id| self.context.groups.speaks_for(**id)).map(|id| count(*id)).sum())
+        self.sum(ids.iter().filter(|id| self.context.groups.is_owner(**id)).map(|id| count(*id)).sum())
     }
 
     /// The squared norm of tensors that belong to some parameters, over all stages.
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
         let own =
-            tensors.iter().filter(|(id, _)| self.context.groups.speaks_for(*id)).map(|(_, tensor)| *tensor);
+            tensors.iter().filter(|(id, _)| self.context.groups.is_owner(*id)).map(|(_, tensor)| *tensor);
         let own = squared_norm_all(&own.collect::<Vec<_>>())?;
         Ok(self.context.ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0])
     }
@@ -224,7 +224,7 @@ impl Network<'_> {
             |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
         let stages = select::Stages {
             places: ids.iter().map(|id| id.0).collect(),
-            speaks: ids.iter().map(|id| self.context.groups.speaks_for(*id)).collect(),
+            speaks: ids.iter().map(|id| self.context.groups.is_owner(*id)).collect(),
             all: self.weights.parameters(),
             sum: &|counts| self.context.ranks.sum_over_stages(counts),
         };

@@ -69,7 +69,7 @@ impl Moves {
             let (mut words, grown) = (staying(network, id, moving)?, growth(id, moving)?);
             debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
-            if network.context.groups.speaks_for(id) {
+            if network.context.groups.is_owner(id) {
                 let before = network.masks.get(id).expect("what moves has a mask").read_words()?;
                 moved += differing(&before, &words) / 2;
             }

@@ -16,7 +16,7 @@ use super::gradient::{Scored, gradient, sum_over_ranks};
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words};
 use crate::Result;
-use crate::layers::{GradientSink, Share, Wanted, WeightGradients};
+use crate::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
 use crate::step::Loss;
 use crate::weights::ParameterId;
 
@@ -52,7 +52,7 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
     let data = network.context.ranks.data();
     let (all, first) = (each * data.size(), each * data.rank());
     let samples = network.context.order.indices(network.step * batch.samples as u64 + first as u64, each);
-    let place = Share { first, samples: each, norm_group: None };
+    let place = BatchSlice { first, samples: each, norm_group: None };
     let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
     let random = random::key(random::key(seed, network.step), 0);

@@ -8,8 +8,8 @@ use espalier_plan::Plan;
 use espalier_plan::rounds::Rounds;
 
 use super::back::no_whole_checkpoint;
-use super::{Observer, Place, Resumed, checkpoints_of, nothing_to_do};
-use crate::checkpoint::{MODEL, Whole};
+use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do};
+use crate::checkpoint::{Checkpoint, MODEL};
 use crate::data::Fingerprint;
 use crate::parallel::Ranks;
 use crate::step::may_replace;
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
 /// has to train on.
-pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Observer) -> Result<()> {
+pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Observer) -> Result<()> {
     let steps = plan.total_steps(samples);
     if let Some(prune) = &plan.pruning {
         prune.method.check_length(steps)?;
@@ -53,13 +53,13 @@ pub fn check(plan: &Plan, samples: usize, place: &Place, observer: &mut dyn Obse
     }
     if let Some(from) = &place.from {
         let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        fits(plan, &Whole::find(from, &Ranks::alone(), report)?)?;
+        fits(plan, &Checkpoint::find(from, &Ranks::alone(), report)?)?;
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }
 
 /// An error where a checkpoint does not hold the weights of a plan's model.
-fn fits(plan: &Plan, whole: &Whole) -> Result<()> {
+fn fits(plan: &Plan, whole: &Checkpoint) -> Result<()> {
     for parameter in plan.model.parameters() {
         match whole.shape(MODEL, &parameter.name) {
             None => {

@@ -23,9 +23,9 @@ use super::metrics::Metrics;
 use super::pace::Pace;
 use super::resumed::DATA_FILE;
 use super::{
-    Claim, Observer, Outcome, Place, RUN_FILE, Resumed, announce, checkpoints_of, nothing_to_do, write,
+    Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, announce, checkpoints_of, nothing_to_do, write,
 };
-use crate::checkpoint::{Checkpoints, Whole};
+use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::data::{Dataset, Fingerprint, Split};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::Observation;
@@ -74,7 +74,7 @@ impl Run {
         plan: Plan,
         dataset: Arc<Dataset>,
         device: &Device,
-        place: &Place,
+        place: &RunDir,
         ranks: Ranks,
         observer: &mut dyn Observer,
     ) -> Result<Run> {
@@ -125,7 +125,7 @@ impl Run {
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
             let passed_over =
                 |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
-            trainer.start_from(&Whole::find(from, trainer.ranks(), passed_over)?)?;
+            trainer.start_from(&Checkpoint::find(from, trainer.ranks(), passed_over)?)?;
         }
         if !trainer.ranks().is_alone() {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);

@@ -94,7 +94,7 @@ pub struct Outcome {
 
 /// Where a run lives, and whether it goes on from a checkpoint there.
 #[derive(Debug, Clone, Default)]
-pub struct Place {
+pub struct RunDir {
     /// The run folder.
     pub folder: PathBuf,
     /// Whether the folder is the first of `FOLDER`, `FOLDER-2`, ... that is free or, to resume, the last that is not.
@@ -113,10 +113,10 @@ pub struct Place {
     pub trace: Option<PathBuf>,
 }
 
-impl Place {
+impl RunDir {
     /// A new run in a folder.
-    pub fn at(folder: impl Into<PathBuf>) -> Place {
-        Place { folder: folder.into(), ..Place::default() }
+    pub fn at(folder: impl Into<PathBuf>) -> RunDir {
+        RunDir { folder: folder.into(), ..RunDir::default() }
     }
 
     /// The run folder as far as it is known before the run begins; a new numbered one is known by its claim.
@@ -149,7 +149,7 @@ pub fn run(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
-    place: &Place,
+    place: &RunDir,
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
@@ -163,7 +163,7 @@ pub fn run_or_give_up(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
-    place: &Place,
+    place: &RunDir,
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
@@ -195,7 +195,7 @@ pub fn run_launched(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
-    place: &Place,
+    place: &RunDir,
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
@@ -220,7 +220,7 @@ fn from_start_to_end(
     plan: Plan,
     dataset: Arc<Dataset>,
     device: &Device,
-    place: &Place,
+    place: &RunDir,
     ranks: Ranks,
     stop: &AtomicBool,
     observer: &mut dyn Observer,
@@ -310,7 +310,7 @@ mod tests {
         let dataset = Dataset::open(&run_file).unwrap();
         let plan = Plan::new(run_file, dataset.facts()).unwrap();
         let device = Device::cpu(1).unwrap();
-        let place = Place::at(folder.path().join("out/run"));
+        let place = RunDir::at(folder.path().join("out/run"));
         run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
 
         let mut expected: Vec<String> = ["", "out"].map(str::to_owned).into();

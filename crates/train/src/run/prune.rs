@@ -10,7 +10,7 @@ use espalier_tensor::Device;
 use super::landmarks::Landmarks;
 use super::resumed::DATA_FILE;
 use super::{Claim, Observer, RUN_FILE, announce, checkpoints_of, write};
-use crate::checkpoint::Whole;
+use crate::checkpoint::Checkpoint;
 use crate::data::{Dataset, Fingerprint};
 use crate::summary::Summary;
 use crate::trainer::Trainer;
@@ -22,7 +22,7 @@ pub fn prune(
     plan: Plan,
     dataset: Dataset,
     device: &Device,
-    whole: &Whole,
+    whole: &Checkpoint,
     folder: &Path,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {

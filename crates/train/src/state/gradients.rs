@@ -111,7 +111,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// Adds `strength * sign(w)` to the gradient of a parameter: an L1 penalty pulls its weights towards zero.
-    pub fn pull(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
+    pub fn add_l1(&mut self, id: ParameterId, weight: &Tensor, strength: f32) -> Result<()> {
         let Some(sum) = &mut self.sums[id.0] else { return Ok(()) };
         let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
         let mut pulls = weight.copy_to_host()?;

@@ -6,7 +6,7 @@ use espalier_tensor::ops::cross_entropy::Summed;
 use super::Loss;
 use crate::Result;
 use crate::layers::{
-    Backward, BatchStatistics, Deferred, Forward, GradientSink, Mode, Outcome, Share, Stash,
+    Backward, BatchSlice, BatchStatistics, Deferred, Forward, GradientSink, Mode, Outcome, Stash,
 };
 use crate::model::Model;
 use crate::weights::Weights;
@@ -15,7 +15,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct InFlight {
     stash: Stash,
-    share: Share,
+    share: BatchSlice,
     random: u64,
     /// What the head reads, where the chunk has it, and what it should say.
     read: Option<(Tensor, Tensor)>,
@@ -40,7 +40,7 @@ impl InFlight {
         weights: &Weights,
         inputs: Tensor,
         targets: Option<Tensor>,
-        share: Share,
+        share: BatchSlice,
         random: u64,
     ) -> Result<(InFlight, Option<Tensor>)> {
         let (mut stash, mut statistics) = (Stash::new(), Vec::new());

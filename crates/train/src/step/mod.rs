@@ -12,7 +12,7 @@ mod totals;
 mod trace;
 
 pub use executor::Executor;
-pub(crate) use network::{Flights, NetworkWorker, Scene, Taken};
+pub(crate) use network::{Flights, NetworkWorker, StepContext, StepOutcome};
 pub use sweep::Sweep;
 pub use totals::{Loss, Totals};
 pub use trace::{Kind, Span, Trace, chrome, may_replace};

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
 use crate::data::Samples;
-use crate::layers::{BatchStatistics, Deferred, GradientSink, Share};
+use crate::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
 use crate::parallel::statistics::fold_together;
@@ -60,7 +60,7 @@ impl Flights {
 
 /// What the steps of a list came to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Taken {
+pub(crate) struct StepOutcome {
     pub totals: Totals,
     pub grad_norm: f64,
     /// Whether all of them changed the weights.
@@ -70,7 +70,7 @@ pub(crate) struct Taken {
 }
 
 /// What the passes and updates of a step work on.
-pub(crate) struct Scene<'a> {
+pub(crate) struct StepContext<'a> {
     pub context: &'a Context,
     /// Who shares which parameter in this step.
     pub groups: &'a Groups,
@@ -92,7 +92,7 @@ pub(crate) struct Scene<'a> {
     pub penalty: Option<(Vec<ParameterId>, f32)>,
 }
 
-impl Scene<'_> {
+impl StepContext<'_> {
     /// Ranks along the data axis.
     fn replicas(&self) -> usize {
         self.context.ranks.data().size()
@@ -101,7 +101,7 @@ impl Scene<'_> {
 
 /// The network's own worker, for the actions of one step.
 pub(crate) struct NetworkWorker<'a> {
-    scene: Scene<'a>,
+    scene: StepContext<'a>,
     sink: Reducing<'a>,
     /// Backward passes of each chunk before its gradients are whole.
     missing: Vec<usize>,
@@ -111,14 +111,14 @@ pub(crate) struct NetworkWorker<'a> {
     statistics: Vec<(usize, BatchStatistics)>,
     /// Sums over all ranks that share them, until these agree.
     reduced: Option<Gradients<'a>>,
-    settled: Option<Settled<'a>>,
+    agreed: Option<Agreed<'a>>,
     /// This rank's parts of what has been stepped, until all have those of the others.
     stepped: Vec<Shared>,
-    pub outcome: Taken,
+    pub outcome: StepOutcome,
 }
 
 /// What the ranks have added up before a step.
-struct Settled<'a> {
+struct Agreed<'a> {
     gradients: Gradients<'a>,
     grad_norm: f64,
     /// Whether the step can be taken.
@@ -126,8 +126,9 @@ struct Settled<'a> {
 }
 
 impl<'a> NetworkWorker<'a> {
-    pub fn new(scene: Scene<'a>) -> NetworkWorker<'a> {
-        let outcome = Taken { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
+    pub fn new(scene: StepContext<'a>) -> NetworkWorker<'a> {
+        let outcome =
+            StepOutcome { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
         let sink = sink(&scene);
         let missing = missing(&scene);
         let (sums, statistics) = (Vec::new(), Vec::new());
@@ -138,7 +139,7 @@ impl<'a> NetworkWorker<'a> {
             sums,
             statistics,
             reduced: None,
-            settled: None,
+            agreed: None,
             stepped: Vec::new(),
             outcome,
         }
@@ -151,19 +152,19 @@ impl<'a> NetworkWorker<'a> {
     }
 
     /// Where a micro-batch stands among the samples of its step.
-    fn share(&self, micro_batch: usize) -> Share {
+    fn share(&self, micro_batch: usize) -> BatchSlice {
         let Context { plan, ranks, .. } = self.scene.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.part(batch);
         let synchronised = plan.batch.synchronises_norms();
         let norm_group = (synchronised && !ranks.is_alone()).then(|| ranks.data().clone());
-        Share { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
+        BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
     }
 
     /// The samples of a micro-batch: for the stages where they enter and where they are judged.
     fn samples(&self, micro_batch: usize) -> Samples {
         let (step, batch) = (self.place(micro_batch).0, self.scene.context.plan.batch.samples as u64);
-        let Share { first, samples, .. } = self.share(micro_batch);
+        let BatchSlice { first, samples, .. } = self.share(micro_batch);
         self.scene.context.order.indices(step * batch + first as u64, samples)
     }
 
@@ -193,7 +194,7 @@ impl<'a> NetworkWorker<'a> {
     }
 
     /// Runs gradients of weights into the sink; the last ones of a chunk are whole.
-    fn weigh(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+    fn accumulate(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.missing[chunk] -= 1;
         // Copies of a part send when they are told to: each sees other micro-batches.
         self.sink.last_micro_batch(self.missing[chunk] == 0 && !self.scene.groups.has_copies());
@@ -213,7 +214,7 @@ impl<'a> NetworkWorker<'a> {
     /// whatever the order of the schedule.
     fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
         let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
-        let Scene { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
+        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
         let weights = &mut *self.scene.weights;
         let is_ghost = plan.batch.norm_group.is_some();
         measured.sort_by_key(|(micro_batch, _)| *micro_batch);
@@ -277,22 +278,22 @@ impl<'a> NetworkWorker<'a> {
         let finite = stages.receive(vec![0u64], 0, DECIDED)?[0] > 0;
         let mut gradients = Gradients::new(self.scene.masks);
         sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
-        self.update(Settled { gradients, grad_norm, finite }, lr, statistics)
+        self.update(Agreed { gradients, grad_norm, finite }, lr, statistics)
     }
 
     /// Takes an update, or skips it.
     fn update(
         &mut self,
-        settled: Settled<'_>,
+        agreed: Agreed<'_>,
         lr: f64,
         statistics: Vec<(usize, BatchStatistics)>,
     ) -> Result<()> {
-        let Settled { gradients, grad_norm, finite } = settled;
+        let Agreed { gradients, grad_norm, finite } = agreed;
         self.outcome.taken &= finite;
         if !finite {
             return Ok(());
         }
-        let Scene { context: Context { plan, ranks, .. }, groups, masks, .. } = self.scene;
+        let StepContext { context: Context { plan, ranks, .. }, groups, masks, .. } = self.scene;
         let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         scene.progress.updates += 1;
@@ -315,7 +316,7 @@ impl<'a> NetworkWorker<'a> {
     }
 }
 
-fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
+fn sink<'a>(scene: &StepContext<'a>) -> Reducing<'a> {
     let mut gradients = Gradients::new(scene.masks);
     if scene.context.plan.storage.accumulates {
         gradients = gradients.accumulating(scene.context.dtype);
@@ -328,7 +329,7 @@ fn sink<'a>(scene: &Scene<'a>) -> Reducing<'a> {
     Reducing::new(gradients, scene.groups, tied).sharing(scene.context.plan.sharing.is_sharded())
 }
 
-fn missing(scene: &Scene<'_>) -> Vec<usize> {
+fn missing(scene: &StepContext<'_>) -> Vec<usize> {
     let chunks = scene.context.stage.chunks().iter();
     match scene.updates {
         Updates::EveryMicroBatch => chunks.map(|_| 1).collect(),
@@ -361,7 +362,7 @@ impl Worker for NetworkWorker<'_> {
             self.commit()?;
         }
         let (share, random) = (self.share(micro_batch), self.random(micro_batch));
-        let Scene { context: Context { stage, feed, .. }, ref weights, ref flights, .. } = self.scene;
+        let StepContext { context: Context { stage, feed, .. }, ref weights, ref flights, .. } = self.scene;
         let model = stage.model(chunk);
         let (mut inputs, mut targets) = (input, None);
         if model.is_first() || model.is_last() {
@@ -391,7 +392,7 @@ impl Worker for NetworkWorker<'_> {
         self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
         let (mut put_off, mut sent) = (Deferred::default(), None);
         let run = |worker: &mut Self| {
-            let Scene { context: Context { stage, .. }, ref weights, ref flights, .. } = worker.scene;
+            let StepContext { context: Context { stage, .. }, ref weights, ref flights, .. } = worker.scene;
             let (model, weights) = (stage.model(chunk), version(weights, flights, work.version));
             let sink: &mut dyn GradientSink = if whole { &mut worker.sink } else { &mut put_off };
             let returned = passing.backward(model, weights, gradient, loss, sink)?;
@@ -400,7 +401,7 @@ impl Worker for NetworkWorker<'_> {
             Ok(())
         };
         if whole {
-            self.weigh(chunk, run)?;
+            self.accumulate(chunk, run)?;
         } else {
             run(self)?;
             passing.put_off = Some(put_off);
@@ -441,14 +442,14 @@ impl NetworkWorker<'_> {
         let key = (work.micro_batch, work.chunk);
         let flight = self.scene.flights.flights.remove(&key).expect("its input half came before");
         let put_off = flight.put_off.expect("its input half put them off");
-        self.weigh(work.chunk, |worker| put_off.run(&mut worker.sink))
+        self.accumulate(work.chunk, |worker| put_off.run(&mut worker.sink))
     }
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
         if !self.scene.groups.has_copies() {
             return self.sink.send_buckets();
         }
-        let Scene { masks, ref weights, .. } = self.scene;
+        let StepContext { masks, ref weights, .. } = self.scene;
         let zeros = |id| {
             let weight = weights.get(id);
             let shape = masks.compressing(id).map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
@@ -469,7 +470,7 @@ impl NetworkWorker<'_> {
         for (id, strength) in
             scene.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
         {
-            gradients.pull(id, scene.weights.get(id), strength)?;
+            gradients.add_l1(id, scene.weights.get(id), strength)?;
         }
         self.reduced = Some(gradients);
         Ok(())
@@ -484,12 +485,12 @@ impl NetworkWorker<'_> {
             of_update.add(Totals::of(sum.read()?, predictions));
         }
         self.outcome.totals.add(of_update);
-        let Scene { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
+        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
         let scene = &self.scene;
         let sharded = plan.sharing.is_sharded();
         let mut squares = match sharded {
             true => gradients.squared_norm()?,
-            false => gradients.squared_norm_of(|id| groups.speaks_for(id))?,
+            false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
         };
         let mut finite = true;
         if scene.updates == Updates::Flush {
@@ -510,26 +511,26 @@ impl NetworkWorker<'_> {
             finite &= self.is_finite_everywhere(of_update)?;
             finite = self.pass_verdict(finite)?;
         }
-        self.settled = Some(Settled { gradients, grad_norm, finite });
+        self.agreed = Some(Agreed { gradients, grad_norm, finite });
         Ok(())
     }
 
     fn step(&mut self) -> Result<()> {
-        let mut settled = self.settled.take().expect("a step is settled before it is taken");
+        let mut agreed = self.agreed.take().expect("a step is agreed before it is taken");
         let (lr, statistics) = (self.scene.lr, std::mem::take(&mut self.statistics));
         // Numbers of the step before it, if it still waits, come first.
         self.commit()?;
-        self.outcome.grad_norm = settled.grad_norm;
-        let bytes = self.scene.candidates.iter().map(|id| settled.gradients.bytes(*id));
+        self.outcome.grad_norm = agreed.grad_norm;
+        let bytes = self.scene.candidates.iter().map(|id| agreed.gradients.bytes(*id));
         self.outcome.gradient_bytes = bytes.sum();
         let behind = self.scene.context.ranks.relay().rank() > 0;
         if behind && self.scene.updates == Updates::DoubleBuffered {
-            let ids = settled.gradients.ids();
-            let sums = ids.filter_map(|id| Some((id, settled.gradients.take(id)?))).collect();
-            let grad_norm = settled.grad_norm;
+            let ids = agreed.gradients.ids();
+            let sums = ids.filter_map(|id| Some((id, agreed.gradients.take(id)?))).collect();
+            let grad_norm = agreed.grad_norm;
             self.scene.flights.waiting = Some(Waiting { sums, grad_norm, lr, statistics });
         } else {
-            self.update(settled, lr, statistics)?;
+            self.update(agreed, lr, statistics)?;
         }
         self.scene.flights.newest += 1;
         Ok(())
@@ -538,7 +539,7 @@ impl NetworkWorker<'_> {
     /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
     fn gather(&mut self) -> Result<()> {
         let stepped = std::mem::take(&mut self.stepped);
-        let Scene { masks, groups, .. } = self.scene;
+        let StepContext { masks, groups, .. } = self.scene;
         gather_weights(self.scene.weights, masks, &stepped, groups)
     }
 

@@ -10,7 +10,7 @@ use super::in_flight::InFlight;
 use super::{Executor, Loss, Totals, Worker, side_of};
 use crate::Result;
 use crate::data::{Dataset, HostBatch, Split};
-use crate::layers::{BatchStatistics, Forward, GradientSink, Mode, Share, Stash};
+use crate::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
 use crate::stage::Stage;
 use crate::weights::Weights;
 
@@ -38,7 +38,7 @@ impl Sweep<'_> {
         &self,
         samples: &[(u64, usize)],
         loss: Loss,
-        share: &Share,
+        share: &BatchSlice,
         statistics: &mut Vec<BatchStatistics>,
         sink: &mut dyn GradientSink,
     ) -> Result<Totals> {
@@ -107,7 +107,7 @@ struct Differentiating<'a> {
     batch: Option<HostBatch>,
     samples: usize,
     loss: Loss,
-    share: &'a Share,
+    share: &'a BatchSlice,
     in_flight: HashMap<(usize, usize), InFlight>,
     statistics: &'a mut Vec<BatchStatistics>,
     sink: &'a mut dyn GradientSink,
@@ -165,7 +165,7 @@ impl Worker for Evaluating<'_> {
             weights: sweep.weights,
             mode: Mode::Evaluate,
             random: 0,
-            share: &Share::default(),
+            share: &BatchSlice::default(),
             stash: &mut Stash::forgetful(),
             statistics: &mut Vec::new(),
         };

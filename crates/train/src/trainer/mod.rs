@@ -27,7 +27,7 @@ use crate::parallel::local::average;
 use crate::prune::{self, Decision, Observation, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, Flights, NetworkWorker, Scene, TOTALS, Taken, Totals, Trace};
+use crate::step::{Executor, Flights, NetworkWorker, StepContext, StepOutcome, TOTALS, Totals, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
@@ -248,7 +248,7 @@ impl Trainer {
         }
         let local = self.is_local();
         self.progress.step += 1;
-        let mut worker = NetworkWorker::new(Scene {
+        let mut worker = NetworkWorker::new(StepContext {
             context: &self.context,
             groups: if local { &self.nobody } else { &self.context.groups },
             masks: &self.masks,
@@ -269,7 +269,7 @@ impl Trainer {
         if is_at_rest {
             worker.commit()?;
         }
-        let Taken { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
+        let StepOutcome { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
         self.gradient_bytes = gradient_bytes;
         let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
         self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
@@ -287,7 +287,7 @@ impl Trainer {
             self.together = (self.progress.step, self.context.ranks.sent());
         }
         if self.context.plan.sharing.averages_after(self.progress.step) {
-            self.come_together()?;
+            self.average()?;
         }
         // The loss was read back before the optimizer's step: without this, a card would still be at work.
         self.context.device.synchronize()?;
@@ -315,7 +315,7 @@ impl Trainer {
     /// [`Progress::evaluation_due`] stays set on all of them.
     pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
-        self.come_together()?;
+        self.average()?;
         let all = self.context.dataset.len(Split::Validation);
         let count = self.context.plan.timetable.eval_samples.map_or(all, |samples| samples.min(all));
         if count == 0 {
@@ -463,7 +463,7 @@ impl Trainer {
 
     /// Averages over ranks that have gone apart; all must. They also come together before anything looks at the weights:
     /// pruning, evaluation, a checkpoint.
-    pub fn come_together(&mut self) -> Result<()> {
+    pub fn average(&mut self) -> Result<()> {
         if self.is_together() {
             return Ok(());
         }

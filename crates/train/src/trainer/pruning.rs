@@ -31,7 +31,7 @@ impl Trainer {
     /// Counts them, each on one stage.
     pub(super) fn count_kept(&mut self) -> Result<()> {
         let mut counts = vec![0; 2 * self.weights.parameters()];
-        for id in self.candidates.iter().filter(|id| self.context.groups.speaks_for(**id)) {
+        for id in self.candidates.iter().filter(|id| self.context.groups.is_owner(**id)) {
             let len = self.weights.get(*id).len();
             counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
             counts[2 * id.0 + 1] = len as u64;
@@ -88,7 +88,7 @@ impl Trainer {
         let Moment { epoch, .. } = self.moment(step);
         if self.looks(step) {
             tracing::info!("asks the pruning method after {step} steps");
-            self.come_together()?;
+            self.average()?;
             self.scoring = self.scoring_in_memory()?.or(self.scoring);
         }
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };

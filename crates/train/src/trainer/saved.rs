@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use espalier_tensor::Mask;
 
 use super::Trainer;
-use crate::checkpoint::{Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Wanted, Whole};
+use crate::checkpoint::{Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Wanted};
 use crate::state::Optimizer;
 use crate::weights::ParameterId;
 use crate::{Error, Result};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 impl Trainer {
     /// Saves everything that the next step depends on. All ranks must.
     pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
-        self.come_together()?;
+        self.average()?;
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
         let tensors = |(name, tensor): (&str, _)| (name.to_owned(), Stored::Tensor(tensor));
@@ -40,7 +40,7 @@ impl Trainer {
     }
 
     /// Goes back to a checkpoint. All ranks must.
-    pub fn restore(&mut self, whole: &Whole) -> Result<()> {
+    pub fn restore(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         let mut optimizer = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
         whole.fill(&mut [self.weights.wanted(), optimizer.wanted()])?;
@@ -55,14 +55,14 @@ impl Trainer {
 
     /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, in either precision, with fresh
     /// state: an exact master, where there is one, begins at the weight as this run holds it.
-    pub fn start_from(&mut self, whole: &Whole) -> Result<()> {
+    pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
         whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted() }])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
-    pub fn refuse_more_pruned(&self, whole: &Whole) -> Result<()> {
+    pub fn refuse_more_pruned(&self, whole: &Checkpoint) -> Result<()> {
         let (kept, all) = self.kept();
         let wanted = self.context.plan.pruning.as_ref().map(|prune| prune.sparsity);
         if let Some(sparsity) = wanted.filter(|sparsity| self.is_pruned_beyond(*sparsity)) {
@@ -79,7 +79,7 @@ impl Trainer {
         self.sparsity() > sparsity + 0.5 / self.kept().1.max(1) as f64
     }
 
-    fn take_masks(&mut self, whole: &Whole) -> Result<()> {
+    fn take_masks(&mut self, whole: &Checkpoint) -> Result<()> {
         let mut stored = whole.words(MASKS)?;
         for id in (0..self.weights.parameters()).map(ParameterId) {
             let name = self.weights.name(id).to_owned();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Mask};
-use espalier_train::run::{Place, run};
+use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::ParameterId;
 
@@ -105,7 +105,7 @@ fn the_ends_of_the_scale() {
 
 fn run_to(folder: &Path, base: &Base, steps: usize, resume: bool) -> String {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { resume, ..Place::at(folder) };
+    let place = RunDir { resume, ..RunDir::at(folder) };
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
     outcome.summary.weights_hash.unwrap()
 }

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use espalier_train::Error;
-use espalier_train::checkpoint::Whole;
+use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{Observer, Place, run};
+use espalier_train::run::{Observer, RunDir, run};
 
 use crate::support::{self, Base, Heard};
 
 fn train(
-    place: &Place,
+    place: &RunDir,
     base: &Base,
     steps: u64,
     observer: &mut (dyn Observer + Send),
@@ -23,8 +23,8 @@ fn train(
     Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
 }
 
-fn resumed(folder: &Path) -> Place {
-    Place { resume: true, ..Place::at(folder) }
+fn resumed(folder: &Path) -> RunDir {
+    RunDir { resume: true, ..RunDir::at(folder) }
 }
 
 /// Names in the folder of checkpoints, in order.
@@ -64,7 +64,7 @@ fn what_might_be_rescued_is_never_written_over() {
     let base = support::tiny_gpt(&["checkpoint.every=2", "train.log_every=1"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let expected = train(&Place::at(at), &base, 4, &mut ()).unwrap();
+    let expected = train(&RunDir::at(at), &base, 4, &mut ()).unwrap();
     for step in ["step-000002", "step-000004"] {
         damage(&at.join("checkpoints").join(step));
     }
@@ -79,7 +79,7 @@ fn what_might_be_rescued_is_never_written_over() {
     assert!(said.contains("espalier verify") && said.contains("--resume --fresh"), "{said}");
     assert!(contents(at) == before, "nothing was changed");
 
-    let fresh = Place { fresh: true, ..resumed(at) };
+    let fresh = RunDir { fresh: true, ..resumed(at) };
     let mut heard = Heard::default();
     assert_eq!(train(&fresh, &base, 4, &mut heard).unwrap(), expected, "it is the same run again");
     assert_eq!(heard.resumed_after, Some(0));
@@ -98,7 +98,7 @@ fn damaged_checkpoints_neither_count_nor_go() {
     let base = support::tiny_gpt(&["checkpoint.every=1", "checkpoint.keep=2"]);
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    train(&Place::at(at), &base.set("checkpoint.keep=4"), 5, &mut ()).unwrap();
+    train(&RunDir::at(at), &base.set("checkpoint.keep=4"), 5, &mut ()).unwrap();
     assert_eq!(names(at), ["step-000002", "step-000003", "step-000004", "step-000005"]);
     damage(&at.join("checkpoints/step-000004"));
     let manifest = at.join("checkpoints/step-000005/manifest.json");
@@ -110,7 +110,7 @@ fn damaged_checkpoints_neither_count_nor_go() {
     let expected = ["damaged-step-000004", "damaged-step-000005", "step-000005", "step-000006"];
     assert_eq!(names(at), expected);
     for step in &expected[2..] {
-        Whole::read(&at.join("checkpoints").join(step), &Ranks::alone()).unwrap();
+        Checkpoint::read(&at.join("checkpoints").join(step), &Ranks::alone()).unwrap();
     }
     // One that is damaged while the run goes on neither pushes out a whole one nor goes itself.
     struct Damages(PathBuf);
@@ -135,7 +135,7 @@ fn a_changed_manifest_is_a_damaged_one() {
     {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        train(&Place::at(at), &base, 4, &mut ()).unwrap();
+        train(&RunDir::at(at), &base, 4, &mut ()).unwrap();
         let manifest = at.join("checkpoints/step-000004/manifest.json");
         let text = fs::read_to_string(&manifest).unwrap();
         assert!(text.contains(old), "{text}");
@@ -151,7 +151,7 @@ fn a_changed_manifest_is_a_damaged_one() {
 fn a_checkpoint_of_an_older_program_is_gone_on_from() {
     let base = support::tiny_gpt(&[]);
     let folder = tempfile::tempdir().unwrap();
-    train(&Place::at(folder.path()), &base, 2, &mut ()).unwrap();
+    train(&RunDir::at(folder.path()), &base, 2, &mut ()).unwrap();
     let manifest = folder.path().join("checkpoints/step-000002/manifest.json");
     let mut value: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
     assert!(value.as_object_mut().unwrap().remove("blake3").is_some());
@@ -166,7 +166,7 @@ fn a_checkpoint_of_an_older_program_is_gone_on_from() {
 fn checkpoints_that_cannot_be_listed_are_an_error() {
     let base = support::tiny_gpt(&[]);
     let folder = tempfile::tempdir().unwrap();
-    train(&Place::at(folder.path()), &base, 2, &mut ()).unwrap();
+    train(&RunDir::at(folder.path()), &base, 2, &mut ()).unwrap();
     let inside = folder.path().join("checkpoints");
     fs::rename(&inside, folder.path().join("elsewhere")).unwrap();
     fs::write(&inside, "not a folder").unwrap();
@@ -210,7 +210,7 @@ fn a_disk_that_fails_is_tried_again() {
             let folder = tempfile::tempdir().unwrap();
             let at = folder.path();
             let mut disk = Disk { folder: at.into(), recovers, heard: Heard::default() };
-            let outcome = train(&Place::at(at), &base, steps, &mut disk);
+            let outcome = train(&RunDir::at(at), &base, steps, &mut disk);
             let warnings = &disk.heard.warnings;
             assert!(warnings[0].contains("step-000004: the checkpoint cannot be written"), "{warnings:?}");
             assert!(warnings[0].contains("goes on without it"), "{warnings:?}");
@@ -239,7 +239,7 @@ fn exploding(more: &[&str]) -> Base {
 fn skipped_steps_push_no_checkpoint_out() {
     let base = exploding(&["checkpoint.every=1", "checkpoint.keep=1", "train.max_bad_steps=4"]);
     let folder = tempfile::tempdir().unwrap();
-    let error = train(&Place::at(folder.path()), &base, 20, &mut ()).unwrap_err();
+    let error = train(&RunDir::at(folder.path()), &base, 20, &mut ()).unwrap_err();
     assert!(matches!(error, Error::Diverged { step: 5, .. }), "{error}");
     assert_eq!(names(folder.path()), ["step-000001"]);
 }
@@ -250,7 +250,7 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
     for ranks in [1, 2] {
         let ranks = format!("parallel.data={ranks}");
         let folder = tempfile::tempdir().unwrap();
-        let error = train(&Place::at(folder.path()), &exploding(&[&ranks]), 1, &mut ()).unwrap_err();
+        let error = train(&RunDir::at(folder.path()), &exploding(&[&ranks]), 1, &mut ()).unwrap_err();
         assert!(matches!(error, Error::NotFinite { step: 1, .. }), "{error}");
         assert!(error.to_string().contains("the validation loss is NaN or infinite after step 1"), "{error}");
         assert!(!folder.path().join("checkpoints").exists());
@@ -260,7 +260,7 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
             let folder = tempfile::tempdir().unwrap();
             let blind =
                 ["data.validation=0", "train.eval_samples=0", "optimizer.weight_decay=1e6", last, &ranks];
-            let error = train(&Place::at(folder.path()), &exploding(&blind), 1, &mut ()).unwrap_err();
+            let error = train(&RunDir::at(folder.path()), &exploding(&blind), 1, &mut ()).unwrap_err();
             let said = error.to_string();
             assert!(
                 matches!(error, Error::NotFinite { step: 1, .. }) && said.contains(".weight is NaN"),

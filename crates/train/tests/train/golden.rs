@@ -18,7 +18,7 @@ use std::{env, fs};
 use espalier_tensor::Device;
 use espalier_tensor::cpu::{Cpu, Isa};
 use espalier_train::Rates;
-use espalier_train::run::{Observer, Place, run};
+use espalier_train::run::{Observer, RunDir, run};
 use espalier_train::trainer::{Evaluation, StepReport};
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,7 @@ fn golden(base: &Base) -> Golden {
     let device = Device::Cpu(Cpu::with_isa(1, Isa::Portable).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut heard = Listener::default();
-    let place = Place::at(folder.path());
+    let place = RunDir::at(folder.path());
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
     let Listener { losses, evaluations } = heard;
     Golden { losses, evaluations, weights: outcome.summary.weights_hash.unwrap() }

@@ -10,7 +10,7 @@ use espalier_plan::spec::{
 };
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::layers::{Backward, Deferred, Forward, GradientSink, Mode, Scale, Share, Stash};
+use espalier_train::layers::{Backward, BatchSlice, Deferred, Forward, GradientSink, Mode, Scale, Stash};
 use espalier_train::model::Model;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::weights::{ParameterId, Weights};
@@ -50,7 +50,7 @@ fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
         weights,
         mode: Mode::Train,
         random: RANDOM,
-        share: &Share::default(),
+        share: &BatchSlice::default(),
         stash: &mut Stash::forgetful(),
         statistics: &mut Vec::new(),
     };
@@ -64,12 +64,13 @@ fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink:
         weights,
         mode: Mode::Train,
         random: RANDOM,
-        share: &Share::default(),
+        share: &BatchSlice::default(),
         stash: &mut stash,
         statistics: &mut Vec::new(),
     };
     let x = model.forward(x, &mut pass).unwrap();
-    let mut pass = Backward { weights, random: RANDOM, share: &Share::default(), stash: &mut stash, sink };
+    let mut pass =
+        Backward { weights, random: RANDOM, share: &BatchSlice::default(), stash: &mut stash, sink };
     let outcome = model.loss(x, targets, Scale { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
     model.backward(outcome.gradient, &mut pass).unwrap();
     assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");

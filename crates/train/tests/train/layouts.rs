@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use espalier_train::Summary;
-use espalier_train::checkpoint::{Checkpoints, Whole};
+use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::prune::{count, differing};
-use espalier_train::run::{Place, run};
+use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, Heard, images, prepare, tiny_gpt, tiny_llama};
@@ -30,7 +30,7 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
 
 fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { resume: folder.join("run.toml").exists(), ..Place::at(folder) };
+    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
 }
 
@@ -88,7 +88,7 @@ fn what_is_said_of_pruning_is_of_all_stages() {
     let said = |base: &Base| {
         let (plan, dataset, device) = prepare(&base.set("train.steps=2"), 2);
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::at(folder.path());
+        let place = RunDir::at(folder.path());
         let mut heard = Heard::default();
         let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
         (outcome.summary.state_bytes_per_parameter, heard.warnings)
@@ -171,7 +171,7 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
 fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
     let loss = run_in(folder.path(), base, steps).loss.unwrap();
-    let whole = Whole::find(folder.path(), &Ranks::alone(), |_| ()).unwrap();
+    let whole = Checkpoint::find(folder.path(), &Ranks::alone(), |_| ()).unwrap();
     (whole.words("masks.safetensors").unwrap(), loss)
 }
 

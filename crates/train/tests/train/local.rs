@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_train::parallel::{on_threads, on_threads_within};
-use espalier_train::run::{Observer, Outcome, Place, run};
+use espalier_train::run::{Observer, Outcome, RunDir, run};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::{Error, Rates};
 
@@ -29,7 +29,7 @@ fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, V
         for _ in 0..steps {
             losses.push(trainer.step()?.loss);
             if always {
-                trainer.come_together()?;
+                trainer.average()?;
             }
         }
         Ok((losses, trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()))
@@ -230,7 +230,7 @@ fn run_heard(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome, Error> {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { resume: folder.join("run.toml").exists(), ..Place::at(folder) };
+    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
     run(plan, dataset, &device, &place, stop, observer)
 }
 

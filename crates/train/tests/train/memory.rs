@@ -7,7 +7,7 @@ use espalier_plan::schedule::Action;
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType, Tensor};
 use espalier_train::data::Split;
-use espalier_train::layers::{Forward, Mode, Share, Stash};
+use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
 use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
@@ -38,7 +38,7 @@ fn kept_activations_are_exactly_those_predicted() {
             weights: &weights,
             mode: Mode::Train,
             random: 0,
-            share: &Share::default(),
+            share: &BatchSlice::default(),
             stash: &mut stash,
             statistics: &mut statistics,
         };
@@ -91,7 +91,7 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
                 weights: &weights,
                 mode: Mode::Train,
                 random: 0,
-                share: &Share::default(),
+                share: &BatchSlice::default(),
                 stash: &mut stash,
                 statistics: &mut statistics,
             };

@@ -15,7 +15,7 @@ use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::checkpoint::Stored;
-use espalier_train::layers::{Backward, BatchStatistics, Forward, Mode, Scale, Share, Stash};
+use espalier_train::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, Scale, Stash};
 use espalier_train::model::Model;
 use espalier_train::state::{Gradients, Masks, Optimizer};
 use espalier_train::weights::{ParameterId, Weights};
@@ -273,7 +273,7 @@ impl Network<'_> {
     fn pass(&self, i: usize, samples: f32, sink: &mut Gradients<'_>) -> (f64, Tensor, Vec<BatchStatistics>) {
         let (x, targets) = self.oracle.batch(i, &self.device, self.case.dtype);
         let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-        let share = Share { first: 0, samples: x.shape()[0], norm_group: None };
+        let share = BatchSlice { first: 0, samples: x.shape()[0], norm_group: None };
         let (weights, random) = (&self.weights, 0);
         let mut forward = Forward {
             weights,

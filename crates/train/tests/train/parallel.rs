@@ -11,7 +11,7 @@ use espalier_train::layers::GradientSink;
 use espalier_train::parallel::data::Reducing;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::{Ranks, on_threads};
-use espalier_train::run::{Observer, Outcome, Place, run};
+use espalier_train::run::{Observer, Outcome, RunDir, run};
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::weights::ParameterId;
@@ -260,7 +260,7 @@ fn run_heard(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome, Error> {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
-    let place = Place { resume, ..Place::at(folder) };
+    let place = RunDir { resume, ..RunDir::at(folder) };
     run(plan, dataset, &device, &place, stop, observer)
 }
 

@@ -10,10 +10,10 @@ use espalier_plan::schedule::Name;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
 use espalier_train::data::{Order, Split};
-use espalier_train::layers::Share;
+use espalier_train::layers::BatchSlice;
 use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;
-use espalier_train::run::{Place, run as run_whole};
+use espalier_train::run::{RunDir, run as run_whole};
 use espalier_train::stage::Stage;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::step::{Loss, Sweep, Totals};
@@ -187,7 +187,7 @@ fn by_hand(
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
                 let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
-                let share = Share { first, samples: size, norm_group: None };
+                let share = BatchSlice { first, samples: size, norm_group: None };
                 let sweep = Sweep {
                     stage: &stage,
                     others: &Communicator::alone(),
@@ -325,7 +325,7 @@ fn bad_updates_of_all_stages_end_the_run() {
         let base = base.set("learning_rate.peak=1e38").set("train.max_bad_steps=2").set("parallel.drain=4");
         let (plan, dataset, device) = prepare(&base, 2);
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::at(folder.path());
+        let place = RunDir::at(folder.path());
         let ended = run_whole(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ());
         assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
     }
@@ -352,7 +352,7 @@ fn a_run_says_that_looking_changes_it() {
         let (base, _) = unflushed(schedule, 2, 2, 4);
         let (plan, dataset, device) = prepare(&base.set(format!("train.eval_every={every}")), 2);
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::at(folder.path());
+        let place = RunDir::at(folder.path());
         let mut heard = Heard::default();
         run_whole(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
         let said =

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::run::{Observer, Place, run};
+use espalier_train::run::{Observer, RunDir, run};
 use espalier_train::trainer::{Evaluation, StepReport, Trainer};
 use espalier_train::{Error, Rates};
 
@@ -27,7 +27,7 @@ fn train_heard(
     let (plan, dataset, device) = support::prepare(&base.set(format!("train.steps={steps}")), 2);
     // What the checkpoint itself does not fit is to be found, not what the run file says.
     let allow = vec!["model".into(), "train.precision".into()];
-    let place = Place { resume, allow, ..Place::at(folder) };
+    let place = RunDir { resume, allow, ..RunDir::at(folder) };
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), observer)?;
     Ok(outcome.summary.weights_hash.expect("a finished run has a hash"))
 }
@@ -133,7 +133,7 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
     let folder = tempfile::tempdir().unwrap();
     let base = support::tiny_gpt(&["train.log_every=1"]);
     let (plan, dataset, device) = support::prepare(&base.set("train.steps=6"), 1);
-    let place = Place::at(folder.path());
+    let place = RunDir::at(folder.path());
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(true), &mut ()).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.summary.steps, 1, "it finishes the step and stops");
@@ -198,7 +198,7 @@ fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
             .fold(support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]), |base, more| base.set(more));
         let part = |folder: &Path, resume: bool, stop_at: u64| {
             let (plan, dataset, device) = support::prepare(&base, 2);
-            let place = Place { resume, ..Place::at(folder) };
+            let place = RunDir { resume, ..RunDir::at(folder) };
             let stop = AtomicBool::new(false);
             let mut observer = StopAt { step: stop_at, stop: &stop, evaluated: Vec::new() };
             let outcome = run(plan, dataset, &device, &place, &stop, &mut observer).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::checkpoint::{Checkpoints, Piece, Progress, Room, Stored, Wanted, Whole};
+use espalier_train::checkpoint::{Checkpoint, Checkpoints, Piece, Progress, Room, Stored, Wanted};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;
 
@@ -125,7 +125,7 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
 fn pieces_are_joined_and_cut_anew() {
     let folder = tempfile::tempdir().unwrap();
     save_pieces(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
-    let whole = Whole::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap();
+    let whole = Checkpoint::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap();
     let device = Device::cpu(1).unwrap();
     for cut in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
         let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
@@ -159,7 +159,8 @@ fn pieces_that_leave_a_gap_or_overlap_are_refused() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         save_pieces(folder.path(), &cuts);
-        let error = Whole::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap_err().to_string();
+        let error =
+            Checkpoint::read(&folder.path().join("step-000001"), &Ranks::alone()).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
 }
@@ -185,7 +186,7 @@ fn stages_write_what_they_hold() {
     };
     let parts: Vec<String> = names(&path).into_iter().filter(|name| name.starts_with("model-")).collect();
     assert_eq!(parts.iter().map(held).sum::<usize>(), 3, "{parts:?}");
-    let whole = Whole::read(&path, &Ranks::alone()).unwrap();
+    let whole = Checkpoint::read(&path, &Ranks::alone()).unwrap();
     let (mut a, mut b, mut tied) = (numbers(&device, 5..8), numbers(&device, 5..9), numbers(&device, 0..2));
     let tensors = vec![
         ("b".to_owned(), Room::Tensor(&mut b)),

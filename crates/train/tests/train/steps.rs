@@ -7,7 +7,7 @@ use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
 use espalier_train::layers::GradientSink;
 use espalier_train::run::line::Line;
-use espalier_train::run::{Place, run};
+use espalier_train::run::{RunDir, run};
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::weights::ParameterId;
@@ -148,7 +148,7 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
 
     let folder = tempfile::tempdir().unwrap();
     let (plan, dataset, device) = support::prepare(&base, 2);
-    let place = Place::at(folder.path());
+    let place = RunDir::at(folder.path());
     let mut heard = Heard::default();
     let error = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
@@ -191,7 +191,7 @@ fn metrics_can_be_read_back() {
             .fold(base, |base, change| base.set(change));
         let (plan, dataset, device) = prepare(&base, 1);
         let folder = tempfile::tempdir().unwrap();
-        let (place, stop) = (Place::at(folder.path()), AtomicBool::new(false));
+        let (place, stop) = (RunDir::at(folder.path()), AtomicBool::new(false));
         // One that diverges has no finite evaluation, and its lines are there all the same.
         let _ = run(plan, dataset, &device, &place, &stop, &mut ());
         for text in std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap().lines() {

@@ -9,7 +9,7 @@ use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::Category;
 use espalier_train::Summary;
 use espalier_train::parallel::on_threads;
-use espalier_train::run::{Place, run};
+use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::{StepReport, Trainer};
 
 use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
@@ -129,7 +129,7 @@ fn the_noise_scale_and_local_statistics_are_the_same() {
 fn summary(base: &Base, ranks: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.data={ranks}")), 2);
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::at(folder.path());
+    let place = RunDir::at(folder.path());
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
 }
 
@@ -190,7 +190,7 @@ fn bytes_on_the_wire_are_those_of_kept_weights() {
 fn run_to(folder: &Path, base: &Base, ranks: usize, zero: bool, steps: usize) -> String {
     let base = base.set(format!("parallel.data={ranks}")).set(format!("parallel.zero={zero}"));
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let place = Place { resume: folder.join("run.toml").exists(), ..Place::at(folder) };
+    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
     outcome.summary.weights_hash.unwrap()
 }

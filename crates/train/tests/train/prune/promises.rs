@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use espalier_tensor::mask::ones;
 use espalier_train::Summary;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::run::{Place, run};
+use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, Heard, prepare, tiny_cnn, tiny_gpt};
@@ -235,7 +235,7 @@ fn a_layer_of_which_nothing_is_left_is_named() {
 fn hear(base: &Base) -> (Heard, Summary) {
     let (plan, dataset, device) = prepare(base, 1);
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::at(folder.path());
+    let place = RunDir::at(folder.path());
     let mut heard = Heard::default();
     let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
     (heard, outcome.summary)
@@ -278,7 +278,7 @@ fn a_run_too_short_to_prune_says_so() {
     for (settings, expected) in cases {
         let (plan, dataset, device) = prepare(&tiny_gpt(settings).set("train.steps=4"), 1);
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::at(folder.path());
+        let place = RunDir::at(folder.path());
         let mut heard = Heard::default();
         run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut heard).unwrap();
         assert_eq!(heard.warnings.len(), 1, "{:?}", heard.warnings);

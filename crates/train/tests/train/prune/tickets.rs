@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_tensor::random;
 use espalier_train::prune::{Decision, Observation, Pruner, count, places, pruner};
-use espalier_train::run::{Place, run};
+use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::{ParameterId, Weights};
 
@@ -279,7 +279,7 @@ fn distances_and_the_step_of_the_ticket_are_written_down() {
         .set("prune.tolerance=0.99");
     let (plan, dataset, device) = prepare(&base, 1);
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::at(folder.path());
+    let place = RunDir::at(folder.path());
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
     let text = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =

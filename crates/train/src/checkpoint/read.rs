@@ -64,7 +64,7 @@ impl Room<'_> {
 
 /// A checkpoint whose hashes are right.
 #[derive(Debug)]
-pub struct Whole {
+pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     shards: Vec<Shard>,
@@ -96,12 +96,12 @@ struct Part {
     offset: u64,
 }
 
-impl Whole {
+impl Checkpoint {
     /// Opens the checkpoint at `path`, or the newest whole one of the run folder there; `report` hears of newer ones that are
     /// damaged.
-    pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Whole> {
+    pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Checkpoint> {
         if path.join(MANIFEST).exists() {
-            return Whole::read(path, ranks);
+            return Checkpoint::read(path, ranks);
         }
         let none =
             || refuse(path, format!("it is neither a checkpoint (no {MANIFEST}) nor a run folder with one"));
@@ -110,7 +110,7 @@ impl Whole {
         }
         let mut damaged = Vec::new();
         for path in Checkpoints::of_run(path).list_of_first(ranks)?.into_iter().rev() {
-            match Whole::read(&path, ranks) {
+            match Checkpoint::read(&path, ranks) {
                 Ok(whole) => {
                     damaged.iter().for_each(&mut report);
                     return Ok(whole);
@@ -128,10 +128,10 @@ impl Whole {
     }
 
     /// Opens a checkpoint's folder and compares every hash. All ranks must, and all get the same answer.
-    pub fn read(path: &Path, ranks: &Ranks) -> Result<Whole> {
+    pub fn read(path: &Path, ranks: &Ranks) -> Result<Checkpoint> {
         let mut opened = None;
         let outcome = together(ranks, || {
-            let whole = Whole::open(path)?;
+            let whole = Checkpoint::open(path)?;
             whole.verify(ranks)?;
             opened = Some(whole);
             Ok(())
@@ -141,7 +141,7 @@ impl Whole {
     }
 
     /// All but the hashes of its files.
-    pub(super) fn open(path: &Path) -> Result<Whole, String> {
+    pub(super) fn open(path: &Path) -> Result<Checkpoint, String> {
         regular(path, MANIFEST)?;
         let text = fs::read(path.join(MANIFEST)).map_err(|why| format!("{MANIFEST}: {why}"))?;
         let manifest = Manifest::decode(&text)?;
@@ -163,7 +163,7 @@ impl Whole {
                 entry.check().map_err(|why| format!("{name} in {file}: {why}"))?;
             }
         }
-        Ok(Whole { path: path.into(), manifest, shards, files })
+        Ok(Checkpoint { path: path.into(), manifest, shards, files })
     }
 
     /// Compares the hashes of this rank's part of the files.
