@@ -21,24 +21,8 @@ pub struct Stages<'a> {
     pub sum: &'a dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>>,
 }
 
-impl Stages<'_> {
-    /// All tensors on one rank.
-    pub fn alone(tensors: usize) -> Stages<'static> {
-        Stages { places: (0..tensors).collect(), speaks: vec![true; tensors], all: tensors, sum: &Ok }
-    }
-}
-
 /// What is shown the keys of a tensor.
 pub type See<'a> = dyn FnMut(usize, Tensor) -> crate::Result<()> + 'a;
-
-/// Keeps the `keep` places with the largest keys over all tensors; `keys(i)` gives those of tensor `i`.
-pub fn best_of_all(
-    tensors: usize,
-    keep: usize,
-    keys: impl FnMut(usize) -> crate::Result<Tensor>,
-) -> crate::Result<Vec<Words>> {
-    best_of_stages(&Stages::alone(tensors), keep, one_by_one(tensors, keys))
-}
 
 /// Shows the keys of each tensor, which `keys` gives.
 pub fn one_by_one(
@@ -48,7 +32,7 @@ pub fn one_by_one(
     move |see| (0..tensors).try_for_each(|i| see(i, keys(i)?))
 }
 
-/// The same over the tensors of all stages. `walk` shows the keys of each tensor of this one, in whatever order, and must show
+/// Keeps the `keep` places with the largest keys over the tensors of all stages. `walk` shows the keys of each tensor of this one, in whatever order, and must show
 /// the same ones each of the three times that it is called. Ties go to the earlier tensor, wherever it is.
 pub fn best_of_stages(
     stages: &Stages<'_>,
@@ -142,6 +126,17 @@ mod tests {
     use espalier_tensor::{Category, Device};
     use proptest::prelude::*;
     use std::sync::LazyLock;
+
+    /// The best of tensors that are all on one rank.
+    fn best_of_all(
+        tensors: usize,
+        keep: usize,
+        keys: impl FnMut(usize) -> crate::Result<Tensor>,
+    ) -> crate::Result<Vec<Words>> {
+        let stages =
+            Stages { places: (0..tensors).collect(), speaks: vec![true; tensors], all: tensors, sum: &Ok };
+        best_of_stages(&stages, keep, one_by_one(tensors, keys))
+    }
 
     static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::cpu(1).unwrap());
 

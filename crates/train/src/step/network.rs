@@ -1,8 +1,9 @@
 //! What the actions of a list do to a network: passes of its micro-batches, sums of their gradients, and the update.
 
+mod verdict;
+
 use std::collections::HashMap;
 
-use espalier_comm::Reduce;
 use espalier_plan::schedule::{Action, Message, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
@@ -10,7 +11,7 @@ use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, Tensor, random};
 
 use super::in_flight::InFlight;
-use super::{Loss, TOTALS, Totals, Worker, side_of};
+use super::{Loss, Totals, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
@@ -22,10 +23,6 @@ use crate::parallel::statistics::fold_together;
 use crate::parallel::zero::{Shared, gather_weights, step_shared};
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
-
-/// Tags of verdicts on an update: from the stage behind, and from the first one to all; above that of totals.
-const VERDICT: u32 = TOTALS + 1;
-const DECIDED: u32 = TOTALS + 2;
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
@@ -238,47 +235,6 @@ impl<'a> NetworkWorker<'a> {
             false => (micro_batches, 1.0 / replicas as f32),
         };
         fold_together(&measured, count, factor, groups, weights)
-    }
-
-    /// Whether the loss of an update is finite on all replicas of the stage that has it.
-    fn is_finite_everywhere(&self, own: Totals) -> Result<bool> {
-        let ranks = &self.scene.context.ranks;
-        if ranks.relay().rank() + 1 < ranks.relay().size() {
-            return Ok(true);
-        }
-        let sums = ranks.data().all_reduce(own.to_numbers(), Reduce::Sum)?;
-        Ok(Totals::from_numbers(&sums).loss().is_finite())
-    }
-
-    /// Whether an update is taken, where stages do not wait for each other: by none of them if a number is not finite on
-    /// one. The verdict comes with the gradients from the stage behind and goes on to the one before; of 2BW, whose new
-    /// weights nobody needs for a batch, the first stage tells all ([`NetworkWorker::commit`]).
-    fn pass_verdict(&self, own: bool) -> Result<bool> {
-        let (stages, mut finite) = (self.scene.context.ranks.relay(), own);
-        if stages.rank() + 1 < stages.size() {
-            finite &= stages.receive(vec![0u64], stages.rank() + 1, VERDICT)?[0] > 0;
-        }
-        let verdict = || vec![u64::from(finite)];
-        if stages.rank() > 0 {
-            drop(stages.start_send(verdict(), stages.rank() - 1, VERDICT)?);
-        } else if self.scene.updates == Updates::DoubleBuffered {
-            for stage in 1..stages.size() {
-                drop(stages.start_send(verdict(), stage, DECIDED)?);
-            }
-        }
-        Ok(finite)
-    }
-
-    /// Takes the update that waits for its verdict, if there is one, or skips it: before its weights are needed, and where
-    /// a list ends.
-    pub fn commit(&mut self) -> Result<()> {
-        let Some(waiting) = self.scene.flights.waiting.take() else { return Ok(()) };
-        let Waiting { sums, grad_norm, lr, statistics } = waiting;
-        let stages = self.scene.context.ranks.relay();
-        let finite = stages.receive(vec![0u64], 0, DECIDED)?[0] > 0;
-        let mut gradients = Gradients::new(self.scene.masks);
-        sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
-        self.update(Agreed { gradients, grad_norm, finite }, lr, statistics)
     }
 
     /// Takes an update, or skips it.

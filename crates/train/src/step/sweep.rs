@@ -79,8 +79,8 @@ impl Sweep<'_> {
 
     /// Samples as the host has them, where they enter this rank's chunks or are judged there.
     fn read(&self, split: Split, samples: &[(u64, usize)]) -> Result<Option<HostBatch>> {
-        let needed = (0..self.stage.chunks().len()).map(|chunk| self.stage.model(chunk));
-        let needed = needed.into_iter().any(|model| model.is_first() || model.is_last());
+        let mut models = (0..self.stage.chunks().len()).map(|chunk| self.stage.model(chunk));
+        let needed = models.any(|model| model.is_first() || model.is_last());
         Ok(if needed { Some(self.dataset.batch(split, samples)?) } else { None })
     }
 
