@@ -11,6 +11,7 @@ pub mod cut;
 pub mod data;
 pub mod device;
 mod error;
+pub mod layout;
 pub mod learning_rate;
 pub mod memory;
 pub mod mesh;
