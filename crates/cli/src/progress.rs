@@ -10,9 +10,9 @@ use espalier_plan::{Plan, Scoring};
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
 use espalier_train::data::{Dataset, Split};
-use espalier_train::prune::Observation;
+use espalier_train::prune::{Observation, Pruned};
 use espalier_train::run::Observer;
-use espalier_train::trainer::{Evaluation, Pruned, StepReport};
+use espalier_train::trainer::{Evaluation, StepReport};
 use espalier_train::{Bytes, KeptOfLayer, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -127,7 +127,7 @@ impl Observer for Progress {
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned) {
-        let (kept, all) = pruned.kept;
+        let (kept, all) = (pruned.kept, pruned.of);
         let note = if pruned.note.is_empty() { String::new() } else { format!("; {}", pruned.note) };
         let sparse = match pruned.sparse {
             0 => String::new(),
@@ -139,8 +139,8 @@ impl Observer for Progress {
             count(all as f64),
             100.0 * (1.0 - kept as f64 / all as f64),
             pruned.form,
-            bytes(pruned.bytes.1),
-            bytes(pruned.bytes.0),
+            bytes(pruned.bytes[1]),
+            bytes(pruned.bytes[0]),
         ));
     }
 
@@ -231,6 +231,9 @@ pub fn summarise(summary: &Summary) {
     }
     if let Some(peak) = summary.peak_bytes {
         say!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
+    }
+    if let Some(peak) = summary.host_peak_bytes {
+        say!("  {:<13}{:>12}{:>12}", "on the host", "", bytes(peak));
     }
     state(summary);
     layers(summary);

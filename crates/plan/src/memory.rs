@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
 use crate::cut::{BUCKET, average_bytes, message_bytes};
@@ -255,7 +255,7 @@ fn in_flight(list: &[Action], kept: impl Fn(usize) -> u64) -> Held {
 }
 
 /// Bytes for each weight that pruning may touch, once it has.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct StateBytes {
     /// The weights that kernels read.
     pub weights: f64,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::trainer::{Evaluation, Trainer};
 
 /// What a run, or the plan of one, comes to.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Steps done.
     pub steps: u64,
@@ -45,11 +45,13 @@ pub struct Summary {
     /// The same by category.
     pub state_bytes: StateBytes,
     /// Peak bytes by category, predicted and measured.
-    pub memory: BTreeMap<&'static str, Bytes>,
-    /// The most bytes in use at once.
+    pub memory: BTreeMap<String, Bytes>,
+    /// The most bytes in use at once, on the device.
     pub peak_bytes: Option<usize>,
+    /// The most bytes in use at once of the host's copies of what is on a card. A processor's are among its workspace: none.
+    pub host_peak_bytes: Option<usize>,
     /// Bytes that a rank must send in a step at least, whatever carries them: not counted on the wire.
-    pub bytes_sent: BTreeMap<&'static str, u64>,
+    pub bytes_sent: BTreeMap<String, u64>,
     /// Wall-clock seconds, evaluation and checkpoints included.
     pub seconds: Option<f64>,
     /// blake3 of all weights in the order of their names.
@@ -59,7 +61,7 @@ pub struct Summary {
 }
 
 /// What is kept of one prunable parameter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptOfLayer {
     /// The parameter.
     pub name: String,
@@ -77,7 +79,7 @@ impl KeptOfLayer {
 }
 
 /// Bytes of one category.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     /// What the plan says, where it says something.
     pub predicted: Option<u64>,
@@ -85,15 +87,21 @@ pub struct Bytes {
     pub measured: Option<usize>,
 }
 
-/// Ranks on each axis.
-#[derive(Debug, Clone, Serialize)]
+/// How a run is spread over ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    data: usize,
-    pipeline: usize,
-    tensor: usize,
-    spatial: usize,
-    schedule: Option<String>,
-    micro_batches: usize,
+    /// Replicas.
+    pub data: usize,
+    /// Stages.
+    pub pipeline: usize,
+    /// Ranks that share a layer.
+    pub tensor: usize,
+    /// Ranks that share an image.
+    pub spatial: usize,
+    /// Of the pipeline, where there is one.
+    pub schedule: Option<String>,
+    /// Of each rank.
+    pub micro_batches: usize,
 }
 
 /// The last evaluation.
@@ -161,7 +169,7 @@ impl Summary {
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
                 };
-                (category.name(), Bytes { predicted, measured: None })
+                (category.name().into(), Bytes { predicted, measured: None })
             })
             .collect();
         let prune = plan.pruning.as_ref();
@@ -206,7 +214,8 @@ impl Summary {
             state_bytes,
             memory,
             peak_bytes: None,
-            bytes_sent: Traffic::ALL.map(|traffic| (traffic.name(), 0)).into(),
+            host_peak_bytes: None,
+            bytes_sent: Traffic::ALL.map(|traffic| (traffic.name().into(), 0)).into(),
             seconds: None,
             weights_hash: None,
             run: None,

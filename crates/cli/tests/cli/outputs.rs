@@ -84,7 +84,8 @@ fn the_tables_are_what_runs_write() {
         "train.log_every=1",
     ];
     let text: Vec<&str> = text.iter().flat_map(|setting| ["--set", setting]).collect();
-    let text = train_in(at, TINY, &[&["--json", "--out", "text", "--ranks", "2"], &text[..]].concat());
+    let files = ["--json", "--out", "text", "--trace", "trace.json", "--ranks", "2"];
+    let text = train_in(at, TINY, &[&files[..], &text[..]].concat());
     assert_eq!(text.status.code(), Some(0), "{}", said(&text));
     let images =
         "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n";
@@ -98,9 +99,9 @@ fn the_tables_are_what_runs_write() {
 
     let lines: Vec<Value> = ["text", "images", "bad"].iter().flat_map(|run| metrics(&at.join(run))).collect();
     compare("metrics.jsonl", &lines);
-    let plan =
-        |run: &str| serde_json::from_slice(&fs::read(at.join(run).join("plan.json")).unwrap()).unwrap();
-    compare("plan.json", &[plan("text"), plan("images")]);
+    let read = |path: &str| serde_json::from_slice(&fs::read(at.join(path)).unwrap()).unwrap();
+    compare("plan.json", &[read("text/plan.json"), read("images/plan.json")]);
+    compare("The file of --trace", &[read("trace.json")]);
     compare("espalier train --json", &[json(&text.stdout), json(&images.stdout), json(&planned.stdout)]);
     let mut folder: Vec<String> = fs::read_dir(at.join("text"))
         .unwrap()

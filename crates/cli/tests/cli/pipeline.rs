@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use espalier_train::Summary;
+use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
 use crate::{json, said};
@@ -40,18 +42,13 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
         );
         let output = Command::new(env!("CARGO_BIN_EXE_espalier")).args(&arguments).output().unwrap();
         assert!(output.status.success(), "{schedule}: {}", said(&output));
-        let summary = json(&output.stdout);
-        assert_eq!(
-            (&summary["layout"]["pipeline"], &summary["layout"]["schedule"]),
-            (&2.into(), &schedule.into())
-        );
-        assert!(summary["bytes_sent"]["point_to_point"].as_u64().unwrap() > 0, "{summary}");
-        losses.push(summary["loss"].as_f64().unwrap());
-        let trace: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
-        let events = trace["traceEvents"].as_array().unwrap();
+        let summary: Summary = serde_json::from_value(json(&output.stdout)).unwrap();
+        assert_eq!((summary.layout.pipeline, summary.layout.schedule.as_deref()), (2, Some(schedule)));
+        assert!(summary.bytes_sent["point_to_point"] > 0, "{summary:?}");
+        losses.push(summary.loss.unwrap());
+        let trace: TraceFile = serde_json::from_slice(&fs::read(&trace).unwrap()).unwrap();
         for rank in 0..2 {
-            let of =
-                |category: &str| events.iter().filter(|e| e["tid"] == rank && e["cat"] == category).count();
+            let of = |category: &str| trace.of_rank(rank).filter(|spent| spent.cat == category).count();
             // Four steps of four micro-batches, each forward and backward at least once.
             assert!(of("compute") >= 32 && of("step") >= 4 && of("send") > 0, "{schedule}, rank {rank}");
             assert!(of("all-reduce") >= 8, "each sum is started, and waited for: {schedule}, rank {rank}");

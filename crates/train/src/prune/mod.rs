@@ -14,6 +14,7 @@ pub mod magnitude;
 pub mod moving;
 mod passes;
 pub mod random;
+mod report;
 pub mod rigl;
 pub mod select;
 pub mod set;
@@ -37,6 +38,7 @@ use crate::context::Context;
 use crate::state::Masks;
 use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights};
+pub use report::{Observation, Pruned};
 pub use select::Words;
 
 /// A pruning method in the course of a run.
@@ -87,15 +89,6 @@ pub enum Decision {
     Look(Observation),
     /// It draws new masks.
     Prune(Draw),
-}
-
-/// What a method saw.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Observation {
-    /// In words.
-    pub note: String,
-    /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
-    pub distances: Vec<f64>,
 }
 
 /// New masks.

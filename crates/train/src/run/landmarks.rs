@@ -5,9 +5,9 @@ use std::path::Path;
 use tracing::{info, warn};
 
 use super::Observer;
-use crate::prune::Observation;
+use crate::prune::{Observation, Pruned};
 use crate::summary::Rates;
-use crate::trainer::{Evaluation, Pruned, StepReport};
+use crate::trainer::{Evaluation, StepReport};
 
 /// Writes down what it passes on.
 pub(super) struct Landmarks<'a>(pub(super) &'a mut dyn Observer);
@@ -33,7 +33,7 @@ impl Observer for Landmarks<'_> {
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned) {
-        info!("pruned before step {step}: {} of {} candidates are kept", pruned.kept.0, pruned.kept.1);
+        info!("pruned before step {step}: {} of {} candidates are kept", pruned.kept, pruned.of);
         self.0.pruned(step, pruned);
     }
 

@@ -22,16 +22,16 @@ use super::line::Line;
 use super::metrics::Metrics;
 use super::pace::Pace;
 use super::resumed::DATA_FILE;
+use super::trace::{Spent, TraceFile, may_replace};
 use super::{
     Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, announce, checkpoints_of, nothing_to_do, write,
 };
 use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::data::{Dataset, Fingerprint, Split};
 use crate::parallel::{Ranks, exchange, together};
-use crate::prune::Observation;
-use crate::step::{Trace, chrome, may_replace};
+use crate::prune::{Observation, Pruned};
 use crate::summary::{Rates, Summary, Validation};
-use crate::trainer::{Evaluation, Pruned, Trainer};
+use crate::trainer::{Evaluation, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result};
 
@@ -374,14 +374,12 @@ impl Run {
     /// Writes what all ranks did when, where that is wanted.
     fn write_trace(&self) -> Result<()> {
         let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
-        let numbers: Vec<u8> = trace.to_numbers().into_iter().flat_map(f64::to_le_bytes).collect();
-        let read = |bytes: Vec<u8>| -> Vec<f64> {
-            bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
-        };
-        let all = exchange(self.trainer.ranks().world(), &numbers)?.into_iter();
-        let ranks: Vec<_> = all.map(|bytes| Trace::from_numbers(&read(bytes))).collect();
+        let ranks = self.trainer.ranks();
+        let own = || Ok(trace.spans.iter().map(|span| Spent::new(ranks.rank(), span)).collect());
+        let file = TraceFile::new(together(ranks, own)?.expect("no rank can fail at it"));
         if self.leads() {
-            fs::write(path, chrome(&ranks).to_string()).map_err(|why| Error::unwritten(path, why))?;
+            let text = serde_json::to_string(&file).expect("a trace is plain data");
+            fs::write(path, text).map_err(|why| Error::unwritten(path, why))?;
         }
         Ok(())
     }
@@ -415,18 +413,20 @@ impl Run {
 
     /// What the run came to; bytes are the largest over ranks.
     fn summary(&self) -> Result<Summary> {
-        let ledger = self.trainer.device().ledger();
+        let device = self.trainer.device();
+        let ledger = device.ledger();
         let sent = Traffic::ALL.map(|traffic| self.trainer.sent().of(traffic));
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
-        let bytes = [&[ledger.total_peak() as u64], &sent[..], &peaks[..]].concat();
+        let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
+        let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
         let (ranks, digests) = (self.trainer.ranks(), self.trainer.weights().digests()?);
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
         let hash = hash_of(&ranks.of_all_stages(digests)?);
-        let (sent, peaks) = bytes[1..].split_at(sent.len());
+        let (sent, peaks) = bytes[totals.len()..].split_at(sent.len());
         let rates =
             Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);
-        let mut summary = Summary::planned(&self.plan, self.trainer.device().name());
+        let mut summary = Summary::planned(&self.plan, device.name());
         summary.scored(self.trainer.scoring());
         summary.steps = self.trainer.progress().step;
         summary.loss = self.last_loss;
@@ -437,7 +437,9 @@ impl Run {
             summary.measured(category, *peak as usize);
         }
         summary.peak_bytes = Some(bytes[0] as usize);
-        summary.bytes_sent = Traffic::ALL.map(Traffic::name).into_iter().zip(sent.iter().copied()).collect();
+        summary.host_peak_bytes = matches!(device, Device::Cuda(_)).then_some(bytes[1] as usize);
+        let names = Traffic::ALL.map(|traffic| traffic.name().to_owned());
+        summary.bytes_sent = names.into_iter().zip(sent.iter().copied()).collect();
         summary.seconds = Some(self.begin.elapsed().as_secs_f64());
         summary.weights_hash = Some(hash);
         summary.run = Some(self.folder.display().to_string());

@@ -4,9 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::prune::Observation;
+use crate::prune::{Observation, Pruned};
 use crate::summary::{Rates, Validation};
-use crate::trainer::{Pruned, StepReport};
+use crate::trainer::StepReport;
 
 /// What happened at a step; which fields there are says what.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -70,21 +70,7 @@ pub struct PrunedLine {
     /// The step that is next.
     pub step: u64,
     /// What was done.
-    pub pruned: PrunedCounts,
-}
-
-/// How much is left.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PrunedCounts {
-    /// Candidates that are kept,
-    pub kept: u64,
-    /// and all of them.
-    pub of: u64,
-    /// In words.
-    pub note: String,
-    /// How far the mask is from those drawn before, oldest first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mask_distances: Vec<f64>,
+    pub pruned: Pruned,
 }
 
 /// A look of the pruning method.
@@ -93,16 +79,7 @@ pub struct LookedLine {
     /// The step that is next.
     pub step: u64,
     /// What it saw.
-    pub pruner: Looked,
-}
-
-/// What a pruning method saw.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Looked {
-    /// In words.
-    pub note: String,
-    /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
-    pub mask_distances: Vec<f64>,
+    pub pruner: Observation,
 }
 
 impl Line {
@@ -130,15 +107,12 @@ impl Line {
 
     /// Of what was pruned.
     pub(super) fn of_pruned(step: u64, pruned: &Pruned) -> Line {
-        let ((kept, of), note) = (pruned.kept, pruned.note.clone());
-        let counts = PrunedCounts { kept, of, note, mask_distances: pruned.distances.clone() };
-        Line::Pruned(PrunedLine { step, pruned: counts })
+        Line::Pruned(PrunedLine { step, pruned: pruned.clone() })
     }
 
     /// Of what a pruning method saw.
     pub(super) fn of_look(step: u64, seen: &Observation) -> Line {
-        let pruner = Looked { note: seen.note.clone(), mask_distances: seen.distances.clone() };
-        Line::Looked(LookedLine { step, pruner })
+        Line::Looked(LookedLine { step, pruner: seen.clone() })
     }
 }
 

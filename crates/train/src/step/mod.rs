@@ -15,7 +15,7 @@ pub use executor::Executor;
 pub(crate) use network::{Flights, NetworkWorker, StepContext, StepOutcome};
 pub use sweep::Sweep;
 pub use totals::{Loss, Totals};
-pub use trace::{Kind, Span, Trace, chrome, may_replace};
+pub use trace::{Kind, Span, Trace};
 
 use espalier_plan::schedule::{Action, Message, Payload, Work};
 use espalier_tensor::Tensor;

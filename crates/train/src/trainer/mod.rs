@@ -24,7 +24,7 @@ use crate::data::{Dataset, Split, spread};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::average;
-use crate::prune::{self, Decision, Observation, Pruner};
+use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
 use crate::step::{Executor, Flights, NetworkWorker, StepContext, StepOutcome, TOTALS, Totals, Trace};
@@ -95,27 +95,6 @@ pub struct StepReport {
     pub sparsity: f64,
     /// Wall-clock time.
     pub seconds: f64,
-}
-
-/// What a pruning method did.
-#[derive(Debug, Clone, Default)]
-pub struct Pruned {
-    /// Candidates kept, and all of them.
-    pub kept: (u64, u64),
-    /// Parameters of which nothing is left.
-    pub emptied: Vec<String>,
-    /// Those of which next to nothing is.
-    pub thin: Vec<KeptOfLayer>,
-    /// What the method says of it.
-    pub note: String,
-    /// How far the mask is from those drawn before it, where the method compares them.
-    pub distances: Vec<f64>,
-    /// How the masks are stored: `bits`, `index`, or both.
-    pub form: String,
-    /// How many parameters are multiplied without their zeros from now on.
-    pub sparse: usize,
-    /// Bytes in use before and after.
-    pub bytes: (usize, usize),
 }
 
 /// How well the model does on held-out data.

@@ -10,9 +10,9 @@ use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Device, Mask};
 
-use super::{Pruned, Trainer};
+use super::Trainer;
 use crate::data::Split;
-use crate::prune::{self, Decision, Draw, Moment, Network};
+use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
@@ -157,15 +157,17 @@ impl Trainer {
         }
         drawn.counts = self.context.ranks.sum_over_stages(drawn.counts)?;
         self.count_kept()?;
+        let (kept, of) = self.kept();
         Ok(Pruned {
-            kept: self.kept(),
+            kept,
+            of,
             emptied: drawn.met(Fate::Emptied).map(|id| self.weights.name(id).to_owned()).collect(),
             thin: self.thin(),
             note: draw.note,
             distances: draw.distances,
             form: drawn.forms(),
             sparse: drawn.met(Fate::Sparse).count(),
-            bytes: (before, self.context.device.ledger().total()),
+            bytes: [before, self.context.device.ledger().total()],
         })
     }
 

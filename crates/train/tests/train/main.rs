@@ -16,6 +16,7 @@ mod oracle;
 mod parallel;
 mod pipeline;
 mod prune;
+mod records;
 mod resume;
 mod shards;
 mod sparse;

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
 use espalier_train::layers::GradientSink;
-use espalier_train::run::line::Line;
 use espalier_train::run::{RunDir, run};
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
@@ -176,35 +175,4 @@ fn every_family_of_image_models_takes_a_step() {
         let loss = shapes(settings);
         assert!(loss.is_finite() && loss > 0.1, "{settings:?}: {loss}");
     }
-}
-
-/// Every line that a run wrote is one of the types that are written, with nothing more in it.
-#[test]
-fn metrics_can_be_read_back() {
-    let early = tiny_gpt(&["prune.method=early-bird", "prune.every=2", "prune.latest=5"]);
-    let diverging =
-        tiny_gpt(&["learning_rate.peak=1e38", "learning_rate.warmup=0", "train.max_bad_steps=99"]);
-    let mut kinds = std::collections::BTreeSet::new();
-    for base in [early, diverging, tiny_cnn(&[])] {
-        let base = ["train.steps=6", "train.log_every=1", "train.eval_every=3", "checkpoint.last=false"]
-            .iter()
-            .fold(base, |base, change| base.set(change));
-        let (plan, dataset, device) = prepare(&base, 1);
-        let folder = tempfile::tempdir().unwrap();
-        let (place, stop) = (RunDir::at(folder.path()), AtomicBool::new(false));
-        // One that diverges has no finite evaluation, and its lines are there all the same.
-        let _ = run(plan, dataset, &device, &place, &stop, &mut ());
-        for text in std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap().lines() {
-            let line: Line = serde_json::from_str(text).unwrap_or_else(|why| panic!("{text}: {why}"));
-            let whole: serde_json::Value = serde_json::from_str(text).unwrap();
-            assert_eq!(serde_json::to_value(&line).unwrap(), whole, "{text}");
-            kinds.insert(match line {
-                Line::Step(line) => ["step", "skipped"][usize::from(line.skipped)],
-                Line::Evaluation(_) => "evaluation",
-                Line::Pruned(_) => "pruned",
-                Line::Looked(_) => "looked",
-            });
-        }
-    }
-    assert_eq!(kinds.len(), 5, "{kinds:?}");
 }
