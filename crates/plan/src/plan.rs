@@ -308,6 +308,10 @@ fn build(written: &config::Model, facts: DataFacts) -> Result<Model, Error> {
             let image = image()?;
             presets::vgg(net, image, classes(number)?, form.form(image), batch_norm)
         }
+        Family::AlexNet { classes: number, form } => {
+            let image = image()?;
+            presets::alexnet(image, classes(number)?, form.form(image))
+        }
         Family::Custom { classes: number, context: Some(seq), ref layers } => {
             let vocab = vocab("model.classes", number)?;
             custom(Input::Tokens { seq, vocab }, vocab, layers)?

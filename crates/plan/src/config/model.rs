@@ -99,6 +99,14 @@ pub enum Family {
         /// Whether a batch norm follows every convolution.
         batch_norm: bool,
     },
+    /// `alexnet`
+    AlexNet {
+        /// Classes; left out: as many as the data has.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        classes: Option<usize>,
+        /// For large images or small ones.
+        form: FormChoice,
+    },
     /// `custom`: layers written in the run file.
     Custom {
         /// Classes, or tokens there are; left out: as many as the data has.
@@ -189,7 +197,7 @@ impl Model {
             .chain(["mlp", "simple-cnn", "resnet8"])
             .chain(ResNet::ALL.map(ResNet::name))
             .chain(Vgg::ALL.map(Vgg::name))
-            .chain(["custom"])
+            .chain(["alexnet", "custom"])
     }
 
     pub(super) fn read(section: &mut Section) -> Result<Model, Error> {
@@ -246,6 +254,9 @@ fn read_preset(section: &mut Section, name: &str) -> Result<Family, Error> {
     }
     let classes = read_classes(section)?;
     let form = section.choice("form", FormChoice::Auto)?;
+    if name == "alexnet" {
+        return Ok(Family::AlexNet { classes, form });
+    }
     if let Some(net) = ResNet::ALL.into_iter().find(|net| net.name() == name) {
         return Ok(Family::ResNet { net, classes, form });
     }

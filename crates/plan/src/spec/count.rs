@@ -183,6 +183,8 @@ mod tests {
             (resnet(ResNet::R50), 25_557_032),
             (resnet(ResNet::R101), 44_549_160),
             (resnet(ResNet::Wide101), 126_886_696),
+            (alexnet(image, 1000, Form::ImageNet), 61_100_840),
+            (alexnet((227, 227, 3), 1000, Form::ImageNet), 61_100_840),
             (vgg(Vgg::V16), 138_357_544),
             (vgg(Vgg::V19), 143_667_240),
             (gpt("gpt2-124m", &Gpt::preset("gpt2-124m").unwrap()), 124_439_808),
@@ -209,6 +211,8 @@ mod tests {
         let gmacs = |model: &Model| model.flops(1).unwrap() / 2e9;
         let resnet50 = gmacs(&resnet(ResNet::R50, (224, 224, 3), 1000, Form::ImageNet));
         assert!((resnet50 / 4.09 - 1.0).abs() < 0.02, "{resnet50}");
+        let alexnet = gmacs(&alexnet((224, 224, 3), 1000, Form::ImageNet));
+        assert!((alexnet / 0.714 - 1.0).abs() < 0.01, "{alexnet}");
         let vgg19 = gmacs(&vgg(Vgg::V19, (224, 224, 3), 1000, Form::ImageNet, false));
         assert!((vgg19 / 19.6 - 1.0).abs() < 0.02, "{vgg19}");
     }

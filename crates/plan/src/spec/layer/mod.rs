@@ -74,7 +74,7 @@ pub enum Layer {
     AvgPool(AvgPool),
     /// The mean over all positions: `[h, w, c]` becomes `[c]`.
     GlobalAvgPool,
-    /// Average pool to exactly `size` x `size` (VGG's head).
+    /// Average pool to exactly `size` x `size` (the heads of VGG and AlexNet).
     AdaptiveAvgPool(AdaptiveAvgPool),
     /// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens, so that the next weight fits.
     Flatten,

@@ -30,7 +30,7 @@ pub struct AvgPool {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GlobalAvgPool;
 
-/// Average pool to exactly `size` x `size` (VGG's head).
+/// Average pool to exactly `size` x `size` (the heads of VGG and AlexNet).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AdaptiveAvgPool {
     /// Rows and columns of the result.

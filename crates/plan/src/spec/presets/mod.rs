@@ -3,11 +3,13 @@
 //! Where a convolutional model ends in a flatten, the width of the next linear layer follows from the image. An
 //! image too small for the model gives a width of 0 here, and the check names the layer whose window does not fit.
 
+mod alexnet;
 mod cnn;
 mod gpt;
 mod resnet;
 mod vgg;
 
+pub use alexnet::alexnet;
 pub use cnn::{mlp, resnet8, simple_cnn};
 pub use gpt::{Gpt, Norm, gpt};
 pub use resnet::{ResNet, resnet};

@@ -1,0 +1,106 @@
+//! AlexNet as torchvision has it (Krizhevsky 2014, one tower), with torchvision's names: layers are numbered among all of
+//! `features` and of `classifier`.
+//!
+//! 96 of each 100 weights are in the three linear layers, and nine tenths of the flops in the convolutions: no other network
+//! shows as plainly why one kind of parallelism does not suit all layers.
+//!
+//! Convolutions start from a truncated normal over the fan-in (the published normal of 0.01 lets activations fade from layer
+//! to layer), linear layers from the published normal of 0.01, and biases at 0.
+
+use super::super::{AdaptiveAvgPool, Conv, Dropout, Init, Layer, MaxPool, Model};
+use super::{Form, ImageSize, RELU, block, fan_in, input, linear};
+
+/// Builds one. A block per group of convolutions up to a pool, named for its first (`features.0`), and `head`.
+pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
+    // The small form's first convolution is padded to an eighth of 32 pixels, and its pools do not overlap.
+    let (border, window) = match form {
+        Form::ImageNet => (2, 3),
+        Form::Small => (5, 2),
+    };
+    let pool = || Layer::MaxPool(MaxPool { kernel: window, stride: 2, padding: 0 });
+    let mut blocks = vec![
+        block("features.0", vec![conv(0, image.2, 64, 11, 4, border), RELU, pool()]),
+        block("features.3", vec![conv(3, 64, 192, 5, 1, 2), RELU, pool()]),
+        block(
+            "features.6",
+            vec![
+                conv(6, 192, 384, 3, 1, 1),
+                RELU,
+                conv(8, 384, 256, 3, 1, 1),
+                RELU,
+                conv(10, 256, 256, 3, 1, 1),
+                RELU,
+                pool(),
+            ],
+        ),
+    ];
+    let dense = |name: &str, input, output| linear(name, input, output, Init::Normal(0.01));
+    let head = match form {
+        Form::ImageNet => vec![
+            Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 6 }),
+            Layer::Flatten,
+            Layer::Dropout(Dropout { rate: 0.5 }),
+            dense("classifier.1", 256 * 6 * 6, 4096),
+            RELU,
+            Layer::Dropout(Dropout { rate: 0.5 }),
+            dense("classifier.4", 4096, 4096),
+            RELU,
+            dense("classifier.6", 4096, classes),
+        ],
+        // A stride of 4 and three pools: 32 x 32 becomes 1 x 1.
+        Form::Small => {
+            let side = |n: usize| (n.saturating_sub(1) / 4 + 1) / 8;
+            let flat = side(image.0).saturating_mul(side(image.1)).saturating_mul(256);
+            vec![Layer::Flatten, dense("classifier", flat, classes)]
+        }
+    };
+    blocks.push(block("head", head));
+    Model { name: "alexnet".into(), input: input(image), blocks, classes }
+}
+
+/// The convolution that is number `number` of `features`.
+fn conv(number: usize, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+    let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
+    let name = format!("features.{number}");
+    Layer::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `torchvision.models.alexnet().named_parameters()` lists them.
+    #[test]
+    fn names_and_shapes_are_torchvisions() {
+        let model = alexnet((224, 224, 3), 1000, Form::ImageNet);
+        let weights: Vec<_> = model.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+        let expected: [(&str, &[usize]); 8] = [
+            ("features.0", &[64, 3, 11, 11]),
+            ("features.3", &[192, 64, 5, 5]),
+            ("features.6", &[384, 192, 3, 3]),
+            ("features.8", &[256, 384, 3, 3]),
+            ("features.10", &[256, 256, 3, 3]),
+            ("classifier.1", &[4096, 9216]),
+            ("classifier.4", &[4096, 4096]),
+            ("classifier.6", &[1000, 4096]),
+        ];
+        let both = expected.iter().flat_map(|(name, shape)| {
+            [(format!("{name}.weight"), shape.to_vec()), (format!("{name}.bias"), vec![shape[0]])]
+        });
+        assert_eq!(weights, both.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn every_size_that_is_large_enough_fits_its_form() {
+        for side in [63, 64, 128, 224, 227, 256] {
+            alexnet((side, side, 3), 1000, Form::ImageNet).check().unwrap();
+        }
+        for side in 29..=64 {
+            alexnet((side, side, 3), 10, Form::Small).check().unwrap();
+        }
+        let small = alexnet((32, 32, 3), 10, Form::Small);
+        assert_eq!(small.parameter_count(), 2_472_266);
+        let error = alexnet((62, 62, 3), 10, Form::ImageNet).check().unwrap_err();
+        insta::assert_snapshot!(error, @"layer 12 (max_pool): a window of 3 x 3 is larger than an image of 2 x 2 x 256");
+    }
+}
