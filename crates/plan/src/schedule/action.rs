@@ -28,12 +28,20 @@ pub enum Action {
     },
     /// Wait for the sums of all gradients of the update.
     WaitReduce,
-    /// Add up losses and norms over the ranks, so that all take the update or none.
+    /// Add up losses and norms over the ranks that can wait for each other: over all, where a flush ends a batch.
     Agree,
+    /// Tell another rank what came of an update: where there is no flush, stages do not wait for each other.
+    Tell(Notice),
+    /// Wait for what another rank tells.
+    Hear(Notice),
     /// Update the weights of all chunks: the newest version becomes the next one.
     Step,
+    /// Take the update of the last step, or skip it: it was put off until the first stage has decided.
+    Commit,
     /// Gather what the others have stepped, where ranks share out the optimizer's state.
     Gather,
+    /// Average weights and state over replicas that have stepped by themselves.
+    Average,
     /// Keep the newest version beyond the next step.
     Stash {
         /// The newest.
@@ -79,6 +87,44 @@ pub enum Payload {
     Gradient,
 }
 
+/// A few numbers for another rank, as one of the two sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Notice {
+    /// What they say.
+    pub topic: Topic,
+    /// Of which update, counted from 0 through the list.
+    pub update: usize,
+    /// The other rank.
+    pub peer: usize,
+}
+
+/// What a notice says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Topic {
+    /// From a stage to the one before: whether all numbers of an update are finite there and behind.
+    Verdict,
+    /// From the first stage to another: whether those of all stages are.
+    Decision,
+    /// From where the model ends to the first stage: the loss of a batch, its right predictions and all of them.
+    Totals,
+    /// From the first stage to another at the end of a list: updates that were taken, and steps in a row that were not.
+    Counts,
+}
+
+impl Topic {
+    /// All of them.
+    pub const ALL: [Topic; 4] = [Topic::Verdict, Topic::Decision, Topic::Totals, Topic::Counts];
+
+    /// How many numbers, of 8 bytes each.
+    pub const fn numbers(self) -> usize {
+        match self {
+            Topic::Verdict | Topic::Decision => 1,
+            Topic::Counts => 2,
+            Topic::Totals => 3,
+        }
+    }
+}
+
 /// The four kinds of computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
@@ -95,7 +141,16 @@ pub enum Pass {
 impl Action {
     /// Whether a step implies it, so that lines of text leave it out.
     pub(super) fn is_implied(&self) -> bool {
-        matches!(self, Action::WaitReduce | Action::Agree | Action::Gather)
+        let told = matches!(self, Action::Tell(_) | Action::Hear(_) | Action::Commit);
+        told || matches!(self, Action::WaitReduce | Action::Agree | Action::Gather)
+    }
+
+    /// Whether it belongs to the step before it.
+    pub fn ends_step(&self) -> bool {
+        matches!(
+            self,
+            Action::Tell(_) | Action::Hear(_) | Action::Commit | Action::Gather | Action::Drop { .. }
+        )
     }
 
     /// The pass and its work, where the action computes.

@@ -2,7 +2,8 @@
 //! actions of every rank. One executor runs the lists; [`Timeline`] walks the very same ones in virtual time.
 //!
 //! A schedule's own file says in which order each rank computes. What follows from that order is added here, once
-//! for all: the messages (`messages`), and the all-reduces, steps and kept versions (`updates`).
+//! for all: the messages (`messages`), the all-reduces, steps and kept versions (`updates`), and what ranks tell each other
+//! about a step (`agreement`).
 //!
 //! ```
 //! use espalier_plan::schedule::{Name, Options, Timeline, UnitCosts, Units};
@@ -16,6 +17,7 @@
 //! ```
 
 mod action;
+mod agreement;
 mod axonn;
 mod chimera;
 mod error;
@@ -42,7 +44,7 @@ mod zb_h1;
 use std::fmt;
 use std::str::FromStr;
 
-pub use action::{Action, Message, Pass, Payload, Work};
+pub use action::{Action, Message, Notice, Pass, Payload, Topic, Work};
 pub use axonn::message_driven;
 pub use error::Error;
 pub use picture::Ink;
@@ -263,12 +265,17 @@ impl Schedule {
         self.micro_batches * self.batches
     }
 
-    /// A number that the sender and the receiver of a message agree on, and that no other message bears: for each
-    /// crossing of a border between two parts, one for the activation and one for the gradient.
+    /// A number that the sender and the receiver of a message agree on, and that no other message between them bears: for each
+    /// crossing of a border between two parts, one for the activation and one for the gradient; above those, one for each
+    /// notice of an update.
     pub fn tag(&self, rank: usize, action: &Action) -> Option<u64> {
         let (message, out) = match action {
             Action::Send(message) => (message, true),
             Action::Receive(message) => (message, false),
+            Action::Tell(notice) | Action::Hear(notice) => {
+                let crossings = 2 * self.all_micro_batches() * self.placement.parts();
+                return Some((crossings + notice.update * Topic::ALL.len() + notice.topic as usize) as u64);
+            }
             _ => return None,
         };
         let part = self.placement.chunks(rank)[message.chunk].part;

@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-use super::updates::{STEP, reduce_and_step};
-use super::{Action, Error, Message, Pass, Payload, Placement, Schedule, Updates, Work, messages};
+use super::updates::reduce_and_step;
+use super::{Action, Error, Message, Pass, Payload, Placement, Schedule, Updates, Work, agreement, messages};
 use crate::near::{did_you_mean, nearest};
 
 impl Schedule {
@@ -142,13 +142,15 @@ impl<'a> Draft<'a> {
                 false => with_flushes(&placement, rank, list, micro_batches),
             });
         }
+        let updates = self.updates.unwrap_or(Updates::Flush);
+        let ranks = if has_messages { ranks } else { messages::fill_in(&placement, ranks) };
         Ok(Schedule {
             name: self.name.unwrap_or("file").into(),
             micro_batches,
             batches,
-            updates: self.updates.unwrap_or(Updates::Flush),
+            updates,
             message_driven: self.message_driven,
-            ranks: if has_messages { ranks } else { messages::fill_in(&placement, ranks) },
+            ranks: agreement::fill_in(&placement, updates, micro_batches, ranks),
             placement,
         })
     }
@@ -320,21 +322,21 @@ fn actions(
                 _ => Pass::Backward,
             };
             let unwritten = batch.map_or(newest, |batch| micro_batch / batch);
-            vec![pass.on(Work { micro_batch, chunk, version: version.unwrap_or(unwritten) })]
+            pass.on(Work { micro_batch, chunk, version: version.unwrap_or(unwritten) })
         }
         Token::Message { payload, out, micro_batch, peer, .. } => {
             let message = Message { payload, micro_batch, chunk, peer };
-            vec![if out { Action::Send(message) } else { Action::Receive(message) }]
+            if out { Action::Send(message) } else { Action::Receive(message) }
         }
-        Token::Reduce { .. } => vec![Action::AllReduce { chunk }],
-        Token::Keep(version) => vec![Action::Stash { version }],
-        Token::Drop(version) => vec![Action::Drop { version }],
+        Token::Reduce { .. } => Action::AllReduce { chunk },
+        Token::Keep(version) => Action::Stash { version },
+        Token::Drop(version) => Action::Drop { version },
         Token::Step => {
             newest += 1;
-            STEP.to_vec()
+            Action::Step
         }
     };
-    Ok(resolved.into_iter().flat_map(actions).collect())
+    Ok(resolved.into_iter().map(actions).collect())
 }
 
 /// A flush and a step where the passes of one batch end and those of the next begin.

@@ -5,7 +5,6 @@
 //! micro-batch k on version max(0, k + 1 - (p - s)), and the step after it makes version k + 1.
 
 use super::one_f_one_b::in_turn;
-use super::updates::STEP;
 use super::{Action, Name, Options, Pass, Schedule};
 
 pub(super) fn schedule(options: &Options) -> Schedule {
@@ -34,7 +33,7 @@ fn list(in_flight: usize, micro_batches: usize) -> Vec<Action> {
             if used && last_use(k) > k {
                 list.push(Action::Stash { version: k });
             }
-            list.extend(STEP);
+            list.push(Action::Step);
         }
     }
     list

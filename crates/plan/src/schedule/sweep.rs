@@ -1,4 +1,4 @@
-//! Lists for what changes no weights: evaluation, scores by gradients, products with the Hessian. They run over the placement of the
+//! Lists for what is no step: evaluation, scores by gradients, products with the Hessian, averages of replicas. They run over the placement of the
 //! schedule that trains, and the same executor runs them.
 
 use super::{Action, Pass, Placement, Schedule, Updates, Work, messages};
@@ -32,6 +32,11 @@ impl Schedule {
         };
         let lists = (0..placement.ranks()).map(list).collect();
         sweep("forward-and-backward", placement, copies, lists)
+    }
+
+    /// Averages over replicas that have stepped by themselves.
+    pub fn average(placement: &Placement) -> Schedule {
+        sweep("average", placement.clone(), 0, vec![vec![Action::Average]; placement.ranks()])
     }
 }
 

@@ -27,7 +27,9 @@ impl Schedule {
             Action::AllReduce { chunk } if self.placement.chunks(rank).len() > 1 => format!("reduce.{chunk}"),
             Action::AllReduce { .. } => "reduce".into(),
             // What follows from a step bears its name.
-            Action::WaitReduce | Action::Agree | Action::Step | Action::Gather => "step".into(),
+            Action::Step => "step".into(),
+            action if action.is_implied() => "step".into(),
+            Action::Average => "average".into(),
             Action::Stash { version } => format!("keep{version}"),
             Action::Drop { version } => format!("drop{version}"),
             _ => {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::walk::{Meetings, walk};
-use super::{Action, Error, Pass, Schedule, Units};
+use super::{Action, Error, Message, Notice, Pass, Schedule, Units};
 
 /// What actions cost, in any unit of time.
 pub trait Costs {
@@ -89,7 +89,7 @@ impl Timeline {
         walk(schedule, |rank, _, action| {
             let start = now[rank];
             let begin = match action {
-                Action::Receive(_) => {
+                Action::Receive(_) | Action::Hear(_) => {
                     let tag = schedule.tag(rank, action).expect("a message has a tag");
                     let Some(&arrival) = arrivals.get(&(rank, tag)) else { return Ok(false) };
                     f64::max(start, arrival)
@@ -102,9 +102,9 @@ impl Timeline {
             };
             let cost = costs.busy(rank, action);
             let end = begin + cost;
-            if let Action::Send(message) = action {
+            if let Action::Send(Message { peer, .. }) | Action::Tell(Notice { peer, .. }) = *action {
                 let tag = schedule.tag(rank, action).expect("a message has a tag");
-                arrivals.insert((message.peer, tag), end + costs.journey(rank, action));
+                arrivals.insert((peer, tag), end + costs.journey(rank, action));
             }
             now[rank] = end;
             busy[rank] += cost;

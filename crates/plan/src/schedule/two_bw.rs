@@ -6,7 +6,6 @@
 //! versions still suffice; no more than 2m micro-batches are in flight then.
 
 use super::one_f_one_b::as_early_as;
-use super::updates::STEP;
 use super::{Action, Name, Options, Pass, Schedule};
 
 pub(super) fn schedule(options: &Options) -> Schedule {
@@ -29,8 +28,7 @@ fn list(ahead: usize, micro_batches: usize, batches: usize) -> Vec<Action> {
             if batch > 0 {
                 list.push(Action::Drop { version: batch - 1 });
             }
-            list.extend([Action::AllReduce { chunk: 0 }, Action::Stash { version: batch }]);
-            list.extend(STEP);
+            list.extend([Action::AllReduce { chunk: 0 }, Action::Stash { version: batch }, Action::Step]);
         }
     }
     list

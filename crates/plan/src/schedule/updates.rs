@@ -4,7 +4,7 @@
 //! overwrites the newest version, unless it was stashed before; what was stashed is held until it is dropped.
 
 use super::action::Task;
-use super::{Action, Options, Placement, Schedule, messages};
+use super::{Action, Options, Placement, Schedule, agreement, messages};
 
 /// The rule of the versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,12 @@ impl Schedule {
             batches,
             updates: Updates::Flush,
             message_driven: false,
-            ranks: messages::fill_in(&placement, lists),
+            ranks: agreement::fill_in(
+                &placement,
+                Updates::Flush,
+                micro_batches,
+                messages::fill_in(&placement, lists),
+            ),
             placement,
         }
     }
@@ -81,7 +86,12 @@ impl Schedule {
             batches,
             updates: name.updates(),
             message_driven: false,
-            ranks: messages::fill_in(&placement, lists),
+            ranks: agreement::fill_in(
+                &placement,
+                name.updates(),
+                micro_batches,
+                messages::fill_in(&placement, lists),
+            ),
             placement,
         }
     }
@@ -93,8 +103,5 @@ pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action>
     let chunks = placement.chunks(rank);
     let mut order: Vec<usize> = (0..chunks.len()).collect();
     order.sort_by_key(|&chunk| chunks[chunk].part);
-    order.into_iter().map(|chunk| Action::AllReduce { chunk }).chain(STEP).collect()
+    order.into_iter().map(|chunk| Action::AllReduce { chunk }).chain([Action::Step]).collect()
 }
-
-/// An update, once its sums are on their way. Lines of text say `step` for all of it.
-pub(super) const STEP: [Action; 3] = [Action::WaitReduce, Action::Agree, Action::Step];

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::walk::{Meetings, walk};
-use super::{Action, Chunk, Error, Message, Pass, Payload, Schedule, Updates, Work};
+use super::{Action, Chunk, Error, Message, Pass, Payload, Schedule, Updates, Work, agreement};
 
 impl Schedule {
     /// Checks all lists, or says what is wrong with the first action that cannot be.
@@ -13,27 +13,32 @@ impl Schedule {
         if self.message_driven {
             self.check_message_driven()?;
         }
+        self.check_implied()?;
         let mut ranks: Vec<Rank> = (0..self.stages()).map(|rank| Rank::new(self, rank)).collect();
         let mut channels: Channels = HashMap::new();
         let mut meetings = Meetings::default();
         walk(self, |rank, position, action| {
+            let tag = || self.tag(rank, action).expect("a message has a tag");
             let outcome = match *action {
                 Action::Send(message) => ranks[rank].send(message).map(|()| {
-                    let tag = self.tag(rank, action).expect("a message has a tag");
-                    channels.entry((rank, message.peer, message.payload)).or_default().push_back(tag);
+                    let channel = (rank, message.peer, Some(message.payload));
+                    channels.entry(channel).or_default().push_back(tag());
                     true
                 }),
                 Action::Receive(message) => ranks[rank].receive(message, || {
-                    let tag = self.tag(rank, action).expect("a message has a tag");
-                    take(channels.get_mut(&(message.peer, rank, message.payload)), tag)
+                    take(channels.get_mut(&(message.peer, rank, Some(message.payload))), tag())
                 }),
+                Action::Tell(notice) => {
+                    channels.entry((rank, notice.peer, None)).or_default().push_back(tag());
+                    Ok(true)
+                }
+                Action::Hear(notice) => take(channels.get_mut(&(notice.peer, rank, None)), tag()),
                 Action::AllReduce { chunk } => {
                     ranks[rank].all_reduce(chunk, || meetings.meet(self, rank, chunk, 0.0).is_some())
                 }
-                Action::WaitReduce => ranks[rank].wait_reduce().map(|()| true),
-                Action::Agree => ranks[rank].agree().map(|()| true),
                 Action::Step => ranks[rank].step().map(|()| true),
-                Action::Gather => Ok(true),
+                action if action.is_implied() => Ok(true),
+                Action::Average => Ok(true),
                 Action::Stash { version } => ranks[rank].stash(version).map(|()| true),
                 Action::Drop { version } => ranks[rank].drop(version).map(|()| true),
                 _ => {
@@ -57,6 +62,24 @@ impl Schedule {
 }
 
 impl Schedule {
+    /// What steps imply must be there, all of it and nothing more.
+    fn check_implied(&self) -> Result<(), Error> {
+        let written = |list: &Vec<Action>| list.iter().copied().filter(|a| !a.is_implied()).collect();
+        let bare = self.ranks.iter().map(written).collect();
+        let whole = agreement::fill_in(&self.placement, self.updates, self.micro_batches, bare);
+        for (rank, (list, whole)) in self.ranks.iter().zip(whole).enumerate() {
+            // Whether state is shared out is not the schedule's to know.
+            let list: Vec<Action> = list.iter().copied().filter(|a| *a != Action::Gather).collect();
+            if list != whole {
+                let same = list.iter().zip(&whole).take_while(|(is, should)| is == should);
+                let position = same.filter(|(action, _)| !action.is_implied()).count();
+                let problem = "before it or after it is not what steps imply".into();
+                return Err(Error::Invalid { rank, position, action: "step".into(), problem });
+            }
+        }
+        Ok(())
+    }
+
     /// What AxoNN's rule takes for granted: an arrived message says what to run, and what the pass makes goes on at once.
     fn check_message_driven(&self) -> Result<(), Error> {
         let refuse = |expected, got| Err(Error::MessageDriven { expected, got });
@@ -81,9 +104,9 @@ impl Schedule {
     }
 }
 
-/// The tags that are under way from one rank to another. What is left there at the end needs no check of its own: the
+/// The tags that are under way from one rank to another, those of notices apart. What is left there at the end needs no check of its own: the
 /// pass that it was for cannot have run.
-type Channels = HashMap<(usize, usize, Payload), VecDeque<u64>>;
+type Channels = HashMap<(usize, usize, Option<Payload>), VecDeque<u64>>;
 
 /// Takes a message that has arrived: whether there was any.
 fn take(queue: Option<&mut VecDeque<u64>>, tag: u64) -> Result<bool, String> {
@@ -124,9 +147,6 @@ struct Rank<'a> {
     waiting: Vec<Vec<usize>>,
     /// Of each chunk, whether the gradients were reduced since the last step.
     reduced: Vec<bool>,
-    /// Whether these sums have been waited for, and the ranks agree about them.
-    waited: bool,
-    agreed: bool,
 }
 
 type Outcome<T = ()> = Result<T, String>;
@@ -150,8 +170,6 @@ impl<'a> Rank<'a> {
             users: HashMap::new(),
             waiting: vec![Vec::new(); chunks],
             reduced: vec![false; chunks],
-            waited: false,
-            agreed: false,
         }
     }
 
@@ -279,26 +297,12 @@ impl<'a> Rank<'a> {
         Ok(*reduced)
     }
 
-    fn wait_reduce(&mut self) -> Outcome {
+    /// Every chunk's gradients must be those of what one step is for.
+    fn step(&mut self) -> Outcome {
         let missing = self.reduced.iter().position(|reduced| !reduced);
         ensure(missing.is_none(), || {
             format!("the gradients of chunk {} were not reduced", missing.expect("there is one"))
         })?;
-        ensure(!self.waited, || "they have been waited for already".into())?;
-        self.waited = true;
-        Ok(())
-    }
-
-    fn agree(&mut self) -> Outcome {
-        ensure(self.waited, || "the sums of gradients have not been waited for".into())?;
-        ensure(!self.agreed, || "the ranks have agreed already".into())?;
-        self.agreed = true;
-        Ok(())
-    }
-
-    /// Every chunk's gradients must be those of what one step is for.
-    fn step(&mut self) -> Outcome {
-        ensure(self.agreed, || "the ranks have not agreed".into())?;
         let per_batch = self.schedule.micro_batches;
         for (chunk, waiting) in self.waiting.iter_mut().enumerate() {
             waiting.sort_unstable();
@@ -321,7 +325,6 @@ impl<'a> Rank<'a> {
             waiting.clear();
         }
         self.reduced.fill(false);
-        (self.waited, self.agreed) = (false, false);
         self.newest += 1;
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_plan::cut::packets;
+use espalier_plan::schedule::Action;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{compress, expand_into};
 use espalier_tensor::ops::elementwise::scale_into;
@@ -13,8 +14,36 @@ use espalier_tensor::ops::flat;
 use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
+use crate::checkpoint::Progress;
+use crate::context::Context;
 use crate::state::{Masks, Optimizer};
+use crate::step::Worker;
 use crate::weights::{ParameterId, Weights};
+
+/// Runs [`Action::Average`]: ranks that have gone apart come together.
+pub(crate) struct Averaging<'a> {
+    pub context: &'a Context,
+    pub weights: &'a mut Weights,
+    pub masks: &'a Masks,
+    /// None before the first step.
+    pub optimizer: Option<&'a mut Optimizer>,
+    pub progress: &'a mut Progress,
+}
+
+impl Worker for Averaging<'_> {
+    fn act(&mut self, action: Action) -> Result<()> {
+        debug_assert_eq!(action, Action::Average);
+        let Context { ranks, groups, .. } = self.context;
+        if let Some(optimizer) = &mut self.optimizer {
+            average(self.weights, self.masks, optimizer, ranks.data())?;
+        }
+        groups.average_statistics(self.weights)?;
+        // One that skipped a step has counted it alone.
+        let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
+        (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
+        Ok(())
+    }
+}
 
 /// A vector that is averaged.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +55,7 @@ enum Of {
 }
 
 /// Makes weights and state the mean over the ranks of a group, in the same bits on all.
-pub fn average(
+fn average(
     weights: &mut Weights,
     masks: &Masks,
     optimizer: &mut Optimizer,

@@ -41,7 +41,7 @@ pub struct Ranks {
     world: Communicator,
     data: Communicator,
     stages: Communicator,
-    relay: Communicator,
+    notices: Communicator,
 }
 
 impl Ranks {
@@ -51,9 +51,9 @@ impl Ranks {
             let slice = mesh.slice(world.rank(), &[axis]);
             Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
         };
-        let (data, stages, relay) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
+        let (data, stages, notices) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
         tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
-        Ok(Ranks { world, data, stages, relay })
+        Ok(Ranks { world, data, stages, notices })
     }
 
     /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
@@ -65,7 +65,7 @@ impl Ranks {
     /// The only rank of its world.
     pub fn alone() -> Ranks {
         let world = Communicator::alone();
-        Ranks { data: world.clone(), stages: world.clone(), relay: world.clone(), world }
+        Ranks { data: world.clone(), stages: world.clone(), notices: world.clone(), world }
     }
 
     /// Whether there are no others.
@@ -103,9 +103,9 @@ impl Ranks {
         &self.stages
     }
 
-    /// The same ranks, for messages that are on no schedule.
-    pub fn relay(&self) -> &Communicator {
-        &self.relay
+    /// The same ranks, for what they tell each other beside tensors.
+    pub fn notices(&self) -> &Communicator {
+        &self.notices
     }
 
     /// Bytes that it has sent so far.

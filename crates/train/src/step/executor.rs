@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use espalier_comm::Communicator;
-use espalier_plan::schedule::{Action, Chunk, Message, Pass, Payload, Schedule, Work};
+use espalier_plan::schedule::{Action, Chunk, Message, Notice, Pass, Payload, Schedule, Work};
 use espalier_tensor::Tensor;
 use tracing::{Level, debug, enabled, trace};
 
 use super::Worker;
-use super::messages::Messages;
+use super::messages::{Messages, tag};
 use super::trace::{Kind, Trace};
 use crate::Result;
 
@@ -25,6 +25,8 @@ pub struct Executor {
     schedule: Schedule,
     rank: usize,
     others: Communicator,
+    /// The same ranks, for notices: where a transport has no tags, they must not come between tensors.
+    notices: Communicator,
     /// The next action.
     position: usize,
     /// Receives before this place of the list are posted.
@@ -38,9 +40,14 @@ pub struct Executor {
 impl Executor {
     /// At the beginning of a list. `others` are the ranks of the pipeline, in their order.
     pub fn new(schedule: Schedule, others: Communicator) -> Executor {
-        let rank = others.rank();
-        let messages = Messages::default();
-        Executor { schedule, rank, others, position: 0, posted: 0, messages, in_order: false, trace: None }
+        let (rank, messages, notices) = (others.rank(), Messages::default(), others.clone());
+        let (position, posted, in_order, trace) = (0, 0, false, None);
+        Executor { schedule, rank, others, notices, position, posted, messages, in_order, trace }
+    }
+
+    /// Tells and hears over another communicator of the same ranks.
+    pub fn with_notices(self, notices: Communicator) -> Executor {
+        Executor { notices, ..self }
     }
 
     /// Keeps to the list even where the schedule lets a rank take whatever has arrived.
@@ -81,7 +88,7 @@ impl Executor {
             taken += usize::from(action == Action::Step);
         }
         // What belongs to the step that was the last.
-        while let Some(&action @ (Action::Gather | Action::Drop { .. })) = self.list().get(self.position) {
+        while let Some(&action) = self.list().get(self.position).filter(|action| action.ends_step()) {
             self.act(action, worker)?;
             self.position += 1;
         }
@@ -91,8 +98,18 @@ impl Executor {
         Ok(())
     }
 
+    /// Runs another list that takes no step, between two of its own.
+    pub fn run_between(&mut self, list: Schedule, worker: &mut dyn Worker) -> Result<()> {
+        debug_assert!(self.is_at_rest());
+        let own = std::mem::replace(&mut self.schedule, list);
+        (self.position, self.posted) = (0, 0);
+        self.run_to_end(worker)?;
+        self.load(own);
+        Ok(())
+    }
+
     /// Runs all of a list that takes no step.
-    pub fn run_to_end(mut self, worker: &mut dyn Worker) -> Result<()> {
+    pub fn run_to_end(&mut self, worker: &mut dyn Worker) -> Result<()> {
         while let Some(&action) = self.list().get(self.position) {
             self.post_ahead(worker)?;
             self.act(action, worker)?;
@@ -137,6 +154,9 @@ impl Executor {
             Action::WaitReduce => "wait for reduce".into(),
             Action::Agree => "agree".into(),
             Action::Gather => "gather".into(),
+            Action::Commit => "commit".into(),
+            Action::Tell(Notice { topic, update, peer }) => format!("tell {peer}: {topic:?} {update}"),
+            Action::Hear(Notice { topic, update, peer }) => format!("hear {peer}: {topic:?} {update}"),
             action => self.schedule.token(self.rank, &action),
         }
     }
@@ -166,12 +186,28 @@ impl Executor {
                 self.messages.send(&self.schedule, self.rank, &message, &self.others)?;
                 self.traced(Kind::Send, start);
             }
-            Action::AllReduce { .. } | Action::WaitReduce | Action::Agree | Action::Gather => {
+            Action::Tell(notice) => {
+                let tag = tag(&self.schedule, self.rank, &action);
+                // It is on its way, and nobody needs it back.
+                drop(self.notices.start_send(worker.tell(notice), notice.peer, tag)?);
+                self.traced(Kind::Send, start);
+            }
+            Action::Hear(notice) => {
+                let tag = tag(&self.schedule, self.rank, &action);
+                let room = vec![0.0; notice.topic.numbers()];
+                worker.hear(notice, &self.notices.receive(room, notice.peer, tag)?);
+                self.traced(Kind::Wait, start);
+            }
+            Action::AllReduce { .. }
+            | Action::WaitReduce
+            | Action::Agree
+            | Action::Gather
+            | Action::Average => {
                 worker.act(action)?;
                 // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
                 self.traced(Kind::AllReduce, start);
             }
-            Action::Step => {
+            Action::Step | Action::Commit => {
                 worker.act(action)?;
                 self.traced(Kind::Step, start);
             }

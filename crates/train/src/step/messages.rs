@@ -122,7 +122,8 @@ impl Messages {
     }
 }
 
-fn tag(schedule: &Schedule, rank: usize, action: &Action) -> u32 {
+/// The number of a message, tensor or notice: those of training have no others.
+pub(super) fn tag(schedule: &Schedule, rank: usize, action: &Action) -> u32 {
     let tag = schedule.tag(rank, action).expect("a message has a tag");
     u32::try_from(tag).expect("lists are short enough for their tags")
 }

@@ -17,30 +17,43 @@ pub use sweep::Sweep;
 pub use totals::{Loss, Totals};
 pub use trace::{Kind, Span, Trace};
 
-use espalier_plan::schedule::{Action, Message, Payload, Work};
+use espalier_plan::schedule::{Action, Message, Notice, Payload, Work};
 use espalier_tensor::Tensor;
 
 use crate::Result;
 use crate::stage::Side;
 
-/// The tag under which the totals of an asynchronous step travel: above those of parts.
-pub(crate) const TOTALS: u32 = 1 << 20;
-
-/// What the actions of a list do.
+/// What the actions of a list do. A worker knows those that its lists have.
 pub trait Worker {
     /// Runs a chunk forward: on samples where it is the first part, on what the part before gave otherwise. What it returns
     /// is for the next part; the last part keeps its own.
-    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>>;
+    fn forward(&mut self, work: Work, _input: Option<Tensor>) -> Result<Option<Tensor>> {
+        unreachable!("{work:?} forward in a list without passes")
+    }
 
     /// Runs a chunk backward, from the loss where it is the last part. What it returns is for the part before. The
     /// gradients of weights are put off unless `whole`.
-    fn backward(&mut self, work: Work, gradient: Option<Tensor>, whole: bool) -> Result<Option<Tensor>>;
+    fn backward(&mut self, work: Work, _gradient: Option<Tensor>, _whole: bool) -> Result<Option<Tensor>> {
+        unreachable!("{work:?} backward in a list without backwards")
+    }
 
     /// Room for a message that will be received.
-    fn room(&mut self, message: &Message) -> Result<Tensor>;
+    fn room(&mut self, message: &Message) -> Result<Tensor> {
+        unreachable!("{message:?} in a list without messages")
+    }
 
-    /// Whatever is no pass with an input or an output, and no message between stages.
-    fn act(&mut self, action: Action) -> Result<()>;
+    /// What it has to tell another rank.
+    fn tell(&mut self, notice: Notice) -> Vec<f64> {
+        vec![0.0; notice.topic.numbers()]
+    }
+
+    /// Takes in what another rank has told.
+    fn hear(&mut self, _notice: Notice, _told: &[f64]) {}
+
+    /// Whatever is no pass with an input or an output, and no message.
+    fn act(&mut self, action: Action) -> Result<()> {
+        unreachable!("{action:?} in a list that changes no weights")
+    }
 }
 
 /// The side of a chunk on which a message enters it.

@@ -1,15 +1,15 @@
 //! What the actions of a list do to a network: passes of its micro-batches, sums of their gradients, and the update.
 
-mod verdict;
+mod update;
 
 use std::collections::HashMap;
 
-use espalier_plan::schedule::{Action, Message, Updates, Work};
+use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
-use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, Tensor, random};
 
+use self::update::{Agreed, Waiting};
 use super::in_flight::InFlight;
 use super::{Loss, Totals, Worker, side_of};
 use crate::Result;
@@ -19,8 +19,7 @@ use crate::data::Samples;
 use crate::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
 use crate::parallel::data::Reducing;
 use crate::parallel::groups::Groups;
-use crate::parallel::statistics::fold_together;
-use crate::parallel::zero::{Shared, gather_weights, step_shared};
+use crate::parallel::zero::Shared;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
 
@@ -31,17 +30,8 @@ pub(crate) struct Flights {
     versions: HashMap<usize, Weights>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
-    /// What makes them, while it waits for its verdict: 2BW's stages behind the first.
+    /// What makes them, while it is put off.
     waiting: Option<Waiting>,
-}
-
-/// An update that is taken unless a stage found a number in it that is not finite.
-#[derive(Debug)]
-struct Waiting {
-    sums: Vec<(ParameterId, Tensor)>,
-    grad_norm: f64,
-    lr: f64,
-    statistics: Vec<(usize, BatchStatistics)>,
 }
 
 impl Flights {
@@ -109,17 +99,11 @@ pub(crate) struct NetworkWorker<'a> {
     /// Sums over all ranks that share them, until these agree.
     reduced: Option<Gradients<'a>>,
     agreed: Option<Agreed<'a>>,
+    /// Updates taken, and steps in a row that were not, as the first stage has counted them.
+    counts: Option<(u64, u64)>,
     /// This rank's parts of what has been stepped, until all have those of the others.
     stepped: Vec<Shared>,
     pub outcome: StepOutcome,
-}
-
-/// What the ranks have added up before a step.
-struct Agreed<'a> {
-    gradients: Gradients<'a>,
-    grad_norm: f64,
-    /// Whether the step can be taken.
-    finite: bool,
 }
 
 impl<'a> NetworkWorker<'a> {
@@ -137,6 +121,7 @@ impl<'a> NetworkWorker<'a> {
             statistics,
             reduced: None,
             agreed: None,
+            counts: None,
             stepped: Vec::new(),
             outcome,
         }
@@ -198,78 +183,6 @@ impl<'a> NetworkWorker<'a> {
         run(self)?;
         self.sink.end_micro_batch()
     }
-
-    /// How many micro-batches an update is made of.
-    fn micro_batches_of_an_update(&self) -> usize {
-        match self.scene.updates {
-            Updates::EveryMicroBatch => 1,
-            _ => self.scene.context.plan.batch.micro_batches,
-        }
-    }
-
-    /// Folds what the batch norms of an update have measured into their running statistics, in the order of micro-batches
-    /// whatever the order of the schedule.
-    fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
-        let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
-        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
-        let weights = &mut *self.scene.weights;
-        let is_ghost = plan.batch.norm_group.is_some();
-        measured.sort_by_key(|(micro_batch, _)| *micro_batch);
-        let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.scene.local);
-        if !several {
-            measured.iter().try_for_each(|(_, one)| one.fold_into(weights))?;
-            if !plan.batch.synchronises_norms() {
-                groups.average_statistics(weights)?;
-            }
-            return Ok(());
-        }
-        // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
-        let each = plan.batch.norm_group.map_or(1, |group| plan.batch.micro_batch / group);
-        let before = if is_ghost { ranks.data().rank() * micro_batches * each } else { 0 };
-        for (place, one) in &mut measured {
-            *place = before + *place % micro_batches * each + one.group;
-        }
-        let (count, factor) = match is_ghost {
-            true => (replicas * micro_batches * each, 1.0),
-            // As without copies, running statistics are the mean over replicas.
-            false => (micro_batches, 1.0 / replicas as f32),
-        };
-        fold_together(&measured, count, factor, groups, weights)
-    }
-
-    /// Takes an update, or skips it.
-    fn update(
-        &mut self,
-        agreed: Agreed<'_>,
-        lr: f64,
-        statistics: Vec<(usize, BatchStatistics)>,
-    ) -> Result<()> {
-        let Agreed { gradients, grad_norm, finite } = agreed;
-        self.outcome.taken &= finite;
-        if !finite {
-            return Ok(());
-        }
-        let StepContext { context: Context { plan, ranks, .. }, groups, masks, .. } = self.scene;
-        let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
-        let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
-        scene.progress.updates += 1;
-        let number = scene.progress.updates;
-        let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
-        match sharded && !groups.is_empty() {
-            false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
-            true => {
-                self.stepped = step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?;
-            }
-        }
-        if let Some((small, large)) = gradients.noise_norms()? {
-            let sums = ranks.sum(vec![small, large])?;
-            let (small, large) = (sums[0], if sharded { sums[1] } else { large });
-            let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
-            // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
-            scene.progress.noise.observe(size, small * (batch / size), batch, large);
-        }
-        self.fold(statistics)
-    }
 }
 
 fn sink<'a>(scene: &StepContext<'a>) -> Reducing<'a> {
@@ -313,10 +226,7 @@ fn version<'b>(newest: &'b Weights, flights: &'b Flights, version: usize) -> &'b
 
 impl Worker for NetworkWorker<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
-        let Work { micro_batch, chunk, version: needed } = work;
-        if needed == self.scene.flights.newest {
-            self.commit()?;
-        }
+        let Work { micro_batch, chunk, .. } = work;
         let (share, random) = (self.share(micro_batch), self.random(micro_batch));
         let StepContext { context: Context { stage, feed, .. }, ref weights, ref flights, .. } = self.scene;
         let model = stage.model(chunk);
@@ -337,10 +247,7 @@ impl Worker for NetworkWorker<'_> {
     }
 
     fn backward(&mut self, work: Work, gradient: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
-        let Work { micro_batch, chunk, version: needed } = work;
-        if needed == self.scene.flights.newest {
-            self.commit()?;
-        }
+        let Work { micro_batch, chunk, .. } = work;
         let loss =
             Loss { random: self.random(micro_batch), samples: self.samples_of_a_step(), temperature: 1.0 };
         let mut passing =
@@ -371,6 +278,14 @@ impl Worker for NetworkWorker<'_> {
         stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
     }
 
+    fn tell(&mut self, notice: Notice) -> Vec<f64> {
+        self.told(notice.topic)
+    }
+
+    fn hear(&mut self, notice: Notice, told: &[f64]) {
+        self.heard(notice.topic, told);
+    }
+
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
             Action::BackwardWeight(work) => self.backward_weight(work),
@@ -378,17 +293,14 @@ impl Worker for NetworkWorker<'_> {
             Action::WaitReduce => self.wait_reduce(),
             Action::Agree => self.agree(),
             Action::Step => self.step(),
+            Action::Commit => self.commit(),
             Action::Gather => self.gather(),
             Action::Stash { version } => self.stash(version),
             Action::Drop { version } => {
                 self.scene.flights.versions.remove(&version);
                 Ok(())
             }
-            Action::Forward(_)
-            | Action::Backward(_)
-            | Action::BackwardInput(_)
-            | Action::Send(_)
-            | Action::Receive(_) => unreachable!("{action:?} is the executor's"),
+            _ => unreachable!("{action:?} is the executor's, or in no list that trains"),
         }
     }
 }
@@ -432,75 +344,7 @@ impl NetworkWorker<'_> {
         Ok(())
     }
 
-    /// Adds up losses and norms over the ranks, which agree whether the update can be taken.
-    fn agree(&mut self) -> Result<()> {
-        let gradients = self.reduced.take().expect("sums are waited for before");
-        // All passes are queued; only now is a card waited for.
-        let mut of_update = Totals::default();
-        for (sum, predictions) in self.sums.drain(..) {
-            of_update.add(Totals::of(sum.read()?, predictions));
-        }
-        self.outcome.totals.add(of_update);
-        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
-        let scene = &self.scene;
-        let sharded = plan.sharing.is_sharded();
-        let mut squares = match sharded {
-            true => gradients.squared_norm()?,
-            false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
-        };
-        let mut finite = true;
-        if scene.updates == Updates::Flush {
-            let totals = &mut self.outcome.totals;
-            if !scene.local {
-                // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
-                let speaks = sharded || ranks.data().rank() == 0;
-                let own = if speaks { squares } else { 0.0 };
-                let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
-                squares = all[0];
-                *totals = Totals::from_numbers(&all[1..]);
-            }
-            finite = totals.loss().is_finite();
-        }
-        let grad_norm = squares.sqrt();
-        finite &= grad_norm.is_finite();
-        if scene.updates != Updates::Flush {
-            finite &= self.is_finite_everywhere(of_update)?;
-            finite = self.pass_verdict(finite)?;
-        }
-        self.agreed = Some(Agreed { gradients, grad_norm, finite });
-        Ok(())
-    }
-
-    fn step(&mut self) -> Result<()> {
-        let mut agreed = self.agreed.take().expect("a step is agreed before it is taken");
-        let (lr, statistics) = (self.scene.lr, std::mem::take(&mut self.statistics));
-        // Numbers of the step before it, if it still waits, come first.
-        self.commit()?;
-        self.outcome.grad_norm = agreed.grad_norm;
-        let bytes = self.scene.candidates.iter().map(|id| agreed.gradients.bytes(*id));
-        self.outcome.gradient_bytes = bytes.sum();
-        let behind = self.scene.context.ranks.relay().rank() > 0;
-        if behind && self.scene.updates == Updates::DoubleBuffered {
-            let ids = agreed.gradients.ids();
-            let sums = ids.filter_map(|id| Some((id, agreed.gradients.take(id)?))).collect();
-            let grad_norm = agreed.grad_norm;
-            self.scene.flights.waiting = Some(Waiting { sums, grad_norm, lr, statistics });
-        } else {
-            self.update(agreed, lr, statistics)?;
-        }
-        self.scene.flights.newest += 1;
-        Ok(())
-    }
-
-    /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
-    fn gather(&mut self) -> Result<()> {
-        let stepped = std::mem::take(&mut self.stepped);
-        let StepContext { masks, groups, .. } = self.scene;
-        gather_weights(self.scene.weights, masks, &stepped, groups)
-    }
-
     fn stash(&mut self, version: usize) -> Result<()> {
-        self.commit()?;
         let copy = self.scene.weights.version()?;
         self.scene.flights.versions.insert(version, copy);
         Ok(())

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use espalier_comm::Communicator;
-use espalier_plan::schedule::{Action, Message, Schedule, Work};
+use espalier_plan::schedule::{Message, Schedule, Work};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use super::in_flight::InFlight;
@@ -142,10 +142,6 @@ impl Worker for Differentiating<'_> {
     fn room(&mut self, message: &Message) -> Result<Tensor> {
         self.sweep.room(message, self.samples)
     }
-
-    fn act(&mut self, action: Action) -> Result<()> {
-        unreachable!("{action:?} in a list that changes no weights")
-    }
 }
 
 /// Takes micro-batches forward and judges them.
@@ -179,15 +175,7 @@ impl Worker for Evaluating<'_> {
         Ok(None)
     }
 
-    fn backward(&mut self, work: Work, _: Option<Tensor>, _: bool) -> Result<Option<Tensor>> {
-        unreachable!("{work:?} backward in an evaluation")
-    }
-
     fn room(&mut self, message: &Message) -> Result<Tensor> {
         self.sweep.room(message, self.samples[message.micro_batch])
-    }
-
-    fn act(&mut self, action: Action) -> Result<()> {
-        unreachable!("{action:?} in a list that changes no weights")
     }
 }

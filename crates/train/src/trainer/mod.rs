@@ -13,8 +13,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use espalier_comm::{Reduce, Sent};
-use espalier_plan::schedule::Updates;
+use espalier_comm::Sent;
+use espalier_plan::schedule::{Schedule, Updates};
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::Device;
 
@@ -23,11 +23,11 @@ use crate::context::Context;
 use crate::data::{Dataset, Split, spread};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
-use crate::parallel::local::average;
+use crate::parallel::local::Averaging;
 use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, Flights, NetworkWorker, StepContext, StepOutcome, TOTALS, Totals, Trace};
+use crate::step::{Executor, Flights, NetworkWorker, StepContext, StepOutcome, Totals, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
@@ -124,7 +124,8 @@ impl Trainer {
         let held = Stage::held(plan, ranks)?;
         let weights = Weights::initialise_held(&plan.model, &held, device, *dtype, plan.seed)?;
         let candidates = candidates(plan).into_iter().filter(|id| weights.holds(*id)).collect();
-        let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
+        let mut executor =
+            Executor::new(plan.schedule(1)?, ranks.stages().clone()).with_notices(ranks.notices().clone());
         if !ranks.is_alone() && plan.batch.synchronises_norms() {
             // Replicas that took what arrived would meet in their batch norms in different orders.
             executor = executor.in_order();
@@ -244,23 +245,8 @@ impl Trainer {
             penalty,
         });
         self.executor.run(count, &mut worker)?;
-        let is_at_rest = self.executor.is_at_rest();
-        if is_at_rest {
-            worker.commit()?;
-        }
-        let StepOutcome { totals, grad_norm, taken, gradient_bytes } = worker.outcome;
+        let StepOutcome { totals, grad_norm, taken, gradient_bytes } = worker.finish();
         self.gradient_bytes = gradient_bytes;
-        let totals = if updates == Updates::Flush { totals } else { self.pass_on(totals)? };
-        self.progress.bad_steps = if taken { 0 } else { self.progress.bad_steps + 1 };
-        if is_at_rest && updates != Updates::Flush {
-            // The first stage has heard every verdict; what it has counted is what a checkpoint says.
-            let counts = self
-                .context
-                .ranks
-                .relay()
-                .broadcast(vec![self.progress.updates, self.progress.bad_steps], 0)?;
-            (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
-        }
         if !local {
             self.sent = self.context.ranks.sent() - before;
             self.together = (self.progress.step, self.context.ranks.sent());
@@ -390,22 +376,6 @@ impl Trainer {
         next.into_iter().flatten().min().expect("the end of the run is one")
     }
 
-    /// Brings what came of a step from where the model ends to rank 0, without anybody waiting for a rank behind it.
-    fn pass_on(&self, own: Totals) -> Result<Totals> {
-        let ranks = &self.context.ranks;
-        let (stages, last) = (ranks.relay(), ranks.relay().size() - 1);
-        let mut totals = own;
-        if stages.rank() == last {
-            totals = Totals::from_numbers(&ranks.data().all_reduce(own.to_numbers(), Reduce::Sum)?);
-            if last > 0 {
-                drop(stages.start_send(totals.to_numbers(), 0, TOTALS)?);
-            }
-        } else if stages.rank() == 0 {
-            totals = Totals::from_numbers(&stages.receive(vec![0.0; 3], last, TOTALS)?);
-        }
-        Ok(totals)
-    }
-
     /// Which of so many samples are this rank's.
     fn part(&self, samples: usize) -> Range<usize> {
         self.context.ranks.part(samples)
@@ -446,15 +416,16 @@ impl Trainer {
         if self.is_together() {
             return Ok(());
         }
-        let ranks = self.context.ranks.clone();
-        if let Some(optimizer) = &mut self.optimizer {
-            average(&mut self.weights, &self.masks, optimizer, ranks.data())?;
-        }
-        self.context.groups.average_statistics(&mut self.weights)?;
-        // One that skipped a step has counted it alone.
-        let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
-        (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
-        let (step, sent) = (self.progress.step, ranks.sent());
+        let list = Schedule::average(self.context.stage.placement());
+        let mut worker = Averaging {
+            context: &self.context,
+            weights: &mut self.weights,
+            masks: &self.masks,
+            optimizer: self.optimizer.as_mut(),
+            progress: &mut self.progress,
+        };
+        self.executor.run_between(list, &mut worker)?;
+        let (step, sent) = (self.progress.step, self.context.ranks.sent());
         self.sent = (sent - self.together.1).per(step - self.together.0);
         self.together = (step, sent);
         Ok(())

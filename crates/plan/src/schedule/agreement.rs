@@ -1,0 +1,149 @@
+//! What a step implies, added once for all schedules: waiting for the sums of its gradients, and agreeing whether it is taken.
+//! Lines of text say `step` for all of it.
+//!
+//! Where a flush ends a batch, all ranks agree in one sum. Where none does, nobody may wait for a rank that is behind it in
+//! time, so stages tell each other what they found. The verdict on an update goes the way of its gradients, from each stage to
+//! the one before; a stage of PipeDream, whose new weights are needed at once, takes it for what it is. Of 2BW, whose new weights
+//! nobody needs for a batch, the first stage tells all others the decision, and they put the update off until then. What a
+//! batch came to is told by the last stage to the first, and at the end of a list the first tells the others what it counted.
+
+use super::{Action, Notice, Placement, Topic, Updates};
+
+/// Puts what steps imply into lists that have none of it.
+pub(super) fn fill_in(
+    placement: &Placement,
+    updates: Updates,
+    micro_batches: usize,
+    lists: Vec<Vec<Action>>,
+) -> Vec<Vec<Action>> {
+    let each = match updates {
+        Updates::EveryMicroBatch => micro_batches,
+        Updates::DoubleBuffered => 1,
+        Updates::Flush | Updates::Free => 0,
+    };
+    let pipeline = placement.pipeline(0);
+    let in_a_row = placement.copies() == 1 && pipeline.len() == placement.ranks();
+    let list = |(rank, list): (usize, Vec<Action>)| match pipeline.iter().position(|of| *of == rank) {
+        Some(stage) if each > 0 && in_a_row => {
+            let decided = updates == Updates::DoubleBuffered;
+            Stage { pipeline, stage, each, decided }.told(list)
+        }
+        _ => list.into_iter().flat_map(|action| [agreed(action), vec![action]].concat()).collect(),
+    };
+    lists.into_iter().enumerate().map(list).collect()
+}
+
+/// What comes before a step whatever the schedule.
+fn agreed(action: Action) -> Vec<Action> {
+    if action == Action::Step { vec![Action::WaitReduce, Action::Agree] } else { Vec::new() }
+}
+
+/// A stage that does not wait for those behind it.
+struct Stage<'a> {
+    /// The rank of each.
+    pipeline: &'a [usize],
+    /// Its place among them.
+    stage: usize,
+    /// Updates in a batch.
+    each: usize,
+    /// Whether the first stage decides on updates, and the others put them off until then.
+    decided: bool,
+}
+
+impl Stage<'_> {
+    fn told(&self, list: Vec<Action>) -> Vec<Action> {
+        let (mut told, mut steps, mut undecided) = (Vec::with_capacity(list.len()), 0, false);
+        for action in list {
+            let uses_newest = match action {
+                Action::Stash { .. } | Action::Step => true,
+                _ => action.compute().is_some_and(|(_, work)| work.version == steps),
+            };
+            if uses_newest && std::mem::take(&mut undecided) {
+                told.extend(self.commit(steps - 1));
+            }
+            told.extend(agreed(action));
+            if action == Action::Step {
+                told.extend(self.verdict(steps));
+            }
+            told.push(action);
+            if action == Action::Step {
+                steps += 1;
+                undecided = self.decided && self.stage > 0;
+                if steps % self.each == 0 {
+                    told.extend(self.totals(steps - 1));
+                }
+            }
+        }
+        if let Some(last) = steps.checked_sub(1) {
+            told.extend(if undecided { self.commit(last) } else { Vec::new() });
+            told.extend(self.of_first(Topic::Counts, last));
+        }
+        told
+    }
+
+    /// Hears of the stages behind, and tells the one before; the first one of 2BW decides.
+    fn verdict(&self, update: usize) -> Vec<Action> {
+        let behind = (self.stage + 1 < self.pipeline.len()).then(|| self.stage + 1);
+        let before = self.stage.checked_sub(1);
+        let heard = behind.map(|stage| self.hear(Topic::Verdict, update, stage));
+        let told = before.map(|stage| self.tell(Topic::Verdict, update, stage));
+        let decides = self.decided && self.stage == 0;
+        let decision = if decides { self.of_first(Topic::Decision, update) } else { Vec::new() };
+        heard.into_iter().chain(told).chain(decision).collect()
+    }
+
+    fn commit(&self, update: usize) -> Vec<Action> {
+        vec![self.hear(Topic::Decision, update, 0), Action::Commit]
+    }
+
+    fn totals(&self, update: usize) -> Option<Action> {
+        let last = self.pipeline.len() - 1;
+        match self.stage {
+            _ if last == 0 => None,
+            0 => Some(self.hear(Topic::Totals, update, last)),
+            stage => (stage == last).then(|| self.tell(Topic::Totals, update, 0)),
+        }
+    }
+
+    /// What the first stage tells all others.
+    fn of_first(&self, topic: Topic, update: usize) -> Vec<Action> {
+        match self.stage {
+            0 => (1..self.pipeline.len()).map(|stage| self.tell(topic, update, stage)).collect(),
+            _ => vec![self.hear(topic, update, 0)],
+        }
+    }
+
+    fn tell(&self, topic: Topic, update: usize, stage: usize) -> Action {
+        Action::Tell(Notice { topic, update, peer: self.pipeline[stage] })
+    }
+
+    fn hear(&self, topic: Topic, update: usize, stage: usize) -> Action {
+        Action::Hear(Notice { topic, update, peer: self.pipeline[stage] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Name, Options};
+    use super::*;
+
+    /// What a rank tells and hears, and where it steps.
+    fn told(name: Name, rank: usize) -> String {
+        let schedule = name.schedule(&Options { batches: 2, ..Options::new(3, 2) }).unwrap();
+        let word = |action: &Action| match action {
+            Action::Tell(Notice { topic, update, peer }) => Some(format!("{topic:?}{update}>{peer}")),
+            Action::Hear(Notice { topic, update, peer }) => Some(format!("{topic:?}{update}<{peer}")),
+            Action::Step | Action::Commit => Some(format!("{action:?}")),
+            Action::Forward(work) => Some(format!("F{}", work.micro_batch)),
+            _ => None,
+        };
+        schedule.ranks[rank].iter().filter_map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn verdicts_go_to_the_stage_before_and_decisions_to_all() {
+        insta::assert_snapshot!(told(Name::TwoBw, 0), @"F0 F1 F2 F3 Verdict0<1 Decision0>1 Decision0>2 Step Totals0<2 Verdict1<1 Decision1>1 Decision1>2 Step Totals1<2 Counts1>1 Counts1>2");
+        insta::assert_snapshot!(told(Name::TwoBw, 2), @"F0 F1 Verdict0>1 Step Totals0>0 F2 F3 Decision0<0 Commit Verdict1>1 Step Totals1>0 Decision1<0 Commit Counts1<0");
+        insta::assert_snapshot!(told(Name::PipeDream, 1), @"F0 F1 Verdict0<2 Verdict0>0 Step F2 Verdict1<2 Verdict1>0 Step F3 Verdict2<2 Verdict2>0 Step Verdict3<2 Verdict3>0 Step Counts3<0");
+    }
+}

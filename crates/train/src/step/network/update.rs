@@ -1,0 +1,215 @@
+//! The update: what ranks add up and tell each other before it, and what it changes.
+
+use espalier_comm::Reduce;
+use espalier_plan::schedule::{Topic, Updates};
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::update::Step;
+
+use super::{NetworkWorker, StepContext, StepOutcome};
+use crate::Result;
+use crate::context::Context;
+use crate::layers::BatchStatistics;
+use crate::parallel::statistics::fold_together;
+use crate::parallel::zero::{gather_weights, step_shared};
+use crate::state::Gradients;
+use crate::step::Totals;
+use crate::weights::ParameterId;
+
+/// What the ranks have found before a step.
+pub(super) struct Agreed<'a> {
+    gradients: Gradients<'a>,
+    grad_norm: f64,
+    /// Whether the step can be taken, as far as this rank knows.
+    finite: bool,
+}
+
+/// An update that waits for the first stage's decision: 2BW's stages behind it.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    sums: Vec<(ParameterId, Tensor)>,
+    grad_norm: f64,
+    /// Whether all stages found it finite, once that was heard.
+    finite: bool,
+    lr: f64,
+    statistics: Vec<(usize, BatchStatistics)>,
+}
+
+impl NetworkWorker<'_> {
+    /// Adds up losses and norms over the ranks that can wait for each other: all, where a flush ends a batch; otherwise the
+    /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
+    pub(super) fn agree(&mut self) -> Result<()> {
+        let gradients = self.reduced.take().expect("sums are waited for before");
+        // All passes are queued; only now is a card waited for.
+        let mut totals = Totals::default();
+        for (sum, predictions) in self.sums.drain(..) {
+            totals.add(Totals::of(sum.read()?, predictions));
+        }
+        let StepContext { context: Context { plan, ranks, .. }, groups, local, .. } = self.scene;
+        let sharded = plan.sharing.is_sharded();
+        let mut squares = match sharded {
+            true => gradients.squared_norm()?,
+            false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
+        };
+        let flushes = self.scene.updates == Updates::Flush;
+        let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
+        if flushes && !local {
+            // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
+            let speaks = sharded || ranks.data().rank() == 0;
+            let own = if speaks { squares } else { 0.0 };
+            let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
+            (squares, totals) = (all[0], Totals::from_numbers(&all[1..]));
+        } else if !flushes && has_loss {
+            totals = Totals::from_numbers(&ranks.data().all_reduce(totals.to_numbers(), Reduce::Sum)?);
+        }
+        let grad_norm = squares.sqrt();
+        let finite = grad_norm.is_finite() && (!has_loss || totals.loss().is_finite());
+        self.outcome.totals.add(totals);
+        self.agreed = Some(Agreed { gradients, grad_norm, finite });
+        Ok(())
+    }
+
+    /// What this rank tells another.
+    pub(super) fn told(&self, topic: Topic) -> Vec<f64> {
+        match topic {
+            Topic::Verdict | Topic::Decision => {
+                let agreed = self.agreed.as_ref().expect("ranks agree before they tell");
+                vec![f64::from(u8::from(agreed.finite))]
+            }
+            Topic::Totals => self.outcome.totals.to_numbers(),
+            Topic::Counts => vec![self.scene.progress.updates as f64, self.bad_steps() as f64],
+        }
+    }
+
+    /// Takes in what another rank has told.
+    pub(super) fn heard(&mut self, topic: Topic, told: &[f64]) {
+        match topic {
+            Topic::Verdict => {
+                self.agreed.as_mut().expect("ranks agree before they hear").finite &= told[0] > 0.0;
+            }
+            Topic::Decision => {
+                self.scene.flights.waiting.as_mut().expect("a step was put off").finite = told[0] > 0.0;
+            }
+            Topic::Totals => self.outcome.totals = Totals::from_numbers(told),
+            Topic::Counts => self.counts = Some((told[0] as u64, told[1] as u64)),
+        }
+    }
+
+    pub(super) fn step(&mut self) -> Result<()> {
+        let mut agreed = self.agreed.take().expect("a step is agreed before it is taken");
+        let (lr, statistics) = (self.scene.lr, std::mem::take(&mut self.statistics));
+        self.outcome.grad_norm = agreed.grad_norm;
+        let bytes = self.scene.candidates.iter().map(|id| agreed.gradients.bytes(*id));
+        self.outcome.gradient_bytes = bytes.sum();
+        let behind = self.scene.context.ranks.stages().rank() > 0;
+        if behind && self.scene.updates == Updates::DoubleBuffered {
+            let ids = agreed.gradients.ids();
+            let sums = ids.filter_map(|id| Some((id, agreed.gradients.take(id)?))).collect();
+            let Agreed { grad_norm, finite, .. } = agreed;
+            self.scene.flights.waiting = Some(Waiting { sums, grad_norm, finite, lr, statistics });
+        } else {
+            self.update(agreed, lr, statistics)?;
+        }
+        self.scene.flights.newest += 1;
+        Ok(())
+    }
+
+    /// Takes the update that was put off, or skips it.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        let waiting = self.scene.flights.waiting.take().expect("a step was put off");
+        let Waiting { sums, grad_norm, finite, lr, statistics } = waiting;
+        let mut gradients = Gradients::new(self.scene.masks);
+        sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
+        self.update(Agreed { gradients, grad_norm, finite }, lr, statistics)
+    }
+
+    /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
+    pub(super) fn gather(&mut self) -> Result<()> {
+        let stepped = std::mem::take(&mut self.stepped);
+        let StepContext { masks, groups, .. } = self.scene;
+        gather_weights(self.scene.weights, masks, &stepped, groups)
+    }
+
+    /// What the steps came to; those that were skipped are counted.
+    pub fn finish(self) -> StepOutcome {
+        let counted = (self.scene.progress.updates, self.bad_steps());
+        (self.scene.progress.updates, self.scene.progress.bad_steps) = self.counts.unwrap_or(counted);
+        self.outcome
+    }
+
+    /// Steps in a row, up to this one, that were not taken.
+    fn bad_steps(&self) -> u64 {
+        if self.outcome.taken { 0 } else { self.scene.progress.bad_steps + 1 }
+    }
+
+    /// Takes an update, or skips it.
+    fn update(
+        &mut self,
+        agreed: Agreed<'_>,
+        lr: f64,
+        statistics: Vec<(usize, BatchStatistics)>,
+    ) -> Result<()> {
+        let Agreed { gradients, grad_norm, finite } = agreed;
+        self.outcome.taken &= finite;
+        if !finite {
+            return Ok(());
+        }
+        let StepContext { context: Context { plan, ranks, .. }, groups, masks, .. } = self.scene;
+        let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
+        let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
+        scene.progress.updates += 1;
+        let number = scene.progress.updates;
+        let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
+        match sharded && !groups.is_empty() {
+            false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
+            true => {
+                self.stepped = step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?;
+            }
+        }
+        if let Some((small, large)) = gradients.noise_norms()? {
+            let sums = ranks.sum(vec![small, large])?;
+            let (small, large) = (sums[0], if sharded { sums[1] } else { large });
+            let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
+            // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
+            scene.progress.noise.observe(size, small * (batch / size), batch, large);
+        }
+        self.fold(statistics)
+    }
+
+    /// Folds what the batch norms of an update have measured into their running statistics, in the order of micro-batches
+    /// whatever the order of the schedule.
+    fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
+        let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
+        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
+        let weights = &mut *self.scene.weights;
+        let is_ghost = plan.batch.norm_group.is_some();
+        measured.sort_by_key(|(micro_batch, _)| *micro_batch);
+        let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.scene.local);
+        if !several {
+            measured.iter().try_for_each(|(_, one)| one.fold_into(weights))?;
+            if !plan.batch.synchronises_norms() {
+                groups.average_statistics(weights)?;
+            }
+            return Ok(());
+        }
+        // Copies of a part have measured other micro-batches each, and replicas other groups of samples.
+        let each = plan.batch.norm_group.map_or(1, |group| plan.batch.micro_batch / group);
+        let before = if is_ghost { ranks.data().rank() * micro_batches * each } else { 0 };
+        for (place, one) in &mut measured {
+            *place = before + *place % micro_batches * each + one.group;
+        }
+        let (count, factor) = match is_ghost {
+            true => (replicas * micro_batches * each, 1.0),
+            // As without copies, running statistics are the mean over replicas.
+            false => (micro_batches, 1.0 / replicas as f32),
+        };
+        fold_together(&measured, count, factor, groups, weights)
+    }
+
+    /// How many micro-batches an update is made of.
+    fn micro_batches_of_an_update(&self) -> usize {
+        match self.scene.updates {
+            Updates::EveryMicroBatch => 1,
+            _ => self.scene.context.plan.batch.micro_batches,
+        }
+    }
+}
