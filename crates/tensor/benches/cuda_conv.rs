@@ -97,8 +97,8 @@ fn describe((net, side, c, o, kernel, stride, _): Layer) -> String {
 
 /// Seconds of the three passes.
 fn measure(device: &Device, (_, side, c, o, kernel, stride, padding): Layer, dtype: DType) -> [f64; 3] {
-    let geometry = Conv { kernel, stride, padding };
-    let out = geometry.output_size(side);
+    let geometry = Conv { kernel, stride, padding: padding.into() };
+    let [out, _] = geometry.output_size([side, side]);
     let x = noise(device, &[BATCH, side, side, c], dtype);
     let w = noise(device, &[o, c, kernel, kernel], dtype);
     let bias = noise(device, &[o], dtype);
@@ -139,11 +139,12 @@ fn noise(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
 /// What cuDNN ranks for a layer, measured.
 fn offers(cuda: &Cuda, layer: Layer) {
     let (_, side, c, o, kernel, stride, padding) = layer;
-    let out = Conv { kernel, stride, padding }.output_size(side);
+    let [out, _] = Conv { kernel, stride, padding: padding.into() }.output_size([side, side]);
     for dtype in [DType::F32, DType::Bf16] {
         for (pass, name) in [Pass::Forward, Pass::Input, Pass::Weight].into_iter().zip(PASSES) {
             let (x, y) = ([BATCH, side, side, c.next_multiple_of(16 / dtype.bytes())], [BATCH, out, out, o]);
-            let key = Key { pass, dtype, x, y, kernel, stride, padding };
+            let (padding_before, padding_after) = ([padding; 2], [padding; 2]);
+            let key = Key { pass, dtype, x, y, kernel, stride, padding_before, padding_after };
             println!("{} {dtype:?} {name}", describe(layer));
             for (rank, offer) in cuda.convolution_offers(&key).unwrap().iter().enumerate() {
                 let traits = offer.traits;

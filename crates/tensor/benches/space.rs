@@ -9,6 +9,7 @@
 use std::time::Instant;
 
 use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::{self, Pool};
 use espalier_tensor::ops::{attention, batch_norm};
 use espalier_tensor::{Category, DType, Device, Tensor, random};
@@ -110,8 +111,8 @@ impl Bench<'_> {
         println!("{name:12} {:>24}  forward      dx      dw   ms; GFLOP/s of each", "");
         let mut total = 0.0;
         for (i, &(side, c, o, kernel, stride, padding, times)) in layers.iter().enumerate() {
-            let conv = Conv { kernel, stride, padding };
-            let out = conv.output_size(side);
+            let conv = Conv { kernel, stride, padding: padding.into() };
+            let [out, _] = conv.output_size([side, side]);
             let shape = [BATCH, side, side, c];
             let (x, w) = (self.tensor(&shape), self.tensor(&[o, c, kernel, kernel]));
             let (bias, dy) = (self.tensor(&[o]), self.tensor(&[BATCH, out, out, o]));
@@ -131,7 +132,7 @@ impl Bench<'_> {
     }
 
     fn pools(&self) {
-        let pool = Pool { kernel: 2, stride: 2, padding: 0 };
+        let pool = Pool { kernel: 2, stride: 2, padding: Padding::NONE };
         for (side, c) in [(24, 32), (32, 64), (16, 128)] {
             let shape = [128, side, side, c];
             let x = self.tensor(&shape);

@@ -10,6 +10,7 @@ use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::conv::Conv;
 use espalier_tensor::ops::cross_entropy::Total;
+use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
@@ -216,19 +217,20 @@ impl Builder {
                 Box::new(ConvLayer {
                     weight: self.weight(name),
                     bias: bias.then(|| self.bias(name)),
-                    conv: Conv { kernel: *kernel, stride: *stride, padding: *padding },
+                    conv: Conv { kernel: *kernel, stride: *stride, padding: sides(*padding) },
                 })
             }
             &spec::Layer::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
-                let pool = Pool { kernel, stride, padding };
+                let pool = Pool { kernel, stride, padding: sides(padding) };
                 match &self.kinks {
                     Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
                     None => Box::new(MaxPool(pool)),
                 }
             }
-            &spec::Layer::AvgPool(spec::AvgPool { kernel, stride }) => {
-                Box::new(AvgPool { input: self.image(), pool: Pool { kernel, stride, padding: 0 } })
-            }
+            &spec::Layer::AvgPool(spec::AvgPool { kernel, stride }) => Box::new(AvgPool {
+                input: self.image(),
+                pool: Pool { kernel, stride, padding: Padding::NONE },
+            }),
             spec::Layer::GlobalAvgPool => Box::new(GlobalAvgPool { input: self.image() }),
             &spec::Layer::AdaptiveAvgPool(spec::AdaptiveAvgPool { size }) => {
                 Box::new(AdaptiveAvgPool { input: self.image(), size })
@@ -319,6 +321,11 @@ impl Builder {
     fn bias(&self, name: &str) -> ParameterId {
         self.parameter(&format!("{name}.bias"))
     }
+}
+
+fn sides(padding: spec::Padding) -> Padding {
+    let spec::Padding { top, bottom, left, right } = padding;
+    Padding { top, bottom, left, right }
 }
 
 fn activation(kind: spec::Activation) -> Activation {

@@ -260,7 +260,7 @@ mod tests {
                 output: 1,
                 kernel: 1,
                 stride: 1,
-                padding: 0,
+                padding: 0.into(),
                 bias: false,
                 init: super::super::Init::Constant(1.0),
             })

@@ -2,7 +2,7 @@
 // it are gathered from the images on their way to shared memory. The meaning is that of conv.rs.
 //
 // x, dx: T [batch, h, w, c]; w, dw: T [o, c, k, k]; bias: T [o] or null; y, dy: T [batch, oh, ow, o].
-// Shape: ten ints, by value. Fewer than 2^31 pixels on either side.
+// Shape: eleven ints, by value. Fewer than 2^31 pixels on either side.
 //
 //   pass             rows of the product     columns   summed over                  right matrix
 //   forward          pixels of y             o         (u, v, c)                    conv_filter_rows' [o, k k c]

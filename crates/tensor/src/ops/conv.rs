@@ -1,9 +1,9 @@
 //! Convolution of channels-last images.
 //!
 //! ```text
-//! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - p, j s + v - p, c] w[o, c, u, v]
+//! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - top, j s + v - left, c] w[o, c, u, v]
 //! ```
-//! with stride s, padding p and zeros outside the image.
+//! with stride s and zeros outside the image; the padding below it and to its right only says how many windows there are.
 //! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
 //!
 //! In f32 the images are read where they lie (`direct`); in bf16 the windows are copied into the rows of a
@@ -16,6 +16,7 @@ mod dnn;
 mod patches;
 
 use super::image;
+use super::padding::{self, Padding};
 use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::dtype::{DType, Float};
@@ -30,16 +31,15 @@ pub struct Conv {
     pub kernel: usize,
     /// Steps of the window, both ways.
     pub stride: usize,
-    /// Zeros added on every side.
-    pub padding: usize,
+    /// Zeros added on each side.
+    pub padding: Padding,
 }
 
 impl Conv {
-    /// How many windows fit along a side of `size` pixels.
-    pub fn output_size(&self, size: usize) -> usize {
-        let padded = size + 2 * self.padding;
-        assert!(padded >= self.kernel, "a window of {} does not fit {size} pixels", self.kernel);
-        (padded - self.kernel) / self.stride + 1
+    /// How many windows fit into an image: rows and columns of them.
+    pub fn output_size(&self, [h, w]: [usize; 2]) -> [usize; 2] {
+        let along = |size, padding| padding::count(size, padding, self.kernel, self.stride);
+        [along(h, self.padding.rows()), along(w, self.padding.columns())]
     }
 }
 
@@ -106,7 +106,8 @@ struct Sizes {
 impl Sizes {
     fn new(input: &[usize], o: usize, conv: Conv) -> Sizes {
         let [batch, h, w, c] = image::shape(input);
-        let z = Sizes { batch, h, w, c, oh: conv.output_size(h), ow: conv.output_size(w), o, conv };
+        let [oh, ow] = conv.output_size([h, w]);
+        let z = Sizes { batch, h, w, c, oh, ow, o, conv };
         assert!(batch * h * w * c * o * conv.kernel > 0, "an empty convolution: {z:?}");
         z
     }
@@ -190,9 +191,10 @@ mod tests {
             for (i, j, o) in grid(z.oh, z.ow, z.o) {
                 for (u, v, c) in grid(kernel, kernel, z.c) {
                     let (row, column) = (i * stride + u, j * stride + v);
-                    if row >= padding && row - padding < z.h && column >= padding && column - padding < z.w {
+                    let rows = padding.top..padding.top + z.h;
+                    if rows.contains(&row) && (padding.left..padding.left + z.w).contains(&column) {
                         let y = ((n * z.oh + i) * z.ow + j) * z.o + o;
-                        let x = ((n * z.h + row - padding) * z.w + column - padding) * z.c + c;
+                        let x = ((n * z.h + row - padding.top) * z.w + column - padding.left) * z.c + c;
                         f(y, x, ((o * z.c + c) * kernel + u) * kernel + v);
                     }
                 }
@@ -305,6 +307,19 @@ mod tests {
             (c, o) in (1usize..20, 1usize..40),
             seed in 0u64..1000,
         ) {
+            compare([batch, h, w, c], o, Conv { kernel, stride, padding: padding.into() }, seed);
+        }
+
+        /// The strips beside a cut, which are thinner than the window and padded on one side alone, among them.
+        #[test]
+        fn padding_may_differ_from_side_to_side(
+            (kernel, stride, [top, bottom, left, right]) in (1usize..6, 1usize..4, [0usize..5, 0..5, 0..5, 0..5]),
+            (batch, h, w) in (1usize..5, 1usize..9, 1usize..9),
+            (c, o) in (1usize..20, 1usize..40),
+            seed in 0u64..1000,
+        ) {
+            prop_assume!(h + top + bottom >= kernel && w + left + right >= kernel);
+            let padding = Padding { top, bottom, left, right };
             compare([batch, h, w, c], o, Conv { kernel, stride, padding }, seed);
         }
     }
@@ -322,7 +337,7 @@ mod tests {
             ([2, 2, 2, 64], 96, 3, 1, 1),
             ([9, 4, 5, 96], 33, 3, 1, 1),
         ] {
-            compare(shape, o, Conv { kernel, stride, padding }, 7);
+            compare(shape, o, Conv { kernel, stride, padding: Padding::all(padding) }, 7);
         }
     }
 
@@ -339,7 +354,7 @@ mod tests {
         for (shape, o, kernel, stride, padding) in
             [([2, 8, 8, 64], 32, 3, 1, 1), ([2, 9, 9, 16], 64, 3, 2, 1), ([2, 16, 16, 3], 16, 7, 2, 3)]
         {
-            let conv = Conv { kernel, stride, padding };
+            let conv = Conv { kernel, stride, padding: Padding::all(padding) };
             compare_on(exact_devices(), &[(DType::F32, 5e-5)], full_values, shape, o, conv, 3);
             compare_on(cudnn_devices(), &[(DType::F32, 1.0 / 512.0)], full_values, shape, o, conv, 3);
         }
@@ -347,7 +362,11 @@ mod tests {
 
     #[test]
     fn the_plain_backward_is_the_derivative_of_the_plain_forward() {
-        let z = Sizes::new(&[1, 5, 4, 2], 3, Conv { kernel: 3, stride: 2, padding: 1 });
+        let z = Sizes::new(
+            &[1, 5, 4, 2],
+            3,
+            Conv { kernel: 3, stride: 2, padding: Padding { top: 1, bottom: 0, left: 2, right: 1 } },
+        );
         let (x, w) = (wide(&values(1, 40, 1.0)), wide(&values(2, 54, 1.0)));
         let dy = wide(&values(3, z.rows() * z.ow * z.o, 1.0));
         let loss = |x: &[f64], w: &[f64]| dot(&plain_forward(x, w, &[0.0; 3], &z), &dy);
@@ -359,10 +378,9 @@ mod tests {
 
     #[test]
     fn sizes_follow_the_usual_rule() {
-        let size = |kernel, stride, padding, n| Conv { kernel, stride, padding }.output_size(n);
-        assert_eq!(
-            (size(5, 1, 0, 28), size(3, 2, 1, 7), size(3, 2, 1, 32), size(1, 1, 0, 9)),
-            (24, 4, 16, 9)
-        );
+        let size = |kernel, stride, padding, size| Conv { kernel, stride, padding }.output_size(size);
+        assert_eq!(size(5, 1, Padding::NONE, [28, 9]), [24, 5]);
+        assert_eq!(size(3, 2, Padding::all(1), [7, 32]), [4, 16]);
+        assert_eq!(size(3, 1, Padding { top: 1, bottom: 0, left: 0, right: 2 }, [8, 8]), [7, 8]);
     }
 }

@@ -18,6 +18,7 @@ pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
 mod norm;
+pub mod padding;
 pub(crate) mod pieces;
 pub mod pool;
 pub mod reduce;

@@ -11,35 +11,56 @@
 // pool_mean_forward(x, y, size), pool_mean_backward(dy, dx, size)
 //   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward, batch h w backward.
 //   There are fewer than 2^32 threads.
-// pool_global_mean(x, y, pixels, c): y: T [batch, c], the mean of each image's h w pixels, with more threads on each
-//   than pool_mean_forward has. Column geometry (lanes.cuh) with one piece per image: grid.y = batch <= 65535.
-// With kernel = 0 windows cover the image (adaptive; oh = ow = 1 is the global mean), else they are those of
-// kernel, stride and padding.
+// pool_global_mean(x, y, pixels, of, c): y: T [batch, c], the sum of each image's h w pixels over the `of` that it is a
+//   tile of, with more threads on each than pool_mean_forward has. Column geometry (lanes.cuh) with one piece per
+//   image: grid.y = batch <= 65535.
+// With kernel = 0 windows cover the image that x is a tile of (adaptive; one window is the global mean), else they are
+// those of kernel, stride and padding. Size: twelve ints, by value.
+
+// Along a side: pixels of x, windows, pixels before x's first (of padding, or of the image that x is a tile of), and
+// pixels of that image.
+struct Side {
+    int size, count, before, whole;
+};
 
 struct Size {
-    int batch, h, w, c, oh, ow, kernel, stride, padding;
+    int batch, c, kernel, stride;
+    Side rows, columns;
 };
 
 struct Range {
     int start, end;
 };
 
-// The pixels along a side that window i of `count` sees.
-DEVICE Range window(const Size& s, int i, int side, int count) {
+// Where window i begins and ends along a side, counted from x's first pixel.
+DEVICE Range reach(const Size& s, const Side& side, int i) {
     if (s.kernel == 0)
-        return {static_cast<int>(static_cast<i64>(i) * side / count),
-                static_cast<int>((static_cast<i64>(i + 1) * side + count - 1) / count)};
-    const int start = i * s.stride - s.padding;
-    return {max(start, 0), min(start + s.kernel, side)};
+        return {static_cast<int>(static_cast<i64>(i) * side.whole / side.count) - side.before,
+                static_cast<int>((static_cast<i64>(i + 1) * side.whole + side.count - 1) / side.count) - side.before};
+    const int start = i * s.stride - side.before;
+    return {start, start + s.kernel};
 }
 
-// The windows that see a pixel.
-DEVICE Range seen_by(const Size& s, int pixel, int side, int count) {
+// The pixels of x that window i sees.
+DEVICE Range window(const Size& s, const Side& side, int i) {
+    const Range all = reach(s, side, i);
+    return {max(all.start, 0), min(all.end, side.size)};
+}
+
+// Over how many pixels of a side the mean of window i is taken: those of the image, be they in x or not.
+DEVICE int length(const Size& s, const Side& side, int i) {
+    const Range counted = s.kernel == 0 ? reach(s, side, i) : window(s, side, i);
+    return counted.end - counted.start;
+}
+
+// The windows that see a pixel of x.
+DEVICE Range seen_by(const Size& s, const Side& side, int pixel) {
+    const int at = pixel + side.before;
     if (s.kernel == 0)
-        return {static_cast<int>(static_cast<i64>(pixel) * count / side),
-                static_cast<int>((static_cast<i64>(pixel + 1) * count + side - 1) / side)};
-    const int last = (pixel + s.padding) / s.stride, before = pixel + s.padding - s.kernel;
-    return {before < 0 ? 0 : before / s.stride + 1, min(last + 1, count)};
+        return {static_cast<int>(static_cast<i64>(at) * side.count / side.whole),
+                static_cast<int>((static_cast<i64>(at + 1) * side.count + side.whole - 1) / side.whole)};
+    const int last = at / s.stride, before = at - s.kernel;
+    return {before < 0 ? 0 : before / s.stride + 1, min(last + 1, side.count)};
 }
 
 // What a thread makes: pixel (i, j) of image n of a [batch, height, width, c], from channel `channel` on.
@@ -95,18 +116,18 @@ DEVICE void load_bytes(const u8* at, u32 (&x)[N]) {
 
 template <int N>
 DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restrict__ places, const Size& s) {
-    const Place p = place<N>(s, s.oh, s.ow);
+    const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
-    const Range rows = window(s, p.i, s.h, s.oh), columns = window(s, p.j, s.w, s.ow);
-    x += p.image * s.h * s.w * s.c + p.channel;
+    const Range rows = window(s, s.rows, p.i), columns = window(s, s.columns, p.j);
+    x += p.image * s.rows.size * s.columns.size * s.c + p.channel;
     float best[N];
     u32 where[N] = {};
-    load(x + (static_cast<i64>(rows.start) * s.w + columns.start) * s.c, best);
+    load(x + (static_cast<i64>(rows.start) * s.columns.size + columns.start) * s.c, best);
     u32 at = 0;
     for (int i = rows.start; i < rows.end; ++i)
         for (int j = columns.start; j < columns.end; ++j, ++at) {
             float v[N];
-            load(x + (static_cast<i64>(i) * s.w + j) * s.c, v);
+            load(x + (static_cast<i64>(i) * s.columns.size + j) * s.c, v);
             for (int k = 0; k < N; ++k) {
                 // A NaN, once found, stays.
                 const bool larger = v[k] > best[k] || (nan(v[k]) && !nan(best[k]));
@@ -120,34 +141,34 @@ DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restri
 
 template <int N>
 DEVICE void max_take(const T* __restrict__ x, const u8* __restrict__ places, T* __restrict__ y, const Size& s) {
-    const Place p = place<N>(s, s.oh, s.ow);
+    const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
-    const Range rows = window(s, p.i, s.h, s.oh), columns = window(s, p.j, s.w, s.ow);
-    x += p.image * s.h * s.w * s.c + p.channel;
+    const Range rows = window(s, s.rows, p.i), columns = window(s, s.columns, p.j);
+    x += p.image * s.rows.size * s.columns.size * s.c + p.channel;
     const u32 across = columns.end - columns.start;
     u32 where[N];
     load_bytes(places + p.index, where);
     float taken[N];
     for (int k = 0; k < N; ++k) {
         const i64 i = rows.start + where[k] / across, j = columns.start + where[k] % across;
-        taken[k] = to_f32(x[(i * s.w + j) * s.c + k]);
+        taken[k] = to_f32(x[(i * s.columns.size + j) * s.c + k]);
     }
     store(y + p.index, taken);
 }
 
 template <int N>
 DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places, T* __restrict__ dx, const Size& s) {
-    const Place p = place<N>(s, s.h, s.w);
+    const Place p = place<N>(s, s.rows.size, s.columns.size);
     if (!p.inside) return;
-    const Range above = seen_by(s, p.i, s.h, s.oh), beside = seen_by(s, p.j, s.w, s.ow);
-    const i64 image = p.image * s.oh * s.ow * s.c + p.channel;
+    const Range above = seen_by(s, s.rows, p.i), beside = seen_by(s, s.columns, p.j);
+    const i64 image = p.image * s.rows.count * s.columns.count * s.c + p.channel;
     float sum[N] = {};
     for (int i = above.start; i < above.end; ++i) {
-        const Range rows = window(s, i, s.h, s.oh);
+        const Range rows = window(s, s.rows, i);
         for (int j = beside.start; j < beside.end; ++j) {
-            const Range columns = window(s, j, s.w, s.ow);
+            const Range columns = window(s, s.columns, j);
             const u32 own = (p.i - rows.start) * (columns.end - columns.start) + p.j - columns.start;
-            const i64 at = image + (static_cast<i64>(i) * s.ow + j) * s.c;
+            const i64 at = image + (static_cast<i64>(i) * s.columns.count + j) * s.c;
             float d[N];
             u32 where[N];
             load(dy + at, d);
@@ -160,38 +181,36 @@ DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places
 
 template <int N>
 DEVICE void mean_forward(const T* __restrict__ x, T* __restrict__ y, const Size& s) {
-    const Place p = place<N>(s, s.oh, s.ow);
+    const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
-    const Range rows = window(s, p.i, s.h, s.oh), columns = window(s, p.j, s.w, s.ow);
-    x += p.image * s.h * s.w * s.c + p.channel;
+    const Range rows = window(s, s.rows, p.i), columns = window(s, s.columns, p.j);
+    x += p.image * s.rows.size * s.columns.size * s.c + p.channel;
     float sum[N] = {};
     for (int i = rows.start; i < rows.end; ++i) {
 #pragma unroll 8
         for (int j = columns.start; j < columns.end; ++j) {
             float v[N];
-            load(x + (static_cast<i64>(i) * s.w + j) * s.c, v);
+            load(x + (static_cast<i64>(i) * s.columns.size + j) * s.c, v);
             for (int k = 0; k < N; ++k) sum[k] += v[k];
         }
     }
-    const float share = 1.0f / ((rows.end - rows.start) * (columns.end - columns.start));
+    const float share = 1.0f / (length(s, s.rows, p.i) * length(s, s.columns, p.j));
     for (int k = 0; k < N; ++k) sum[k] *= share;
     store(y + p.index, sum);
 }
 
 template <int N>
 DEVICE void mean_backward(const T* __restrict__ dy, T* __restrict__ dx, const Size& s) {
-    const Place p = place<N>(s, s.h, s.w);
+    const Place p = place<N>(s, s.rows.size, s.columns.size);
     if (!p.inside) return;
-    const Range above = seen_by(s, p.i, s.h, s.oh), beside = seen_by(s, p.j, s.w, s.ow);
-    dy += p.image * s.oh * s.ow * s.c + p.channel;
+    const Range above = seen_by(s, s.rows, p.i), beside = seen_by(s, s.columns, p.j);
+    dy += p.image * s.rows.count * s.columns.count * s.c + p.channel;
     float sum[N] = {};
     for (int i = above.start; i < above.end; ++i) {
-        const Range rows = window(s, i, s.h, s.oh);
         for (int j = beside.start; j < beside.end; ++j) {
-            const Range columns = window(s, j, s.w, s.ow);
-            const float share = 1.0f / ((rows.end - rows.start) * (columns.end - columns.start));
+            const float share = 1.0f / (length(s, s.rows, i) * length(s, s.columns, j));
             float d[N];
-            load(dy + (static_cast<i64>(i) * s.ow + j) * s.c, d);
+            load(dy + (static_cast<i64>(i) * s.columns.count + j) * s.c, d);
             for (int k = 0; k < N; ++k) sum[k] += d[k] * share;
         }
     }
@@ -199,7 +218,7 @@ DEVICE void mean_backward(const T* __restrict__ dy, T* __restrict__ dx, const Si
 }
 
 template <int N>
-DEVICE void global_mean(const T* __restrict__ x, T* __restrict__ y, i64 pixels, i64 c) {
+DEVICE void global_mean(const T* __restrict__ x, T* __restrict__ y, i64 pixels, i64 of, i64 c) {
     const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
     float sum[N] = {};
     if (column < c) {
@@ -212,7 +231,7 @@ DEVICE void global_mean(const T* __restrict__ x, T* __restrict__ y, i64 pixels, 
         }
     }
     sum_over_y(sum);
-    for (int k = 0; k < N; ++k) sum[k] *= 1.0f / pixels;
+    for (int k = 0; k < N; ++k) sum[k] *= 1.0f / of;
     if (threadIdx.y == 0 && column < c) store(y + blockIdx.y * c + column, sum);
 }
 
@@ -237,11 +256,11 @@ KERNEL(256) pool_max_backward(const T* dy, const u8* places, T* dx, Size s) {
         max_backward<1>(dy, places, dx, s);
 }
 
-KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 c) {
+KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 of, i64 c) {
     if (c % LANES == 0)
-        global_mean<LANES>(x, y, pixels, c);
+        global_mean<LANES>(x, y, pixels, of, c);
     else
-        global_mean<1>(x, y, pixels, c);
+        global_mean<1>(x, y, pixels, of, c);
 }
 
 KERNEL(256) pool_mean_forward(const T* x, T* y, Size s) {

@@ -336,8 +336,8 @@ fn convolutions_of_all_kinds() {
 #[test]
 fn pools() {
     for pool in [
-        Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0 }),
-        Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1 }),
+        Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }),
+        Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }),
         Layer::AvgPool(AvgPool { kernel: 2, stride: 2 }),
         Layer::AvgPool(AvgPool { kernel: 3, stride: 1 }),
         Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 3 }),

@@ -36,7 +36,16 @@ pub fn linear(name: &str, input: usize, output: usize) -> Layer {
 /// A convolution with bias.
 pub fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
     let init = Init::Normal(0.4);
-    Layer::Conv(Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init })
+    Layer::Conv(Conv {
+        name: name.into(),
+        input,
+        output,
+        kernel,
+        stride,
+        padding: padding.into(),
+        bias: true,
+        init,
+    })
 }
 
 /// A run file with overrides.

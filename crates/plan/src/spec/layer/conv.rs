@@ -6,7 +6,7 @@ use super::super::Init;
 use super::super::count::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Saves, expect_last, image, windows};
+use super::{Entry, Layer, Padding, Saves, expect_last, image, windows};
 
 /// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -21,8 +21,8 @@ pub struct Conv {
     pub kernel: usize,
     /// Step, both ways.
     pub stride: usize,
-    /// Zeros around the image, on every side.
-    pub padding: usize,
+    /// Zeros around the image.
+    pub padding: Padding,
     /// Whether there is a bias.
     pub bias: bool,
     /// How the weight starts.
@@ -49,7 +49,7 @@ pub(super) const CONV: Kind = Kind {
             output: written.whole("output"),
             kernel,
             stride: written.whole("stride"),
-            padding: written.whole("padding"),
+            padding: written.whole("padding").into(),
             bias: written.flag("bias"),
             init: at.fan_in(input.saturating_mul(kernel).saturating_mul(kernel)),
         }))

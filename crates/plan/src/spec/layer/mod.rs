@@ -15,6 +15,7 @@ mod embedding;
 mod kind;
 mod linear;
 mod norm;
+mod padding;
 mod pool;
 mod reshape;
 
@@ -27,6 +28,7 @@ pub use embedding::{Embedding, PositionEmbedding};
 pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
+pub use padding::Padding;
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
 pub use reshape::{Flatten, PadChannels};
 
@@ -278,20 +280,22 @@ fn sequence(input: Shape) -> Result<(usize, usize), String> {
     }
 }
 
-/// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + 2 padding - kernel) / stride) + 1.
-fn windows(input: Shape, kernel: usize, stride: usize, padding: usize) -> Result<Shape, String> {
+/// The image that windows of `kernel` x `kernel` make at a step of `stride`: floor((n + padding - kernel) / stride) + 1, with the
+/// padding of both ends.
+fn windows(input: Shape, kernel: usize, stride: usize, padding: Padding) -> Result<Shape, String> {
     let Shape::Image { height, width, channels } = input else { return image(input) };
     if kernel == 0 || stride == 0 {
         return Err(format!("kernel and stride must be at least 1, got {kernel} and {stride}"));
     }
-    let along = |n: usize| {
-        let padded = n.saturating_add(padding.saturating_mul(2));
+    let along = |n: usize, [before, after]: [usize; 2]| {
+        let padded = n.saturating_add(before).saturating_add(after);
         padded.checked_sub(kernel).map(|room| room / stride + 1)
     };
-    match (along(height), along(width)) {
+    match (along(height, padding.rows()), along(width, padding.columns())) {
         (Some(height), Some(width)) => Ok(Shape::Image { height, width, channels }),
         _ => {
-            let border = if padding > 0 { format!(" with a border of {padding}") } else { String::new() };
+            let border =
+                if padding.most() > 0 { format!(" with a border of {padding}") } else { String::new() };
             Err(format!("a window of {kernel} x {kernel} is larger than {input}{border}"))
         }
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Saves, image, windows};
+use super::{Entry, Layer, Padding, Saves, image, windows};
 
 /// The largest of each window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -14,7 +14,7 @@ pub struct MaxPool {
     /// Step.
     pub stride: usize,
     /// Border, never chosen as the largest.
-    pub padding: usize,
+    pub padding: Padding,
 }
 
 /// The mean of each window.
@@ -49,7 +49,7 @@ pub(super) const MAX_POOL: Kind = Kind {
     then: Then::Passes,
     complete: |written, _| {
         let [kernel, stride, padding] = ["kernel", "stride", "padding"].map(|field| written.whole(field));
-        Ok(Layer::MaxPool(MaxPool { kernel, stride, padding }))
+        Ok(Layer::MaxPool(MaxPool { kernel, stride, padding: padding.into() }))
     },
 };
 
@@ -89,7 +89,7 @@ impl Entry for MaxPool {
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let MaxPool { kernel, stride, padding } = *self;
-        if padding > kernel / 2 {
+        if padding.most() > kernel / 2 {
             return Err(format!("padding {padding} is more than half of the window of {kernel}"));
         }
         windows(image(input)?, kernel, stride, padding)
@@ -110,7 +110,7 @@ impl Entry for AvgPool {
     }
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
-        windows(image(input)?, self.kernel, self.stride, 0)
+        windows(image(input)?, self.kernel, self.stride, Padding::default())
     }
 
     fn keeps_zeros(&self) -> bool {

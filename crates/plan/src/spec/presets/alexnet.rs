@@ -17,7 +17,7 @@ pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
         Form::ImageNet => (2, 3),
         Form::Small => (5, 2),
     };
-    let pool = || Layer::MaxPool(MaxPool { kernel: window, stride: 2, padding: 0 });
+    let pool = || Layer::MaxPool(MaxPool { kernel: window, stride: 2, padding: 0.into() });
     let mut blocks = vec![
         block("features.0", vec![conv(0, image.2, 64, 11, 4, border), RELU, pool()]),
         block("features.3", vec![conv(3, 64, 192, 5, 1, 2), RELU, pool()]),
@@ -62,7 +62,7 @@ pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
 fn conv(number: usize, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
     let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
     let name = format!("features.{number}");
-    Layer::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
+    Layer::Conv(Conv { name, input, output, kernel, stride, padding: padding.into(), bias: true, init })
 }
 
 #[cfg(test)]

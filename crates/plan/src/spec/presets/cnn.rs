@@ -28,7 +28,7 @@ pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
 pub fn simple_cnn(image: ImageSize, classes: usize) -> Model {
     let (height, width, channels) = image;
     let stage = |name: &str, input, output| {
-        let pool = Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0 });
+        let pool = Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() });
         block(name, vec![conv(name, input, output, 5, 1, 0), RELU, pool])
     };
     let side = |n| windows(windows(windows(windows(n, 5, 1), 2, 2), 5, 1), 2, 2);
@@ -76,7 +76,16 @@ fn conv(
     padding: usize,
 ) -> Layer {
     let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
-    Layer::Conv(Conv { name: name.into(), input, output, kernel, stride, padding, bias: true, init })
+    Layer::Conv(Conv {
+        name: name.into(),
+        input,
+        output,
+        kernel,
+        stride,
+        padding: padding.into(),
+        bias: true,
+        init,
+    })
 }
 
 #[cfg(test)]

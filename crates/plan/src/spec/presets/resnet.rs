@@ -61,7 +61,7 @@ pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: Form) -> Mode
     };
     stem.push(RELU);
     if form == Form::ImageNet {
-        stem.push(Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1 }));
+        stem.push(Layer::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }));
     }
     let mut blocks = vec![block("stem", stem)];
     let mut channels = 64;
@@ -123,7 +123,7 @@ fn conv_norm(
     stride: usize,
 ) -> Vec<Layer> {
     let init = Init::Normal((2.0 / (output * kernel * kernel) as f32).sqrt());
-    let padding = kernel / 2;
+    let padding = (kernel / 2).into();
     vec![
         Layer::Conv(Conv { name: conv.into(), input, output, kernel, stride, padding, bias: false, init }),
         Layer::BatchNorm(BatchNorm {

@@ -52,7 +52,7 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
             number += if batch_norm { 3 } else { 2 };
             channels = output;
         }
-        layers.push(Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0 }));
+        layers.push(Layer::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }));
         number += 1;
         blocks.push(block(name, layers));
     }
@@ -82,7 +82,7 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
 
 fn conv(name: String, input: usize, output: usize) -> Layer {
     let init = Init::Normal((2.0 / (output * 9) as f32).sqrt());
-    Layer::Conv(Conv { name, input, output, kernel: 3, stride: 1, padding: 1, bias: true, init })
+    Layer::Conv(Conv { name, input, output, kernel: 3, stride: 1, padding: 1.into(), bias: true, init })
 }
 
 #[cfg(test)]

@@ -220,7 +220,7 @@ mod tests {
 
     fn key(pass: Pass, dtype: DType) -> Key {
         let (x, y) = ([2, 9, 7, 4], [2, 5, 4, 8]);
-        Key { pass, dtype, x, y, kernel: 3, stride: 2, padding: 1 }
+        Key { pass, dtype, x, y, kernel: 3, stride: 2, padding_before: [1, 1], padding_after: [1, 1] }
     }
 
     #[test]

@@ -46,8 +46,10 @@ pub struct Key {
     pub kernel: usize,
     /// Steps of the window.
     pub stride: usize,
-    /// Zeros on every side.
-    pub padding: usize,
+    /// Zeros above and left of the image.
+    pub padding_before: [usize; 2],
+    /// Zeros below and right of it.
+    pub padding_after: [usize; 2],
 }
 
 /// What cuDNN says of an algorithm.
@@ -180,14 +182,15 @@ impl Graph {
                 .finished()
         };
         let both = |n: usize| [n as i64; 2];
+        let each = |padding: [usize; 2]| padding.map(|n| n as i64);
         let convolution = Descriptor::new(cudnn, Kind::Convolution)?
             .with(attribute::CONVOLUTION_DIMENSIONS, 2i64)?
             .with(attribute::CONVOLUTION_COMPUTE, ElementType::F32)?
             .with(attribute::CONVOLUTION_MODE, ConvolutionMode::CORRELATION)?
             .with_all(attribute::CONVOLUTION_DILATIONS, &both(1))?
             .with_all(attribute::CONVOLUTION_STRIDES, &both(key.stride))?
-            .with_all(attribute::CONVOLUTION_PADDING_BEFORE, &both(key.padding))?
-            .with_all(attribute::CONVOLUTION_PADDING_AFTER, &both(key.padding))?
+            .with_all(attribute::CONVOLUTION_PADDING_BEFORE, &each(key.padding_before))?
+            .with_all(attribute::CONVOLUTION_PADDING_AFTER, &each(key.padding_after))?
             .finished()?;
         let x = tensor(IDS[0], key.x)?;
         let w = tensor(IDS[1], [key.y[3], key.kernel, key.kernel, key.x[3]])?;

@@ -1,7 +1,7 @@
 //! Convolution on a card: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
 //! patches, gathered on the way, with the reordered weight.
 
-use super::{Sizes, dnn};
+use super::{Conv, Sizes, dnn};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -162,11 +162,11 @@ fn tiles(rows: usize, columns: usize, dtype: DType) -> (u32, u32) {
 }
 
 /// The kernels' struct of sizes.
-fn shape(z: &Sizes) -> [u32; 10] {
+fn shape(z: &Sizes) -> [u32; 11] {
     let most = (z.batch * z.h * z.w).max(z.batch * z.oh * z.ow);
     assert!(most < 1 << 31, "a convolution of {most} pixels: their numbers have 31 bits");
-    let (kernel, stride, padding) = (z.conv.kernel, z.conv.stride, z.conv.padding);
-    [z.batch, z.h, z.w, z.c, z.oh, z.ow, z.o, kernel, stride, padding]
+    let Conv { kernel, stride, padding } = z.conv;
+    [z.batch, z.h, z.w, z.c, z.oh, z.ow, z.o, kernel, stride, padding.top, padding.left]
         .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
 }
 

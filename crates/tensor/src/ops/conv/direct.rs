@@ -134,8 +134,8 @@ impl Map {
 
     /// From x to y.
     fn forward(device: &Device, z: &Sizes) -> Result<Map> {
-        let (k, s, p) = (z.conv.kernel, z.conv.stride, z.conv.padding);
-        let lines = |size: usize, result: usize| {
+        let (k, s, padding) = (z.conv.kernel, z.conv.stride, z.conv.padding);
+        let lines = |size: usize, result: usize, p: usize| {
             classes(result, |i| {
                 let low = p.saturating_sub(i * s).min(k);
                 let high = (size + p).saturating_sub(i * s).clamp(low, k);
@@ -143,14 +143,14 @@ impl Map {
                 (Reach { phase: 0, taps: low..high }, first)
             })
         };
-        let (rows, columns) = (lines(z.h, z.oh), lines(z.w, z.ow));
+        let (rows, columns) = (lines(z.h, z.oh, padding.top), lines(z.w, z.ow, padding.left));
         Map::new(device, z.batch, [z.h, z.w, z.c], [z.oh, z.ow, z.o], 1, |_| k, rows, columns)
     }
 
     /// From dy to dx.
     fn backward(device: &Device, z: &Sizes) -> Result<Map> {
-        let (s, p) = (z.conv.stride, z.conv.padding);
-        let lines = |size: usize, result: usize| {
+        let (s, padding) = (z.conv.stride, z.conv.padding);
+        let lines = |size: usize, result: usize, p: usize| {
             classes(result, |i| {
                 let phase = (i + p) % s;
                 let taps = phase_taps(z, phase);
@@ -162,7 +162,7 @@ impl Map {
                 (Reach { phase, taps: low..low + count }, first)
             })
         };
-        let (rows, columns) = (lines(z.oh, z.h), lines(z.ow, z.w));
+        let (rows, columns) = (lines(z.oh, z.h, padding.top), lines(z.ow, z.w, padding.left));
         let taps = |phase| phase_taps(z, phase).len();
         Map::new(device, z.batch, [z.oh, z.ow, z.o], [z.h, z.w, z.c], s, taps, rows, columns)
     }

@@ -76,7 +76,8 @@ fn key(tf32: bool, pass: Pass, z: &Sizes, dtype: DType) -> Option<Key> {
     }
     let Conv { kernel, stride, padding } = z.conv;
     let x = [z.batch, z.h, z.w, z.c.next_multiple_of(lanes)];
-    Some(Key { pass, dtype, x, y: z.output_shape(), kernel, stride, padding })
+    let (padding_before, padding_after) = ([padding.top, padding.left], [padding.bottom, padding.right]);
+    Some(Key { pass, dtype, x, y: z.output_shape(), kernel, stride, padding_before, padding_after })
 }
 
 /// x with this many channels.
@@ -114,7 +115,7 @@ mod tests {
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
 
     fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> Sizes {
-        Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding })
+        Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding: padding.into() })
     }
 
     #[test]

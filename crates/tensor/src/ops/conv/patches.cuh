@@ -1,7 +1,7 @@
 // Which element of an image a product reads: pixels, the taps of a window, and the patches of both passes.
 
 struct Shape {
-    int batch, h, w, c, oh, ow, o, kernel, stride, padding;
+    int batch, h, w, c, oh, ow, o, kernel, stride, top, left;
 };
 
 // A place in the window: row u, column v, and a channel; the channel is -1 past the window's end.
@@ -62,7 +62,7 @@ struct Forward {
         }
     }
     DEVICE Pixel pixel(const Walk& at) const {
-        return {static_cast<i64>(at.n) * s.h * s.w * s.c, at.i * s.stride - s.padding, at.j * s.stride - s.padding};
+        return {static_cast<i64>(at.n) * s.h * s.w * s.c, at.i * s.stride - s.top, at.j * s.stride - s.left};
     }
     DEVICE Pixel pixel(int at) const { return at < rows() ? pixel(start(at)) : Pixel{-1, 0, 0}; }
     DEVICE const E* find(const Pixel& p, const Tap& t) const {
@@ -84,8 +84,8 @@ struct Backward {
     DEVICE Pixel pixel(int at) const {
         if (at >= rows()) return {-1, 0, 0};
         const u32 row = static_cast<u32>(at) / s.w, n = row / s.h;
-        return {static_cast<i64>(n) * s.oh * s.ow * s.o, static_cast<int>(row - n * s.h) + s.padding,
-                static_cast<int>(at - row * s.w) + s.padding};
+        return {static_cast<i64>(n) * s.oh * s.ow * s.o, static_cast<int>(row - n * s.h) + s.top,
+                static_cast<int>(at - row * s.w) + s.left};
     }
     DEVICE const E* find(const Pixel& p, const Tap& t) const {
         int i = p.top - t.u, j = p.left - t.v;

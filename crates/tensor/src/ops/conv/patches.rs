@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{CHANNELS, Conv, Sizes, collect, image};
+use super::{CHANNELS, Conv, Padding, Sizes, collect, image};
 use crate::cpu::gemm::{Matrix, MatrixMut, Packing, serial};
 use crate::cpu::scratch::Scratch;
 use crate::device::Device;
@@ -31,16 +31,25 @@ impl Sizes {
 
     /// Whether a pixel is its own patch.
     fn pointwise(&self) -> bool {
-        self.conv == Conv { kernel: 1, stride: 1, padding: 0 }
+        self.conv == Conv { kernel: 1, stride: 1, padding: Padding::NONE }
     }
 
-    /// Which of the kernel's rows (or columns) fall on the image at output row (column) `at`, and on which of
-    /// its `size` rows (columns) the first of them does.
-    fn clip(&self, at: usize, size: usize) -> (Range<usize>, usize) {
+    /// Which of the kernel's rows fall on the image at output row `i`, and on which of its rows the first of them does.
+    fn clip_rows(&self, i: usize) -> (Range<usize>, usize) {
+        self.clip(i, self.h, self.conv.padding.top)
+    }
+
+    /// The same of columns.
+    fn clip_columns(&self, j: usize) -> (Range<usize>, usize) {
+        self.clip(j, self.w, self.conv.padding.left)
+    }
+
+    /// The same along a side of `size` pixels with so many zeros before them.
+    fn clip(&self, at: usize, size: usize, before: usize) -> (Range<usize>, usize) {
         let start = at * self.conv.stride;
-        let low = self.conv.padding.saturating_sub(start).min(self.conv.kernel);
-        let high = (size + self.conv.padding).saturating_sub(start).min(self.conv.kernel).max(low);
-        (low..high, if low < high { start + low - self.conv.padding } else { 0 })
+        let low = before.saturating_sub(start).min(self.conv.kernel);
+        let high = (size + before).saturating_sub(start).min(self.conv.kernel).max(low);
+        (low..high, if low < high { start + low - before } else { 0 })
     }
 }
 
@@ -160,9 +169,9 @@ fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &
     let space = &mut space[..rows.len() * z.ow * pixel];
     for (row, patches) in rows.zip(space.chunks_exact_mut(z.ow * pixel)) {
         let image = &x[row / z.oh * z.h * z.w * z.c..][..z.h * z.w * z.c];
-        let (us, top) = z.clip(row % z.oh, z.h);
+        let (us, top) = z.clip_rows(row % z.oh);
         for (j, patch) in patches.chunks_exact_mut(pixel).enumerate() {
-            let (vs, left) = z.clip(j, z.w);
+            let (vs, left) = z.clip_columns(j);
             for (u, patch) in patch.chunks_exact_mut(run).enumerate() {
                 if !us.contains(&u) {
                     patch.fill(T::from_f32(0.0));
@@ -184,9 +193,9 @@ fn scatter(patches: &[f32], images: &mut [f32], rows: Range<usize>, z: &Sizes) {
     let (run, pixel) = (z.conv.kernel * z.c, z.window());
     for (row, patches) in rows.zip(patches.chunks_exact(z.ow * pixel)) {
         let image = &mut images[row / z.oh * z.h * z.w * z.c..][..z.h * z.w * z.c];
-        let (us, top) = z.clip(row % z.oh, z.h);
+        let (us, top) = z.clip_rows(row % z.oh);
         for (j, patch) in patches.chunks_exact(pixel).enumerate() {
-            let (vs, left) = z.clip(j, z.w);
+            let (vs, left) = z.clip_columns(j);
             for u in us.clone() {
                 let inside = &patch[u * run..][vs.start * z.c..vs.end * z.c];
                 let target = ((top + u - us.start) * z.w + left) * z.c;

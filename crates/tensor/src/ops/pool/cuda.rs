@@ -67,7 +67,7 @@ pub(super) fn mean(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Option<Pool>) -> 
     let [_, oh, ow, _] = grid.output_shape();
     if pool.is_none() && oh * ow == 1 && batch <= MOST {
         let Columns { grid: (across, _), block, .. } = lanes::columns(1, c, x.dtype());
-        let args = Args::new().input(x).output(&mut y).size(h * w).size(c);
+        let args = Args::new().input(x).output(&mut y).size(h * w).size(grid.whole.iter().product()).size(c);
         // SAFETY: x is [batch, h w, c], y [batch, c], and the grid has a row of blocks for each image.
         unsafe {
             cuda.kernel(&SOURCE, build, "pool_global_mean")?.launch((across, batch as u32), block, 0, args)?
@@ -103,10 +103,11 @@ fn threads(shape: &[usize; 4], dtype: DType) -> u32 {
 }
 
 /// The kernels' struct of sizes; a window of 0 stands for windows that cover the image.
-fn size(grid: &Grid, pool: Option<Pool>) -> [u32; 9] {
+fn size(grid: &Grid, pool: Option<Pool>) -> [u32; 12] {
     let [batch, h, w, c] = grid.shape;
     let [_, oh, ow, _] = grid.output_shape();
-    let Pool { kernel, stride, padding } = pool.unwrap_or(Pool { kernel: 0, stride: 1, padding: 0 });
-    [batch, h, w, c, oh, ow, kernel, stride, padding]
+    let (kernel, stride) = pool.map_or((0, 1), |pool| (pool.kernel, pool.stride));
+    let ([top, left], [whole_h, whole_w]) = (grid.first, grid.whole);
+    [batch, c, kernel, stride, h, oh, top, whole_h, w, ow, left, whole_w]
         .map(|n| i32::try_from(n).expect("an image's extents have 31 bits") as u32)
 }

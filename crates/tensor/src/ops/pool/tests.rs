@@ -1,0 +1,208 @@
+//! Pooling against plain loops.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{assert_close, check, dot, gradient, tensor, values, wide};
+
+/// For every output of every image, the elements of x that its window sees, rows first, as indices.
+type Seen = Vec<Vec<usize>>;
+
+fn seen([batch, h, w, c]: [usize; 4], rows: &[Vec<usize>], columns: &[Vec<usize>]) -> Seen {
+    let mut all = Vec::new();
+    for n in 0..batch {
+        for rows in rows {
+            for columns in columns {
+                for k in 0..c {
+                    let row = |i: &usize| {
+                        let at = (n * h + i) * w;
+                        columns.iter().map(move |j| (at + j) * c + k)
+                    };
+                    all.push(rows.iter().flat_map(row).collect());
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The pixels that each window sees along a side, as one would slide it by hand.
+fn slide(size: usize, [before, after]: [usize; 2], kernel: usize, stride: usize) -> Vec<Vec<usize>> {
+    let starts = (0..).step_by(stride).take_while(|start| start + kernel <= before + size + after);
+    let on_image = |start: usize| {
+        let places = (start..start + kernel).filter(|at| (before..before + size).contains(at));
+        places.map(|at| at - before).collect()
+    };
+    starts.map(on_image).collect()
+}
+
+fn seen_by_pool(shape: [usize; 4], pool: Pool) -> Seen {
+    let along = |size, padding| slide(size, padding, pool.kernel, pool.stride);
+    seen(shape, &along(shape[1], pool.padding.rows()), &along(shape[2], pool.padding.columns()))
+}
+
+fn seen_by_cover(shape: [usize; 4], size: usize) -> Seen {
+    let along = |side| cover(side, size).into_iter().map(Iterator::collect).collect::<Vec<_>>();
+    seen(shape, &along(shape[1]), &along(shape[2]))
+}
+
+fn plain_max(x: &[f64], seen: &Seen) -> Vec<f64> {
+    seen.iter().map(|w| w.iter().map(|&i| x[i]).fold(f64::NEG_INFINITY, f64::max)).collect()
+}
+
+fn plain_mean(x: &[f64], seen: &Seen) -> Vec<f64> {
+    seen.iter().map(|w| w.iter().map(|&i| x[i]).sum::<f64>() / w.len() as f64).collect()
+}
+
+fn plain_max_take(x: &[f64], like: &[f64], seen: &Seen) -> Vec<f64> {
+    let first = |w: &Vec<usize>| w.iter().copied().reduce(|a, b| if like[b] > like[a] { b } else { a });
+    seen.iter().map(|window| x[first(window).unwrap()]).collect()
+}
+
+fn plain_max_backward(dy: &[f64], x: &[f64], seen: &Seen) -> Vec<f64> {
+    let mut dx = vec![0.0; x.len()];
+    for (window, dy) in seen.iter().zip(dy) {
+        dx[window.iter().copied().reduce(|a, b| if x[b] > x[a] { b } else { a }).unwrap()] += dy;
+    }
+    dx
+}
+
+fn plain_mean_backward(dy: &[f64], elements: usize, seen: &Seen) -> Vec<f64> {
+    let mut dx = vec![0.0; elements];
+    for (window, dy) in seen.iter().zip(dy) {
+        window.iter().for_each(|&i| dx[i] += dy / window.len() as f64);
+    }
+    dx
+}
+
+/// Rows and columns of a tile out of an image of this shape.
+fn cut(x: &[f32], [batch, h, w, c]: [usize; 4], rows: Range<usize>, columns: Range<usize>) -> Vec<f32> {
+    let pixel = |n, i, j| &x[((n * h + i) * w + j) * c..][..c];
+    let row = |(n, i)| columns.clone().flat_map(move |j| pixel(n, i, j));
+    (0..batch).flat_map(|n| rows.clone().map(move |i| (n, i))).flat_map(row).copied().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    /// Padding may differ from side to side.
+    #[test]
+    fn windows_of_any_geometry_agree_with_plain_loops(
+        (kernel, stride, sides) in (1usize..6, 1usize..5, [0usize..3, 0..3, 0..3, 0..3]),
+        (batch, h, w, c) in (1usize..4, 4usize..11, 4usize..11, 1usize..150),
+        seed in 0u64..1000,
+    ) {
+        let [top, bottom, left, right] = sides.map(|n| n.min(kernel / 2));
+        let pool = Pool { kernel, stride, padding: Padding { top, bottom, left, right } };
+        prop_assume!(h + top + bottom >= kernel && w + left + right >= kernel);
+        let shape = [batch, h, w, c];
+        // Few distinct values, so that windows have several maxima and the first one must be found.
+        let x: Vec<f32> = values(seed, shape.iter().product(), 2.0).iter().map(|x| x.round()).collect();
+        let seen = seen_by_pool(shape, pool);
+        let output = pool.grid(&shape).output_shape();
+        let (dy, other) = (values(seed + 1, seen.len(), 1.0), values(seed + 3, x.len(), 1.0));
+        let x64 = wide(&x);
+        let expected = [
+            plain_max(&x64, &seen),
+            plain_max_take(&wide(&other), &x64, &seen),
+            plain_max_backward(&wide(&dy), &x64, &seen),
+            plain_mean(&x64, &seen),
+            plain_mean_backward(&wide(&dy), x.len(), &seen),
+        ];
+        check(&expected, |device, dtype| {
+            let x = tensor(device, dtype, &shape, &x);
+            let dy = tensor(device, dtype, &output, &dy);
+            vec![
+                max_forward(&x, pool).unwrap(),
+                max_take(&tensor(device, dtype, &shape, &other), &x, pool).unwrap(),
+                max_backward(&dy, &x, pool).unwrap(),
+                avg_forward(&x, pool).unwrap(),
+                avg_backward(&dy, pool, &shape).unwrap(),
+            ]
+        });
+    }
+
+    #[test]
+    fn covering_windows_agree_with_plain_loops(
+        (batch, h, w, c) in (1usize..4, 1usize..11, 1usize..11, 1usize..90),
+        size in 1usize..6,
+    ) {
+        let shape = [batch, h, w, c];
+        let x = values(5, shape.iter().product(), 1.0);
+        let (grid, whole) = (seen_by_cover(shape, size), seen_by_cover(shape, 1));
+        let (dy, whole_dy) = (values(6, grid.len(), 1.0), values(7, whole.len(), 1.0));
+        let expected = [
+            plain_mean(&wide(&x), &grid),
+            plain_mean_backward(&wide(&dy), x.len(), &grid),
+            plain_mean(&wide(&x), &whole),
+            plain_mean_backward(&wide(&whole_dy), x.len(), &whole),
+        ];
+        check(&expected, |device, dtype| {
+            let x = tensor(device, dtype, &shape, &x);
+            let dy = tensor(device, dtype, &[batch, size, size, c], &dy);
+            let whole_dy = tensor(device, dtype, &[batch, c], &whole_dy);
+            vec![
+                adaptive_avg_forward(&x, size).unwrap(),
+                adaptive_avg_backward(&dy, &shape).unwrap(),
+                global_avg_forward(&x).unwrap(),
+                global_avg_backward(&whole_dy, &shape).unwrap(),
+            ]
+        });
+    }
+
+    /// A tile of the image adds its part of each window, and gets its part of each gradient; windows that it has nothing of
+    /// get a zero from it.
+    #[test]
+    fn tiles_add_up_to_the_means_of_the_whole(
+        (batch, h, w, c) in (1usize..3, 2usize..11, 2usize..11, 1usize..40),
+        (size, above, left) in (1usize..6, 0.0f64..1.0, 0.0f64..1.0),
+    ) {
+        let shape = [batch, h, w, c];
+        let (x, dy) = (values(5, shape.iter().product(), 1.0), values(6, batch * size * size * c, 1.0));
+        let (row, column) = (1 + (above * (h - 1) as f64) as usize, 1 + (left * (w - 1) as f64) as usize);
+        let seen = seen_by_cover(shape, size);
+        let dx: Vec<f32> = plain_mean_backward(&wide(&dy), x.len(), &seen).iter().map(|x| *x as f32).collect();
+        for (rows, columns) in [(0..row, 0..column), (0..row, column..w), (row..h, 0..column), (row..h, column..w)] {
+            let part = [batch, rows.len(), columns.len(), c];
+            if part.contains(&0) {
+                continue;
+            }
+            let tile = Tile { whole: [h, w], first: [rows.start, columns.start] };
+            let inside = |index: &usize| {
+                let (i, j) = (index / c / w % h, index / c % w);
+                rows.contains(&i) && columns.contains(&j)
+            };
+            let mean = |w: &Vec<usize>| {
+                w.iter().filter(|i| inside(i)).map(|&i| f64::from(x[i])).sum::<f64>() / w.len() as f64
+            };
+            let expected =
+                [seen.iter().map(mean).collect(), wide(&cut(&dx, shape, rows.clone(), columns.clone()))];
+            let here = cut(&x, shape, rows.clone(), columns.clone());
+            check(&expected, |device, dtype| {
+                let dy = tensor(device, dtype, &[batch, size, size, c], &dy);
+                vec![
+                    adaptive_avg_forward_part(&tensor(device, dtype, &part, &here), size, tile).unwrap(),
+                    adaptive_avg_backward_part(&dy, &part, tile).unwrap(),
+                ]
+            });
+        }
+    }
+}
+
+#[test]
+fn the_plain_backwards_are_derivatives_of_the_plain_forwards() {
+    let padding = Padding { top: 1, bottom: 0, left: 0, right: 1 };
+    let seen = seen_by_pool([1, 5, 6, 2], Pool { kernel: 3, stride: 2, padding });
+    let x = wide(&values(1, 60, 1.0));
+    let dy = wide(&values(2, seen.len(), 1.0));
+    let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
+    let numeric = gradient(&x, |x| dot(&plain_max(x, &seen), &dy));
+    assert_close(&narrow(plain_max_backward(&dy, &x, &seen)), &numeric, 1e-6);
+    let numeric = gradient(&x, |x| dot(&plain_mean(x, &seen), &dy));
+    assert_close(&narrow(plain_mean_backward(&dy, x.len(), &seen)), &numeric, 1e-6);
+}
+
+#[test]
+fn adaptive_windows_follow_pytorch() {
+    assert_eq!(cover(7, 3), [0..3, 2..5, 4..7]);
+    assert_eq!(cover(2, 4), [0..1, 0..1, 1..2, 1..2]);
+}
