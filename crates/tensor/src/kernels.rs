@@ -23,6 +23,7 @@ const SOURCES: &[&Source] = &[
     &ops::layout::cuda::SOURCE,
     &ops::pool::cuda::SOURCE,
     &ops::reduce::cuda::SOURCE,
+    &ops::region::cuda::SOURCE,
     &ops::rms_norm::SOURCE,
     &ops::select::cuda::SOURCE,
     &ops::update::cuda::SOURCE,

@@ -22,6 +22,7 @@ pub mod padding;
 pub(crate) mod pieces;
 pub mod pool;
 pub mod reduce;
+pub mod region;
 pub mod rms_norm;
 pub mod rows;
 pub mod select;
