@@ -1,0 +1,236 @@
+//! Tiles, halos and padding against the whole image.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::spec::presets::{Form, ResNet, resnet};
+
+/// A number for each pixel of an image.
+struct Image {
+    size: [usize; 2],
+    pixels: Vec<i64>,
+}
+
+impl Image {
+    fn new(size: [usize; 2], pixel: impl Fn(usize, usize) -> i64) -> Image {
+        let at = |index: usize| pixel(index / size[1], index % size[1]);
+        Image { size, pixels: (0..size[0] * size[1]).map(at).collect() }
+    }
+
+    fn at(&self, row: usize, column: usize) -> i64 {
+        self.pixels[row * self.size[1] + column]
+    }
+
+    /// Numbers that tell pixels apart.
+    fn noise(size: [usize; 2]) -> Image {
+        Image::new(size, |i, j| ((i * 7919 + j * 104_729 + i * j * 31) % 1009) as i64)
+    }
+
+    fn cut(&self, region: &Region) -> Image {
+        Image::new(region.size(), |i, j| self.at(region.rows.start + i, region.columns.start + j))
+    }
+
+    /// A weighted sum under each window, zeros past the image: what a convolution makes of one channel.
+    fn convolved(&self, kernel: usize, stride: usize, padding: Padding) -> Image {
+        let [h, w] = self.size;
+        let count = |n: usize, [before, after]: [usize; 2]| (n + before + after - kernel) / stride + 1;
+        let size = [count(h, padding.rows()), count(w, padding.columns())];
+        Image::new(size, |i, j| {
+            let mut sum = 0;
+            for (u, v) in (0..kernel * kernel).map(|tap| (tap / kernel, tap % kernel)) {
+                let (row, column) = (i * stride + u, j * stride + v);
+                if (padding.top..padding.top + h).contains(&row)
+                    && (padding.left..padding.left + w).contains(&column)
+                {
+                    sum += self.at(row - padding.top, column - padding.left) * (1 + u * 13 + v * 5) as i64;
+                }
+            }
+            sum
+        })
+    }
+}
+
+/// That the tiles of a grid, each from its own pixels, its halo and its padding, make the whole output: at once over all that they
+/// read, and as a sum of what each region adds.
+fn check(tiles: &Tiles, output: &Tiles, exchanges: &[Exchange], window: Window) {
+    let image = Image::noise(tiles.size());
+    let whole = image.convolved(window.kernel, window.stride, window.padding);
+    assert_eq!(output.size(), whole.size);
+    let mut made = 0;
+    for (rank, exchange) in exchanges.iter().enumerate() {
+        assert_eq!((&exchange.own, &exchange.output), (&tiles.of(rank), &output.of(rank)));
+        let expected = whole.cut(&exchange.output);
+        made += expected.pixels.len();
+
+        // Every pixel that is read is here or comes from exactly one neighbour, who sends what is taken.
+        let here = exchange.own.intersection(&exchange.reads).pixels();
+        let come: u64 = exchange.neighbours.iter().map(|peer| peer.takes.pixels()).sum();
+        assert_eq!(here + come, exchange.reads.pixels());
+        for peer in &exchange.neighbours {
+            let back = exchanges[peer.rank].neighbours.iter().find(|other| other.rank == rank).unwrap();
+            assert_eq!((&peer.takes, &peer.gives), (&back.gives, &back.takes));
+        }
+
+        let all = exchange.contribution(&exchange.reads);
+        assert_eq!((&all.input, &all.output), (&exchange.reads, &exchange.output));
+        let at_once = image.cut(&all.input).convolved(window.kernel, window.stride, all.padding);
+        assert_eq!((at_once.size, &at_once.pixels), (expected.size, &expected.pixels), "{exchange:?}");
+
+        let own = exchange.contribution(&exchange.own);
+        assert_eq!(own.output, exchange.output, "the own tile has a part in every output");
+        let mut sum = Image::new(expected.size, |_, _| 0);
+        for region in [&exchange.own].into_iter().chain(exchange.neighbours.iter().map(|peer| &peer.takes)) {
+            let part = exchange.contribution(region);
+            if part.output.is_empty() {
+                continue;
+            }
+            let added = image.cut(&part.input).convolved(window.kernel, window.stride, part.padding);
+            let at = part.output.within(&exchange.output);
+            assert_eq!(added.size, at.size());
+            for (i, j) in at.rows.clone().flat_map(|i| at.columns.clone().map(move |j| (i, j))) {
+                sum.pixels[i * expected.size[1] + j] += added.at(i - at.rows.start, j - at.columns.start);
+            }
+        }
+        assert_eq!(sum.pixels, expected.pixels, "{exchange:?}");
+    }
+    assert_eq!(made, whole.pixels.len());
+}
+
+/// Cuts at any place, or those of [`Tiles::cut`].
+fn slabs(extent: usize, ranks: usize, seeds: &[u64], free: bool) -> Slabs {
+    if !free {
+        return Slabs::cut(extent, ranks, &[2, 2]);
+    }
+    let mut bounds: Vec<usize> = seeds[1..ranks].iter().map(|seed| *seed as usize % (extent + 1)).collect();
+    bounds.extend([0, extent]);
+    bounds.sort_unstable();
+    Slabs::at(bounds)
+}
+
+prop_compose! {
+    fn window()(kernel in 1usize..8, stride in 1usize..5, sides in [0usize..4, 0..4, 0..4, 0..4]) -> Window {
+        let [top, bottom, left, right] = sides.map(|n| n.min(kernel - 1));
+        Window { kernel, stride, padding: Padding { top, bottom, left, right } }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// A chain of windows over an image that is cut anywhere: each layer is right, or one sentence says which cannot be cut.
+    #[test]
+    fn every_output_comes_from_own_pixels_halo_and_padding(
+        (h, w, down, across, free) in (1usize..40, 1usize..24, 1usize..5, 1usize..4, any::<bool>()),
+        seeds in prop::collection::vec(any::<u64>(), 8),
+        chain in prop::collection::vec(window(), 1..4),
+    ) {
+        let mut tiles = Tiles { rows: slabs(h, down, &seeds[..4], free), columns: slabs(w, across, &seeds[4..], free) };
+        for window in chain {
+            let [h, w] = tiles.size();
+            let fits = |n: usize, padding: [usize; 2]| n + padding[0] + padding[1] >= window.kernel;
+            if !fits(h, window.padding.rows()) || !fits(w, window.padding.columns()) {
+                break;
+            }
+            match tiles.slide("conv", window) {
+                Ok((output, exchanges)) => {
+                    check(&tiles, &output, &exchanges, window);
+                    tiles = output;
+                }
+                Err(thin) => {
+                    prop_assert!(thin.to_string().contains("conv"));
+                    prop_assert!(down * across > 1, "one rank can always: {}", thin);
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cuts_follow_strides_and_stay_balanced(
+        (extent, ranks) in (1usize..300, 1usize..9),
+        strides in prop::collection::vec(1usize..4, 0..5),
+    ) {
+        let slabs = Slabs::cut(extent, ranks, &strides);
+        prop_assert_eq!((slabs.extent(), slabs.ranks()), (extent, ranks));
+        let even = extent.div_ceil(ranks);
+        let longest = (0..ranks).map(|rank| slabs.of(rank).len()).max().unwrap();
+        prop_assert!(longest <= even + even / 8, "{:?}", slabs);
+    }
+}
+
+/// The halos of a rank in the middle: rows from before and from behind.
+fn halo(extent: usize, ranks: usize, kernel: usize, stride: usize, padding: usize) -> [usize; 2] {
+    let tiles = Tiles::cut([extent, extent], [ranks, 1], &[stride]);
+    let window = Window { kernel, stride, padding: padding.into() };
+    let (_, exchanges) = tiles.slide("conv", window).unwrap();
+    let Exchange { own, reads, .. } = &exchanges[1];
+    [own.rows.start.saturating_sub(reads.rows.start), reads.rows.end.saturating_sub(own.rows.end)]
+}
+
+/// p rows before and k - s - p behind.
+#[test]
+fn halos_are_as_thin_as_the_formula_says() {
+    assert_eq!(halo(48, 3, 3, 1, 1), [1, 1]);
+    assert_eq!(halo(48, 3, 5, 1, 2), [2, 2]);
+    assert_eq!(halo(48, 3, 7, 2, 3), [3, 2]);
+    assert_eq!(halo(48, 3, 3, 2, 1), [1, 0]);
+    assert_eq!(halo(48, 3, 2, 2, 0), [0, 0]);
+    assert_eq!(halo(48, 3, 1, 2, 0), [0, 0]);
+    // Without padding both neighbours give alike: outputs follow the middles of windows, not their beginnings.
+    assert_eq!(halo(48, 3, 5, 1, 0), [2, 2]);
+}
+
+#[test]
+fn padding_is_left_at_the_true_border_alone() {
+    let tiles = Tiles::cut([32, 32], [2, 2], &[]);
+    let window = Window { kernel: 3, stride: 1, padding: 1.into() };
+    let (_, exchanges) = tiles.slide("conv", window).unwrap();
+    let padding = |rank: usize| exchanges[rank].contribution(&exchanges[rank].reads).padding;
+    assert_eq!(padding(0), Padding { top: 1, bottom: 0, left: 1, right: 0 });
+    assert_eq!(padding(3), Padding { top: 0, bottom: 1, left: 0, right: 1 });
+    // Two sides of sixteen pixels and a corner, to three neighbours.
+    assert_eq!(exchanges[0].neighbours.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(
+        (exchanges[0].forward_bytes(4, 256), exchanges[0].backward_bytes(4, 256)),
+        (4 * 256 * 33, 4 * 256 * 33)
+    );
+}
+
+#[test]
+fn a_slab_thinner_than_its_halo_is_one_sentence() {
+    let slide = |extent, ranks, kernel, stride, padding: usize| {
+        let tiles = Tiles::cut([extent, 8], [ranks, 1], &[]);
+        tiles
+            .slide("layer1.0.conv1", Window { kernel, stride, padding: padding.into() })
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        slide(8, 4, 7, 1, 3),
+        "layer1.0.conv1 needs 3 rows from rank 1, whose part of the image has 2: cut the image over fewer ranks"
+    );
+    assert_eq!(
+        slide(8, 8, 2, 2, 0),
+        "rank 1 of 8 gets none of the 4 rows of layer1.0.conv1: cut the image over fewer ranks"
+    );
+    assert_eq!(
+        slide(8, 2, 3, 1, 3),
+        "layer1.0.conv1 has a padding of 3 for windows of 3: an image that is cut takes less padding than window"
+    );
+}
+
+/// Cuts of a ResNet's image lie where all of its strides allow it, and all ways of a block come out cut alike.
+#[test]
+fn a_resnet_is_cut_where_its_strides_are() {
+    let model = resnet(ResNet::R50, (224, 224, 3), 1000, Form::ImageNet);
+    let layers: Vec<Layer> = model.blocks.iter().flat_map(|block| block.layers.clone()).collect();
+    assert_eq!(strides(&layers), [2, 2, 2, 2, 2]);
+    let tiles = Tiles::cut([224, 224], [2, 2], &strides(&layers));
+    assert_eq!((tiles.rows.of(0), tiles.rows.of(1)), (0..112, 112..224));
+    let slide = |tiles: &Tiles, kernel, stride, padding: usize| {
+        tiles.slide("conv", Window { kernel, stride, padding: padding.into() }).unwrap().0
+    };
+    for size in [21, 28, 33, 56] {
+        let tiles = Tiles::cut([size, size], [3, 2], &[]);
+        assert_eq!(slide(&tiles, 3, 2, 1), slide(&tiles, 1, 2, 0));
+    }
+}
