@@ -18,6 +18,7 @@ mod linear;
 mod norm;
 mod pool;
 mod recompute;
+pub mod spatial;
 
 use std::fmt::Debug;
 

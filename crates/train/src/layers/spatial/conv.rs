@@ -1,0 +1,152 @@
+//! A convolution over a tile, while the halo is on its way.
+//!
+//! A convolution is linear in its image: the output is what the own tile makes, zeros around it, plus what each neighbour's pixels
+//! add to the few outputs whose windows see them. The first is nearly all of the work and needs no message. Nothing is computed
+//! twice, and nothing is copied but the halo: each part is a convolution of its own with padding where its pixels end. Backwards
+//! the gradients of the halo are made first and sent; those of tile and weight are made while they travel.
+
+use espalier_plan::layout::spatial::{Contribution, Region};
+use espalier_plan::spec;
+use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::padding::Padding;
+use espalier_tensor::ops::reduce::sum_rows;
+use espalier_tensor::ops::region;
+use espalier_tensor::{Category, Tensor};
+
+use super::Halo;
+use super::halo::Like;
+use crate::Result;
+use crate::layers::{Backward, Forward, Layer};
+use crate::weights::ParameterId;
+
+/// A convolution of an image that is cut over ranks.
+#[derive(Debug)]
+pub struct TiledConv {
+    weight: ParameterId,
+    bias: Option<ParameterId>,
+    halo: Halo,
+    /// What the own tile makes.
+    own: Part,
+    /// What each neighbour's pixels add, where any come from it.
+    from: Vec<Option<Part>>,
+}
+
+/// Some pixels, and the outputs that they have a part in.
+#[derive(Debug)]
+struct Part {
+    /// All pixels that are there, and those of them that windows see: counted from the first.
+    size: [usize; 2],
+    seen: Region,
+    /// Counted from the first of the rank's outputs.
+    output: Region,
+    conv: Conv,
+}
+
+impl TiledConv {
+    /// With the kernel, stride and padding of the halo's windows.
+    pub fn new(weight: ParameterId, bias: Option<ParameterId>, halo: Halo) -> TiledConv {
+        let exchange = halo.exchange();
+        let part = |pixels: &Region| {
+            let Contribution { input, output, padding } = exchange.contribution(pixels);
+            let spec::Padding { top, bottom, left, right } = padding;
+            let padding = Padding { top, bottom, left, right };
+            (!output.is_empty()).then(|| Part {
+                size: pixels.size(),
+                seen: input.within(pixels),
+                output: output.within(&exchange.output),
+                conv: Conv { kernel: exchange.window.kernel, stride: exchange.window.stride, padding },
+            })
+        };
+        let own = part(&exchange.own).expect("an output belongs to the tile under the middle of its window");
+        // What comes at all is seen: the outermost of it by the outermost window.
+        let from = exchange.neighbours.iter().map(|peer| part(&peer.takes)).collect();
+        TiledConv { weight, bias, halo, own, from }
+    }
+}
+
+impl Part {
+    /// Of its pixels those that windows see.
+    fn seen(&self, pixels: &Tensor) -> Result<Tensor> {
+        if self.seen == Region::all(self.size) {
+            return Ok(pixels.clone());
+        }
+        let Region { rows, columns } = self.seen.clone();
+        Ok(region::take(pixels, rows, columns, Category::Workspace)?)
+    }
+
+    /// Of the gradients of all outputs those that its pixels have a part in.
+    fn gradients(&self, dy: &Tensor) -> Result<Tensor> {
+        let Region { rows, columns } = self.output.clone();
+        Ok(region::take(dy, rows, columns, Category::Workspace)?)
+    }
+
+    /// The gradient of its pixels from that of its outputs.
+    fn input_gradient(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let (batch, c) = (dy.shape()[0], w.shape()[1]);
+        let [rows, columns] = self.seen.size();
+        let dx = conv::backward_input(dy, w, self.conv, &[batch, rows, columns, c])?;
+        if self.seen == Region::all(self.size) {
+            return Ok(dx);
+        }
+        let mut all = Like::of(&dx).zeros(&Region::all(self.size), Category::Activations)?;
+        region::put(&mut all, self.seen.first(), &dx)?;
+        Ok(all)
+    }
+}
+
+/// Leaves its tile and what came from the neighbours, in this order.
+impl Layer for TiledConv {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let in_flight = self.halo.start_forward(&x)?;
+        let w = pass.weights.get(self.weight);
+        let bias = self.bias.map(|id| pass.weights.get(id));
+        let mut y = conv::forward(&self.own.seen(&x)?, w, bias, self.own.conv)?;
+        pass.stash.push(x);
+        let came = in_flight.wait()?;
+        for (part, (_, pixels)) in self.from.iter().flatten().zip(came) {
+            let added = conv::forward(&part.seen(&pixels)?, w, None, part.conv)?;
+            region::add(&mut y, part.output.first(), &added)?;
+            pass.stash.push(pixels);
+        }
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        let w = pass.weights.get(self.weight);
+        // Of each neighbour that sent pixels: these, and the gradients of the outputs that they have a part in.
+        let mut halo = Vec::new();
+        for part in self.from.iter().flatten().rev() {
+            halo.push((part, part.seen(&pass.stash.pop())?, part.gradients(&dy)?));
+        }
+        halo.reverse();
+        let x = pass.stash.pop();
+        let mut in_flight = None;
+        if input_gradient {
+            let ghosts = halo.iter().map(|(part, _, dy)| part.input_gradient(dy, w));
+            in_flight = Some(self.halo.start_backward(ghosts.collect::<Result<_>>()?, Like::of(&x))?);
+        }
+        let dx = input_gradient.then(|| self.own.input_gradient(&dy, w)).transpose()?;
+
+        let (bias, ids) = (self.bias, [self.weight].into_iter().chain(self.bias).collect::<Vec<_>>());
+        let own = (self.own.conv, self.own.seen(&x)?, dy);
+        let halo: Vec<_> = halo.into_iter().map(|(part, pixels, dy)| (part.conv, pixels, dy)).collect();
+        let gradients = Box::new(move |_| {
+            let (conv, pixels, dy) = own;
+            let mut weight = conv::backward_weight(&pixels, &dy, conv)?;
+            for (conv, pixels, dy) in halo {
+                add_into(&mut weight, &conv::backward_weight(&pixels, &dy, conv)?)?;
+            }
+            let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
+            Ok([weight].into_iter().chain(bias).collect())
+        });
+        pass.sink.accept(&ids, gradients)?;
+
+        let (Some(mut dx), Some(in_flight)) = (dx, in_flight) else { return Ok(None) };
+        for (index, part) in in_flight.wait()? {
+            let at = self.halo.neighbour(index).gives.within(&self.halo.exchange().own);
+            region::add(&mut dx, at.first(), &part)?;
+        }
+        Ok(Some(dx))
+    }
+}

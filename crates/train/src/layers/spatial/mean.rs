@@ -1,0 +1,56 @@
+//! The mean over windows that cover an image which is cut: each rank adds its tile's part, and the sum is on all of them. Here the cut
+//! ends; what follows, a classifier, is the same on every rank of it, and so are the gradients of its weights.
+
+use espalier_comm::{Communicator, Reduce};
+use espalier_plan::layout::spatial::Tiles;
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::pool::{self, Tile};
+
+use crate::Result;
+use crate::layers::{Backward, Forward, Layer};
+
+/// An average pool to `size` x `size`, or to one vector, of an image that is cut over a group of ranks.
+#[derive(Debug)]
+pub struct TiledMean {
+    tile: Tile,
+    /// Rows, columns and channels of the tile.
+    input: [usize; 3],
+    /// Rows and columns of the result; none: a vector.
+    size: Option<usize>,
+    group: Communicator,
+}
+
+impl TiledMean {
+    /// Over all positions: `[h, w, c]` becomes `[c]`.
+    pub fn global(tiles: &Tiles, channels: usize, group: &Communicator) -> TiledMean {
+        TiledMean::new(tiles, channels, None, group)
+    }
+
+    /// To exactly `size` x `size`.
+    pub fn adaptive(tiles: &Tiles, channels: usize, size: usize, group: &Communicator) -> TiledMean {
+        TiledMean::new(tiles, channels, Some(size), group)
+    }
+
+    fn new(tiles: &Tiles, channels: usize, size: Option<usize>, group: &Communicator) -> TiledMean {
+        let own = tiles.of(group.rank());
+        let [rows, columns] = own.size();
+        let tile = Tile { whole: tiles.size(), first: own.first() };
+        TiledMean { tile, input: [rows, columns, channels], size, group: group.clone() }
+    }
+}
+
+impl Layer for TiledMean {
+    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
+        let part = pool::adaptive_avg_forward_part(&x, self.size.unwrap_or(1), self.tile)?;
+        let y = self.group.all_reduce(part, Reduce::Sum)?;
+        let shape = [x.shape()[0], x.width()];
+        Ok(if self.size.is_none() { y.reshape(&shape) } else { y })
+    }
+
+    fn backward(&self, dy: Tensor, _: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let ([rows, columns, channels], size) = (self.input, self.size.unwrap_or(1));
+        let batch = dy.shape()[0];
+        let dy = dy.reshape(&[batch, size, size, channels]);
+        Ok(Some(pool::adaptive_avg_backward_part(&dy, &[batch, rows, columns, channels], self.tile)?))
+    }
+}

@@ -1,0 +1,394 @@
+//! Networks over tiles against the same networks over whole images: outputs, gradients of the input and of every weight.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use espalier_comm::{Communicator, threads};
+use espalier_plan::layout::spatial::{Exchange, Region, Tiles, Window, strides};
+use espalier_plan::spec::{
+    self, Activation, AdaptiveAvgPool, BatchNorm, Block, Conv, Init, Input, Linear, MaxPool, Shape,
+    WeightOrder,
+};
+use espalier_tensor::ops::{activation, conv, padding, pool};
+use espalier_tensor::random::{key, normal};
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use super::*;
+use crate::layers::{self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, WeightGradients};
+use crate::weights::{ParameterId, Weights};
+use crate::{Error, Result};
+
+const SAMPLES: usize = 4;
+const CLASSES: usize = 5;
+
+fn conv(
+    name: &str,
+    [input, output]: [usize; 2],
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+) -> spec::Layer {
+    let init = Init::Normal(1.0 / ((input * kernel * kernel) as f32).sqrt());
+    let (name, padding) = (name.into(), padding.into());
+    spec::Layer::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
+}
+
+/// Without a bias, whose gradient before a batch norm is zero but for rounding.
+fn conv_before_norm(name: &str, channels: [usize; 2], kernel: usize) -> spec::Layer {
+    match conv(name, channels, kernel, 1, kernel / 2) {
+        spec::Layer::Conv(conv) => spec::Layer::Conv(Conv { bias: false, ..conv }),
+        other => other,
+    }
+}
+
+fn max_pool(kernel: usize, stride: usize, padding: usize) -> spec::Layer {
+    spec::Layer::MaxPool(MaxPool { kernel, stride, padding: padding.into() })
+}
+
+fn batch_norm(name: &str, channels: usize) -> spec::Layer {
+    spec::Layer::BatchNorm(BatchNorm { name: name.into(), channels, scale: 1.0, group: 0, eps: 1e-5 })
+}
+
+fn classifier(input: usize) -> spec::Layer {
+    let init = Init::Normal(1.0 / (input as f32).sqrt());
+    let order = WeightOrder::OutIn;
+    spec::Layer::Linear(Linear { name: "fc".into(), input, output: CLASSES, bias: true, order, init })
+}
+
+/// What a network in the manner of a ResNet has.
+fn residual_like() -> Vec<spec::Layer> {
+    vec![
+        conv_before_norm("conv1", [3, 8], 3),
+        batch_norm("bn1", 8),
+        spec::Layer::Activation(Activation::Relu),
+        max_pool(3, 2, 1),
+        conv("conv2", [8, 12], 5, 2, 2),
+        spec::Layer::Activation(Activation::Gelu),
+        conv("conv3", [12, 12], 3, 1, 1),
+        spec::Layer::GlobalAvgPool,
+        classifier(12),
+    ]
+}
+
+/// Windows without padding, of an even side, wider steps than windows, and means over windows that overlap.
+fn odd_windows() -> Vec<spec::Layer> {
+    vec![
+        conv("conv1", [3, 6], 5, 1, 0),
+        spec::Layer::Activation(Activation::Gelu),
+        max_pool(2, 2, 0),
+        conv("conv2", [6, 8], 4, 1, 1),
+        conv("conv3", [8, 8], 1, 2, 0),
+        spec::Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 2 }),
+        spec::Layer::Flatten,
+        classifier(32),
+    ]
+}
+
+/// Nothing that jumps where a number is rounded otherwise.
+fn smooth() -> Vec<spec::Layer> {
+    vec![
+        conv("conv1", [3, 8], 3, 1, 1),
+        spec::Layer::Activation(Activation::Gelu),
+        conv("conv2", [8, 8], 3, 2, 1),
+        spec::Layer::GlobalAvgPool,
+        classifier(8),
+    ]
+}
+
+fn model(layers: &[spec::Layer], [height, width]: [usize; 2]) -> spec::Model {
+    let blocks = vec![Block { name: "all".into(), layers: layers.to_vec() }];
+    spec::Model {
+        name: "tiles".into(),
+        input: Input::Image { height, width, channels: 3 },
+        blocks,
+        classes: CLASSES,
+    }
+}
+
+fn noise(seed: u64, n: usize) -> Vec<f32> {
+    (0..n as u64).map(|i| normal(key(seed, n as u64), i) as f32).collect()
+}
+
+/// Keeps gradients by name.
+struct Kept<'a> {
+    weights: &'a Weights,
+    gradients: BTreeMap<String, Vec<f32>>,
+}
+
+impl GradientSink for Kept<'_> {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+        for (id, gradient) in parameters.iter().zip(gradients(layers::Wanted::All)?) {
+            self.gradients.insert(self.weights.name(*id).to_owned(), gradient.to_f32());
+        }
+        Ok(())
+    }
+}
+
+/// How an image is cut: what a rank knows of it on its way through the layers.
+struct Cut<'a> {
+    tiles: Tiles,
+    group: &'a Communicator,
+}
+
+impl Cut<'_> {
+    /// What this rank exchanges before a layer with windows.
+    fn halo(&mut self, layer: &spec::Layer) -> Halo {
+        let window = Window::of(layer).expect("windows");
+        let (output, exchanges) = self.tiles.slide("a layer", window).unwrap();
+        self.tiles = output;
+        Halo::new(exchanges[self.group.rank()].clone(), self.group)
+    }
+}
+
+fn sides(padding: spec::Padding) -> padding::Padding {
+    let spec::Padding { top, bottom, left, right } = padding;
+    padding::Padding { top, bottom, left, right }
+}
+
+/// The layers of a network; over tiles where the image is cut, else those that are there for whole images.
+fn build(
+    specs: &[spec::Layer],
+    size: [usize; 2],
+    weights: &Weights,
+    mut cut: Option<Cut<'_>>,
+) -> Vec<Box<dyn Layer>> {
+    let id = |name: &str, of: &str| weights.parameter(&format!("{name}.{of}")).unwrap();
+    let mut shape = Shape::Image { height: size[0], width: size[1], channels: 3 };
+    let mut built: Vec<Box<dyn Layer>> = Vec::new();
+    for layer in specs {
+        let image = match shape {
+            Shape::Image { height, width, channels } => [height, width, channels],
+            _ => [0; 3],
+        };
+        match (layer, &mut cut) {
+            (spec::Layer::Conv(Conv { name, bias, kernel, stride, padding, .. }), cut) => {
+                let (weight, bias) = (id(name, "weight"), bias.then(|| id(name, "bias")));
+                match cut {
+                    Some(cut) => built.push(Box::new(TiledConv::new(weight, bias, cut.halo(layer)))),
+                    None => {
+                        let conv = conv::Conv { kernel: *kernel, stride: *stride, padding: sides(*padding) };
+                        built.push(Box::new(layers::ConvLayer { weight, bias, conv }));
+                    }
+                }
+            }
+            (&spec::Layer::MaxPool(MaxPool { kernel, stride, padding }), cut) => {
+                let mut padding = padding;
+                if let Some(cut) = cut {
+                    let halo = cut.halo(layer);
+                    let exchange: &Exchange = halo.exchange();
+                    padding = exchange.contribution(&exchange.reads).padding;
+                    built.push(Box::new(HaloExchange(halo)));
+                }
+                built.push(Box::new(layers::MaxPool(pool::Pool { kernel, stride, padding: sides(padding) })));
+            }
+            (spec::Layer::GlobalAvgPool, Some(cut)) => {
+                built.push(Box::new(TiledMean::global(&cut.tiles, image[2], cut.group)));
+            }
+            (spec::Layer::GlobalAvgPool, None) => {
+                built.push(Box::new(layers::GlobalAvgPool { input: image }))
+            }
+            (spec::Layer::AdaptiveAvgPool(AdaptiveAvgPool { size }), Some(cut)) => {
+                built.push(Box::new(TiledMean::adaptive(&cut.tiles, image[2], *size, cut.group)));
+            }
+            (spec::Layer::AdaptiveAvgPool(AdaptiveAvgPool { size }), None) => {
+                built.push(Box::new(layers::AdaptiveAvgPool { input: image, size: *size }));
+            }
+            (spec::Layer::Flatten, _) => built.push(Box::new(layers::Flatten { input: image })),
+            (spec::Layer::BatchNorm(BatchNorm { name, eps, .. }), _) => {
+                built.push(Box::new(layers::BatchNorm {
+                    scale: id(name, "weight"),
+                    shift: id(name, "bias"),
+                    running_mean: weights.statistic(&format!("{name}.running_mean")).unwrap(),
+                    running_variance: weights.statistic(&format!("{name}.running_var")).unwrap(),
+                    group: 0,
+                    eps: *eps,
+                }))
+            }
+            (spec::Layer::Activation(kind), _) => built.push(Box::new(layers::ActivationLayer(match kind {
+                Activation::Relu => activation::Activation::Relu,
+                _ => activation::Activation::Gelu,
+            }))),
+            (spec::Layer::Linear(Linear { name, order, .. }), _) => built.push(Box::new(layers::Chain {
+                before: layers::Before::Nothing,
+                first: layers::Linear {
+                    weight: id(name, "weight"),
+                    bias: Some(id(name, "bias")),
+                    order: *order,
+                },
+                rest: Vec::new(),
+            })),
+            (other, _) => panic!("no {} here", other.kind()),
+        }
+        shape = layer.output(shape).unwrap();
+    }
+    built
+}
+
+/// What came of a forward and a backward pass.
+#[derive(Debug)]
+struct Passed {
+    output: Vec<f32>,
+    input_gradient: Option<Vec<f32>>,
+    gradients: BTreeMap<String, Vec<f32>>,
+}
+
+fn pass(
+    built: &[Box<dyn Layer>],
+    weights: &Weights,
+    x: Tensor,
+    share: &BatchSlice,
+    dy: &[f32],
+    input_gradient: bool,
+) -> Result<Passed> {
+    let (device, dtype, samples) = (x.device(), x.dtype(), x.shape()[0]);
+    let (mut stash, mut statistics) = (Stash::new(), Vec::new());
+    let mut forward = Forward {
+        weights,
+        mode: Mode::Train,
+        random: 1,
+        share,
+        stash: &mut stash,
+        statistics: &mut statistics,
+    };
+    let y = built.iter().try_fold(x, |x, layer| layer.forward(x, &mut forward))?;
+    let output = y.to_f32();
+    let mut sink = Kept { weights, gradients: BTreeMap::new() };
+    let mut backward = Backward { weights, random: 1, share, stash: &mut stash, sink: &mut sink };
+    let mut dy = Some(Tensor::from_f32(&device, &[samples, CLASSES], dtype, dy, Category::Activations)?);
+    for (i, layer) in built.iter().enumerate().rev() {
+        let dx = layer.backward(dy.take().expect("a gradient"), &mut backward, input_gradient || i > 0)?;
+        dy = dx;
+    }
+    assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");
+    Ok(Passed { output, input_gradient: dy.map(|dx| dx.to_f32()), gradients: sink.gradients })
+}
+
+/// Rows and columns of some samples out of [batch, h, w, c].
+fn cut_out(x: &[f32], [h, w, c]: [usize; 3], samples: std::ops::Range<usize>, tile: &Region) -> Vec<f32> {
+    let mut cut = Vec::new();
+    for n in samples {
+        for i in tile.rows.clone() {
+            let at = ((n * h + i) * w + tile.columns.start) * c;
+            cut.extend_from_slice(&x[at..at + tile.columns.len() * c]);
+        }
+    }
+    cut
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
+    let far = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+    assert!(far <= tolerance * largest, "{what}: {far} apart, allowed are {tolerance} of {largest}");
+}
+
+/// Compares one rank with replicas x a grid of ranks.
+fn compare(
+    specs: &[spec::Layer],
+    size: [usize; 2],
+    replicas: usize,
+    grid: [usize; 2],
+    dtype: DType,
+    tolerance: f32,
+    input_gradient: bool,
+) {
+    let spec = model(specs, size);
+    spec.check().unwrap();
+    let [h, w] = size;
+    let (image, dy) = (noise(1, SAMPLES * h * w * 3), noise(2, SAMPLES * CLASSES));
+    let one = || {
+        let device = Device::cpu(1)?;
+        let weights = Weights::initialise(&spec, &device, dtype, 7)?;
+        let x = Tensor::from_f32(&device, &[SAMPLES, h, w, 3], dtype, &image, Category::Activations)?;
+        let built = build(specs, size, &weights, None);
+        pass(&built, &weights, x, &BatchSlice { samples: SAMPLES, ..Default::default() }, &dy, input_gradient)
+    };
+    let one: Passed = one().unwrap();
+
+    let tiles = Tiles::cut(size, grid, &strides(specs));
+    let each = SAMPLES / replicas;
+    let ranks =
+        threads::run(replicas * tiles.ranks(), Duration::from_secs(60), |world| -> Result<_, Error> {
+            let replica = world.rank() / tiles.ranks();
+            let group = world.split(Some(replica), world.rank())?.expect("a colour");
+            let samples = replica * each..(replica + 1) * each;
+            let device = Device::cpu(1)?;
+            let weights = Weights::initialise(&spec, &device, dtype, 7)?;
+            let own = tiles.of(group.rank());
+            let [rows, columns] = own.size();
+            let x = cut_out(&image, [h, w, 3], samples.clone(), &own);
+            let x = Tensor::from_f32(&device, &[each, rows, columns, 3], dtype, &x, Category::Activations)?;
+            let built = build(specs, size, &weights, Some(Cut { tiles: tiles.clone(), group: &group }));
+            let share = BatchSlice { first: samples.start, samples: each, norm_group: Some(world.clone()) };
+            let dy = &dy[samples.start * CLASSES..samples.end * CLASSES];
+            pass(&built, &weights, x, &share, dy, input_gradient)
+        });
+    let ranks = ranks.unwrap();
+
+    let mut sums: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for (rank, passed) in ranks.iter().enumerate() {
+        let (replica, tile) = (rank / tiles.ranks(), rank % tiles.ranks());
+        let samples = replica * each..(replica + 1) * each;
+        let expected = &one.output[samples.start * CLASSES..samples.end * CLASSES];
+        assert_close("outputs", &passed.output, expected, tolerance);
+        match (&passed.input_gradient, &one.input_gradient) {
+            (Some(got), Some(whole)) => {
+                let expected = cut_out(whole, [h, w, 3], samples, &tiles.of(tile));
+                assert_close("the input's gradient", got, &expected, tolerance);
+            }
+            (got, whole) => assert!(got.is_none() && whole.is_none() && !input_gradient),
+        }
+        for (name, gradient) in &passed.gradients {
+            // The classifier stands behind the sum: each rank of a cut has all of its gradient.
+            if name.starts_with("fc") && tile > 0 {
+                let first = &ranks[replica * tiles.ranks()].gradients[name];
+                assert_close(name, gradient, first, tolerance);
+                continue;
+            }
+            let sum = sums.entry(name.clone()).or_insert_with(|| vec![0.0; gradient.len()]);
+            sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += x);
+        }
+    }
+    assert_eq!(sums.keys().collect::<Vec<_>>(), one.gradients.keys().collect::<Vec<_>>());
+    for (name, sum) in &sums {
+        assert_close(name, sum, &one.gradients[name], tolerance);
+    }
+}
+
+const GRIDS: [[usize; 2]; 6] = [[1, 1], [2, 1], [3, 1], [4, 1], [2, 2], [3, 2]];
+
+#[test]
+fn a_network_over_tiles_is_the_network_over_the_image() {
+    for grid in GRIDS {
+        // 26 rows divide by neither of the strides' products nor most of the ranks: cuts are uneven, and not all at strides.
+        for size in [[32, 32], [26, 19]] {
+            compare(&residual_like(), size, 1, grid, DType::F32, 1e-5, true);
+        }
+    }
+}
+
+#[test]
+fn windows_of_any_kind_go_over_tiles() {
+    for grid in GRIDS {
+        for size in [[45, 23], [40, 36]] {
+            compare(&odd_windows(), size, 1, grid, DType::F32, 1e-5, true);
+        }
+    }
+}
+
+#[test]
+fn replicas_of_tiles_measure_batch_norm_together() {
+    compare(&residual_like(), [24, 16], 2, [2, 1], DType::F32, 1e-5, true);
+}
+
+/// Where nobody asks for the gradient of the image, no ghosts travel.
+#[test]
+fn the_first_layer_sends_nothing_back() {
+    compare(&residual_like(), [24, 16], 1, [2, 2], DType::F32, 1e-5, false);
+}
+
+#[test]
+fn tiles_in_bf16_agree_to_its_rounding() {
+    compare(&smooth(), [24, 24], 1, [2, 2], DType::Bf16, 1.0 / 64.0, true);
+}
