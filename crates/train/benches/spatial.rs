@@ -1,0 +1,183 @@
+//! A convolution of images that are cut over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32, at 128, 256 and 512
+//! pixels a side, which is what Dryden et al. (2019) measured on V100s.
+//! `cargo bench -p espalier-train --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7]`
+//!
+//! Ranks are threads, each with one thread to compute. Forward is the exchange of halos and the convolution; backward is the
+//! gradients of tile and halo, the halo's return, the gradient of the weight and its sum over the ranks. The slowest rank counts.
+//!
+//! A round measures one rank, the ranks, and one rank again. Cores that others share change their speed, so the round that is
+//! reported is the steadiest: the one whose two measurements of one rank differ least. It is chosen by that alone; beside it stands
+//! the median of all rounds.
+
+use std::time::{Duration, Instant};
+
+use espalier_comm::{Communicator, Reduce, threads};
+use espalier_plan::layout::spatial::{Tiles, Window};
+use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
+use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_train::layers::spatial::{Halo, TiledConv};
+use espalier_train::layers::{
+    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
+};
+use espalier_train::weights::{ParameterId, Weights};
+use espalier_train::{Error, Result};
+
+const CHANNELS: usize = 64;
+const WINDOW: usize = 3;
+/// Passes of a measurement: the first is not timed, of the others the shortest counts.
+const PASSES: usize = 3;
+
+/// Seconds of a forward and of a backward pass.
+type Times = [f64; 2];
+
+/// Sums a gradient over the ranks, as soon as it is made.
+struct Summed(Communicator);
+
+impl GradientSink for Summed {
+    fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+        for gradient in gradients(Wanted::All)? {
+            self.0.all_reduce(gradient, Reduce::Sum)?;
+        }
+        Ok(())
+    }
+}
+
+fn model(side: usize) -> Model {
+    let conv = Conv {
+        name: "conv".into(),
+        input: CHANNELS,
+        output: CHANNELS,
+        kernel: WINDOW,
+        stride: 1,
+        padding: (WINDOW / 2).into(),
+        bias: false,
+        init: Init::Normal(0.04),
+    };
+    let input = Input::Image { height: side, width: side, channels: CHANNELS };
+    let blocks = vec![Block { name: "all".into(), layers: vec![Spec::Conv(conv)] }];
+    Model { name: "conv".into(), input, blocks, classes: CHANNELS }
+}
+
+fn image(device: &Device, shape: &[usize]) -> Result<Tensor> {
+    let pixel = |i: usize| (i.wrapping_mul(2_654_435_761) % 1024) as f32 / 512.0 - 1.0;
+    let pixels: Vec<f32> = (0..shape.iter().product()).map(pixel).collect();
+    Ok(Tensor::from_slice(device, shape, &pixels, Category::Activations)?)
+}
+
+/// One rank's part of a measurement.
+fn rank(world: &Communicator, tiles: &Tiles, batch: usize) -> Result<Times> {
+    let device = Device::cpu(1)?;
+    device.enter(|| {
+        let spec = model(tiles.size()[0]);
+        let weights = Weights::initialise(&spec, &device, DType::F32, 1)?;
+        let window = Window { kernel: WINDOW, stride: 1, padding: (WINDOW / 2).into() };
+        let (_, exchanges) = tiles.slide("conv", window).expect("slabs thick enough");
+        let halo = Halo::new(exchanges[world.rank()].clone(), world);
+        let layer = TiledConv::new(weights.parameter("conv.weight").expect("a weight"), None, halo);
+        let [rows, columns] = tiles.of(world.rank()).size();
+        let (x, dy) = (
+            image(&device, &[batch, rows, columns, CHANNELS])?,
+            image(&device, &[batch, rows, columns, CHANNELS])?,
+        );
+        let share = BatchSlice { samples: batch, ..Default::default() };
+        let mut best = [f64::INFINITY; 2];
+        for pass in 0..PASSES {
+            let (mut stash, mut statistics, mut sink) = (Stash::new(), Vec::new(), Summed(world.clone()));
+            world.barrier()?;
+            let start = Instant::now();
+            let (weights, random, share) = (&weights, 1, &share);
+            let mut forward = Forward {
+                weights,
+                mode: Mode::Train,
+                random,
+                share,
+                stash: &mut stash,
+                statistics: &mut statistics,
+            };
+            layer.forward(x.clone(), &mut forward)?;
+            let forward = start.elapsed().as_secs_f64();
+            world.barrier()?;
+            let start = Instant::now();
+            let mut backward = Backward { weights, random, share, stash: &mut stash, sink: &mut sink };
+            layer.backward(dy.clone(), &mut backward, true)?;
+            let backward = start.elapsed().as_secs_f64();
+            let slowest = world.all_reduce(vec![forward, backward], Reduce::Max)?;
+            if pass > 0 {
+                best = [best[0].min(slowest[0]), best[1].min(slowest[1])];
+            }
+        }
+        Ok(best)
+    })
+}
+
+fn measured(side: usize, grid: [usize; 2], batch: usize) -> Times {
+    let tiles = Tiles::cut([side, side], grid, &[]);
+    let run = |world: Communicator| rank(&world, &tiles, batch);
+    let ranks = threads::run(tiles.ranks(), Duration::from_secs(600), run).map_err(Error::from);
+    ranks.expect("all ranks end well")[0]
+}
+
+/// One rank before and after, and the ranks in between.
+struct Round {
+    one: Times,
+    many: Times,
+    spread: f64,
+}
+
+impl Round {
+    fn measure(side: usize, grid: [usize; 2], batch: usize) -> Round {
+        let [before, many, after] = [[1, 1], grid, [1, 1]].map(|grid| measured(side, grid, batch));
+        let mean = |i: usize| (before[i] + after[i]) / 2.0;
+        let spread = (0..2).map(|i| (before[i] - after[i]).abs() / mean(i)).fold(0.0, f64::max);
+        Round { one: [mean(0), mean(1)], many, spread }
+    }
+
+    /// How many times faster the ranks are, forward and backward.
+    fn gain(&self) -> [f64; 2] {
+        [self.one[0] / self.many[0], self.one[1] / self.many[1]]
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str, default: &str| {
+        let at = arguments.iter().position(|argument| argument == name);
+        at.and_then(|at| arguments.get(at + 1)).map_or(default, String::as_str).to_owned()
+    };
+    let numbers = |text: String, apart: char| -> Vec<usize> {
+        text.split(apart).map(|n| n.parse().expect("a number")).collect()
+    };
+    let grid = numbers(value("--grid", "2x1"), 'x');
+    let number = |name: &str, default: &str| numbers(value(name, default), ',')[0];
+    let (batch, rounds) = (number("--batch", "32"), number("--rounds", "7"));
+    println!(
+        "{WINDOW} x {WINDOW}, {CHANNELS} channels, batch {batch}, f32; {} x {} ranks of one thread against one, {rounds} rounds",
+        grid[0], grid[1]
+    );
+    println!(
+        "{:>5} {:>21} {:>21} {:>15} {:>15} {:>7}",
+        "side", "one rank, ms", "ranks, ms", "steadiest", "median", "spread"
+    );
+    for side in numbers(value("--sides", "128,256,512"), ',') {
+        let mut of: Vec<Round> =
+            (0..rounds).map(|_| Round::measure(side, [grid[0], grid[1]], batch)).collect();
+        of.sort_by(|a, b| a.spread.total_cmp(&b.spread));
+        let median = [0, 1].map(|pass: usize| {
+            let mut gains: Vec<f64> = of.iter().map(|round| round.gain()[pass]).collect();
+            gains.sort_by(f64::total_cmp);
+            gains[gains.len() / 2]
+        });
+        let Round { one, many, spread } = &of[0];
+        let gain = of[0].gain();
+        let ms = |times: &Times| format!("{:.1} / {:.1}", times[0] * 1e3, times[1] * 1e3);
+        let times = |gain: [f64; 2]| format!("{:.2}x / {:.2}x", gain[0], gain[1]);
+        println!(
+            "{side:>5} {:>21} {:>21} {:>15} {:>15} {:>6.1}%",
+            ms(one),
+            ms(many),
+            times(gain),
+            times(median),
+            100.0 * spread
+        );
+    }
+}
