@@ -215,6 +215,17 @@ pub fn ones(words: &[u32]) -> impl Iterator<Item = usize> {
     })
 }
 
+/// Copies so many bits of words of 32, counted from the lowest of the first one, to a place at which there are zeros.
+pub fn copy_bits(from: &[u32], mut first: usize, into: &mut [u32], mut to: usize, mut bits: usize) {
+    while bits > 0 {
+        // As many as there are left in both words.
+        let some = bits.min(32 - first % 32).min(32 - to % 32);
+        let low = u32::MAX >> (32 - some);
+        into[to / 32] |= (from[first / 32] >> (first % 32) & low) << (to % 32);
+        (first, to, bits) = (first + some, to + some, bits - some);
+    }
+}
+
 /// Cuts a slice at ranges that follow each other from its beginning to its end.
 pub(crate) fn cut<T>(mut slice: &mut [T], ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<&mut [T]> {
     let mut parts = Vec::new();
@@ -276,5 +287,20 @@ mod tests {
         assert_eq!(Mask::bytes_for(len, len), len / 8 + len / 128);
         let mask = Mask::new(device, len, &mask_words(1, len, 0.1)).unwrap();
         assert_eq!(device.ledger().current(Category::Mask), mask.bytes());
+    }
+
+    #[test]
+    fn bits_are_copied_one_by_one() {
+        let from = [0x9e37_79b9u32, 0x7f4a_7c15, 0xf39c_c060];
+        let bit = |words: &[u32], i: usize| words[i / 32] >> (i % 32) & 1;
+        let cases = [(0, 0, 96), (3, 0, 64), (0, 5, 64), (31, 33, 40), (7, 7, 1), (64, 0, 32), (9, 9, 0)];
+        for (first, to, bits) in cases {
+            let mut into = [0; 4];
+            copy_bits(&from, first, &mut into, to, bits);
+            for i in 0..128 {
+                let expected = if (to..to + bits).contains(&i) { bit(&from, i - to + first) } else { 0 };
+                assert_eq!(bit(&into, i), expected, "bit {i} of {bits} from {first} to {to}");
+            }
+        }
     }
 }

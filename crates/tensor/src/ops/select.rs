@@ -95,6 +95,34 @@ pub fn random_keys(device: &Device, len: usize, stream: u64) -> Result<Tensor> {
     Ok(keys)
 }
 
+/// The random keys of some places of a longer vector, runs of them in order, each its first place and how many there are: those that
+/// [`random_keys`] gives the vector there.
+pub fn random_keys_at(device: &Device, runs: &[(usize, usize)], stream: u64) -> Result<Tensor> {
+    let starts = runs.iter().scan(0, |next, (_, length)| {
+        let start = *next;
+        *next += length;
+        Some(start)
+    });
+    let starts: Vec<usize> = starts.collect();
+    let len = runs.iter().map(|(_, length)| length).sum();
+    let mut keys = Tensor::empty(device, &[len], DType::U32, Category::Workspace)?;
+    match device {
+        Device::Cpu(cpu) => cpu.for_pieces(keys.slice_mut::<u32>(), PIECE, |at, keys| {
+            // The last run that begins at or before the first key.
+            let mut run = starts.partition_point(|start| *start <= at.start) - 1;
+            for (key, at) in keys.iter_mut().zip(at) {
+                while at >= starts[run] + runs[run].1 {
+                    run += 1;
+                }
+                let place = runs[run].0 + at - starts[run];
+                *key = random::bits(stream, place as u64).max(EXCLUDED + 1);
+            }
+        }),
+        Device::Cuda(cuda) => cuda::random_keys_at(cuda, &starts, runs, stream, &mut keys)?,
+    }
+    Ok(keys)
+}
+
 /// Which half of a key is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Digit {
@@ -133,7 +161,11 @@ pub fn histogram(keys: &Tensor, digit: Digit) -> Result<Vec<u64>> {
 
 /// The bits of a mask of all keys above a threshold and of the first `ties` at it.
 pub fn at_least(keys: &Tensor, threshold: u32, ties: usize) -> Result<Vec<u32>> {
-    let end = end_of_ties(keys, threshold, ties)?;
+    at_least_before(keys, threshold, end_of_ties(keys, threshold, ties)?)
+}
+
+/// The bits of a mask of all keys above a threshold and of those at it before place `end`.
+pub fn at_least_before(keys: &Tensor, threshold: u32, end: usize) -> Result<Vec<u32>> {
     match keys.device() {
         Device::Cpu(cpu) => {
             let keys = keys.slice::<u32>();
@@ -232,6 +264,22 @@ mod tests {
                 let stream = (0..len).map(|i| random::bits(seed | 1, i as u64).max(1));
                 prop_assert_eq!(random, stream.collect::<Vec<_>>());
             }
+        }
+    }
+
+    /// Rows of a matrix of which every other column is left out, among them ones of no length.
+    #[test]
+    fn random_keys_of_some_places_are_those_of_the_whole_there() {
+        let (rows, columns) = (300, 70);
+        let runs: Vec<(usize, usize)> = (0..rows)
+            .flat_map(|row| [(row * columns, 20), (row * columns + 20, 0), (row * columns + 40, row % 30)])
+            .collect();
+        for device in devices().iter().flatten() {
+            let whole = random_keys(device, rows * columns, 9).unwrap().read_u32().unwrap();
+            let expected: Vec<u32> =
+                runs.iter().flat_map(|(first, n)| whole[*first..first + n].to_vec()).collect();
+            assert_eq!(random_keys_at(device, &runs, 9).unwrap().read_u32().unwrap(), expected);
+            assert!(random_keys_at(device, &[], 9).unwrap().is_empty());
         }
     }
 

@@ -39,6 +39,30 @@ pub(super) fn random_keys(cuda: &Cuda, stream: u64, keys: &mut Tensor) -> Result
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, Args::new().output(keys).size(n).u64(stream)) }
 }
 
+pub(super) fn random_keys_at(
+    cuda: &Cuda,
+    starts: &[usize],
+    runs: &[(usize, usize)],
+    stream: u64,
+    keys: &mut Tensor,
+) -> Result<()> {
+    let n = keys.len();
+    if n == 0 {
+        return Ok(());
+    }
+    // Pairs of words, each pair a number; two numbers a run.
+    let words = |number: usize| [number as u32, (number as u64 >> 32) as u32];
+    let table =
+        starts.iter().zip(runs).flat_map(|(start, (first, _))| [words(*start), words(*first)].concat());
+    let table: Vec<u32> = table.collect();
+    let device = Device::Cuda(cuda.clone());
+    let table = Tensor::from_slice(&device, &[table.len()], &table, Category::Workspace)?;
+    let kernel = cuda.kernel(&SOURCE, OF_KEYS, "select_random_at")?;
+    let args = Args::new().output(keys).size(n).u64(stream).input(&table).size(runs.len());
+    // SAFETY: keys has n elements, the table two numbers for each run, and the first run begins at 0.
+    unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
+}
+
 pub(super) fn histogram(cuda: &Cuda, keys: &Tensor, digit: Digit) -> Result<Vec<u64>> {
     let n = keys.len();
     // Pairs of words, each pair a count.
