@@ -13,7 +13,8 @@ use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
 use crate::Result;
-use crate::checkpoint::{MODEL, Room, Wanted, tensor_is_finite};
+use crate::checkpoint::{MODEL, Room, Saved, Stored, Wanted, tensor_is_finite};
+use crate::parallel::pieces::Pieces;
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -251,7 +252,17 @@ impl Weights {
         &self.names.parameters[id.0]
     }
 
-    /// Parameters and running statistics with their names, as a checkpoint holds them.
+    /// What is held, as a checkpoint holds it: parameters in the pieces that this rank has, and running statistics.
+    pub fn saved(&self, pieces: &Pieces) -> Saved<'_> {
+        let parameters =
+            self.ids().map(|id| (self.name(id).to_owned(), Stored::piece(self.get(id), pieces.own(id))));
+        let statistics = self.names.buffers.iter().zip(&self.buffers);
+        let statistics =
+            statistics.filter_map(|(name, tensor)| Some((name.clone(), Stored::Tensor(tensor.as_ref()?))));
+        parameters.chain(statistics).collect()
+    }
+
+    /// Parameters and running statistics with their names.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let names = self.names.parameters.iter().chain(&self.names.buffers).map(String::as_str);
         let tensors = self.parameters.iter().chain(&self.buffers);
@@ -266,22 +277,31 @@ impl Weights {
     }
 
     /// Room for what is held, to be filled from a checkpoint.
-    pub fn wanted(&mut self) -> Wanted<'_> {
+    pub fn wanted(&mut self, pieces: &Pieces) -> Wanted<'_> {
         let all = self.parameters.len() + self.buffers.len();
-        let tensors: Vec<_> =
-            self.named_mut().map(|(name, tensor)| (name.to_owned(), Room::Tensor(tensor))).collect();
+        let places = 0..self.parameters.len();
+        let room = |place: usize, tensor| match places.contains(&place) {
+            true => Room::piece(tensor, pieces.own(ParameterId(place))),
+            false => Room::Tensor(tensor),
+        };
+        let names = self.names.parameters.iter().chain(&self.names.buffers);
+        let tensors = self.parameters.iter_mut().chain(&mut self.buffers).enumerate();
+        let held = names
+            .zip(tensors)
+            .filter_map(|(name, (place, tensor))| Some((name.clone(), room(place, tensor.as_mut()?))));
+        let tensors: Vec<_> = held.collect();
         Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors, converts: false }
     }
 
-    /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others.
-    pub fn digests(&self) -> Result<Vec<[u8; 32]>> {
-        let digest = |tensor: &Option<Tensor>| match tensor {
-            Some(tensor) => {
-                Ok(*blake3::Hasher::new().update_rayon(&tensor.read_bytes()?).finalize().as_bytes())
-            }
+    /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others: of all of a
+    /// parameter, for which the peers of a rank that holds a piece must ask too.
+    pub fn digests(&self, pieces: &Pieces) -> Result<Vec<[u8; 32]>> {
+        let parameters = self.parameters.iter().enumerate().map(|(place, tensor)| match tensor {
+            Some(tensor) => pieces.digest(ParameterId(place), tensor),
             None => Ok([0; 32]),
-        };
-        self.parameters.iter().chain(&self.buffers).map(digest).collect()
+        });
+        let statistics = self.buffers.iter().map(|tensor| tensor.as_ref().map_or(Ok([0; 32]), digest));
+        parameters.chain(statistics).collect()
     }
 
     /// The first parameter or statistic held that has a NaN or an infinity.
@@ -294,10 +314,16 @@ impl Weights {
         Ok(None)
     }
 
-    /// What stands for all that is held: blake3 of the digests.
+    /// What stands for all that is held here, be it pieces: blake3 of the digests.
     pub fn hash(&self) -> Result<String> {
-        Ok(hash_of(&self.digests()?))
+        let held = |tensor: &Option<Tensor>| tensor.as_ref().map_or(Ok([0; 32]), digest);
+        Ok(hash_of(&self.parameters.iter().chain(&self.buffers).map(held).collect::<Result<Vec<_>>>()?))
     }
+}
+
+/// blake3 of a tensor's bytes.
+pub(crate) fn digest(tensor: &Tensor) -> Result<[u8; 32]> {
+    Ok(*blake3::Hasher::new().update_rayon(&tensor.read_bytes()?).finalize().as_bytes())
 }
 
 /// blake3 of the digests of all parameters and statistics.

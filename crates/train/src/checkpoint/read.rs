@@ -1,28 +1,28 @@
 //! Reading: the files of a checkpoint, however many wrote it, joined into tensors by name.
 //!
 //! Hashes are compared when it is opened, each rank a part of the files. After that only what is asked for is read, a
-//! tensor at a time.
+//! tensor at a time: of each part of it that has some of what is wanted, from the first number of that to the last.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
-use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
+use espalier_plan::layout::Piece;
+use espalier_tensor::mask::copy_bits;
 use espalier_tensor::{Tensor, bf16};
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::Dtype;
 
+use super::entry::{Entry, Part, add_tensors, read_at};
 use super::manifest::Manifest;
-use super::shard::{PIECES, Piece, Pieces, part_of};
+use super::portion::{Common, Form, Kept, Portion, common};
+use super::shard::part_of;
 use super::tensors::dtype_of;
 use super::write::hash;
-use super::{Checkpoints, MANIFEST, OPTIMIZER, Progress, refuse};
+use super::{Checkpoints, MANIFEST, MASKS, OPTIMIZER, Progress, refuse};
 use crate::data::irregular;
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
-
-/// The largest header of a file that is believed, as the format has it.
-const LARGEST_HEADER: u64 = 100_000_000;
 
 /// What is read from one file of a checkpoint.
 #[derive(Debug)]
@@ -42,22 +42,29 @@ pub struct Wanted<'a> {
 pub enum Room<'a> {
     /// With a whole tensor.
     Tensor(&'a mut Tensor),
-    /// With a flat range of one.
-    Piece(&'a mut Tensor, Piece),
+    /// With a part of one.
+    Portion(&'a mut Tensor, Portion),
 }
 
-impl Room<'_> {
-    fn tensor(&self) -> &Tensor {
-        match self {
-            Room::Tensor(tensor) | Room::Piece(tensor, _) => tensor,
+impl<'a> Room<'a> {
+    /// For a tensor of which this rank holds a piece, which may be all.
+    pub fn piece(tensor: &'a mut Tensor, piece: &Piece) -> Room<'a> {
+        match piece.is_whole() {
+            true => Room::Tensor(tensor),
+            false => Room::Portion(tensor, Portion::of(piece.clone())),
         }
     }
 
-    /// The shape of the whole, and the elements of it that it holds.
-    fn place(&self) -> (&[usize], Range<usize>) {
+    fn tensor(&self) -> &Tensor {
         match self {
-            Room::Tensor(tensor) => (tensor.shape(), 0..tensor.len()),
-            Room::Piece(tensor, piece) => (&piece.shape, piece.start..piece.start + tensor.len()),
+            Room::Tensor(tensor) | Room::Portion(tensor, _) => tensor,
+        }
+    }
+
+    fn portion(&self) -> Cow<'_, Portion> {
+        match self {
+            Room::Tensor(tensor) => Cow::Owned(Portion::of(Piece::whole(tensor.shape()))),
+            Room::Portion(_, portion) => Cow::Borrowed(portion),
         }
     }
 }
@@ -77,23 +84,6 @@ pub struct Checkpoint {
 struct Shard {
     name: String,
     file: File,
-}
-
-/// A tensor, in one part or several.
-#[derive(Debug)]
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    /// In the order of their elements.
-    parts: Vec<Part>,
-}
-
-/// A range of a tensor's elements, and where its bytes begin.
-#[derive(Debug)]
-struct Part {
-    elements: Range<usize>,
-    shard: usize,
-    offset: u64,
 }
 
 impl Checkpoint {
@@ -158,7 +148,7 @@ impl Checkpoint {
             add_tensors(tensors, &file, bytes, shards.len()).map_err(|why| format!("{name}: {why}"))?;
             shards.push(Shard { name: name.clone(), file });
         }
-        for (file, tensors) in &mut files {
+        for (file, tensors) in &files {
             for (name, entry) in tensors {
                 entry.check().map_err(|why| format!("{name} in {file}: {why}"))?;
             }
@@ -202,18 +192,62 @@ impl Checkpoint {
         refuse(&self.path, why)
     }
 
-    /// The whole numbers of a file, by name; none where the checkpoint has no such file.
-    pub fn words(&self, file: &str) -> Result<BTreeMap<String, Vec<u32>>> {
-        let Some(tensors) = self.files.get(file) else { return Ok(BTreeMap::new()) };
-        let words = |(name, entry): (&String, &Entry)| {
-            if entry.dtype != Dtype::U32 {
-                return Err(self.refuse(format!("{name} in {file} is {:?}, not U32", entry.dtype)));
+    /// The names of a file's tensors; none where the checkpoint has no such file.
+    pub fn names(&self, file: &str) -> impl Iterator<Item = &str> {
+        self.files.get(file).into_iter().flatten().map(|(name, _)| name.as_str())
+    }
+
+    /// The whole numbers of a tensor that no rank had a piece of.
+    pub fn words(&self, file: &str, name: &str) -> Result<Option<Vec<u32>>> {
+        let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
+        if entry.form != Form::Numbers {
+            return Err(self.refuse(format!("{name} in {file} is in pieces")));
+        }
+        let whole = Portion::of(Piece::whole(&entry.shape));
+        Ok(Some(words(&self.bytes(entry, &whole, entry.shape.iter().product(), None)?)))
+    }
+
+    /// What is packed in words for each weight of a piece, so many bits, whoever wrote which pieces or all of it.
+    pub fn packed(&self, file: &str, name: &str, piece: &Piece, bits: usize) -> Result<Option<Vec<u32>>> {
+        let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
+        let whole = Piece::whole(piece.of());
+        let refuse = || match (bits, whole.len()) {
+            (1, len) => self.refuse(format!("the mask of {name} is not one of {len} weights")),
+            (_, len) => {
+                self.refuse(format!("{name} in {file} has not {bits} bits for each of {len} weights"))
             }
-            let bytes = self.bytes(entry, 0..entry.elements())?;
-            let words = bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-            Ok((name.clone(), words.collect()))
         };
-        tensors.iter().map(words).collect()
+        let mut packed = vec![0; (bits * piece.len()).div_ceil(32)];
+        let mut take = |from: &Piece, stored: Vec<u32>| match are_bits(&stored, bits * from.len()) {
+            false => Err(refuse()),
+            true => {
+                for Common { from, to, length } in common(from.runs(), piece.runs()) {
+                    copy_bits(&stored, bits * from, &mut packed, bits * to, bits * length);
+                }
+                Ok(())
+            }
+        };
+        match &entry.form {
+            Form::Numbers => take(&whole, self.words(file, name)?.expect("it is there"))?,
+            form if *form != Form::Packed(bits) || entry.shape != piece.of() => return Err(refuse()),
+            _ => {
+                for part in &entry.parts {
+                    let mut bytes = vec![0; 4 * part.length];
+                    self.read_part(entry, part, 0, &mut bytes)?;
+                    take(&part.portion.piece, words(&bytes))?;
+                }
+            }
+        }
+        Ok(Some(packed))
+    }
+
+    fn words_of(&self, file: &str, name: &str) -> Result<Option<&Entry>> {
+        match self.files.get(file).and_then(|tensors| tensors.get(name)) {
+            Some(entry) if entry.dtype != Dtype::U32 => {
+                Err(self.refuse(format!("{name} in {file} is {:?}, not U32", entry.dtype)))
+            }
+            found => Ok(found),
+        }
     }
 
     /// Fills tensors from its files. Names, types and shapes are compared before the first one is touched; types may differ
@@ -228,24 +262,7 @@ impl Checkpoint {
                 let Some(entry) = stored.and_then(|stored| stored.get(name)) else {
                     return Err(self.refuse(format!("{file} has no tensor {name}, which this run needs")));
                 };
-                let ((shape, _), dtype) = (room.place(), dtype_of(room.tensor()));
-                if *file == OPTIMIZER && (entry.shape.len() == 1) != (shape.len() == 1) {
-                    let form =
-                        |compressed| if compressed { "of kept weights alone" } else { "of all weights" };
-                    return Err(self.refuse(format!(
-                        "{name} is state {} there, and {} in this run: take `[prune]` from the run file of the checkpoint, \
-                         or begin with its weights by --from",
-                        form(entry.shape.len() == 1),
-                        form(shape.len() == 1),
-                    )));
-                }
-                let floats = [entry.dtype, dtype].iter().all(|of| matches!(of, Dtype::F32 | Dtype::BF16));
-                if entry.shape != shape || (entry.dtype != dtype && !(*converts && floats)) {
-                    return Err(self.refuse(format!(
-                        "{name} is {:?} {:?} there, and {dtype:?} {shape:?} in this run",
-                        entry.dtype, entry.shape,
-                    )));
-                }
+                self.compare(file, name, entry, room, *converts)?;
             }
             let (there, here) = (stored.map_or(0, BTreeMap::len), tensors.len() + elsewhere);
             if there != here {
@@ -255,8 +272,10 @@ impl Checkpoint {
         for Wanted { file, tensors, .. } in wanted {
             for (name, room) in tensors {
                 let entry = &self.files[*file][name];
-                let bytes = self.bytes(entry, room.place().1)?;
-                let (Room::Tensor(tensor) | Room::Piece(tensor, _)) = room;
+                let portion = room.portion();
+                let kept = self.kept(entry, &portion)?;
+                let bytes = self.bytes(entry, &portion, room.tensor().len(), kept.as_ref())?;
+                let (Room::Tensor(tensor) | Room::Portion(tensor, _)) = room;
                 match (entry.dtype, dtype_of(tensor)) {
                     (Dtype::F32, Dtype::BF16) => tensor.copy_from_host(&narrowed(&bytes))?,
                     (Dtype::BF16, Dtype::F32) => tensor.copy_from_host(&widened(&bytes))?,
@@ -267,47 +286,101 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The bytes of some elements of a tensor.
-    fn bytes(&self, entry: &Entry, elements: Range<usize>) -> Result<Vec<u8>> {
+    /// An error where a tensor is not what a room is for.
+    fn compare(&self, file: &str, name: &str, entry: &Entry, room: &Room<'_>, converts: bool) -> Result<()> {
+        let (portion, dtype) = (room.portion(), dtype_of(room.tensor()));
+        let kept = self.kept(entry, &portion)?;
+        if let (Form::KeptBy(_), Some(kept)) = (&entry.form, &kept) {
+            entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
+        }
+        let there = entry.stored_shape();
+        let shape = match (&portion.form, &kept) {
+            (Form::KeptBy(_), Some(kept)) => vec![kept.count()],
+            _ => portion.piece.of().to_vec(),
+        };
+        if file == OPTIMIZER && (there.len() == 1) != (shape.len() == 1) {
+            let form = |compressed| if compressed { "of kept weights alone" } else { "of all weights" };
+            return Err(self.refuse(format!(
+                "{name} is state {} there, and {} in this run: take `[prune]` from the run file of the checkpoint, \
+                 or begin with its weights by --from",
+                form(there.len() == 1),
+                form(shape.len() == 1),
+            )));
+        }
+        let floats = [entry.dtype, dtype].iter().all(|of| matches!(of, Dtype::F32 | Dtype::BF16));
+        if there != shape || (entry.dtype != dtype && !(converts && floats)) {
+            return Err(self.refuse(format!(
+                "{name} is {:?} {there:?} there, and {dtype:?} {shape:?} in this run",
+                entry.dtype,
+            )));
+        }
+        let all = kept.filter(|_| portion.form != Form::Numbers);
+        let all = all.map_or(portion.piece.len(), |kept| kept.count_in(&portion.piece));
+        let end = portion.start.map(|start| start + room.tensor().len());
+        if end.map_or(room.tensor().len() != all, |end| end > all) {
+            let here = room.tensor().len();
+            return Err(self.refuse(format!("{name} has {all} numbers there where this run has {here}")));
+        }
+        Ok(())
+    }
+
+    /// The mask that says which weights are stored, or wanted, of a tensor of which that is not all.
+    fn kept(&self, entry: &Entry, portion: &Portion) -> Result<Option<Kept>> {
+        let (mask, shape) = match (&entry.form, &portion.form) {
+            (Form::KeptBy(mask), Form::KeptBy(wanted))
+                if mask != wanted || entry.shape != portion.piece.of() =>
+            {
+                return Err(
+                    self.refuse(format!("what {mask} keeps there is what {wanted} keeps in this run"))
+                );
+            }
+            (Form::KeptBy(mask), _) => (mask, &entry.shape[..]),
+            (_, Form::KeptBy(mask)) => (mask, portion.piece.of()),
+            _ => return Ok(None),
+        };
+        match self.packed(MASKS, mask, &Piece::whole(shape), 1)? {
+            Some(words) => Ok(Some(Kept::new(words))),
+            None => Err(self.refuse(format!("it has no mask for {mask}, of which it holds kept weights"))),
+        }
+    }
+
+    /// The bytes of a portion of a tensor, which has so many numbers.
+    fn bytes(&self, entry: &Entry, portion: &Portion, length: usize, kept: Option<&Kept>) -> Result<Vec<u8>> {
         let each = entry.dtype.bitsize() / 8;
-        let mut bytes = vec![0; elements.len() * each];
+        let mut bytes = vec![0; length * each];
         for part in &entry.parts {
-            let start = part.elements.start.max(elements.start);
-            let end = part.elements.end.min(elements.end);
-            if start >= end {
+            let common = part.common(portion, length, kept);
+            let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
+            if let [Common { from, to, length }] = common[..] {
+                self.read_part(entry, part, from, &mut bytes[to * each..(to + length) * each])?;
                 continue;
             }
-            let into = &mut bytes[(start - elements.start) * each..(end - elements.start) * each];
-            let Shard { name, file } = &self.shards[part.shard];
-            let at = part.offset + ((start - part.elements.start) * each) as u64;
-            read_at(file, at, into).map_err(|why| self.refuse(format!("{name}: {why}")))?;
+            let mut read = vec![0; (last.from + last.length - first.from) * each];
+            self.read_part(entry, part, first.from, &mut read)?;
+            for Common { from, to, length } in &common {
+                let from = (from - first.from) * each..(from - first.from + length) * each;
+                bytes[to * each..(to + length) * each].copy_from_slice(&read[from]);
+            }
         }
         Ok(bytes)
     }
+
+    /// The bytes of a part from one of its numbers on.
+    fn read_part(&self, entry: &Entry, part: &Part, first: usize, into: &mut [u8]) -> Result<()> {
+        let Shard { name, file } = &self.shards[part.shard];
+        let at = part.offset + (first * entry.dtype.bitsize() / 8) as u64;
+        read_at(file, at, into).map_err(|why| self.refuse(format!("{name}: {why}")))
+    }
 }
 
-impl Entry {
-    fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
+/// Whether words are so many bits, those past their end zero.
+fn are_bits(words: &[u32], bits: usize) -> bool {
+    let past_end = |last: &u32| !bits.is_multiple_of(32) && last >> (bits % 32) != 0;
+    words.len() == bits.div_ceil(32) && !words.last().is_some_and(past_end)
+}
 
-    /// Puts the parts in order; they must be all of it, each element once.
-    fn check(&mut self) -> Result<(), String> {
-        self.parts.sort_by_key(|part| (part.elements.start, part.elements.end));
-        let mut next = 0;
-        for part in &self.parts {
-            if part.elements.start != next {
-                let (low, high) = (next.min(part.elements.start), next.max(part.elements.start));
-                let how = if next < part.elements.start { "in no file" } else { "in two files" };
-                return Err(format!("its elements {low} to {high} are {how}"));
-            }
-            next = part.elements.end;
-        }
-        match next == self.elements() {
-            true => Ok(()),
-            false => Err(format!("its files hold {next} elements of {}", self.elements())),
-        }
-    }
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
 /// f32 as bf16, each to the nearest.
@@ -320,62 +393,6 @@ fn narrowed(bytes: &[u8]) -> Vec<u8> {
 fn widened(bytes: &[u8]) -> Vec<u8> {
     let widen = |two: &[u8; 2]| bf16::from_le_bytes(*two).to_f32().to_le_bytes();
     bytes.as_chunks().0.iter().flat_map(widen).collect()
-}
-
-/// Takes in the tensors of a file, after a look at its header alone.
-fn add_tensors(
-    tensors: &mut BTreeMap<String, Entry>,
-    file: &File,
-    bytes: u64,
-    shard: usize,
-) -> Result<(), String> {
-    let io = |why: std::io::Error| why.to_string();
-    let mut length = [0; 8];
-    read_at(file, 0, &mut length).map_err(io)?;
-    let length = u64::from_le_bytes(length);
-    if length > LARGEST_HEADER {
-        return Err("its header is damaged".into());
-    }
-    let mut header = vec![0; length as usize];
-    read_at(file, 8, &mut header).map_err(io)?;
-    let header: Metadata =
-        serde_json::from_slice(&header).map_err(|why| format!("its header is damaged: {why}"))?;
-    if 8 + length + header.data_len() as u64 != bytes {
-        return Err("its header is not that of a file of its size".into());
-    }
-    let described = header.metadata().as_ref().and_then(|described| described.get(PIECES));
-    let mut pieces: Pieces = match described {
-        Some(text) => serde_json::from_str(text).map_err(|why| format!("its pieces are damaged: {why}"))?,
-        None => Pieces::new(),
-    };
-    for (name, info) in header.tensors() {
-        let elements: usize = info.shape.iter().product();
-        let Piece { start, shape } =
-            pieces.remove(&name).unwrap_or_else(|| Piece { start: 0, shape: info.shape.clone() });
-        let part = Part {
-            elements: start..start + elements,
-            shard,
-            offset: 8 + length + info.data_offsets.0 as u64,
-        };
-        let entry = tensors.entry(name.clone()).or_insert_with(|| Entry {
-            dtype: info.dtype,
-            shape: shape.clone(),
-            parts: Vec::new(),
-        });
-        if entry.dtype != info.dtype || entry.shape != shape {
-            return Err(format!(
-                "{name} is a part of {:?} {shape:?}, and in another file one of {:?} {:?}",
-                info.dtype, entry.dtype, entry.shape
-            ));
-        }
-        entry.parts.push(part);
-    }
-    Ok(())
-}
-
-fn read_at(mut file: &File, at: u64, into: &mut [u8]) -> std::io::Result<()> {
-    file.seek(SeekFrom::Start(at))?;
-    file.read_exact(into)
 }
 
 /// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of which a FIFO

@@ -1,25 +1,6 @@
-//! How a file of a checkpoint is cut into those of several ranks: their names, who writes which tensor, and tensors of
-//! which a file has a piece.
+//! How a file of a checkpoint is cut into those of several ranks: their names, and who writes which tensor.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
-
-/// Under this key a file's own description says which of its tensors are pieces.
-pub(super) const PIECES: &str = "pieces";
-
-/// The pieces of a file, by name.
-pub(super) type Pieces = BTreeMap<String, Piece>;
-
-/// Where a tensor that is a part of another belongs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
-    /// Its first element's place in the flattened whole.
-    pub start: usize,
-    /// The shape of the whole.
-    pub shape: Vec<usize>,
-}
 
 /// What the `rank`-th of `size` ranks calls its part of a file: `model-00002-of-00004.safetensors`; one alone has it all.
 pub(super) fn file_name(file: &str, rank: usize, size: usize) -> String {
@@ -41,22 +22,23 @@ pub(super) fn part_of(name: &str) -> Option<String> {
     Some(format!("{}.safetensors", cut().unwrap_or(stem)))
 }
 
-/// A tensor, and the stages that hold it; of each stage all replicas do.
+/// A tensor or a portion of one, and the ranks of a replica that hold it; all replicas hold the same.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) bytes: usize,
-    pub(super) stages: Vec<usize>,
+    pub(super) members: Vec<usize>,
 }
 
-/// Which stage and which replica writes each tensor: the next largest goes to whoever of its holders has the fewest bytes.
-pub(super) fn deal(tensors: &[&Held], stages: usize, replicas: usize) -> Vec<(usize, usize)> {
+/// Which member of which replica writes each tensor: the next largest goes to whoever of its holders has the fewest bytes.
+pub(super) fn deal(tensors: &[&Held], members: usize, replicas: usize) -> Vec<(usize, usize)> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (Reverse(tensors[i].bytes), i));
-    let (mut load, mut owners) = (vec![vec![0; replicas]; stages], vec![(0, 0); tensors.len()]);
+    let (mut load, mut owners) = (vec![vec![0; replicas]; members], vec![(0, 0); tensors.len()]);
     for i in order {
-        let of_stage = |stage: &usize| (0..replicas).map(|replica| (*stage, replica)).collect::<Vec<_>>();
-        let holders = tensors[i].stages.iter().flat_map(of_stage);
-        let owner = holders.min_by_key(|(stage, replica)| load[*stage][*replica]).expect("someone holds it");
+        let of_member = |member: &usize| (0..replicas).map(|replica| (*member, replica)).collect::<Vec<_>>();
+        let holders = tensors[i].members.iter().flat_map(of_member);
+        let owner =
+            holders.min_by_key(|(member, replica)| load[*member][*replica]).expect("someone holds it");
         load[owner.0][owner.1] += tensors[i].bytes;
         owners[i] = owner;
     }
@@ -86,17 +68,17 @@ mod tests {
             bytes in prop::collection::vec((0usize..1000, 0usize..3), 0..50),
             replicas in 1usize..9,
         ) {
-            let held: Vec<Held> = bytes.iter().map(|(bytes, stage)| Held {
+            let held: Vec<Held> = bytes.iter().map(|(bytes, member)| Held {
                 bytes: *bytes,
-                stages: if bytes.is_multiple_of(7) { vec![0, 2] } else { vec![*stage] },
+                members: if bytes.is_multiple_of(7) { vec![0, 2] } else { vec![*member] },
             }).collect();
             let held: Vec<&Held> = held.iter().collect();
             let owners = deal(&held, 3, replicas);
-            for stage in 0..3 {
+            for member in 0..3 {
                 let mut load = vec![0; replicas];
-                let own: Vec<_> = owners.iter().zip(&held).filter(|((of, _), _)| *of == stage).collect();
+                let own: Vec<_> = owners.iter().zip(&held).filter(|((of, _), _)| *of == member).collect();
                 for ((_, replica), held) in &own {
-                    prop_assert!(held.stages.contains(&stage));
+                    prop_assert!(held.members.contains(&member));
                     load[*replica] += held.bytes;
                 }
                 let most = own.iter().map(|(_, held)| held.bytes).sum::<usize>() / replicas + 1000;

@@ -13,7 +13,7 @@ use espalier_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::manifest::FileRecord;
-use super::shard::{PIECES, Pieces};
+use super::portion::{Description, Descriptions, PIECES};
 use super::write::{Fault, Saved, Stored};
 use crate::durable;
 
@@ -38,10 +38,10 @@ pub(super) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord
 
 /// The length of the header and the header, a multiple of eight bytes.
 fn header(order: &[&(String, Stored<'_>)]) -> io::Result<Vec<u8>> {
-    let (mut pieces, mut infos, mut end) = (Pieces::new(), Vec::new(), 0);
+    let (mut pieces, mut infos, mut end) = (Descriptions::new(), Vec::new(), 0);
     for (name, stored) in order {
-        if let Stored::Piece(_, piece) = stored {
-            pieces.insert(name.clone(), piece.clone());
+        if let Some(portion) = stored.portion() {
+            pieces.insert(name.clone(), Description::of(portion));
         }
         let start = end;
         end += stored.byte_len();
@@ -72,30 +72,30 @@ impl Hashed {
 impl Stored<'_> {
     fn shape(&self) -> Vec<usize> {
         match self {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.shape().to_vec(),
-            Stored::Words(words) => vec![words.len()],
+            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.shape().to_vec(),
+            Stored::Words(words) | Stored::Packed(words, _) => vec![words.len()],
         }
     }
 
     fn dtype(&self) -> Dtype {
         match self {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => dtype_of(tensor),
-            Stored::Words(_) => Dtype::U32,
+            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => dtype_of(tensor),
+            Stored::Words(_) | Stored::Packed(..) => Dtype::U32,
         }
     }
 
     pub(super) fn byte_len(&self) -> usize {
         match self {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.byte_len(),
-            Stored::Words(words) => size_of_val(words.as_slice()),
+            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.byte_len(),
+            Stored::Words(words) | Stored::Packed(words, _) => size_of_val(words.as_slice()),
         }
     }
 
     /// From whichever device: one tensor at a time is on the host.
     fn bytes(&self) -> Result<Cow<'_, [u8]>, espalier_tensor::Error> {
         match self {
-            Stored::Tensor(tensor) | Stored::Piece(tensor, _) => tensor.read_bytes(),
-            Stored::Words(words) => {
+            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.read_bytes(),
+            Stored::Words(words) | Stored::Packed(words, _) => {
                 Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into())
             }
         }

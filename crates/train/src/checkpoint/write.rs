@@ -1,8 +1,9 @@
 //! Writing: each rank its own files, rank 0 the manifest.
 //!
-//! **Who writes what.** Ranks along the data axis hold the same tensors, those along the pipeline their stages': each
-//! tensor is written by one of those that hold it (a tied embedding is at both ends of a pipeline), dealt out so that all
-//! write alike many bytes. A [`Stored::Piece`] is this rank's alone, so it writes it.
+//! **Who writes what.** Ranks along the data axis hold the same tensors, those of one replica its stages' and of these perhaps
+//! pieces: each tensor, and each piece of one, is written by one of those that hold it (a tied embedding is at both ends of a
+//! pipeline, a norm whole beside pieces of matrices), dealt out so that all write alike many bytes. A range of shared state is
+//! this rank's alone, so it writes it.
 //!
 //! **Whole or absent.** Rank 0 makes the temporary folder; all write into it and sync; all hear how it went; rank 0 writes the
 //! manifest and renames. A rank that dies at any moment before leaves a temporary folder, which the next checkpoint
@@ -13,13 +14,15 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use espalier_plan::layout::Piece;
 use espalier_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::manifest::{FileRecord, Manifest};
 use super::old::{remove, set_aside};
-use super::shard::{Held, Piece, deal, file_name, part_of};
+use super::portion::{Description, Portion};
+use super::shard::{Held, deal, file_name, part_of};
 use super::tensors::write_tensors;
 use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress};
 use crate::parallel::{Ranks, exchange, together};
@@ -39,10 +42,12 @@ pub type Saved<'a> = Vec<(String, Stored<'a>)>;
 pub enum Stored<'a> {
     /// A tensor, from whichever device; every rank that holds one of this name holds the same.
     Tensor(&'a Tensor),
-    /// A flat range of a tensor that no other rank holds.
-    Piece(&'a Tensor, Piece),
-    /// Whole numbers of the host; the same.
+    /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
+    Portion(&'a Tensor, Portion),
+    /// Whole numbers of the host; as a tensor.
     Words(Vec<u32>),
+    /// Those that pack a piece of a tensor; as a portion.
+    Packed(Vec<u32>, Portion),
 }
 
 /// What a rank says of a file that it wrote.
@@ -205,32 +210,39 @@ impl Together<'_> {
     }
 }
 
+/// A file, a name in it, and which portion of the tensor of that name, if it is not all.
+type StoredId = (String, String, Option<Description>);
+/// What a rank holds, and its bytes.
+type Holding = (StoredId, usize);
+
 /// What of all that a rank holds it writes: the rule is at the top of this file.
 fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(&'a str, Saved<'a>)>> {
     if ranks.is_alone() {
         return Ok(files);
     }
-    let mut held: Vec<(&str, &str, usize)> = Vec::new();
+    let mut files = files;
+    files.iter_mut().for_each(|(_, saved)| saved.retain(|(_, stored)| !stored.is_nothing()));
+    let mut held: Vec<Holding> = Vec::new();
     for (file, saved) in &files {
         let shared = saved.iter().filter(|(_, stored)| stored.is_shared());
-        held.extend(shared.map(|(name, stored)| (*file, name.as_str(), stored.byte_len())));
+        held.extend(shared.map(|(name, stored)| (stored.id(file, name), stored.byte_len())));
     }
     let held = serde_json::to_vec(&held).expect("names are plain data");
-    let mut tensors: BTreeMap<(String, String), Held> = BTreeMap::new();
-    for (stage, held) in exchange(ranks.stages(), &held)?.iter().enumerate() {
-        let held: Vec<(String, String, usize)> =
-            serde_json::from_slice(held).expect("what a rank of the same program wrote");
-        for (file, name, bytes) in held {
-            let tensor = tensors.entry((file, name)).or_insert(Held { bytes, stages: Vec::new() });
-            tensor.stages.push(stage);
+    // Those that hold the model together: each replica has the same.
+    let replica = ranks.stages();
+    let mut tensors: BTreeMap<StoredId, Held> = BTreeMap::new();
+    for (member, held) in exchange(replica, &held)?.iter().enumerate() {
+        let held: Vec<Holding> = serde_json::from_slice(held).expect("what a rank of the same program wrote");
+        for (id, bytes) in held {
+            tensors.entry(id).or_insert(Held { bytes, members: Vec::new() }).members.push(member);
         }
     }
-    let dealt = deal(&tensors.values().collect::<Vec<_>>(), ranks.stages().size(), ranks.data().size());
-    let own = (ranks.stages().rank(), ranks.data().rank());
-    let own: HashSet<&(String, String)> =
-        tensors.keys().zip(dealt).filter(|(_, owner)| *owner == own).map(|(name, _)| name).collect();
+    let dealt = deal(&tensors.values().collect::<Vec<_>>(), replica.size(), ranks.data().size());
+    let own = (replica.rank(), ranks.data().rank());
+    let own: HashSet<&StoredId> =
+        tensors.keys().zip(dealt).filter(|(_, owner)| *owner == own).map(|(id, _)| id).collect();
     let is_own = |file: &str, (name, stored): &(String, Stored<'_>)| {
-        !stored.is_shared() || own.contains(&(file.to_owned(), name.clone()))
+        !stored.is_shared() || own.contains(&stored.id(file, name))
     };
     let part = |(file, saved): (&'a str, Saved<'a>)| {
         (file, saved.into_iter().filter(|one| is_own(file, one)).collect())
@@ -248,7 +260,7 @@ fn write_own(folder: &Path, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Res
     some.map(|(file, saved)| {
         let name = file_name(file, rank, size);
         let record = write_tensors(&folder.join(&name), &saved)?;
-        let whole = saved.into_iter().filter(|(_, stored)| stored.is_shared());
+        let whole = saved.into_iter().filter(|(_, stored)| stored.portion().is_none());
         let tensors = whole.map(|(name, stored)| (name, stored.byte_len())).collect();
         Ok(Written { file: name, record, tensors })
     })
@@ -278,10 +290,44 @@ fn index(written: &[Written]) -> io::Result<Option<serde_json::Value>> {
     Ok(Some(json!({ "metadata": { "total_size": bytes }, "weight_map": map })))
 }
 
-impl Stored<'_> {
-    /// Whether the other ranks along the data axis hold it too.
+impl<'a> Stored<'a> {
+    /// A tensor of which this rank holds a piece, which may be all.
+    pub fn piece(tensor: &'a Tensor, piece: &Piece) -> Stored<'a> {
+        match piece.is_whole() {
+            true => Stored::Tensor(tensor),
+            false => Stored::Portion(tensor, Portion::of(piece.clone())),
+        }
+    }
+
+    /// So many bits for each weight of a piece, which may be all.
+    pub fn packed(words: Vec<u32>, piece: &Piece, bits: usize) -> Stored<'a> {
+        match piece.is_whole() {
+            true => Stored::Words(words),
+            false => Stored::Packed(words, Portion::packed(piece.clone(), bits)),
+        }
+    }
+
+    /// Which part of a tensor it is, if it is not all.
+    pub(super) fn portion(&self) -> Option<&Portion> {
+        match self {
+            Stored::Tensor(_) | Stored::Words(_) => None,
+            Stored::Portion(_, portion) | Stored::Packed(_, portion) => Some(portion),
+        }
+    }
+
+    /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never cut.
+    fn is_nothing(&self) -> bool {
+        let nothing = |piece: &Piece| piece.is_empty() && piece.of().iter().all(|extent| *extent > 0);
+        self.portion().is_some_and(|portion| nothing(&portion.piece))
+    }
+
+    /// Whether other ranks may hold it too.
     fn is_shared(&self) -> bool {
-        !matches!(self, Stored::Piece(..))
+        self.portion().is_none_or(|portion| portion.start.is_none())
+    }
+
+    fn id(&self, file: &str, name: &str) -> StoredId {
+        (file.to_owned(), name.to_owned(), self.portion().map(Description::of))
     }
 }
 

@@ -7,6 +7,7 @@
 //! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //! | either: batches of batch norms that several ranks measure | `statistics` |
+//! | tensor: each rank has pieces of a stage's layers | `pieces`: who holds which, and what is found of the whole |
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
@@ -17,6 +18,7 @@ pub mod data;
 pub mod groups;
 pub mod launched;
 pub mod local;
+pub mod pieces;
 pub mod statistics;
 mod threads;
 mod together;

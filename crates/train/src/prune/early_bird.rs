@@ -19,7 +19,7 @@ use espalier_plan::Plan;
 use espalier_plan::pruning::{Method, Pruning, Scope, TicketForm};
 use espalier_plan::spec::{Reader, Source};
 
-use super::{Decision, Draw, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
+use super::{Decision, Draw, Memory, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
 use crate::Result;
 use crate::weights::{ParameterId, ids_by_name};
 
@@ -160,7 +160,7 @@ fn pruned_channels(
     };
     let mut counts = vec![0u64; before(usize::MAX)];
     for (layer, (scale, words)) in here(layers, network).zip(drawn) {
-        if network.context.groups.is_owner(*scale) {
+        if network.is_owner(*scale) {
             let start = before(layer.place);
             let gone = (0..layer.channels).filter(|channel| !is_kept(words, *channel));
             gone.for_each(|channel| counts[start + channel] = 1);
@@ -256,6 +256,11 @@ impl Pruner for EarlyBird {
         });
         let ticket = self.ticket.map(|step| (TICKET.to_owned(), vec![step as u32, (step >> 32) as u32]));
         masks.chain(ticket).collect()
+    }
+
+    fn memory<'a>(&self, name: &'a str) -> Option<Memory<'a>> {
+        let parameter = |rest: &'a str| Some(Memory::MaskOf(rest.split_once('/')?.1));
+        if name == TICKET { Some(Memory::Own) } else { name.strip_prefix(MASK).and_then(parameter) }
     }
 
     fn load(&mut self, mut saved: BTreeMap<String, Vec<u32>>) {

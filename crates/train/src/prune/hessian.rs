@@ -13,10 +13,8 @@
 //! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
 //! is what moves: the weights themselves are never touched.
 
-use espalier_comm::Reduce;
 use espalier_plan::spec::Recompute;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
-use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::{Category, DType, Tensor};
 
 use super::Network;
@@ -101,10 +99,8 @@ impl<'a> Curvature<'a> {
 
     /// The norm of the candidates' tensors, those of all stages.
     fn norm<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<f64> {
-        let Network { candidates, context: Context { groups, ranks, .. }, .. } = self.network;
-        let counted = candidates.iter().zip(tensors).filter(|(id, _)| groups.is_owner(**id));
-        let own = squared_norm_all(&counted.map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
-        Ok(ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0].sqrt())
+        let tensors: Vec<_> = self.network.candidates.iter().copied().zip(tensors).collect();
+        Ok(self.network.squared_norm(&tensors)?.sqrt())
     }
 
     /// Puts the copy that far from the weights.

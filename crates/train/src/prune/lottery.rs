@@ -15,7 +15,7 @@ use espalier_plan::pruning::Pruning;
 use espalier_plan::rounds::{Rounds, Trainings};
 use espalier_tensor::{Booking, Category};
 
-use super::{Decision, Draw, Moment, Network, Pruner};
+use super::{Decision, Draw, Memory, Moment, Network, Pruner};
 use crate::weights::ParameterId;
 use crate::{Error, Result};
 
@@ -128,6 +128,10 @@ impl Pruner for Lottery {
 
     fn save(&self) -> BTreeMap<String, Vec<u32>> {
         self.early.iter().map(|(name, words)| (format!("{EARLY}{name}"), words.clone())).collect()
+    }
+
+    fn memory<'a>(&self, name: &'a str) -> Option<Memory<'a>> {
+        name.strip_prefix(EARLY).map(Memory::ValuesOf)
     }
 
     fn load(&mut self, saved: BTreeMap<String, Vec<u32>>) {

@@ -19,6 +19,7 @@ pub mod rigl;
 pub mod select;
 pub mod set;
 pub mod snip;
+mod ties;
 pub mod two_of_four;
 
 use std::collections::BTreeMap;
@@ -30,11 +31,12 @@ use espalier_plan::pruning::{Method, Scope};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::reduce::squared_norm_all;
-use espalier_tensor::ops::select::{Score, keys};
+use espalier_tensor::ops::select::{Score, keys, random_keys, random_keys_at};
 use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
 use crate::context::Context;
+use crate::parallel::pieces::Pieces;
 use crate::state::Masks;
 use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights};
@@ -65,8 +67,24 @@ pub trait Pruner: Debug + Send {
         BTreeMap::new()
     }
 
+    /// What it saves under a name; nothing where the name is another method's.
+    fn memory<'a>(&self, _name: &'a str) -> Option<Memory<'a>> {
+        None
+    }
+
     /// Goes on from what was saved.
     fn load(&mut self, _saved: BTreeMap<String, Vec<u32>>) {}
+}
+
+/// What a method remembers under a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory<'a> {
+    /// Numbers that are the same on every rank.
+    Own,
+    /// A bit for each weight that this rank holds of a parameter.
+    MaskOf(&'a str),
+    /// The bytes of what it holds of a parameter or statistic.
+    ValuesOf(&'a str),
 }
 
 /// A time in a run.
@@ -126,6 +144,8 @@ pub struct Network<'a> {
     pub masks: &'a Masks,
     /// The weights.
     pub weights: &'a mut Weights,
+    /// What of each parameter is here, and what its peers hold.
+    pub pieces: &'a Pieces,
     /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
     pub passes: usize,
 }
@@ -141,20 +161,29 @@ impl Network<'_> {
         self.context.sweep(self.weights)
     }
 
-    /// Elements of a candidate.
+    /// Elements of a candidate that are here.
     pub fn len(&self, id: ParameterId) -> usize {
         self.weights.get(id).len()
     }
 
-    /// A sum over all stages, each parameter counted on one of them.
+    /// Elements of all of it.
+    pub fn whole_len(&self, id: ParameterId) -> usize {
+        self.pieces.own(id).of().iter().product()
+    }
+
+    /// Whether what is here of a parameter is counted here: of those that hold it one does.
+    pub fn is_owner(&self, id: ParameterId) -> bool {
+        self.context.groups.is_owner(id) && self.pieces.is_owner(id)
+    }
+
+    /// A sum over all stages, each weight counted on one rank.
     pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
-        self.sum(ids.iter().filter(|id| self.context.groups.is_owner(**id)).map(|id| count(*id)).sum())
+        self.sum(ids.iter().filter(|id| self.is_owner(**id)).map(|id| count(*id)).sum())
     }
 
     /// The squared norm of tensors that belong to some parameters, over all stages.
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
-        let own =
-            tensors.iter().filter(|(id, _)| self.context.groups.is_owner(*id)).map(|(_, tensor)| *tensor);
+        let own = tensors.iter().filter(|(id, _)| self.is_owner(*id)).map(|(_, tensor)| *tensor);
         let own = squared_norm_all(&own.collect::<Vec<_>>())?;
         Ok(self.context.ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0])
     }
@@ -186,8 +215,8 @@ impl Network<'_> {
             Scope::Global => self.keep(ids, Self::kept_of(self.total()?, sparsity), keys),
             Scope::Layer => {
                 let mut layer = |id| -> Result<(ParameterId, Words)> {
-                    let count = Self::kept_of(self.len(id), sparsity).min(self.alive(id));
-                    Ok((id, select::best(&self.exclude_pruned(id, keys(id)?)?, count)?))
+                    let count = Self::kept_of(self.whole_len(id), sparsity).min(self.alive(id)?);
+                    Ok((id, self.best(id, &self.exclude_pruned(id, keys(id)?)?, count)?))
                 };
                 ids.iter().map(|id| layer(*id)).collect()
             }
@@ -212,22 +241,50 @@ impl Network<'_> {
         count: usize,
         mut walk: impl FnMut(&mut select::See<'_>) -> Result<()>,
     ) -> Result<Vec<(ParameterId, Words)>> {
-        let count = count.min(self.sum_over(ids, |id| self.alive(id))?);
+        let count = count.min(self.sum_over(ids, |id| self.alive_here(id))?);
         let walk =
             |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
         let stages = select::Stages {
             places: ids.iter().map(|id| id.0).collect(),
-            speaks: ids.iter().map(|id| self.context.groups.is_owner(*id)).collect(),
+            speaks: ids.iter().map(|id| self.is_owner(*id)).collect(),
             all: self.weights.parameters(),
+            piece: &|place| {
+                let id = ParameterId(place);
+                self.pieces.is_cut(id).then(|| self.pieces.own(id))
+            },
             sum: &|counts| self.context.ranks.sum_over_stages(counts),
         };
         let words = select::best_of_stages(&stages, count, walk)?;
         Ok(ids.iter().copied().zip(words).collect())
     }
 
-    /// Weights of a parameter that are not gone.
-    fn alive(&self, id: ParameterId) -> usize {
+    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a piece must ask.
+    pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<Words> {
+        if !self.pieces.is_cut(id) {
+            return select::best(keys, count);
+        }
+        let held = (self.pieces.own(id), self.pieces.is_owner(id));
+        select::best_of_pieces(keys, count, held, &|counts| self.pieces.sum(counts))
+    }
+
+    /// Weights of all of a parameter that are not gone. Where it is cut all that hold a piece must ask.
+    pub fn alive(&self, id: ParameterId) -> Result<usize> {
+        self.pieces.count(id, self.alive_here(id))
+    }
+
+    fn alive_here(&self, id: ParameterId) -> usize {
         self.masks.get(id).map_or(self.len(id), |mask| mask.kept())
+    }
+
+    /// A number for each place of a parameter, which depends on the place in the whole and on the stream alone.
+    pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
+        let device = &self.context.device;
+        if !self.pieces.is_cut(id) {
+            return Ok(random_keys(device, self.len(id), stream)?);
+        }
+        let runs: Vec<(usize, usize)> =
+            self.pieces.own(id).runs().map(|run| (run.in_whole, run.length)).collect();
+        Ok(random_keys_at(device, &runs, stream)?)
     }
 
     /// The magnitudes of a parameter's weights as keys.

@@ -10,7 +10,7 @@ use espalier_plan::pruning::Moving;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Mask, Tensor};
 
-use super::{Decision, Draw, Moment, Network, Words, count, differing, random, select};
+use super::{Decision, Draw, Moment, Network, Words, count, differing, random};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -40,7 +40,7 @@ impl Moves {
         let mask = |id: &ParameterId| -> Result<(ParameterId, Words)> {
             let keys = network.exclude_pruned(*id, random::keys(network, *id)?)?;
             let kept = kept[id.0].expect("a candidate") as usize;
-            Ok((*id, select::best(&keys, kept.min(self::kept(network, *id)))?))
+            Ok((*id, network.best(*id, &keys, kept.min(network.alive(*id)?))?))
         };
         let masks = network.candidates.iter().map(mask).collect::<Result<_>>()?;
         Ok(Draw { masks, ..Draw::default() })
@@ -62,14 +62,19 @@ impl Moves {
         let mut moved = 0;
         let mut masks = Vec::new();
         for id in network.candidates.iter().copied() {
-            let moving = moving(network, id, share);
+            let moving = moving(network, id, share)?;
             if moving == 0 {
                 continue;
             }
             let (mut words, grown) = (staying(network, id, moving)?, growth(id, moving)?);
-            debug_assert_eq!(count(&grown), moving, "{}", network.weights.name(id));
+            debug_assert_eq!(
+                network.pieces.count(id, count(&grown))?,
+                moving,
+                "{}",
+                network.weights.name(id)
+            );
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
-            if network.context.groups.is_owner(id) {
+            if network.is_owner(id) {
                 let before = network.masks.get(id).expect("what moves has a mask").read_words()?;
                 moved += differing(&before, &words) / 2;
             }
@@ -86,14 +91,15 @@ impl Moves {
 }
 
 /// How many weights of a layer are dropped and grown; none of a layer that is dense.
-pub fn moving(network: &Network<'_>, id: ParameterId, share: f64) -> usize {
-    let kept = kept(network, id);
-    if kept == network.len(id) { 0 } else { (share * kept as f64).round() as usize }
+pub fn moving(network: &Network<'_>, id: ParameterId, share: f64) -> Result<usize> {
+    let kept = network.alive(id)?;
+    Ok(if kept == network.whole_len(id) { 0 } else { (share * kept as f64).round() as usize })
 }
 
 /// What a layer keeps when so many, the smallest, are dropped.
 fn staying(network: &Network<'_>, id: ParameterId, moving: usize) -> Result<Words> {
-    select::best(&network.exclude_pruned(id, network.magnitudes(id)?)?, kept(network, id) - moving)
+    let keys = network.exclude_pruned(id, network.magnitudes(id)?)?;
+    network.best(id, &keys, network.alive(id)? - moving)
 }
 
 /// Of the places that are free once `count` weights are dropped, the `count` with the largest keys.
@@ -105,11 +111,7 @@ pub fn best_free(network: &Network<'_>, id: ParameterId, mut keys: Tensor, count
     }
     let free = Mask::new(&network.context.device, len, &free)?;
     apply(&mut keys, &free)?;
-    select::best(&keys, count)
-}
-
-fn kept(network: &Network<'_>, id: ParameterId) -> usize {
-    network.masks.get(id).map_or(network.len(id), |mask| mask.kept())
+    network.best(id, &keys, count)
 }
 
 #[cfg(test)]

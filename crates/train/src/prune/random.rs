@@ -3,7 +3,6 @@
 //! A place's number depends on the seed, the parameter's name and the place alone.
 
 use espalier_plan::pruning::Scope;
-use espalier_tensor::ops::select::random_keys;
 use espalier_tensor::{Tensor, random};
 
 use super::{Decision, Draw, Moment, Network, Pruner};
@@ -42,5 +41,5 @@ impl Pruner for Random {
 pub fn keys(network: &Network<'_>, id: ParameterId) -> Result<Tensor> {
     let seed = random::key(network.context.plan.seed, PURPOSE);
     let key = random::key(seed, name_key(network.weights.name(id)));
-    Ok(random_keys(&network.context.device, network.len(id), key)?)
+    network.random_keys(id, key)
 }

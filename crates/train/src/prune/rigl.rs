@@ -53,7 +53,9 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
     let (all, first) = (each * data.size(), each * data.rank());
     let samples = network.context.order.indices(network.step * batch.samples as u64 + first as u64, each);
     let place = BatchSlice { first, samples: each, norm_group: None };
-    let mut sink = Growth { network, share, chosen: HashMap::new(), parts: BTreeMap::new() };
+    let moving = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
+    let moving = moving.collect::<Result<_>>()?;
+    let mut sink = Growth { network, moving, chosen: HashMap::new(), parts: BTreeMap::new() };
     // Dropout drops what it will drop in the step itself.
     let random = random::key(random::key(seed, network.step), 0);
     let loss = Loss { random, samples: all, temperature: 1.0 };
@@ -75,22 +77,27 @@ fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<Parameter
         temperature: 1.0,
         context: network.context,
     };
-    let moves = network.candidates.iter().copied().filter(|id| moving(network, *id, share) > 0);
-    let mut left: VecDeque<ParameterId> = moves.collect();
-    let most = left.iter().map(|id| network.len(*id)).sum::<usize>().div_ceil(PARTS);
+    let moves = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
+    let mut left: VecDeque<(ParameterId, usize)> = moves.collect::<Result<_>>()?;
+    left.retain(|(_, count)| *count > 0);
+    // By the length of the whole: all that hold a piece choose in the same pass.
+    let most = left.iter().map(|(id, _)| network.whole_len(*id)).sum::<usize>().div_ceil(PARTS);
     let mut chosen = HashMap::new();
     // Every stage passes as often, whatever it holds.
     for part in 1..=PARTS {
         let (mut wanted, mut elements) = (Vec::new(), 0);
-        let fits = |id: ParameterId, elements: usize| elements == 0 || elements + network.len(id) <= most;
-        while let Some(&id) = left.front().filter(|id| part == PARTS || fits(**id, elements)) {
-            elements += network.len(id);
+        let mut counts = Vec::new();
+        let fits =
+            |id: ParameterId, elements: usize| elements == 0 || elements + network.whole_len(id) <= most;
+        while let Some(&(id, count)) = left.front().filter(|(id, _)| part == PARTS || fits(*id, elements)) {
+            elements += network.whole_len(id);
             wanted.push(id);
+            counts.push(count);
             left.pop_front();
         }
-        for (id, sum) in wanted.iter().zip(gradient(network.sweep(), &wanted, scored)?) {
-            let (keys, count) = (keys(&sum, Score::Magnitude)?, moving(network, *id, share));
-            chosen.insert(*id, best_free(network, *id, keys, count)?);
+        let sums = gradient(network.sweep(), &wanted, scored)?;
+        for ((id, count), sum) in wanted.into_iter().zip(counts).zip(sums) {
+            chosen.insert(id, best_free(network, id, keys(&sum, Score::Magnitude)?, count)?);
         }
     }
     Ok(chosen)
@@ -99,7 +106,8 @@ fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<Parameter
 /// A sink that keeps of a gradient where it is largest.
 struct Growth<'a> {
     network: &'a Network<'a>,
-    share: f64,
+    /// How many weights of each candidate.
+    moving: HashMap<ParameterId, usize>,
     chosen: HashMap<ParameterId, Words>,
     /// Of tied parameters.
     parts: BTreeMap<ParameterId, Tensor>,
@@ -107,7 +115,7 @@ struct Growth<'a> {
 
 impl Growth<'_> {
     fn moving(&self, id: ParameterId) -> usize {
-        if self.network.candidates.contains(&id) { moving(self.network, id, self.share) } else { 0 }
+        self.moving.get(&id).copied().unwrap_or(0)
     }
 
     fn choose(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {

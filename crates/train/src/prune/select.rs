@@ -3,22 +3,31 @@
 //! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown three times instead
 //! of being held, as a model's may be larger than what is free.
 
+use espalier_plan::layout::Piece;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{DIGITS, Digit, at_least, histogram};
+
+use super::ties::{Ties, first_to_go};
 
 /// The bits of a mask, one a weight.
 pub type Words = Vec<u32>;
 
-/// Tensors of which each stage of a pipeline has some.
+/// Sums over the ranks that choose together, each of which must ask for the same ones in the same order.
+pub type Sum<'a> = dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>> + 'a;
+
+/// Tensors of which each rank has some, or pieces of some: those of its stage.
 pub struct Stages<'a> {
     /// The place of each tensor here among the tensors of all stages, ascending.
     pub places: Vec<usize>,
-    /// Whether it is counted here: one that several stages hold is counted on one of them.
+    /// Whether what is here of it is counted here: what several ranks hold is counted on one of them.
     pub speaks: Vec<bool>,
     /// Tensors of all stages.
     pub all: usize,
-    /// Sums over the stages, each of which must ask for the same ones in the same order.
-    pub sum: &'a dyn Fn(Vec<u64>) -> crate::Result<Vec<u64>>,
+    /// The piece of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut: all ranks say of
+    /// the same ones that they are.
+    pub piece: &'a dyn Fn(usize) -> Option<&'a Piece>,
+    /// Sums over all these ranks.
+    pub sum: &'a Sum<'a>,
 }
 
 /// What is shown the keys of a tensor.
@@ -33,7 +42,8 @@ pub fn one_by_one(
 }
 
 /// Keeps the `keep` places with the largest keys over the tensors of all stages. `walk` shows the keys of each tensor of this one, in whatever order, and must show
-/// the same ones each of the three times that it is called. Ties go to the earlier tensor, wherever it is.
+/// the same ones each of the three times that it is called. Ties go to the earlier tensor, wherever it is, and within a tensor to the
+/// earlier place of the whole, whoever holds it.
 pub fn best_of_stages(
     stages: &Stages<'_>,
     keep: usize,
@@ -69,13 +79,39 @@ pub fn best_of_stages(
     }
     drop(low);
     let at_threshold = (stages.sum)(at_threshold)?;
+    let stay = |place: usize| missing.saturating_sub(at_threshold[..place].iter().sum::<u64>() as usize);
+    // Of all tensors before it the ties stay, of all behind it they go.
+    let divided = (0..stages.all).find(|place| (1..at_threshold[*place]).contains(&(stay(*place) as u64)));
+    let divided = divided.and_then(|place| Some((place, (stages.piece)(place)?)));
+    let mut ties = None;
     let mut words = vec![Words::new(); tensors];
     walk(&mut |i, keys| {
-        let before: u64 = at_threshold[..stages.places[i]].iter().sum();
-        words[i] = at_least(&keys, threshold, missing.saturating_sub(before as usize))?;
+        match divided {
+            Some((place, _)) if place == stages.places[i] => ties = Some((i, Ties::of(&keys, threshold)?)),
+            _ => words[i] = at_least(&keys, threshold, stay(stages.places[i]))?,
+        }
         Ok(())
     })?;
+    if let Some((place, piece)) = divided {
+        let own = ties.as_ref().filter(|(i, _)| stages.speaks[*i]).map(|(_, ties)| ties);
+        let end = first_to_go(own, piece, stay(place), stages.sum)?;
+        if let Some((i, ties)) = ties {
+            words[i] = ties.keep_before(end, piece);
+        }
+    }
     Ok(words)
+}
+
+/// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a piece, and says whether it speaks for it.
+pub fn best_of_pieces(
+    keys: &Tensor,
+    keep: usize,
+    (piece, speaks): (&Piece, bool),
+    sum: &Sum<'_>,
+) -> crate::Result<Words> {
+    let stages = Stages { places: vec![0], speaks: vec![speaks], all: 1, piece: &|_| Some(piece), sum };
+    let words = best_of_stages(&stages, keep, one_by_one(1, |_| Ok(keys.clone())))?;
+    Ok(words.into_iter().next().expect("one tensor"))
 }
 
 /// Keeps the `keep` places with the largest keys of one tensor.
@@ -121,6 +157,8 @@ impl Histogram {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallel::on_threads;
+    use espalier_plan::mesh::{Mesh, PerAxis};
     use espalier_tensor::mask::ones;
     use espalier_tensor::ops::select::key;
     use espalier_tensor::{Category, Device};
@@ -133,8 +171,13 @@ mod tests {
         keep: usize,
         keys: impl FnMut(usize) -> crate::Result<Tensor>,
     ) -> crate::Result<Vec<Words>> {
-        let stages =
-            Stages { places: (0..tensors).collect(), speaks: vec![true; tensors], all: tensors, sum: &Ok };
+        let stages = Stages {
+            places: (0..tensors).collect(),
+            speaks: vec![true; tensors],
+            all: tensors,
+            piece: &|_| None,
+            sum: &Ok,
+        };
         best_of_stages(&stages, keep, one_by_one(tensors, keys))
     }
 
@@ -171,7 +214,7 @@ mod tests {
                         give.send(counts.clone()).unwrap();
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
-                    let stages = Stages { places: own.clone(), speaks, all: keys.len(), sum: &sum };
+                    let stages = Stages { places: own.clone(), speaks, all: keys.len(), piece: &|_| None, sum: &sum };
                     best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
                 };
                 let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
@@ -190,6 +233,94 @@ mod tests {
             for keys in &keys {
                 let keep = (share * keys.len() as f64) as usize;
                 prop_assert_eq!(best(&tensor(keys), keep).unwrap(), best_of_all(1, keep, |_| Ok(tensor(keys))).unwrap().remove(0));
+            }
+        }
+    }
+
+    prop_compose! {
+        /// A tensor with many ties, and which of three pieces each of its columns is in.
+        fn cut_tensors()(rows in 1usize..6, columns in 1usize..14)
+            (scores in prop::collection::vec(-2i8..2, rows * columns), at in prop::collection::vec(0usize..3, columns),
+             columns in Just(columns)) -> (usize, Vec<u32>, Vec<usize>) {
+            (columns, scores.iter().map(|x| key(f32::from(*x))).collect(), at)
+        }
+    }
+
+    /// The places of the whole that masks of pieces keep.
+    fn in_whole(words: &Words, piece: &Piece) -> Vec<usize> {
+        ones(words).map(|at| piece.in_whole(at)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Against a stable sort of the whole tensors: the columns of each are on three ranks, of which the third may hold what
+        /// the first does. Over all tensors together, and of each by itself.
+        #[test]
+        fn the_best_of_pieces_are_the_best_of_the_whole(
+            tensors in prop::collection::vec(cut_tensors(), 1..4), share in 0.0f64..=1.0, copies in any::<bool>(),
+            cut in prop::collection::vec(any::<bool>(), 4),
+        ) {
+            let ranks = 3;
+            // With copies there are two pieces, and the first is on two ranks.
+            let distinct = if copies { 2 } else { ranks };
+            let piece_of = |t: usize, rank: usize| {
+                let (columns, keys, at) = &tensors[t];
+                let whole = Piece::whole(&[keys.len() / columns, *columns]);
+                let held = (0..*columns).filter(|column| at[*column] % distinct == rank % distinct);
+                if cut[t] { whole.cut(1, &held.map(|column| column..column + 1).collect::<Vec<_>>()) } else { whole }
+            };
+            let is_owner = |t: usize, rank: usize| if cut[t] { rank < distinct } else { rank == 0 };
+            let count = |keys: &[u32]| (share * keys.len() as f64) as usize;
+            let keep: usize = tensors.iter().map(|(_, keys, _)| count(keys)).sum();
+            let sorted = |some: &[usize], keep: usize| {
+                let places = |t: usize| (0..tensors[t].1.len()).map(move |i| (t, i));
+                let mut all: Vec<(usize, usize)> = some.iter().flat_map(|t| places(*t)).collect();
+                all.sort_by_key(|&(t, i)| std::cmp::Reverse(tensors[t].1[i]));
+                all.truncate(keep);
+                all.sort();
+                all
+            };
+            let mesh = Mesh::new(PerAxis { pipeline: ranks, ..PerAxis::ONES }).unwrap();
+            let chosen = on_threads(&mesh, &DEVICE, |world, device| {
+                let rank = world.rank();
+                let pieces: Vec<Piece> = (0..tensors.len()).map(|t| piece_of(t, rank)).collect();
+                let keys = |t: usize| {
+                    let at = pieces[t].runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+                    let keys: Vec<u32> = at.map(|place| tensors[t].1[place]).collect();
+                    Ok(Tensor::from_slice(device, &[keys.len()], &keys, Category::Workspace)?)
+                };
+                let sum = |counts| world.sum_over_stages(counts);
+                let stages = Stages {
+                    places: (0..tensors.len()).collect(),
+                    speaks: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),
+                    all: tensors.len(),
+                    piece: &|t| cut[t].then(|| &pieces[t]),
+                    sum: &sum,
+                };
+                let together = best_of_stages(&stages, keep, one_by_one(tensors.len(), keys))?;
+                let alone = |t: usize| {
+                    let held = (&pieces[t], is_owner(t, rank));
+                    best_of_pieces(&keys(t)?, count(&tensors[t].1), held, &sum)
+                };
+                let alone = (0..tensors.len()).map(alone).collect::<crate::Result<Vec<_>>>()?;
+                let places = |words: &[Words]| {
+                    words.iter().zip(&pieces).map(|(words, piece)| in_whole(words, piece)).collect::<Vec<_>>()
+                };
+                Ok((places(&together), places(&alone)))
+            }).unwrap();
+            for t in 0..tensors.len() {
+                let expected = |some: &[usize], keep| -> Vec<usize> {
+                    sorted(some, keep).into_iter().filter(|(of, _)| *of == t).map(|(_, i)| i).collect()
+                };
+                let all: Vec<usize> = (0..tensors.len()).collect();
+                for (rank, (together, alone)) in chosen.iter().enumerate() {
+                    let piece = piece_of(t, rank);
+                    let here = |places: Vec<usize>| -> Vec<usize> {
+                        places.into_iter().filter(|place| piece.runs().any(|run| (run.in_whole..run.in_whole + run.length).contains(place))).collect()
+                    };
+                    prop_assert_eq!(&together[t], &here(expected(&all, keep)), "all, rank {}", rank);
+                    prop_assert_eq!(&alone[t], &here(expected(&[t], count(&tensors[t].1))), "{}, rank {}", t, rank);
+                }
             }
         }
     }

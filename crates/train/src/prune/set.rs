@@ -1,6 +1,5 @@
 //! SET (Mocanu et al. 2018): the smallest weights of each layer go, as many grow anywhere else.
 
-use espalier_tensor::ops::select::random_keys;
 use espalier_tensor::random;
 
 use super::moving::{Moves, best_free};
@@ -29,7 +28,7 @@ impl Pruner for Set {
         let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
         Moves::draw(network, share, |id, count| {
             let key = random::key(seed, name_key(network.weights.name(id)));
-            best_free(network, id, random_keys(&network.context.device, network.len(id), key)?, count)
+            best_free(network, id, network.random_keys(id, key)?, count)
         })
     }
 }

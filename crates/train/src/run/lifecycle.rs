@@ -419,7 +419,8 @@ impl Run {
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
         let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
-        let (ranks, digests) = (self.trainer.ranks(), self.trainer.weights().digests()?);
+        let (ranks, pieces) = (self.trainer.ranks(), self.trainer.pieces());
+        let digests = self.trainer.weights().digests(pieces)?;
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
         let hash = hash_of(&ranks.of_all_stages(digests)?);

@@ -5,6 +5,7 @@
 //! Ranks may share them out: then each has its [`Cut`] of these vectors.
 
 use espalier_comm::Communicator;
+use espalier_plan::layout::Piece;
 use espalier_plan::optimizer;
 use espalier_plan::optimizer::Master;
 use espalier_plan::spec::Precision;
@@ -18,8 +19,9 @@ use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::{Gradients, Masks};
 use crate::Result;
-use crate::checkpoint::{OPTIMIZER, Piece, Room, Saved, Stored, Wanted};
+use crate::checkpoint::{OPTIMIZER, Portion, Room, Saved, Stored, Wanted};
 use crate::parallel::groups::Groups;
+use crate::parallel::pieces::Pieces;
 use crate::parallel::zero::{join, own_weights};
 use crate::weights::{ParameterId, Weights};
 
@@ -40,8 +42,10 @@ pub struct Optimizer {
 #[derive(Debug)]
 pub(crate) struct Slot {
     name: String,
-    /// Of the state, were it all here.
+    /// Of the state, were all of the rank's piece here.
     shape: Vec<usize>,
+    /// Whether it is of kept weights alone.
+    compressed: bool,
     /// Which part of it is.
     cut: Cut,
     master: Option<Tensor>,
@@ -91,6 +95,7 @@ impl Optimizer {
                     weight_decay: if parameter.decays || !config.exclude_from_decay { decay } else { 0.0 },
                     adapts: parameter.decays || !config.excludes_from_trust(),
                     name: parameter.name,
+                    compressed: mask.is_some(),
                     shape,
                     cut,
                 }))
@@ -127,7 +132,7 @@ impl Optimizer {
 
     /// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
     /// comes back starts at zero. One tensor at a time, so that there is never a second copy of the state. Those that
-    /// share the parameter are the `group`.
+    /// share what is here of the parameter are the `group`; all that hold pieces of it must call.
     ///
     /// But for the mean square that Adam divides by. Late in a run nothing corrects its start any more: from zero it would be
     /// `(1 - beta2) g^2` after the first step and the weight would move by `(1 - beta1) / sqrt(1 - beta2)`, three times the
@@ -140,11 +145,12 @@ impl Optimizer {
         new: &Mask,
         compressed: bool,
         group: Option<&Communicator>,
+        pieces: &Pieces,
     ) -> Result<()> {
         let slot = self.slots[id.0].as_mut().expect("a parameter of this stage");
         let (cut, before) = (slot.cut, slot.shape.iter().product());
         if compressed {
-            slot.shape = vec![new.kept()];
+            (slot.shape, slot.compressed) = (vec![new.kept()], true);
         }
         let mean_square = (self.rule.states() == 2).then(|| slot.master.iter().len() + 1);
         for (i, state) in slot.master.iter_mut().chain(&mut slot.moments).enumerate() {
@@ -152,7 +158,7 @@ impl Optimizer {
             if !compressed {
                 apply(state, new)?;
                 if let Some(old) = warm {
-                    warm_up(state, old, new, |place, _| place)?;
+                    warm_up(state, old, new, |place, _| place, (id, pieces))?;
                 }
                 continue;
             }
@@ -167,7 +173,7 @@ impl Optimizer {
             let category = if cut.is_alone() { Category::Optimizer } else { Category::Workspace };
             let mut kept = compress(&dense, new, category)?;
             if let Some(old) = warm {
-                warm_up(&mut kept, old, new, |_, nth| nth)?;
+                warm_up(&mut kept, old, new, |_, nth| nth, (id, pieces))?;
             }
             *state = match cut.is_alone() {
                 true => kept,
@@ -194,35 +200,47 @@ impl Optimizer {
         self.state(id).into_iter().map(Tensor::byte_len).sum()
     }
 
-    /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or this rank's pieces.
-    pub fn saved(&self) -> Saved<'_> {
-        self.slots.iter().flatten().flat_map(Slot::saved).collect()
+    /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or what this rank has of its piece.
+    pub fn saved(&self, pieces: &Pieces) -> Saved<'_> {
+        let slots =
+            self.slots.iter().enumerate().filter_map(|(i, slot)| Some((ParameterId(i), slot.as_ref()?)));
+        slots.flat_map(|(id, slot)| slot.saved(pieces.own(id))).collect()
     }
 
     /// Room for the same, to be filled from a checkpoint.
-    pub fn wanted(&mut self) -> Wanted<'_> {
+    pub fn wanted(&mut self, pieces: &Pieces) -> Wanted<'_> {
         let missing = self.slots.iter().filter(|slot| slot.is_none()).count();
         let elsewhere = missing * (self.rule.states() + usize::from(self.has_master));
-        let tensors = self.slots.iter_mut().flatten().flat_map(Slot::rooms).collect();
+        let tensors = self.slots_mut().flat_map(|(id, slot)| slot.rooms(pieces.own(id))).collect();
         Wanted { file: OPTIMIZER, tensors, elsewhere, converts: false }
     }
 }
 
 /// Gives the weights that a new mask has grown the mean of those that stay. `at` says where a weight's number is, from its
 /// place in the parameter and its number among the kept ones. On the host, where masks are chosen: sums are in the order of
-/// places, so that dense and compressed state agree in every bit.
-fn warm_up(state: &mut Tensor, old: &Mask, new: &Mask, at: impl Fn(usize, usize) -> usize) -> Result<()> {
+/// places, so that dense and compressed state agree in every bit; the mean is over all of a parameter that is in pieces.
+fn warm_up(
+    state: &mut Tensor,
+    old: &Mask,
+    new: &Mask,
+    at: impl Fn(usize, usize) -> usize,
+    (id, pieces): (ParameterId, &Pieces),
+) -> Result<()> {
     let (old, new) = (old.read_words()?, new.read_words()?);
     let stays = |place: usize| old[place / 32] >> (place % 32) & 1 == 1;
     let kept: Vec<(usize, bool)> =
         ones(&new).enumerate().map(|(nth, place)| (at(place, nth), stays(place))).collect();
     let staying = kept.iter().filter(|(_, stays)| *stays).count();
-    if staying == kept.len() || staying == 0 {
+    if !pieces.is_cut(id) && (staying == kept.len() || staying == 0) {
         return Ok(());
     }
     let mut values = state.copy_to_host()?;
     let sum: f64 = kept.iter().filter(|(_, stays)| *stays).map(|(at, _)| f64::from(values[*at])).sum();
-    let mean = (sum / staying as f64) as f32;
+    let totals = pieces.total(id, vec![sum, staying as f64])?;
+    if totals[1] == 0.0 {
+        return Ok(());
+    }
+    let mean = (totals[0] / totals[1]) as f32;
     kept.iter().filter(|(_, stays)| !stays).for_each(|(at, _)| values[*at] = mean);
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     Ok(state.copy_from_host(&bytes)?)
@@ -247,20 +265,21 @@ impl Slot {
         }
     }
 
-    fn saved(&self) -> Saved<'_> {
-        let stored = |(i, tensor)| match self.piece() {
+    fn saved(&self, piece: &Piece) -> Saved<'_> {
+        let stored = |(i, tensor)| match self.portion(piece) {
             None => (self.label(i), Stored::Tensor(tensor)),
-            Some(piece) => (self.label(i), Stored::Piece(tensor, piece)),
+            Some(portion) => (self.label(i), Stored::Portion(tensor, portion)),
         };
         self.master.iter().chain(&self.moments).enumerate().map(stored).collect()
     }
 
-    fn rooms(&mut self) -> Vec<(String, Room<'_>)> {
+    fn rooms(&mut self, piece: &Piece) -> Vec<(String, Room<'_>)> {
         let count = self.master.iter().len() + self.moments.len();
-        let (labels, piece): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.piece());
-        let room = |tensor| match piece.clone() {
+        let (labels, portion): (Vec<_>, _) =
+            ((0..count).map(|i| self.label(i)).collect(), self.portion(piece));
+        let room = |tensor| match portion.clone() {
             None => Room::Tensor(tensor),
-            Some(piece) => Room::Piece(tensor, piece),
+            Some(portion) => Room::Portion(tensor, portion),
         };
         labels.into_iter().zip(self.master.iter_mut().chain(&mut self.moments).map(room)).collect()
     }
@@ -273,11 +292,17 @@ impl Slot {
         }
     }
 
-    /// Where what is here belongs, if it is not all.
-    fn piece(&self) -> Option<Piece> {
-        let elements = self.shape.iter().product();
-        (!self.cut.is_alone())
-            .then(|| Piece { start: self.cut.own(elements).start, shape: self.shape.clone() })
+    /// Where what is here of a rank's piece of the parameter belongs, if that is not all of its state.
+    fn portion(&self, piece: &Piece) -> Option<Portion> {
+        let portion = match (piece.is_whole(), self.compressed) {
+            (true, _) => Portion::of(Piece::whole(&self.shape)),
+            (false, false) => Portion::of(piece.clone()),
+            (false, true) => Portion::kept(piece.clone(), &self.name),
+        };
+        match self.cut.is_alone() {
+            true => (!piece.is_whole()).then_some(portion),
+            false => Some(portion.from(self.cut.own(self.shape.iter().product()).start)),
+        }
     }
 }
 

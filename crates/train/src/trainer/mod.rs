@@ -24,6 +24,7 @@ use crate::data::{Dataset, Split, spread};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::Averaging;
+use crate::parallel::pieces::Pieces;
 use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
@@ -43,6 +44,8 @@ pub struct Trainer {
     /// Steps that had been taken when the executor's list began.
     list_began: u64,
     weights: Weights,
+    /// What of each parameter this rank holds, and what its peers do.
+    pieces: Pieces,
     /// What may be pruned of what this rank holds.
     candidates: Vec<ParameterId>,
     /// What is kept of each candidate of the whole model.
@@ -146,6 +149,7 @@ impl Trainer {
             together: Default::default(),
             nobody: Groups::default(),
             fault: None,
+            pieces: Pieces::whole(&plan.model),
             weights,
             candidates,
             kept: Vec::new(),
@@ -168,6 +172,11 @@ impl Trainer {
     /// The weights.
     pub fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// What of each parameter this rank holds, and what its peers do.
+    pub fn pieces(&self) -> &Pieces {
+        &self.pieces
     }
 
     /// What is kept.

@@ -31,7 +31,8 @@ impl Trainer {
     /// Counts them, each on one stage.
     pub(super) fn count_kept(&mut self) -> Result<()> {
         let mut counts = vec![0; 2 * self.weights.parameters()];
-        for id in self.candidates.iter().filter(|id| self.context.groups.is_owner(**id)) {
+        let counted = |id: &ParameterId| self.context.groups.is_owner(*id) && self.pieces.is_owner(*id);
+        for id in self.candidates.iter().filter(|id| counted(id)) {
             let len = self.weights.get(*id).len();
             counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
             counts[2 * id.0 + 1] = len as u64;
@@ -99,6 +100,7 @@ impl Trainer {
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
+            pieces: &self.pieces,
             passes: self.scoring.map_or(1, |scoring| scoring.passes),
         };
         let decision = pruner.before_step(&mut network);
@@ -141,7 +143,8 @@ impl Trainer {
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
                 let group = self.context.groups.of(id);
-                optimizer.remask(id, self.masks.get(id), &mask, self.masks.compress(), group)?;
+                let (old, compressed) = (self.masks.get(id), self.masks.compress());
+                optimizer.remask(id, old, &mask, compressed, group, &self.pieces)?;
             }
             drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
             if mask.kept() == 0 {

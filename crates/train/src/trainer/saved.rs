@@ -1,11 +1,14 @@
 //! What a trainer saves, and how it goes back to it: its own run's checkpoints, or the weights and masks of another's.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use espalier_plan::layout::Piece;
 use espalier_tensor::Mask;
 
 use super::Trainer;
 use crate::checkpoint::{Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Wanted};
+use crate::prune::{Memory, Pruner};
 use crate::state::Optimizer;
 use crate::weights::ParameterId;
 use crate::{Error, Result};
@@ -16,16 +19,16 @@ impl Trainer {
         self.average()?;
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
-        let tensors = |(name, tensor): (&str, _)| (name.to_owned(), Stored::Tensor(tensor));
         let mut files: Vec<(&str, Saved<'_>)> =
-            vec![(MODEL, self.weights.named().map(tensors).collect()), (OPTIMIZER, optimizer.saved())];
+            vec![(MODEL, self.weights.saved(&self.pieces)), (OPTIMIZER, optimizer.saved(&self.pieces))];
         // Also where nothing of this stage is pruned: another's may be.
         let mask = |(id, mask): (ParameterId, &Mask)| {
-            Ok((self.weights.name(id).to_owned(), Stored::Words(mask.read_words()?)))
+            let words = Stored::packed(mask.read_words()?, self.pieces.own(id), 1);
+            Ok((self.weights.name(id).to_owned(), words))
         };
         let masks: Saved<'_> = self.masks.iter().map(mask).collect::<Result<_>>()?;
-        let remembered = self.pruner.iter().flat_map(|pruner| pruner.save());
-        let remembered: Saved<'_> = remembered.map(|(name, words)| (name, Stored::Words(words))).collect();
+        let remembered: Saved<'_> =
+            self.pruner.iter().flat_map(|pruner| self.remembered(&**pruner)).collect();
         files.extend(
             [(MASKS, masks), (PRUNER, remembered)].into_iter().filter(|(_, saved)| !saved.is_empty()),
         );
@@ -43,9 +46,10 @@ impl Trainer {
     pub fn restore(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         let mut optimizer = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
-        whole.fill(&mut [self.weights.wanted(), optimizer.wanted()])?;
-        if let Some(pruner) = &mut self.pruner {
-            pruner.load(whole.words(PRUNER)?);
+        whole.fill(&mut [self.weights.wanted(&self.pieces), optimizer.wanted(&self.pieces)])?;
+        if let Some(mut pruner) = self.pruner.take() {
+            pruner.load(self.recalled(&*pruner, whole)?);
+            self.pruner = Some(pruner);
         }
         self.optimizer = Some(optimizer);
         self.progress = whole.progress().clone();
@@ -58,7 +62,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted() }])
+        whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted(&self.pieces) }])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
@@ -79,20 +83,63 @@ impl Trainer {
         self.sparsity() > sparsity + 0.5 / self.kept().1.max(1) as f64
     }
 
-    fn take_masks(&mut self, whole: &Checkpoint) -> Result<()> {
-        let mut stored = whole.words(MASKS)?;
-        for id in (0..self.weights.parameters()).map(ParameterId) {
-            let name = self.weights.name(id).to_owned();
-            let Some(words) = stored.remove(&name).filter(|_| self.weights.holds(id)) else { continue };
-            let len = self.weights.get(id).len();
-            let ragged = !len.is_multiple_of(32) && words.last().is_some_and(|last| last >> (len % 32) != 0);
-            if words.len() != len.div_ceil(32) || ragged {
-                return Err(whole.refuse(format!("the mask of {name} is not one of {len} weights")));
-            }
-            self.set_mask(id, Mask::new(&self.context.device, len, &words)?)?;
+    /// What the pruning method remembers, as a checkpoint holds it.
+    fn remembered(&self, pruner: &dyn Pruner) -> Saved<'_> {
+        let stored = |(name, words): (String, Vec<u32>)| {
+            let memory = pruner.memory(&name).expect("a name that the method has given");
+            let stored = match self.packing(memory).flatten() {
+                Some((piece, bits)) => Stored::packed(words, &piece, bits),
+                None => Stored::Words(words),
+            };
+            (name, stored)
+        };
+        pruner.save().into_iter().map(stored).collect()
+    }
+
+    /// What of a checkpoint the pruning method remembers on this rank.
+    fn recalled(&self, pruner: &dyn Pruner, whole: &Checkpoint) -> Result<BTreeMap<String, Vec<u32>>> {
+        let mut recalled = BTreeMap::new();
+        for name in whole.names(PRUNER) {
+            let Some(packing) = pruner.memory(name).and_then(|memory| self.packing(memory)) else { continue };
+            let words = match packing {
+                Some((piece, bits)) => whole.packed(PRUNER, name, &piece, bits)?,
+                None => whole.words(PRUNER, name)?,
+            };
+            recalled.extend(words.map(|words| (name.to_owned(), words)));
         }
-        if let Some(name) = stored.into_keys().next() {
-            return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
+        Ok(recalled)
+    }
+
+    /// Of which piece, and in how many bits a weight, a method remembers something, if not the same on every rank; nothing where
+    /// it is of a tensor that this rank does not hold.
+    fn packing(&self, memory: Memory<'_>) -> Option<Option<(Piece, usize)>> {
+        let (name, is_mask) = match memory {
+            Memory::Own => return Some(None),
+            Memory::MaskOf(name) => (name, true),
+            Memory::ValuesOf(name) => (name, false),
+        };
+        let (piece, tensor) = match self.weights.parameter(name) {
+            Some(id) if self.weights.holds(id) => (self.pieces.own(id).clone(), self.weights.get(id)),
+            Some(_) => return None,
+            None => {
+                let (_, statistic) = self.weights.named().find(|(held, _)| *held == name)?;
+                (Piece::whole(statistic.shape()), statistic)
+            }
+        };
+        Some(Some((piece, if is_mask { 1 } else { 8 * tensor.dtype().bytes() })))
+    }
+
+    fn take_masks(&mut self, whole: &Checkpoint) -> Result<()> {
+        for name in whole.names(MASKS) {
+            let Some(id) = self.weights.parameter(name) else {
+                return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
+            };
+            if !self.weights.holds(id) {
+                continue;
+            }
+            let piece = self.pieces.own(id);
+            let words = whole.packed(MASKS, name, piece, 1)?.expect("a name of this file");
+            self.set_mask(id, Mask::new(&self.context.device, piece.len(), &words)?)?;
         }
         self.count_kept()
     }

@@ -172,7 +172,9 @@ fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
     let folder = tempfile::tempdir().unwrap();
     let loss = run_in(folder.path(), base, steps).loss.unwrap();
     let whole = Checkpoint::find(folder.path(), &Ranks::alone(), |_| ()).unwrap();
-    (whole.words("masks.safetensors").unwrap(), loss)
+    let words = |name: &str| whole.words("masks.safetensors", name).unwrap().unwrap();
+    let masks = whole.names("masks.safetensors").map(|name| (name.to_owned(), words(name)));
+    (masks.collect(), loss)
 }
 
 #[test]

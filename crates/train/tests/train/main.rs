@@ -14,6 +14,7 @@ mod memory;
 mod norms;
 mod oracle;
 mod parallel;
+mod pieces;
 mod pipeline;
 mod prune;
 mod records;

@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_plan::layout::Piece;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::checkpoint::{Checkpoint, Checkpoints, Piece, Progress, Room, Stored, Wanted};
+use espalier_train::checkpoint::{Checkpoint, Checkpoints, Portion, Progress, Room, Stored, Wanted};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;
 
@@ -105,16 +106,21 @@ fn numbers(device: &Device, range: std::ops::Range<usize>) -> Tensor {
     Tensor::from_slice(device, &[range.len()], &values, Category::Optimizer).unwrap()
 }
 
+/// The elements of a tensor from one on.
+fn range_from(shape: &[usize], start: usize) -> Portion {
+    Portion::of(Piece::whole(shape)).from(start)
+}
+
 /// Saves pieces of a tensor of 10 x 3, one range a rank.
 fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
     let device = Device::cpu(1).unwrap();
     on_threads(&mesh(cuts.len(), 1), &device, |ranks, device| {
         let cut = cuts[ranks.rank()].clone();
-        let (part, own) = (numbers(device, cut.clone()), Piece { start: cut.start, shape: vec![10, 3] });
+        let (part, own) = (numbers(device, cut.clone()), range_from(&[10, 3], cut.start));
         let whole = numbers(device, 0..7);
         let files = vec![(
             "state.safetensors",
-            vec![("a".to_owned(), Stored::Piece(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
+            vec![("a".to_owned(), Stored::Portion(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
         )];
         Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, &ranks)
     })
@@ -129,9 +135,9 @@ fn pieces_are_joined_and_cut_anew() {
     let device = Device::cpu(1).unwrap();
     for cut in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
         let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
-        let own = Piece { start: cut.start, shape: vec![10, 3] };
+        let own = range_from(&[10, 3], cut.start);
         let tensors =
-            vec![("a".to_owned(), Room::Piece(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
+            vec![("a".to_owned(), Room::Portion(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
         whole
             .fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
             .unwrap();
@@ -212,10 +218,10 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
                 return Err(Error::File { path: "x".into(), why: "gone".into() });
             }
             let part = numbers(device, 0..1);
-            let own = |rank| Piece { start: rank, shape: vec![3] };
+            let own = |rank| range_from(&[3], rank);
             // No such folder can be written to.
             let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
-            let files = vec![(file, vec![("a".to_owned(), Stored::Piece(&part, own(ranks.rank())))])];
+            let files = vec![(file, vec![("a".to_owned(), Stored::Portion(&part, own(ranks.rank())))])];
             let saved = checkpoints.save(&after(step), files, &ranks);
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
@@ -250,8 +256,8 @@ fn a_damaged_part_is_heard_of_by_all() {
     on_threads(&mesh(2, 1), &device, |ranks, device| {
         for step in [1, 2] {
             let part = numbers(device, 0..5);
-            let own = Piece { start: 5 * ranks.rank(), shape: vec![10] };
-            let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Piece(&part, own))])];
+            let own = range_from(&[10], 5 * ranks.rank());
+            let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Portion(&part, own))])];
             checkpoints.save(&after(step), files, &ranks)?;
         }
         Ok(())

@@ -1,0 +1,151 @@
+//! Which pieces of the model's parameters this rank holds, and which its peers: those that hold the layers of a stage together.
+//!
+//! A parameter that is cut has another piece on each of them, or the same on some; one that is not is whole on all. What is
+//! found in pieces and must be that of the whole, a count, a digest, is put together here. Pieces are in the order of the
+//! whole, so that masks, ties and compressed state of a piece are those of the whole where they lie.
+
+use espalier_comm::{Communicator, Message, Reduce};
+use espalier_plan::layout::Piece;
+use espalier_plan::spec::{Model, Parameter};
+use espalier_tensor::Tensor;
+
+use super::exchange;
+use crate::Result;
+use crate::weights::{ParameterId, digest};
+
+/// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are cut is the same
+/// everywhere.
+#[derive(Debug, Clone)]
+pub struct Pieces {
+    peers: Communicator,
+    /// By peer, and of each by parameter.
+    held: Vec<Vec<Piece>>,
+}
+
+impl Pieces {
+    /// Nothing is cut.
+    pub fn whole(model: &Model) -> Pieces {
+        let whole = |parameter: &Parameter| Piece::whole(&parameter.shape);
+        Pieces { peers: Communicator::alone(), held: vec![model.parameters().iter().map(whole).collect()] }
+    }
+
+    /// Those of the peers, in their order, each a piece of every parameter.
+    pub fn new(peers: Communicator, held: Vec<Vec<Piece>>) -> Pieces {
+        assert_eq!(peers.size(), held.len(), "pieces of all peers");
+        Pieces { peers, held }
+    }
+
+    /// What this rank holds of a parameter, if its stage has it.
+    pub fn own(&self, id: ParameterId) -> &Piece {
+        &self.held[self.peers.rank()][id.0]
+    }
+
+    /// Whether some peer has less than all of a parameter.
+    pub fn is_cut(&self, id: ParameterId) -> bool {
+        self.held.iter().any(|held| !held[id.0].is_whole())
+    }
+
+    /// Whether this rank speaks for its piece: the first of the peers that hold it.
+    pub fn is_owner(&self, id: ParameterId) -> bool {
+        self.held.iter().position(|held| held[id.0] == *self.own(id)) == Some(self.peers.rank())
+    }
+
+    /// Sums over the peers, all of which must ask.
+    pub fn sum(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+        Ok(self.peers.all_reduce(numbers, Reduce::Sum)?)
+    }
+
+    /// What all peers together count of a parameter, from what each counts of its piece. Where it is cut all must ask.
+    pub fn count(&self, id: ParameterId, own: usize) -> Result<usize> {
+        Ok(self.total(id, vec![own as u64])?[0] as usize)
+    }
+
+    /// Sums over all of a parameter, from those over this rank's piece. Where it is cut all peers must ask.
+    pub fn total<T: Copy + Default>(&self, id: ParameterId, own: Vec<T>) -> Result<Vec<T>>
+    where
+        Vec<T>: Message,
+    {
+        match (self.is_cut(id), self.is_owner(id)) {
+            (false, _) => Ok(own),
+            (true, true) => Ok(self.peers.all_reduce(own, Reduce::Sum)?),
+            (true, false) => Ok(self.peers.all_reduce(vec![T::default(); own.len()], Reduce::Sum)?),
+        }
+    }
+
+    /// blake3 of the bytes of a whole parameter. Where it is cut, its pieces come together on the host of every peer; all must
+    /// ask.
+    pub fn digest(&self, id: ParameterId, own: &Tensor) -> Result<[u8; 32]> {
+        match self.is_cut(id) {
+            false => digest(own),
+            true => Ok(*blake3::Hasher::new().update_rayon(&self.join(id, own)?).finalize().as_bytes()),
+        }
+    }
+
+    /// The bytes of a whole parameter, or of what has a number for each of its weights. All peers must ask.
+    pub(crate) fn join(&self, id: ParameterId, own: &Tensor) -> Result<Vec<u8>> {
+        let each = own.dtype().bytes();
+        let mut whole = vec![0; self.own(id).of().iter().product::<usize>() * each];
+        // A second holder of a piece has the same bytes.
+        let held = if self.is_owner(id) { own.read_bytes()? } else { [][..].into() };
+        for (peer, bytes) in exchange(&self.peers, &held)?.into_iter().enumerate() {
+            if bytes.is_empty() {
+                continue;
+            }
+            for run in self.held[peer][id.0].runs() {
+                let from = &bytes[run.at * each..(run.at + run.length) * each];
+                whole[run.in_whole * each..(run.in_whole + run.length) * each].copy_from_slice(from);
+            }
+        }
+        Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_plan::mesh::{Mesh, PerAxis};
+    use espalier_tensor::{Category, DType, Device};
+
+    use super::*;
+    use crate::parallel::on_threads;
+
+    /// Rows, columns, three ranges as of heads, and one that is on two ranks: each time the digest of the uncut tensor.
+    #[test]
+    fn a_digest_of_pieces_is_that_of_the_whole() {
+        let (shape, device) = ([5, 12], Device::cpu(1).unwrap());
+        let whole = Piece::whole(&shape);
+        let heads = |at: usize| whole.clone().cut(1, &[at..at + 1, 4 + at..5 + at, 8 + at..9 + at]);
+        let cuts: [[Piece; 4]; 4] = [
+            [0..2, 2..3, 3..3, 3..5].map(|rows| whole.clone().cut(0, &[rows])),
+            [0..1, 1..6, 6..11, 11..12].map(|columns| whole.clone().cut(1, &[columns])),
+            [0, 1, 2, 3].map(heads),
+            [0..6, 6..12, 0..6, 6..12].map(|columns| whole.clone().cut(1, &[columns])),
+        ];
+        for dtype in [DType::F32, DType::Bf16] {
+            let values: Vec<f32> = (0..60).map(|i| (i as f32 - 30.0) / 8.0).collect();
+            let all = Tensor::from_f32(&device, &shape, dtype, &values, Category::Weights).unwrap();
+            let expected = *blake3::hash(&all.read_bytes().unwrap()).as_bytes();
+            let mesh = Mesh::new(PerAxis { pipeline: 4, ..PerAxis::ONES }).unwrap();
+            let digests = on_threads(&mesh, &device, |ranks, device| {
+                let id = |cut: usize| ParameterId(cut);
+                let held = |rank: usize| {
+                    let mut held: Vec<Piece> = cuts.iter().map(|cut| cut[rank].clone()).collect();
+                    held.push(whole.clone());
+                    held
+                };
+                let pieces = Pieces::new(ranks.stages().clone(), (0..4).map(held).collect());
+                let digest = |cut: usize| {
+                    let piece = pieces.own(id(cut));
+                    let at = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+                    let own: Vec<f32> = at.map(|place| values[place]).collect();
+                    let own = Tensor::from_f32(device, &piece.shape(), dtype, &own, Category::Weights)?;
+                    assert_eq!(pieces.count(id(cut), own.len())?, 60);
+                    pieces.digest(id(cut), &own)
+                };
+                (0..5).map(digest).collect::<Result<Vec<_>>>()
+            });
+            for digests in digests.unwrap() {
+                assert_eq!(digests, [expected; 5]);
+            }
+        }
+    }
+}

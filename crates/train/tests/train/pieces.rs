@@ -1,0 +1,311 @@
+//! Checkpoints of ranks that hold pieces of tensors: whatever the cut under which they were written, any other reads the same bits.
+
+use std::ops::Range;
+use std::path::Path;
+
+use espalier_plan::Cut;
+use espalier_plan::layout::Piece;
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_tensor::mask::ones;
+use espalier_tensor::{Category, Device, Tensor};
+use espalier_train::Result;
+use espalier_train::checkpoint::{
+    Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Portion, Progress, Room, Stored, Wanted,
+};
+use espalier_train::parallel::{Ranks, on_threads};
+use proptest::prelude::*;
+
+/// A weight, its mask, and what is kept of its state, before anyone has cut them.
+#[derive(Debug, Clone)]
+struct Whole {
+    shape: Vec<usize>,
+    kept: Vec<bool>,
+}
+
+/// The weight at a place of the whole: no two are the same.
+fn weight_at(place: usize) -> f32 {
+    place as f32 - 7.0
+}
+
+/// Its state.
+fn moment_at(place: usize) -> f32 {
+    1.0 / (1.0 + place as f32)
+}
+
+/// Who holds what: the dimension that is cut, whose each place is one of the pieces', and the piece of each rank of a replica.
+#[derive(Debug, Clone)]
+struct Layout {
+    dim: usize,
+    piece_of_place: Vec<usize>,
+    piece_of_rank: Vec<usize>,
+    replicas: usize,
+    /// Whether those that hold a piece share its state out.
+    shared: bool,
+}
+
+/// What one rank holds.
+struct Own {
+    piece: Piece,
+    cut: Cut,
+    weight: Vec<f32>,
+    dense_state: Vec<f32>,
+    kept_state: Vec<f32>,
+    mask: Vec<u32>,
+    /// 16 bits for each weight.
+    halves: Vec<u32>,
+}
+
+impl Layout {
+    fn members(&self) -> usize {
+        self.piece_of_rank.len()
+    }
+
+    /// What a rank of a replica holds of a tensor.
+    fn own(&self, whole: &Whole, member: usize, replica: usize) -> Own {
+        let number = self.piece_of_rank[member];
+        let held = (0..whole.shape[self.dim]).filter(|place| self.piece_of_place[*place] == number);
+        let ranges: Vec<Range<usize>> = held.map(|place| place..place + 1).collect();
+        let piece = Piece::whole(&whole.shape).cut(self.dim, &ranges);
+        let holders: Vec<(usize, usize)> = (0..self.members())
+            .filter(|other| self.piece_of_rank[*other] == number)
+            .flat_map(|other| (0..self.replicas).map(move |replica| (other, replica)))
+            .collect();
+        let rank = holders.iter().position(|holder| *holder == (member, replica)).unwrap();
+        let cut = if self.shared { Cut { ranks: holders.len(), rank } } else { Cut::ALONE };
+        let places: Vec<usize> =
+            piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length).collect();
+        let of = |numbers: Vec<f32>| numbers[cut.own(numbers.len())].to_vec();
+        let mut mask = vec![0; places.len().div_ceil(32)];
+        let mut halves = vec![0; places.len().div_ceil(2)];
+        for (at, place) in places.iter().enumerate() {
+            mask[at / 32] |= u32::from(whole.kept[*place]) << (at % 32);
+            halves[at / 2] |= ((40_503 * (*place as u32 + 1)) & 0xffff) << (16 * (at % 2));
+        }
+        Own {
+            weight: places.iter().map(|place| weight_at(*place)).collect(),
+            dense_state: of(places.iter().map(|place| moment_at(*place)).collect()),
+            kept_state: of(places
+                .iter()
+                .filter(|place| whole.kept[**place])
+                .map(|place| moment_at(*place))
+                .collect()),
+            piece,
+            cut,
+            mask,
+            halves,
+        }
+    }
+
+    fn on_ranks(&self, work: impl Fn(Ranks, &Device, (usize, usize)) -> Result<()> + Sync) {
+        let mesh =
+            Mesh::new(PerAxis { pipeline: self.members(), data: self.replicas, ..PerAxis::ONES }).unwrap();
+        let device = Device::cpu(1).unwrap();
+        let own = |ranks: Ranks, device: &Device| {
+            let place = (ranks.stages().rank(), ranks.data().rank());
+            work(ranks, device, place)
+        };
+        on_threads(&mesh, &device, own).unwrap();
+    }
+}
+
+impl Own {
+    /// Which portion of the state this rank has, of all weights or of the kept ones.
+    fn portion(&self, kept: Option<&str>) -> Option<Portion> {
+        let (own, all) = match kept {
+            Some(_) => (self.kept_state.len(), ones(&self.mask).count()),
+            None => (self.dense_state.len(), self.piece.len()),
+        };
+        assert_eq!(self.cut.own(all).len(), own);
+        let whole = self.piece.is_whole();
+        let portion = match kept {
+            Some(_) if whole => Portion::of(Piece::whole(&[all])),
+            Some(mask) => Portion::kept(self.piece.clone(), mask),
+            None => Portion::of(self.piece.clone()),
+        };
+        match self.cut.is_alone() {
+            true => (!whole).then_some(portion),
+            false => Some(portion.from(self.cut.own(all).start)),
+        }
+    }
+}
+
+fn tensor(device: &Device, shape: &[usize], values: &[f32]) -> Tensor {
+    Tensor::from_slice(device, shape, values, Category::Optimizer).unwrap()
+}
+
+/// The shape of what a rank has of dense state.
+fn dense_shape(own: &Own) -> Vec<usize> {
+    if own.cut.is_alone() { own.piece.shape() } else { vec![own.dense_state.len()] }
+}
+
+const DENSE: &str = "moment0/w";
+const KEPT: &str = "moment1/w";
+
+fn save(folder: &Path, whole: &Whole, layout: &Layout) {
+    layout.on_ranks(|ranks, device, (member, replica)| {
+        let own = layout.own(whole, member, replica);
+        let weight = tensor(device, &own.piece.shape(), &own.weight);
+        let dense = tensor(device, &dense_shape(&own), &own.dense_state);
+        let kept = tensor(device, &[own.kept_state.len()], &own.kept_state);
+        let state = |tensor, portion: Option<Portion>| match portion {
+            None => Stored::Tensor(tensor),
+            Some(portion) => Stored::Portion(tensor, portion),
+        };
+        let files = vec![
+            (MODEL, vec![("w".to_owned(), Stored::piece(&weight, &own.piece))]),
+            (
+                OPTIMIZER,
+                vec![
+                    (DENSE.to_owned(), state(&dense, own.portion(None))),
+                    (KEPT.to_owned(), state(&kept, own.portion(Some("w")))),
+                ],
+            ),
+            (MASKS, vec![("w".to_owned(), Stored::packed(own.mask.clone(), &own.piece, 1))]),
+            (PRUNER, vec![("early/w".to_owned(), Stored::packed(own.halves.clone(), &own.piece, 16))]),
+        ];
+        Checkpoints::new(folder, 1, "m", "f32").save(&Progress::default(), files, &ranks).map(drop)
+    });
+}
+
+fn read(folder: &Path, whole: &Whole, layout: &Layout) {
+    layout.on_ranks(|ranks, device, (member, replica)| {
+        let own = layout.own(whole, member, replica);
+        let checkpoint = Checkpoint::read(&folder.join("step-000000"), &ranks)?;
+        assert_eq!(checkpoint.packed(MASKS, "w", &own.piece, 1)?.unwrap(), own.mask);
+        assert_eq!(checkpoint.packed(PRUNER, "early/w", &own.piece, 16)?.unwrap(), own.halves);
+        let empty = |shape: &[usize]| tensor(device, shape, &vec![f32::MAX; shape.iter().product()]);
+        let mut weight = empty(&own.piece.shape());
+        let (mut dense, mut kept) = (empty(&dense_shape(&own)), empty(&[own.kept_state.len()]));
+        let dense_room = match own.portion(None) {
+            None => Room::Tensor(&mut dense),
+            Some(portion) => Room::Portion(&mut dense, portion),
+        };
+        let kept_room = match own.portion(Some("w")) {
+            None => Room::Tensor(&mut kept),
+            Some(portion) => Room::Portion(&mut kept, portion),
+        };
+        let wanted = |file, tensors| Wanted { file, tensors, elsewhere: 0, converts: false };
+        checkpoint.fill(&mut [
+            wanted(MODEL, vec![("w".to_owned(), Room::piece(&mut weight, &own.piece))]),
+            wanted(OPTIMIZER, vec![(DENSE.to_owned(), dense_room), (KEPT.to_owned(), kept_room)]),
+        ])?;
+        assert_eq!(weight.to_f32(), own.weight);
+        assert_eq!(dense.to_f32(), own.dense_state);
+        assert_eq!(kept.to_f32(), own.kept_state);
+        Ok(())
+    });
+}
+
+prop_compose! {
+    fn tensors()(shape in prop::collection::vec(1usize..9, 2..4))
+        (kept in prop::collection::vec(any::<bool>(), shape.iter().product::<usize>()), shape in Just(shape)) -> Whole {
+        Whole { shape, kept }
+    }
+}
+
+prop_compose! {
+    /// Up to three pieces on up to four ranks: runs of places go to them in turn, so that a piece may be three ranges.
+    fn layouts()(
+        pieces in 1usize..4, more in 0usize..2, runs in prop::collection::vec(1usize..4, 9), turn in 0usize..3,
+        dim in 0usize..3, replicas in 1usize..3, shared in any::<bool>(),
+    ) -> Layout {
+        let piece_of_place =
+            runs.iter().enumerate().flat_map(|(i, run)| vec![(i + turn) % pieces; *run]).collect();
+        let piece_of_rank = (0..pieces + more).map(|rank| rank % pieces).collect();
+        Layout { dim, piece_of_place, piece_of_rank, replicas, shared }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn what_one_cut_writes_any_other_reads(whole in tensors(), mut from in layouts(), mut to in layouts()) {
+        for layout in [&mut from, &mut to] {
+            layout.dim %= whole.shape.len();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), &whole, &from);
+        read(folder.path(), &whole, &to);
+    }
+}
+
+/// Column `i` of a row of 32 on rank `i % 2` of two.
+fn alternating() -> (Whole, Layout) {
+    let whole = Whole { shape: vec![2, 32], kept: (0..64).map(|i| i % 3 == 0).collect() };
+    let piece_of_place = (0..32).map(|place| place % 2).collect();
+    (whole, Layout { dim: 1, piece_of_place, piece_of_rank: vec![0, 1], replicas: 1, shared: false })
+}
+
+/// Where two ranks say that they hold the same column, or none says that it holds one, the checkpoint is not one.
+#[test]
+fn pieces_that_overlap_or_leave_something_out_are_refused() {
+    for (moved, said) in [(vec![], "hold 62 elements of 64"), (vec![0, 1], "in two files")] {
+        let (whole, layout) = alternating();
+        let folder = tempfile::tempdir().unwrap();
+        layout.on_ranks(|ranks, device, (member, _)| {
+            let columns = (0..32).filter(|place| match place {
+                5 => moved.contains(&member),
+                place => place % 2 == member,
+            });
+            let ranges: Vec<Range<usize>> = columns.map(|place| place..place + 1).collect();
+            let piece = Piece::whole(&whole.shape).cut(1, &ranges);
+            let weight = tensor(device, &piece.shape(), &vec![1.0; piece.len()]);
+            let files = vec![(MODEL, vec![("w".to_owned(), Stored::piece(&weight, &piece))])];
+            Checkpoints::new(folder.path(), 1, "m", "f32").save(&Progress::default(), files, &ranks).map(drop)
+        });
+        let read = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::alone());
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// State of other kept weights than the mask's is found before anything is touched.
+#[test]
+fn state_that_is_not_of_the_mask_is_refused() {
+    let (whole, layout) = alternating();
+    let folder = tempfile::tempdir().unwrap();
+    layout.on_ranks(|ranks, device, (member, replica)| {
+        let own = layout.own(&whole, member, replica);
+        // One weight more than there is state for.
+        let mut mask = own.mask.clone();
+        mask[0] |= if member == 0 { 0b10 } else { 0 };
+        assert_eq!(
+            ones(&mask).count(),
+            ones(&own.mask).count() + usize::from(member == 0),
+            "the test's own mask"
+        );
+        let kept = tensor(device, &[own.kept_state.len()], &own.kept_state);
+        let portion = own.portion(Some("w")).unwrap();
+        let files = vec![
+            (OPTIMIZER, vec![(KEPT.to_owned(), Stored::Portion(&kept, portion))]),
+            (MASKS, vec![("w".to_owned(), Stored::packed(mask, &own.piece, 1))]),
+        ];
+        Checkpoints::new(folder.path(), 1, "m", "f32").save(&Progress::default(), files, &ranks).map(drop)
+    });
+    let checkpoint = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::alone()).unwrap();
+    let device = Device::cpu(1).unwrap();
+    let kept = whole.kept.iter().filter(|kept| **kept).count();
+    let mut state = tensor(&device, &[kept], &vec![5.0; kept]);
+    let tensors = vec![(KEPT.to_owned(), Room::Tensor(&mut state))];
+    let wanted = Wanted { file: OPTIMIZER, tensors, elsewhere: 0, converts: false };
+    let error = checkpoint.fill(&mut [wanted]).unwrap_err().to_string();
+    assert!(error.contains("where its mask keeps"), "{error}");
+    assert!(state.to_f32().iter().all(|x| *x == 5.0), "nothing was touched");
+}
+
+/// Each piece is in one file, whoever else holds it.
+#[test]
+fn a_piece_on_several_ranks_is_written_by_one() {
+    let (whole, layout) = alternating();
+    let layout = Layout { piece_of_rank: vec![0, 1, 0, 1], replicas: 2, ..layout };
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &whole, &layout);
+    let path = folder.path().join("step-000000");
+    let of = |file: &str| {
+        let stem = file.strip_suffix(".safetensors").unwrap().to_owned() + "-";
+        let names = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(&stem)).count()
+    };
+    assert_eq!((of(MODEL), of(MASKS)), (2, 2));
+    read(folder.path(), &whole, &layout);
+}
