@@ -24,6 +24,7 @@
 mod entry;
 mod manifest;
 mod old;
+mod open;
 mod portion;
 mod read;
 mod shard;
@@ -41,8 +42,9 @@ use crate::state::NoiseScale;
 use crate::{Error, Result};
 
 pub use old::set_aside;
+pub use open::Checkpoint;
 pub use portion::Portion;
-pub use read::{Checkpoint, Room, Wanted};
+pub use read::{Room, Wanted};
 pub(crate) use tensors::tensor_is_finite;
 pub use write::{Saved, Stored};
 

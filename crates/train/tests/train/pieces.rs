@@ -309,3 +309,25 @@ fn a_piece_on_several_ranks_is_written_by_one() {
     assert_eq!((of(MODEL), of(MASKS)), (2, 2));
     read(folder.path(), &whole, &layout);
 }
+
+/// A bit that flips where a file says which pieces it has makes it damaged, not another piece, and nothing panics over it.
+#[test]
+fn a_description_with_a_flipped_bit_is_noticed() {
+    let (whole, layout) = alternating();
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &whole, &Layout { shared: true, replicas: 2, ..layout });
+    let path = folder.path().join("step-000000");
+    let file = path.join("optimizer-00001-of-00004.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let text = String::from_utf8_lossy(&bytes[8..header]);
+    assert!(text.contains("held") && text.contains("kept_by") && text.contains("start"), "{text}");
+    for bit in 0..8 * header {
+        let mut flipped = bytes.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        std::fs::write(&file, flipped).unwrap();
+        assert!(Checkpoint::read(&path, &Ranks::alone()).is_err(), "bit {bit} of {text}");
+    }
+    std::fs::write(&file, bytes).unwrap();
+    Checkpoint::read(&path, &Ranks::alone()).unwrap();
+}

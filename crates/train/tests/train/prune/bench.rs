@@ -19,7 +19,7 @@ pub struct Bench {
     pub masks: Masks,
     pub candidates: Vec<ParameterId>,
     pub passes: usize,
-    pieces: Pieces,
+    pub pieces: Pieces,
 }
 
 impl Bench {

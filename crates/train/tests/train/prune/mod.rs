@@ -1,6 +1,7 @@
 //! Pruning methods: each by hand on a small network, and what all of them promise.
 
 mod bench;
+mod cut;
 mod flow;
 mod promises;
 mod ranks;

@@ -1,0 +1,109 @@
+//! Methods that choose layer by layer, on ranks that hold pieces of every weight: each has its part of the mask of the whole.
+
+use std::collections::BTreeMap;
+
+use espalier_comm::Communicator;
+use espalier_plan::layout::Piece;
+use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::pruning::{Distribution, Moving, Scope};
+use espalier_tensor::{Category, Device, Tensor};
+use espalier_train::parallel::on_threads;
+use espalier_train::parallel::pieces::Pieces;
+use espalier_train::prune::magnitude::Magnitude;
+use espalier_train::prune::moving::Moves;
+use espalier_train::prune::random::Random;
+use espalier_train::prune::set::Set;
+use espalier_train::prune::two_of_four::TwoOfFour;
+use espalier_train::prune::{Pruner, places};
+
+use super::bench::Bench;
+use crate::support::{Base, tiny_gpt};
+
+/// The places of the whole that each drawn mask keeps, by step and parameter.
+type Drawn = BTreeMap<(u64, usize), Vec<usize>>;
+
+fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn {
+    let mut drawn = Drawn::new();
+    for step in steps {
+        let draw = bench.draw(method, *step);
+        for (id, words) in &draw.masks {
+            let piece = bench.pieces.own(*id);
+            drawn.insert((*step, id.0), places(words).into_iter().map(|at| piece.in_whole(at)).collect());
+        }
+        bench.apply(draw);
+    }
+    drawn
+}
+
+/// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no four.
+fn piece(shape: &[usize], id: usize, rank: usize) -> Piece {
+    let (dim, extent) = match id % 2 {
+        0 => (shape.len() - 1, shape[shape.len() - 1]),
+        _ => (0, shape[0]),
+    };
+    let held = (0..extent).filter(|place| match id % 2 {
+        0 => place % 3 == rank,
+        _ => place * 3 / extent == rank,
+    });
+    Piece::whole(shape).cut(dim, &held.map(|place| place..place + 1).collect::<Vec<_>>())
+}
+
+/// Keeps of a bench what a rank holds.
+fn cut(bench: &mut Bench, peers: Communicator, device: &Device) {
+    let shapes: Vec<Vec<usize>> =
+        bench.weights.ids().map(|id| bench.weights.get(id).shape().to_vec()).collect();
+    let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| piece(shape, id, rank)).collect();
+    bench.pieces = Pieces::new(peers, (0..3).map(of).collect());
+    for id in bench.weights.ids() {
+        let (values, piece) = (bench.values(id), bench.pieces.own(id));
+        let at = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+        let own: Vec<f32> = at.map(|place| values[place]).collect();
+        let own = Tensor::from_slice(device, &piece.shape(), &own, Category::Weights).unwrap();
+        *bench.weights.get_mut(id) = own;
+    }
+}
+
+/// A bench whose weights have few different values.
+fn with_ties(base: &Base) -> Bench {
+    let mut bench = Bench::new(base);
+    for id in bench.weights.ids() {
+        let values: Vec<f32> = bench.values(id).iter().map(|value| (50.0 * value).round() / 50.0).collect();
+        bench.set(id, &values);
+    }
+    bench
+}
+
+fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sync) {
+    let expected = draw_all(&mut with_ties(base), &mut *method(), steps);
+    assert!(!expected.is_empty());
+    let mesh = Mesh::new(PerAxis { pipeline: 3, ..PerAxis::ONES }).unwrap();
+    let drawn = on_threads(&mesh, &Device::cpu(1).unwrap(), |ranks, device| {
+        let mut bench = with_ties(base);
+        cut(&mut bench, ranks.stages().clone(), device);
+        Ok(draw_all(&mut bench, &mut *method(), steps))
+    });
+    let mut joined = Drawn::new();
+    for drawn in drawn.unwrap() {
+        drawn.into_iter().for_each(|(mask, places)| joined.entry(mask).or_default().extend(places));
+    }
+    joined.values_mut().for_each(|places| places.sort_unstable());
+    assert_eq!(joined, expected, "{:?}", method());
+}
+
+#[test]
+fn a_layer_in_pieces_is_pruned_as_a_whole_one() {
+    let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"]);
+    let (sparsity, scope, at) = (0.7, Scope::Layer, 0);
+    compare(&base, &[0], || Box::new(Magnitude { sparsity, scope, at }));
+    compare(&base, &[0], || Box::new(Random { sparsity, scope, at }));
+    compare(&base, &[0], || Box::new(TwoOfFour { at }));
+    let moving = Moving {
+        every: 10,
+        fraction: 0.5,
+        until: 0.75,
+        distribution: Distribution::Uniform,
+        dense_first: false,
+    };
+    let base = tiny_gpt(&["prune.method=set", "prune.sparsity=0.7"]);
+    compare(&base, &[0, 10, 20], || Box::new(Set(Moves::new(moving))));
+}
