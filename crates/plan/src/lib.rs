@@ -7,6 +7,7 @@
 
 pub mod batch;
 pub mod config;
+pub mod cost;
 pub mod cut;
 pub mod data;
 pub mod device;

@@ -281,6 +281,17 @@ impl Method {
 }
 
 impl Pruning {
+    /// The same share of every weight of two dimensions that is no embedding.
+    pub fn evenly(sparsity: f64) -> Pruning {
+        Pruning {
+            method: Method::Magnitude { scope: Scope::Layer, at: 0 },
+            sparsity,
+            embeddings: false,
+            exclude: Vec::new(),
+            kernels: Kernels::Dense,
+        }
+    }
+
     /// Whether linear layers will skip the zeros of weights that are pruned to the share asked for.
     pub fn multiplies_sparsely(&self) -> bool {
         self.kernels == Kernels::Sparse && 1.0 - self.sparsity <= Kernels::MOST_KEPT

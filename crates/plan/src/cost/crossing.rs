@@ -1,0 +1,112 @@
+//! Where the parallelism that costs a layer least becomes another one.
+
+use serde::Serialize;
+
+use super::{LayerSizes, Parallelism, Setting};
+
+/// No machine has more ranks.
+const MOST_RANKS: usize = 1 << 20;
+
+/// Another parallelism is the cheapest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// On so many ranks.
+    pub ranks: usize,
+    /// Which; none where so many ranks cannot share the layer in any way.
+    pub to: Option<Parallelism>,
+}
+
+impl LayerSizes {
+    /// The smallest batch at which data parallelism costs no more than model parallelism, were there samples for all ranks:
+    /// weight gradients do not grow with the batch, activations do. None where the layer is no product.
+    ///
+    /// With a square weight of width d and no time to start messages it is d / 1.5: 2 d^2 words against 3 B d.
+    pub fn data_from_batch(&self, at: &Setting) -> Option<usize> {
+        self.columns?;
+        let model = |batch| Some(at.seconds(self.cost(Parallelism::Model, &Setting { batch, ..*at })?));
+        let slope = model(2)? - model(1)?;
+        let started = model(1)? - slope;
+        let batch = (at.seconds(at.cost(self.weight_gradient())) - started) / slope;
+        // A whole number that rounding has lifted is still that number.
+        batch.is_finite().then(|| ((batch - 1e-6).ceil() as usize).max(1))
+    }
+
+    /// How many times as many ranks, in powers of two, have another cheapest parallelism.
+    pub fn change_with_ranks(&self, at: &Setting) -> Option<Change> {
+        let cheapest = |ranks| self.cheapest(&Setting { ranks, ..*at }).map(|(by, _)| by);
+        let now = cheapest(at.ranks);
+        let more = std::iter::successors(Some(at.ranks), |ranks| ranks.checked_mul(2)).skip(1);
+        more.take_while(|ranks| *ranks <= MOST_RANKS)
+            .map(|ranks| Change { ranks, to: cheapest(ranks) })
+            .find(|change| change.to != now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{AllReduce, Link};
+    use super::*;
+    use crate::spec::presets::{Form, alexnet};
+    use crate::spec::{Init, Layer, Linear, Model, WeightOrder};
+
+    fn square(width: usize) -> LayerSizes {
+        let linear = |name: &str| {
+            let (input, output, init) = (width, width, Init::Constant(0.0));
+            Layer::Linear(Linear {
+                name: name.into(),
+                input,
+                output,
+                bias: false,
+                order: WeightOrder::OutIn,
+                init,
+            })
+        };
+        let mut model: Model = crate::spec::presets::mlp((1, 1, width), &[], width);
+        model.blocks[0].layers = vec![Layer::Flatten, linear("first"), linear("second")];
+        LayerSizes::of_model(&model, None).unwrap().pop().unwrap()
+    }
+
+    fn on(ranks: usize, batch: usize, alpha: f64) -> Setting {
+        Setting { ranks, batch, link: Link { alpha, beta: 1e-9 }, all_reduce: AllReduce::Ring }
+    }
+
+    /// Model parallelism pays where d > 1.5 B: 2 d^2 words against 3 B d.
+    #[test]
+    fn a_square_layer_crosses_at_two_thirds_of_its_width() {
+        let layer = square(3000);
+        for ranks in [2, 8, 100] {
+            assert_eq!(layer.data_from_batch(&on(ranks, 1, 0.0)), Some(2000));
+            let cheapest = |batch| layer.cheapest(&on(ranks, batch, 0.0)).unwrap().0;
+            assert_eq!(cheapest(1999), Parallelism::Model);
+            assert_eq!(cheapest(2000), Parallelism::Data);
+        }
+    }
+
+    /// A gather and a sum are three rounds of a ring, one sum is two: 3 alpha (P - 1) against 2 alpha (P - 1), which is
+    /// alpha P / beta words in favour of data.
+    #[test]
+    fn messages_that_take_long_to_start_favour_data() {
+        let saved: f64 = 2.0 * 9e6 - 1e-6 * 8.0 / 1e-9;
+        let expected = (saved / 9000.0).ceil() as usize;
+        assert_eq!(square(3000).data_from_batch(&on(8, 1, 1e-6)), Some(expected));
+    }
+
+    #[test]
+    fn with_more_ranks_than_samples_a_convolution_is_cut_otherwise() {
+        let model = alexnet((224, 224, 3), 1000, Form::ImageNet);
+        let all = LayerSizes::of_model(&model, None).unwrap();
+        let conv = &all[0];
+        assert_eq!(conv.cheapest(&on(8, 8, 2e-6)).unwrap().0, Parallelism::Data);
+        assert_eq!(
+            conv.change_with_ranks(&on(8, 8, 2e-6)),
+            Some(Change { ranks: 16, to: Some(Parallelism::Domain) })
+        );
+        // 55 rows of output, 64 channels.
+        assert_eq!(
+            conv.change_with_ranks(&on(32, 8, 2e-6)),
+            Some(Change { ranks: 64, to: Some(Parallelism::Model) })
+        );
+        assert_eq!(conv.change_with_ranks(&on(64, 8, 2e-6)), Some(Change { ranks: 128, to: None }));
+        assert_eq!(conv.change_with_ranks(&on(1 << 20, 8, 2e-6)), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! Everything about a model's messages in one value: each layer by each parallelism, which wins, where that changes, totals,
+//! and the cheapest mixture. What `espalier explain` prints.
+
+use serde::Serialize;
+
+use super::crossing::Change;
+use super::{Cost, Integrated, LayerSizes, Parallelism, Setting};
+use crate::pruning::Pruning;
+use crate::spec::{Model, ShapeError};
+
+/// The messages of a step of a model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The model's name.
+    pub model: String,
+    /// Where.
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// The share of the prunable weights that is gone; 0 without pruning.
+    pub sparsity: f64,
+    /// The layers that have something to say, in the order of execution.
+    pub layers: Vec<Row>,
+    /// All layers by the same parallelism, where they all can.
+    pub total: ByParallelism,
+    /// The cheapest mixture, exchanges included; none where so many ranks cannot share the model.
+    pub integrated: Option<Integrated>,
+}
+
+/// A layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The layer as the formulas see it.
+    #[serde(flatten)]
+    pub sizes: LayerSizes,
+    /// What it costs.
+    #[serde(flatten)]
+    pub costs: ByParallelism,
+    /// The cheapest, where so many ranks can share it at all.
+    pub cheapest: Option<Parallelism>,
+    /// The smallest batch at which data costs no more than model.
+    pub data_from_batch: Option<usize>,
+    /// With how many more ranks the cheapest becomes another.
+    pub change: Option<Change>,
+}
+
+/// A cost by each parallelism, none where it is impossible.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ByParallelism {
+    /// By samples.
+    pub data: Option<Timed>,
+    /// By outputs.
+    pub model: Option<Timed>,
+    /// By rows of the image.
+    pub domain: Option<Timed>,
+}
+
+/// A cost, and the seconds that it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Timed {
+    /// Messages and words.
+    #[serde(flatten)]
+    pub cost: Cost,
+    /// What they take.
+    pub seconds: f64,
+}
+
+impl ByParallelism {
+    fn new(at: &Setting, cost: impl Fn(Parallelism) -> Option<Cost>) -> ByParallelism {
+        let timed = |by| cost(by).map(|cost| Timed { cost, seconds: at.seconds(cost) });
+        ByParallelism {
+            data: timed(Parallelism::Data),
+            model: timed(Parallelism::Model),
+            domain: timed(Parallelism::Domain),
+        }
+    }
+
+    /// By one of them.
+    pub fn of(&self, by: Parallelism) -> Option<Timed> {
+        match by {
+            Parallelism::Data => self.data,
+            Parallelism::Model => self.model,
+            Parallelism::Domain => self.domain,
+        }
+    }
+
+    /// The cheapest, where there is one.
+    pub fn cheapest(&self) -> Option<(Parallelism, Timed)> {
+        let all = Parallelism::ALL.into_iter().filter_map(|by| Some((by, self.of(by)?)));
+        all.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds))
+    }
+}
+
+impl Explanation {
+    /// Works it out.
+    pub fn new(model: &Model, pruning: Option<&Pruning>, at: Setting) -> Result<Explanation, ShapeError> {
+        let sizes = LayerSizes::of_model(model, pruning)?;
+        let total = |by| sizes.iter().map(|sizes| sizes.cost(by, &at)).sum::<Option<Cost>>();
+        Ok(Explanation {
+            model: model.name.clone(),
+            setting: at,
+            sparsity: pruning.map_or(0.0, |pruning| pruning.sparsity),
+            total: ByParallelism::new(&at, total),
+            integrated: Integrated::of(model, pruning, &at),
+            layers: sizes.into_iter().map(|sizes| Row::new(sizes, &at)).collect(),
+        })
+    }
+}
+
+impl Row {
+    fn new(sizes: LayerSizes, at: &Setting) -> Row {
+        let costs = ByParallelism::new(at, |by| sizes.cost(by, at));
+        Row {
+            costs,
+            cheapest: costs.cheapest().map(|(by, _)| by),
+            data_from_batch: sizes.data_from_batch(at),
+            change: sizes.change_with_ranks(at),
+            sizes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{AllReduce, Link};
+    use super::*;
+    use crate::spec::presets::{Form, Vgg, vgg};
+
+    #[test]
+    fn totals_are_sums_and_the_mixture_is_below_them() {
+        let model = vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false);
+        let at = Setting { ranks: 8, batch: 64, link: Link::published(4), all_reduce: AllReduce::Ring };
+        let found = Explanation::new(&model, None, at).unwrap();
+        assert_eq!(found.layers.len(), 16);
+        let data = found.total.data.unwrap();
+        assert!((data.cost.words / (2.0 * 7.0 / 8.0 * 138_357_544.0) - 1.0).abs() < 1e-12);
+        assert_eq!(data.cost.messages, 16.0 * 14.0);
+        assert_eq!(found.total.domain, None, "linear layers have no rows");
+        assert!(found.integrated.unwrap().seconds < data.seconds);
+        assert_eq!(found.total.cheapest().unwrap().0, Parallelism::Data);
+    }
+}

@@ -1,0 +1,332 @@
+//! Integrated parallelism (Gholami et al. 2018): each layer by the parallelism that suits it, over the same ranks.
+//!
+//! What one layer gives lies on the ranks in some way, and the next may want it in another: that exchange costs messages too.
+//! So the cheapest choice for each layer by itself need not be the cheapest for all of them. It is a shortest path: a layer is
+//! a table of what it costs to come from one [`Split`] of its input to one of its output, layers behind one another add up,
+//! ways that part and meet add up from the same split to the same split, and between any two layers there may be an exchange.
+//!
+//! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on every rank) or
+//! by its inputs (each rank has some of its columns; what they make is summed). Two linear layers of the last two kinds, one
+//! behind the other, are the pair of Shoeybi et al. 2019, which no rule here names. A tied table is counted with its embedding.
+
+use serde::Serialize;
+
+use super::collective::{all_gather, all_to_all};
+use super::layer::Kept;
+use super::{Cost, LayerSizes, Parallelism, Setting};
+use crate::pruning::Pruning;
+use crate::spec::{Layer, Model, Shape};
+
+/// How an activation lies on the ranks between two layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Split {
+    /// Each has some of the samples.
+    Samples,
+    /// Each has a slab of every image.
+    Rows,
+    /// Each has some of the channels, or of the columns.
+    Columns,
+    /// Each has all of it.
+    Whole,
+}
+
+impl Split {
+    const ALL: [Split; 4] = [Split::Samples, Split::Rows, Split::Columns, Split::Whole];
+}
+
+/// The cheapest mixture for a model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Integrated {
+    /// All messages of a step, exchanges included.
+    pub cost: Cost,
+    /// What they take.
+    pub seconds: f64,
+    /// Of that the exchanges between layers.
+    pub exchanged: Cost,
+    /// The layers that multiply, in the order of execution.
+    pub layers: Vec<Choice>,
+}
+
+/// How a layer is shared out.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Choice {
+    /// The prefix of its parameters, or the word for its kind.
+    pub name: String,
+    /// How.
+    pub by: Parallelism,
+}
+
+impl Integrated {
+    /// The cheapest mixture for a model whose shapes fit; none where no mixture can be shared by so many ranks.
+    pub fn of(model: &Model, pruning: Option<&Pruning>, at: &Setting) -> Option<Integrated> {
+        let kept = Kept::new(model, pruning);
+        let mut walk = Walk { at, kept: &kept, trained: false, steps: Vec::new() };
+        let layers: Vec<&Layer> = model.blocks.iter().flat_map(|block| &block.layers).collect();
+        // Every rank reads of the data what it needs.
+        let (table, shape) = walk.series(&layers, model.input.shape());
+        let loss = |split| match split {
+            Split::Samples | Split::Whole => Some(Cost::FREE),
+            // The largest of each row and the sum of exponentials, over ranks.
+            Split::Columns => {
+                Some(at.sum(at.of_batch(shape.rows() as f64)) + at.sum(at.of_batch(shape.rows() as f64)))
+            }
+            Split::Rows => None,
+        };
+        let mut best: Option<Way> = None;
+        for (_, to, way) in table.ways() {
+            let Some(loss) = loss(to) else { continue };
+            let cost = way.cost + loss;
+            if best.is_none_or(|best| at.seconds(cost) < at.seconds(best.cost)) {
+                best = Some(Way { cost, ..way });
+            }
+        }
+        let best = best?;
+        let (layers, exchanged) = walk.told(best.step);
+        Some(Integrated { cost: best.cost, seconds: at.seconds(best.cost), exchanged, layers })
+    }
+}
+
+/// A way through some layers, and what it costs.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    cost: Cost,
+    /// The last of what was decided on it, an index into [`Walk::steps`].
+    step: Option<usize>,
+}
+
+/// Something decided on a way.
+#[derive(Debug)]
+enum Step {
+    /// A layer that multiplies.
+    Choice(Choice),
+    /// An activation is moved.
+    Exchange(Cost),
+    /// Both, in this order.
+    Then(usize, usize),
+}
+
+/// The cheapest way from each split to each split, where there is one.
+#[derive(Debug, Clone, Copy)]
+struct Table([[Option<Way>; 4]; 4]);
+
+impl Table {
+    const NONE: Table = Table([[None; 4]; 4]);
+
+    fn get(&self, from: Split, to: Split) -> Option<Way> {
+        self.0[from as usize][to as usize]
+    }
+
+    /// Takes a way where it is cheaper than what is known.
+    fn offer(&mut self, from: Split, to: Split, way: Way, at: &Setting) {
+        let known = &mut self.0[from as usize][to as usize];
+        if known.is_none_or(|known| at.seconds(way.cost) < at.seconds(known.cost)) {
+            *known = Some(way);
+        }
+    }
+
+    fn ways(&self) -> impl Iterator<Item = (Split, Split, Way)> {
+        let table = *self;
+        let pairs = Split::ALL.into_iter().flat_map(|from| Split::ALL.map(|to| (from, to)));
+        pairs.filter_map(move |(from, to)| Some((from, to, table.get(from, to)?)))
+    }
+}
+
+/// A walk through the layers of a model.
+struct Walk<'a> {
+    at: &'a Setting,
+    kept: &'a Kept,
+    /// Whether a layer that was passed is trained: what comes behind it has a gradient.
+    trained: bool,
+    /// What was decided on all ways, so that a way is a number.
+    steps: Vec<Step>,
+}
+
+impl Walk<'_> {
+    /// Layers behind one another, with an exchange before each; returns their table and the shape behind them.
+    fn series(&mut self, layers: &[impl std::borrow::Borrow<Layer>], input: Shape) -> (Table, Shape) {
+        let (mut table, mut shape) = (Table::NONE, input);
+        let nothing = Way { cost: Cost::FREE, step: None };
+        Split::ALL.into_iter().for_each(|split| table.offer(split, split, nothing, self.at));
+        for layer in layers {
+            let exchange = self.exchange(shape);
+            let (own, output) = self.layer(layer.borrow(), shape);
+            table = self.behind(&table, &exchange);
+            table = self.behind(&table, &own);
+            shape = output;
+        }
+        (table, shape)
+    }
+
+    /// One layer.
+    fn layer(&mut self, layer: &Layer, input: Shape) -> (Table, Shape) {
+        if let Some(sides) = layer.entry().sides() {
+            let trained = self.trained;
+            let mut ends = Vec::new();
+            let mut all: Option<Table> = None;
+            let mut trains = trained;
+            for side in &sides.all {
+                self.trained = trained;
+                let (table, shape) = self.series(side.layers, input);
+                // Ways meet in one split, whatever each was in.
+                let exchange = self.exchange(shape);
+                let table = self.behind(&table, &exchange);
+                all = Some(match all {
+                    None => table,
+                    Some(other) => self.beside(&other, &table),
+                });
+                trains |= self.trained;
+                ends.push(shape);
+            }
+            self.trained = trains;
+            let output = sides.meet(&ends).expect("shapes were checked");
+            return (all.unwrap_or(Table::NONE), output);
+        }
+        let output = layer.output(input).expect("shapes were checked");
+        let sizes = LayerSizes::new(layer, input, output, self.kept, self.trained);
+        self.trained |= sizes.parameters > 0;
+        let table = match sizes.columns {
+            Some(_) => self.product(layer, &sizes),
+            None => self.passed(layer, &sizes),
+        };
+        (table, output)
+    }
+
+    /// A layer that multiplies.
+    fn product(&mut self, layer: &Layer, sizes: &LayerSizes) -> Table {
+        let at = self.at;
+        let columns = sizes.columns.expect("a product has columns");
+        let whole = at.of_batch(sizes.output as f64);
+        let by_inputs = (at.ranks <= columns.input).then(|| at.sum(whole));
+        // Ids are no columns: a rank that has some rows of a table reads all of them.
+        let reads = if matches!(layer, Layer::Embedding(_)) { Split::Whole } else { Split::Columns };
+        let by_outputs = (at.ranks <= columns.output)
+            .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
+        let mut table = Table::NONE;
+        for (from, to, by, cost) in [
+            (Split::Samples, Split::Samples, Parallelism::Data, sizes.cost(Parallelism::Data, at)),
+            (Split::Rows, Split::Rows, Parallelism::Domain, sizes.cost(Parallelism::Domain, at)),
+            (Split::Whole, Split::Columns, Parallelism::Model, by_outputs),
+            (reads, Split::Whole, Parallelism::Model, by_inputs),
+        ] {
+            if let Some(cost) = cost {
+                let step = Some(self.note(Step::Choice(Choice { name: sizes.name.clone(), by })));
+                table.offer(from, to, Way { cost, step }, at);
+            }
+        }
+        table
+    }
+
+    /// A layer that passes on how its input lies.
+    fn passed(&mut self, layer: &Layer, sizes: &LayerSizes) -> Table {
+        let at = self.at;
+        let columns = match layer {
+            // Statistics over all columns.
+            Layer::LayerNorm(_) | Layer::RmsNorm(_) | Layer::PadChannels(_) => None,
+            Layer::Attention(attention) => (at.ranks <= attention.kv_heads).then_some(Cost::FREE),
+            _ => Some(Cost::FREE),
+        };
+        let mut table = Table::NONE;
+        for (from, to, cost) in [
+            (Split::Samples, Split::Samples, sizes.cost(Parallelism::Data, at)),
+            (Split::Rows, Split::Rows, sizes.cost(Parallelism::Domain, at)),
+            (Split::Columns, Split::Columns, columns),
+            (Split::Whole, Split::Whole, sizes.cost(Parallelism::Model, at)),
+        ] {
+            if let Some(cost) = cost {
+                table.offer(from, to, Way { cost, step: None }, at);
+            }
+        }
+        if matches!(layer, Layer::GlobalAvgPool) {
+            let sum = at.sum(at.of_batch(sizes.output as f64));
+            table.offer(Split::Rows, Split::Whole, Way { cost: sum, step: None }, at);
+        }
+        table
+    }
+
+    /// What it costs to move an activation of this shape from each split to each other, and its gradient back.
+    fn exchange(&mut self, shape: Shape) -> Table {
+        let (at, words) = (self.at, self.at.of_batch(shape.elements() as f64));
+        let back = self.trained;
+        let mut table = Table::NONE;
+        for from in Split::ALL {
+            for to in Split::ALL {
+                let rows = [from, to].contains(&Split::Rows);
+                if rows && !matches!(shape, Shape::Image { .. }) {
+                    continue;
+                }
+                // A part of what a rank has is its own to take.
+                let one_way = |from, to| match (from, to) {
+                    (from, to) if from == to => Cost::FREE,
+                    (Split::Whole, _) => Cost::FREE,
+                    (_, Split::Whole) => all_gather(at.ranks, words),
+                    _ => all_to_all(at.ranks, words),
+                };
+                let gradient = if back { one_way(to, from) } else { Cost::FREE };
+                let cost = one_way(from, to) + gradient;
+                let step = (cost != Cost::FREE).then(|| self.note(Step::Exchange(cost)));
+                table.offer(from, to, Way { cost, step }, at);
+            }
+        }
+        table
+    }
+
+    /// One behind the other.
+    fn behind(&mut self, first: &Table, second: &Table) -> Table {
+        let mut table = Table::NONE;
+        for from in Split::ALL {
+            for to in Split::ALL {
+                let ways = Split::ALL
+                    .into_iter()
+                    .filter_map(|via| Some((first.get(from, via)?, second.get(via, to)?)));
+                let seconds = |(a, b): &(Way, Way)| self.at.seconds(a.cost + b.cost);
+                if let Some((a, b)) = ways.min_by(|a, b| seconds(a).total_cmp(&seconds(b))) {
+                    let way = self.then(a, b);
+                    table.offer(from, to, way, self.at);
+                }
+            }
+        }
+        table
+    }
+
+    /// Both, from the same split to the same.
+    fn beside(&mut self, one: &Table, other: &Table) -> Table {
+        let mut table = Table::NONE;
+        for (from, to, way) in one.ways() {
+            if let Some(other) = other.get(from, to) {
+                let way = self.then(way, other);
+                table.offer(from, to, way, self.at);
+            }
+        }
+        table
+    }
+
+    fn then(&mut self, a: Way, b: Way) -> Way {
+        let step = match (a.step, b.step) {
+            (Some(a), Some(b)) => Some(self.note(Step::Then(a, b))),
+            (one, None) | (None, one) => one,
+        };
+        Way { cost: a.cost + b.cost, step }
+    }
+
+    fn note(&mut self, step: Step) -> usize {
+        self.steps.push(step);
+        self.steps.len() - 1
+    }
+
+    /// What was decided on a way, in order, and what its exchanges cost.
+    fn told(&self, last: Option<usize>) -> (Vec<Choice>, Cost) {
+        let (mut choices, mut exchanged) = (Vec::new(), Cost::FREE);
+        let mut open: Vec<usize> = last.into_iter().collect();
+        while let Some(step) = open.pop() {
+            match &self.steps[step] {
+                Step::Choice(choice) => choices.push(choice.clone()),
+                Step::Exchange(cost) => exchanged = exchanged + *cost,
+                Step::Then(a, b) => open.extend([*b, *a]),
+            }
+        }
+        (choices, exchanged)
+    }
+}
+
+#[cfg(test)]
+mod tests;
