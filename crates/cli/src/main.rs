@@ -7,6 +7,7 @@ mod bench;
 mod chart;
 mod device;
 mod doctor;
+mod explain;
 mod log;
 mod profile;
 mod progress;
@@ -47,6 +48,8 @@ enum Command {
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
     Schedule(schedule::ScheduleArguments),
+    /// Say what each layer costs in messages by each kind of parallelism, and which mixture is the cheapest.
+    Explain(explain::ExplainArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
     /// Measure this machine.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Prune(arguments) => prune::prune(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
+        Command::Explain(arguments) => explain::explain(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
     };

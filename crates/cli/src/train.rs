@@ -142,23 +142,28 @@ pub fn prepare_text(
     launched: Option<&Launched>,
 ) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
-    let mut run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
+    let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
     let join = launched.map(|launched| {
         let cards = || Cuda::probe().usable();
         Join::new(launched.clone(), run_file.device.kind, cards, |name| std::env::var(name).ok())
     });
     let join = join.transpose()?;
+    let run_file = resolve(run_file, path)?;
+    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+    let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
+    Ok(Prepared { plan, dataset, join })
+}
+
+/// A run file with the paths that it means, standing at `path`, and the schedule that it names.
+pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
     let folder = std::path::absolute(path)?;
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
-
     if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
         let why =
             |why| Error::File { path: path.clone(), why: format!("the schedule cannot be read: {why}") };
         run_file.bring_schedule(&fs::read_to_string(&path).map_err(why)?).map_err(Error::Plan)?;
     }
-    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
-    let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    Ok(Prepared { plan, dataset, join })
+    Ok(run_file)
 }
 
 /// Runs the command.
@@ -314,7 +319,8 @@ pub fn in_file(path: &Path, error: espalier_plan::Error) -> Error {
     }
 }
 
-fn conflict(field: &str, problem: &str) -> Error {
+/// An argument that contradicts another, or the run file.
+pub fn conflict(field: &str, problem: &str) -> Error {
     Error::Plan(espalier_plan::Error::Conflict { field: field.into(), problem: problem.into() })
 }
 

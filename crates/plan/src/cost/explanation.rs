@@ -35,7 +35,7 @@ pub struct Row {
     /// What it costs.
     #[serde(flatten)]
     pub costs: ByParallelism,
-    /// The cheapest, where so many ranks can share it at all.
+    /// The cheapest of a layer that multiplies, where so many ranks can share it; what does not follows its neighbours.
     pub cheapest: Option<Parallelism>,
     /// The smallest batch at which data costs no more than model.
     pub data_from_batch: Option<usize>,
@@ -107,13 +107,18 @@ impl Explanation {
 }
 
 impl Row {
+    /// Whether it multiplies, so that its work is worth sharing.
+    pub fn is_product(&self) -> bool {
+        self.sizes.columns.is_some()
+    }
+
     fn new(sizes: LayerSizes, at: &Setting) -> Row {
         let costs = ByParallelism::new(at, |by| sizes.cost(by, at));
         Row {
             costs,
-            cheapest: costs.cheapest().map(|(by, _)| by),
+            cheapest: costs.cheapest().map(|(by, _)| by).filter(|_| sizes.columns.is_some()),
             data_from_batch: sizes.data_from_batch(at),
-            change: sizes.change_with_ranks(at),
+            change: sizes.columns.and_then(|_| sizes.change_with_ranks(at)),
             sizes,
         }
     }

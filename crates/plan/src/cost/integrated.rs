@@ -7,7 +7,10 @@
 //!
 //! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on every rank) or
 //! by its inputs (each rank has some of its columns; what they make is summed). Two linear layers of the last two kinds, one
-//! behind the other, are the pair of Shoeybi et al. 2019, which no rule here names. A tied table is counted with its embedding.
+//! behind the other, are the pair of Shoeybi et al. 2019, which no rule here names. A weight that two layers share is shared
+//! out the same way for both; its gradient is summed once, with the layer that it belongs to.
+
+use std::collections::HashSet;
 
 use serde::Serialize;
 
@@ -59,8 +62,18 @@ pub struct Choice {
 impl Integrated {
     /// The cheapest mixture for a model whose shapes fit; none where no mixture can be shared by so many ranks.
     pub fn of(model: &Model, pruning: Option<&Pruning>, at: &Setting) -> Option<Integrated> {
-        let kept = Kept::new(model, pruning);
-        let mut walk = Walk { at, kept: &kept, trained: false, steps: Vec::new() };
+        let (kept, tied) = (Kept::new(model, pruning), tied(model));
+        let ways: &[_] =
+            if tied.is_empty() { &[None] } else { &[Some(Parallelism::Data), Some(Parallelism::Model)] };
+        let found = ways.iter().filter_map(|by| {
+            let ties = Ties { weights: &tied, by: *by };
+            Integrated::with_ties(model, &kept, ties, at)
+        });
+        found.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+    }
+
+    fn with_ties(model: &Model, kept: &Kept, ties: Ties<'_>, at: &Setting) -> Option<Integrated> {
+        let mut walk = Walk { at, kept, ties, trained: false, steps: Vec::new() };
         let layers: Vec<&Layer> = model.blocks.iter().flat_map(|block| &block.layers).collect();
         // Every rank reads of the data what it needs.
         let (table, shape) = walk.series(&layers, model.input.shape());
@@ -83,6 +96,37 @@ impl Integrated {
         let best = best?;
         let (layers, exchanged) = walk.told(best.step);
         Some(Integrated { cost: best.cost, seconds: at.seconds(best.cost), exchanged, layers })
+    }
+}
+
+/// Weights that another layer uses too.
+fn tied(model: &Model) -> HashSet<&str> {
+    let mut tied = HashSet::new();
+    model.for_each(&mut |layer| {
+        if let Layer::TiedLinear(head) = layer {
+            tied.insert(head.weight.as_str());
+        }
+    });
+    tied
+}
+
+/// How the layers that share a weight are shared out.
+#[derive(Debug, Clone, Copy)]
+struct Ties<'a> {
+    weights: &'a HashSet<&'a str>,
+    /// All of them alike; none where there are no such layers.
+    by: Option<Parallelism>,
+}
+
+impl Ties<'_> {
+    /// Whether they let a layer be shared out so.
+    fn allow(&self, layer: &Layer, by: Parallelism) -> bool {
+        let Some(all) = self.by else { return true };
+        let is_tied = match layer {
+            Layer::TiedLinear(_) => true,
+            layer => layer.parameters().iter().any(|one| self.weights.contains(one.name.as_str())),
+        };
+        !is_tied || by == all
     }
 }
 
@@ -135,6 +179,7 @@ impl Table {
 struct Walk<'a> {
     at: &'a Setting,
     kept: &'a Kept,
+    ties: Ties<'a>,
     /// Whether a layer that was passed is trained: what comes behind it has a gradient.
     trained: bool,
     /// What was decided on all ways, so that a way is a number.
@@ -208,7 +253,7 @@ impl Walk<'_> {
             (Split::Whole, Split::Columns, Parallelism::Model, by_outputs),
             (reads, Split::Whole, Parallelism::Model, by_inputs),
         ] {
-            if let Some(cost) = cost {
+            if let Some(cost) = cost.filter(|_| self.ties.allow(layer, by)) {
                 let step = Some(self.note(Step::Choice(Choice { name: sizes.name.clone(), by })));
                 table.offer(from, to, Way { cost, step }, at);
             }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use espalier_plan::RunFile;
 use espalier_plan::data::{HeldOut, IdxFiles, Source, TokenType};
+use espalier_plan::{DataFacts, RunFile};
 use espalier_tensor::machine::memory_left;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -20,7 +20,15 @@ impl Dataset {
         Dataset::open_within(run, left)
     }
 
-    /// The same with so many bytes of memory.
+    /// What a model must know of the data that a run file names; images that would be drawn are not.
+    pub fn facts_of(run: &RunFile) -> Result<DataFacts, Error> {
+        match run.data.source {
+            Source::Shapes { size, .. } => Ok(Shapes::facts(size)),
+            _ => Ok(Dataset::open(run)?.facts()),
+        }
+    }
+
+    /// The same as [`Dataset::open`] with so many bytes of memory.
     fn open_within(run: &RunFile, left: Option<u64>) -> Result<Dataset, Error> {
         let (validation, apart) = match &run.data.held_out {
             HeldOut::Share { validation } => (*validation, None),

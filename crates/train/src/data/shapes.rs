@@ -9,6 +9,7 @@
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
 use super::{Error, error::FEWER, images::Raw};
+use espalier_plan::DataFacts;
 use espalier_tensor::random;
 use std::thread;
 
@@ -71,6 +72,11 @@ impl Shapes {
 }
 
 impl Shapes {
+    /// What a model must know of images of so many rows and columns.
+    pub(super) fn facts(size: usize) -> DataFacts {
+        DataFacts { vocab: None, image: Some((size, size, 3)), classes: Some(CLASSES.len()) }
+    }
+
     /// Bytes of all pixels.
     pub(super) fn bytes(&self) -> u64 {
         [self.count, self.size, self.size, 3]

@@ -78,6 +78,17 @@ fn alexnets_messages_are_these() {
     assert_eq!(found.cost, Cost { messages: 14.0 + 8.0 * 14.0, words: moved + summed });
 }
 
+/// By themselves an embedding of few ids would be shared out by its outputs and a head of many samples by data.
+#[test]
+fn layers_that_share_a_weight_are_shared_out_alike() {
+    for (batch, expected) in [(64, Parallelism::Data), (1, Parallelism::Model)] {
+        let shape = Gpt { layers: 1, width: 64, heads: 8, context: 16, vocab: 512, ..Gpt::default() };
+        let found = Integrated::of(&gpt("gpt", &shape), None, &on(4, batch)).unwrap();
+        let of = |name: &str| found.layers.iter().find(|choice| choice.name == name).unwrap().by;
+        assert_eq!((of("wte"), of("tied_linear")), (expected, expected));
+    }
+}
+
 #[test]
 fn every_product_is_told_once_and_in_order() {
     let model = resnet(ResNet::R18, (64, 64, 3), 10, Form::Small);

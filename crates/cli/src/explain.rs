@@ -1,0 +1,137 @@
+//! `espalier explain`: what every layer of a run has to say to other ranks by data, model and domain parallelism, which is
+//! the cheapest, and which mixture is the cheapest for all of them.
+//!
+//! The arithmetic is `plan::cost`'s. The table is for people and goes to standard error, `--json` to standard output.
+
+mod measure;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_plan::config::RunFile;
+use espalier_plan::cost::{AllReduce, Explanation, Link, Setting};
+use espalier_plan::pruning::Pruning;
+use espalier_plan::{Error as PlanError, Plan};
+use espalier_train::Error;
+use espalier_train::data::Dataset;
+
+use crate::say;
+use crate::train::{conflict, in_file, read, resolve};
+
+#[derive(Args)]
+#[command(after_help = "docs/explain.md has the formulas.
+
+Examples:
+  espalier explain runs/hello.toml --ranks 8
+  espalier explain runs/alexnet.toml --ranks 8
+  espalier explain runs/alexnet.toml --ranks 64 --set model.name=vgg-16 --set train.batch=32
+  espalier explain runs/hello.toml --ranks 8 --sparsity 0.9 --alpha 1e-5 --beta 4e-11
+  espalier explain runs/hello.toml --ranks 2 --measure")]
+pub struct ExplainArguments {
+    /// The run file (TOML); docs/run-file.md lists its fields.
+    run_file: PathBuf,
+    /// Ranks that share the work: two at least.
+    #[arg(long, value_name = "P")]
+    ranks: usize,
+    /// Override a field of the run file, as in `--set train.batch=256`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    /// Seconds to start a message [default: 2e-6, or what --measure finds].
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    alpha: Option<f64>,
+    /// Seconds for each word of the run's precision [default: 6 GB/s, or what --measure finds].
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    beta: Option<f64>,
+    /// The share of the prunable weights that is gone [default: what the run file prunes].
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    sparsity: Option<f64>,
+    /// How sums over ranks are made: ring, tree or halving.
+    #[arg(long, value_name = "HOW", default_value = "ring")]
+    all_reduce: String,
+    /// Measure what messages take among so many threads of this process, and every layer's exchanges at their real sizes.
+    #[arg(long)]
+    measure: bool,
+    /// Print it as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
+    let all_reduce = arguments.check()?;
+    let plan = plan(arguments)?;
+    let pruning = arguments.pruning(&plan);
+    let precision = plan.storage.precision;
+    let published = Link::published(precision.size());
+    let mut at = Setting { ranks: arguments.ranks, batch: plan.batch.samples, link: published, all_reduce };
+    let links = if arguments.measure { Some(measure::links(&at, precision)?) } else { None };
+    let known = links.as_ref().map_or(published, measure::Links::fitted);
+    at.link =
+        Link { alpha: arguments.alpha.unwrap_or(known.alpha), beta: arguments.beta.unwrap_or(known.beta) };
+    let explanation = Explanation::new(&plan.model, pruning.as_ref(), at).map_err(PlanError::Shape);
+    let explanation = explanation.map_err(Error::Plan)?;
+    let measured = match links {
+        Some(links) => Some(measure::layers(links, &explanation, precision)?),
+        None => None,
+    };
+    let text = table::text(&explanation, precision.size(), measured.as_ref());
+    say::on_standard_error(format_args!("{text}"));
+    if arguments.json {
+        let mut value = serde_json::to_value(&explanation)?;
+        value["word_bytes"] = precision.size().into();
+        value["conclusion"] = table::conclusion(&explanation).into();
+        value["measured"] = measured.map_or(serde_json::Value::Null, |measured| measured.json(&explanation));
+        say::json(&value);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The run, without its data where these need not be opened to know their sizes.
+fn plan(arguments: &ExplainArguments) -> Result<Plan> {
+    let path = &arguments.run_file;
+    let run_file =
+        RunFile::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    let run_file = resolve(run_file, path)?;
+    let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
+    Ok(Plan::new(run_file, facts).map_err(Error::Plan)?)
+}
+
+impl ExplainArguments {
+    /// What no formula takes is an error that names the argument.
+    fn check(&self) -> Result<AllReduce> {
+        if self.ranks < 2 {
+            let problem = format!("is {}, but it takes two ranks to say something", self.ranks);
+            return Err(conflict("--ranks", &problem).into());
+        }
+        let times = [("--alpha", self.alpha), ("--beta", self.beta)];
+        if let Some((name, Some(got))) = times
+            .into_iter()
+            .find(|(_, given)| given.is_some_and(|given| !(given.is_finite() && given >= 0.0)))
+        {
+            return Err(wrong(name, "seconds, as in 2e-6", &got.to_string()).into());
+        }
+        if let Some(got) = self.sparsity.filter(|share| !(0.0..1.0).contains(share)) {
+            return Err(wrong("--sparsity", "a number in [0, 1)", &got.to_string()).into());
+        }
+        let found = AllReduce::ALL.into_iter().find(|(word, _)| *word == self.all_reduce);
+        let refused = || wrong("--all-reduce", "ring, tree or halving", &format!("\"{}\"", self.all_reduce));
+        Ok(found.ok_or_else(refused)?.1)
+    }
+
+    /// What is pruned: by the run file, or by the argument.
+    fn pruning(&self, plan: &Plan) -> Option<Pruning> {
+        match (self.sparsity, plan.pruning.clone()) {
+            (None, written) => written,
+            (Some(sparsity), Some(written)) => Some(Pruning { sparsity, ..written }),
+            (Some(sparsity), None) => Some(Pruning::evenly(sparsity)),
+        }
+    }
+}
+
+fn wrong(field: &str, expected: &str, got: &str) -> Error {
+    let (field, expected, got) = (field.into(), expected.into(), got.into());
+    Error::Plan(PlanError::Value { field, expected, got, hint: None })
+}

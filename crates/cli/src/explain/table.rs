@@ -1,0 +1,209 @@
+//! The explanation for a person: a table of the layers, totals, where the cheapest changes, and one sentence.
+
+use std::fmt::Write as _;
+
+use espalier_plan::cost::explanation::{ByParallelism, Timed};
+use espalier_plan::cost::integrated::Choice;
+use espalier_plan::cost::{Explanation, Integrated, Link, Parallelism};
+
+use super::measure::{Measured, Seconds};
+
+/// Everything.
+pub fn text(explanation: &Explanation, word_bytes: u64, measured: Option<&Measured>) -> String {
+    let at = &explanation.setting;
+    let pruned = match explanation.sparsity {
+        0.0 => String::new(),
+        sparsity => format!(", {} % of the prunable weights gone", digits(100.0 * sparsity)),
+    };
+    let mut text = format!(
+        "{}, batch {} on {} ranks{pruned}; {}\nwords that a rank sends in a step, and their milliseconds\n\n",
+        explanation.model,
+        at.batch,
+        at.ranks,
+        link(at.link, word_bytes)
+    );
+    text += &aligned(&costs(explanation));
+    if let Some(measured) = measured {
+        let fitted = link(measured.links.fitted(), word_bytes);
+        let _ = writeln!(text, "\nmeasured among {} threads of this process: {fitted}", at.ranks);
+        for (name, each) in measured.links.each() {
+            let _ = writeln!(text, "  by {}: {}", name.replace('_', "-"), link(each, word_bytes));
+        }
+        text += "\nmilliseconds by the formulas, and as measured\n\n";
+        text += &aligned(&times(explanation, measured));
+    }
+    let _ = writeln!(text, "\n{}", conclusion(explanation));
+    let _ = writeln!(text, "integrated: {}", integrated(explanation));
+    text
+}
+
+/// What it comes to.
+pub fn conclusion(explanation: &Explanation) -> String {
+    let products: Vec<_> = explanation.layers.iter().filter(|row| row.is_product()).collect();
+    let wants = |by| products.iter().filter(|row| row.cheapest == by).count();
+    let all = Parallelism::ALL.map(|by| (wants(Some(by)), by.name())).into_iter().filter(|(n, _)| *n > 0);
+    let mut all: Vec<String> = all.map(|(n, name)| format!("{n} by {name}")).collect();
+    if wants(None) > 0 {
+        all.push(format!("{} by none, since so many ranks cannot share them", wants(None)));
+    }
+    let pure = match explanation.total.cheapest() {
+        Some((by, total)) => format!("all by {} take {} ms", by.name(), milliseconds(total.seconds)),
+        None => format!("no one parallelism fits all on {} ranks", explanation.setting.ranks),
+    };
+    let mixed = match &explanation.integrated {
+        Some(mixed) => format!("the cheapest mixture {} ms", milliseconds(mixed.seconds)),
+        None => "and no mixture does".into(),
+    };
+    format!(
+        "Of {} layers that multiply the cheapest by themselves are {}; {pure}, {mixed}.",
+        products.len(),
+        all.join(", ")
+    )
+}
+
+/// The mixture: neighbours of one kind together.
+fn integrated(explanation: &Explanation) -> String {
+    let Some(Integrated { cost, seconds, exchanged, layers }) = &explanation.integrated else {
+        return format!("{} ranks cannot share this model", explanation.setting.ranks);
+    };
+    let runs: Vec<&[Choice]> = layers.chunk_by(|a, b| a.by == b.by).collect();
+    let named = |run: &&[Choice]| match run {
+        [one] => format!("{} by {}", one.name, one.by.name()),
+        [first, .., last] => format!("{} to {} by {}", first.name, last.name, first.by.name()),
+        [] => unreachable!("a run of neighbours has one at least"),
+    };
+    const MOST: usize = 6;
+    let mut said: Vec<String> = runs.iter().take(MOST).map(named).collect();
+    if runs.len() > MOST {
+        said.push(format!("and {} more changes", runs.len() - MOST));
+    }
+    let moved = match exchanged.words {
+        0.0 => String::new(),
+        words => format!(", of which {} move activations from one to the next", count(words)),
+    };
+    format!("{}: {} ms, {} words{moved}", said.join(", "), milliseconds(*seconds), count(cost.words))
+}
+
+/// One row a layer, then the totals.
+fn costs(explanation: &Explanation) -> Vec<Vec<String>> {
+    let pruned = explanation.sparsity > 0.0;
+    let mut head = vec!["layer", "weights"];
+    head.extend(pruned.then_some("kept"));
+    let shown = shown(explanation);
+    head.extend(shown.iter().flat_map(|by| [by.name(), "ms"]));
+    head.extend(["cheapest", "data from", "with more ranks"]);
+    let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
+    for row in &explanation.layers {
+        let mut cells = vec![row.sizes.name.clone(), count(row.sizes.parameters as f64)];
+        cells.extend(pruned.then(|| count(row.sizes.kept as f64)));
+        cells.extend(shown.iter().flat_map(|by| cost(row.costs.of(*by))));
+        cells.push(row.cheapest.map_or("-", Parallelism::name).into());
+        cells.push(row.data_from_batch.map_or("-".into(), |batch| format!("batch {batch}")));
+        cells.push(match row.change {
+            None => if row.is_product() { "the same" } else { "-" }.into(),
+            Some(change) => format!("{} from {}", change.to.map_or("none", Parallelism::name), change.ranks),
+        });
+        rows.push(cells);
+    }
+    let sum = |of: fn(&espalier_plan::cost::LayerSizes) -> u64| {
+        count(explanation.layers.iter().map(|row| of(&row.sizes) as f64).sum())
+    };
+    let mut total = vec!["all".to_string(), sum(|sizes| sizes.parameters)];
+    total.extend(pruned.then(|| sum(|sizes| sizes.kept)));
+    total.extend(shown.iter().flat_map(|by| cost(explanation.total.of(*by))));
+    total.push(explanation.total.cheapest().map_or("-", |(by, _)| by.name()).into());
+    rows.push(total);
+    rows
+}
+
+/// One row a layer, then the totals: formula and measurement.
+fn times(explanation: &Explanation, measured: &Measured) -> Vec<Vec<String>> {
+    let shown = shown(explanation);
+    let mut head = vec!["layer"];
+    head.extend(shown.iter().flat_map(|by| [by.name(), "measured"]));
+    head.push("cheapest measured");
+    let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
+    let time = |seconds: Option<f64>| seconds.map_or("-".into(), milliseconds);
+    let mut row = |name: &str, formulas: &ByParallelism, seen: &Seconds, is_choice: bool| {
+        let mut cells = vec![name.to_string()];
+        for by in &shown {
+            cells.extend([time(formulas.of(*by).map(|timed| timed.seconds)), time(seen.of(*by))]);
+        }
+        let cheapest = seen.cheapest().filter(|_| is_choice);
+        cells.push(cheapest.map_or("-", Parallelism::name).into());
+        rows.push(cells);
+    };
+    for (layer, seen) in explanation.layers.iter().zip(&measured.layers) {
+        row(&layer.sizes.name, &layer.costs, seen, layer.is_product());
+    }
+    row("all", &explanation.total, &measured.total(), true);
+    rows
+}
+
+/// Those that some layer could be shared out by: text has no rows of an image.
+fn shown(explanation: &Explanation) -> Vec<Parallelism> {
+    let some = |by: &Parallelism| explanation.layers.iter().any(|row| row.costs.of(*by).is_some());
+    Parallelism::ALL.into_iter().filter(some).collect()
+}
+
+/// Words and milliseconds.
+fn cost(cost: Option<Timed>) -> [String; 2] {
+    match cost {
+        Some(timed) => [count(timed.cost.words), milliseconds(timed.seconds)],
+        None => ["-".into(), "-".into()],
+    }
+}
+
+/// Columns as wide as what is in them, the first to the left and the others to the right; the last row behind a line.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max();
+    let widths: Vec<usize> = (0..rows[0].len()).map(|column| wide(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for (i, row) in rows.iter().enumerate() {
+        if i + 1 == rows.len() {
+            let line = widths.iter().sum::<usize>() + 2 * (widths.len() - 1);
+            let _ = writeln!(text, "{}", "-".repeat(line));
+        }
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    text
+}
+
+/// `a message takes 2 us to start and 0.667 ns a word of 4 bytes (6.0 GB/s)`
+fn link(link: Link, word_bytes: u64) -> String {
+    let rate = match link.beta > 0.0 {
+        true => format!(" ({} GB/s)", digits(word_bytes as f64 / link.beta / 1e9)),
+        false => String::new(),
+    };
+    format!(
+        "a message takes {} us to start and {} ns a word of {word_bytes} bytes{rate}",
+        digits(1e6 * link.alpha),
+        digits(1e9 * link.beta)
+    )
+}
+
+fn milliseconds(seconds: f64) -> String {
+    digits(1e3 * seconds)
+}
+
+/// Three digits and a prefix.
+fn count(n: f64) -> String {
+    let prefixes = [(1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")];
+    match prefixes.into_iter().find(|(unit, _)| n >= *unit) {
+        Some((unit, prefix)) => format!("{}{prefix}", digits(n / unit)),
+        None => digits(n),
+    }
+}
+
+/// Three digits, or as many as stand before the point.
+fn digits(n: f64) -> String {
+    if n == 0.0 {
+        return "0".into();
+    }
+    let before = n.abs().log10().floor() as i32 + 1;
+    format!("{n:.*}", usize::try_from((3 - before).clamp(0, 6)).expect("not negative"))
+}
