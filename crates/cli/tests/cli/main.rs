@@ -7,6 +7,7 @@ mod compare;
 mod damage;
 mod doctor;
 mod dry_run;
+mod explain;
 mod faults;
 mod killed;
 mod launch;

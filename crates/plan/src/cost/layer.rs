@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::{Cost, Exchange, Setting};
+use crate::layout::spatial::Window;
 use crate::pruning::Pruning;
 use crate::spec::{Layer, Model, Shape, ShapeError};
 
@@ -68,7 +69,7 @@ pub struct LayerSizes {
     pub columns: Option<Columns>,
     /// How its work can be cut by rows of the image.
     #[serde(skip)]
-    pub window: Option<Window>,
+    pub edges: Option<Edges>,
     /// Sums over the batch that it makes on the way, forward and backward each: those of a batch norm.
     #[serde(skip)]
     pub statistics: usize,
@@ -83,40 +84,49 @@ pub struct Columns {
     pub output: usize,
 }
 
-/// What a layer reads of an image that is cut into slabs.
+/// What a layer reads of an image that is cut into slabs of rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
+pub struct Edges {
     /// Rows of the image before and behind the layer.
     pub rows: (usize, usize),
     /// Words of one row of its input.
     pub row: f64,
-    /// Rows that a slab needs of the slab before it, and of the one behind it, where cuts are aligned to the stride.
-    pub edges: (usize, usize),
+    /// Rows that a slab needs of the slab before it, where cuts are aligned to the stride.
+    pub before: usize,
+    /// Rows that it needs of the slab behind it.
+    pub behind: usize,
 }
 
-impl Window {
-    /// Windows of `kernel` rows at a step of `stride`: `padding` rows before a slab and kernel - stride - padding behind it.
-    fn new(input: Shape, output: Shape, kernel: usize, stride: usize, padding: usize) -> Option<Window> {
+impl Edges {
+    /// Windows of `kernel` rows at a step of `stride` need `padding` rows before a slab and kernel - stride - padding behind
+    /// it; a layer that has no windows looks at nothing but its own pixels.
+    fn new(layer: &Layer, input: Shape, output: Shape) -> Option<Edges> {
         let (Shape::Image { height, width, channels }, Shape::Image { height: made, .. }) = (input, output)
         else {
             return None;
         };
-        Some(Window {
-            rows: (height, made),
-            row: width as f64 * channels as f64,
-            edges: (padding, kernel.saturating_sub(stride + padding)),
-        })
+        let (before, behind) = match (Window::of(layer), layer) {
+            (Some(Window { kernel, stride, padding }), _) => {
+                (padding.top, kernel.saturating_sub(stride + padding.top))
+            }
+            (
+                None,
+                Layer::BatchNorm(_) | Layer::Activation(_) | Layer::Dropout(_) | Layer::PadChannels(_),
+            ) => (0, 0),
+            _ => return None,
+        };
+        Some(Edges { rows: (height, made), row: width as f64 * channels as f64, before, behind })
     }
 
     /// Whether each of so many ranks can have a row of the output, and the edges of its slab from its neighbours alone.
     fn can_be_cut(&self, ranks: usize) -> bool {
-        self.rows.1 >= ranks && self.rows.0 / ranks >= self.edges.0.max(self.edges.1)
+        self.rows.1 >= ranks && self.rows.0 / ranks >= self.before.max(self.behind)
     }
 
     /// The edges of a step forward, or of their gradients backward.
     fn halo(&self, at: &Setting) -> Exchange {
         let words = |rows: usize| at.of_batch(rows as f64 * self.row);
-        Exchange::Halo(words(self.edges.1), words(self.edges.0))
+        Exchange::Halo(words(self.behind), words(self.before))
     }
 }
 
@@ -138,21 +148,15 @@ impl LayerSizes {
     pub(super) fn new(layer: &Layer, input: Shape, output: Shape, kept: &Kept, trained: bool) -> LayerSizes {
         let parameters = layer.parameters();
         let columns = |input, output| Some(Columns { input, output });
-        let window = |kernel, stride, padding| Window::new(input, output, kernel, stride, padding);
-        let (columns, window, statistics) = match layer {
-            Layer::Linear(linear) => (columns(linear.input, linear.output), None, 0),
-            Layer::TiedLinear(linear) => (columns(linear.input, linear.output), None, 0),
-            Layer::Embedding(table) => (columns(table.vocab, table.width), None, 0),
-            Layer::Conv(conv) => {
-                (columns(conv.input, conv.output), window(conv.kernel, conv.stride, conv.padding), 0)
-            }
-            Layer::MaxPool(pool) => (None, window(pool.kernel, pool.stride, pool.padding), 0),
-            Layer::AvgPool(pool) => (None, window(pool.kernel, pool.stride, 0), 0),
-            // A sum and a sum of squares of each channel.
-            Layer::BatchNorm(norm) => (None, window(1, 1, 0), 2 * norm.channels),
-            Layer::Activation(_) | Layer::Dropout(_) | Layer::PadChannels(_) => (None, window(1, 1, 0), 0),
-            _ => (None, None, 0),
+        let columns = match layer {
+            Layer::Linear(linear) => columns(linear.input, linear.output),
+            Layer::TiedLinear(linear) => columns(linear.input, linear.output),
+            Layer::Embedding(table) => columns(table.vocab, table.width),
+            Layer::Conv(conv) => columns(conv.input, conv.output),
+            _ => None,
         };
+        // A sum and a sum of squares of each channel.
+        let statistics = if let Layer::BatchNorm(norm) = layer { 2 * norm.channels } else { 0 };
         LayerSizes {
             name: layer.name().unwrap_or(layer.kind()).into(),
             kind: layer.kind(),
@@ -162,7 +166,7 @@ impl LayerSizes {
             output: output.elements(),
             wants_input_gradient: trained,
             columns,
-            window,
+            edges: Edges::new(layer, input, output),
             statistics,
         }
     }
@@ -171,7 +175,7 @@ impl LayerSizes {
     fn speaks(&self) -> bool {
         self.parameters > 0
             || self.columns.is_some()
-            || self.window.is_some_and(|window| window.edges != (0, 0))
+            || self.edges.is_some_and(|edges| edges.before + edges.behind > 0)
     }
 
     /// What it costs in a step; none where so many ranks cannot share it so.
@@ -192,11 +196,11 @@ impl LayerSizes {
                 }),
             },
             Parallelism::Domain => {
-                let window = self.window.filter(|window| window.can_be_cut(at.ranks))?;
+                let edges = self.edges.filter(|edges| edges.can_be_cut(at.ranks))?;
                 let halos = if self.wants_input_gradient { 2 } else { 1 };
                 let statistics = [Exchange::AllReduce(self.statistics as f64); 2];
-                let edges = std::iter::repeat_n(window.halo(at), halos);
-                Some(edges.chain(statistics).chain([self.weight_gradient()]).collect())
+                let halos = std::iter::repeat_n(edges.halo(at), halos);
+                Some(halos.chain(statistics).chain([self.weight_gradient()]).collect())
             }
         }
     }
@@ -289,9 +293,10 @@ mod tests {
     #[test]
     fn edges_follow_kernel_stride_and_padding() {
         let net = resnet(ResNet::R18, (224, 224, 3), 1000, Form::ImageNet);
-        assert_eq!(find(&net, "conv1").window.unwrap().edges, (3, 2));
-        assert_eq!(find(&net, "max_pool").window.unwrap().edges, (1, 0));
-        assert_eq!(find(&net, "layer2.0.downsample.0").window.unwrap().edges, (0, 0));
+        let edges = |name: &str| find(&net, name).edges.map(|edges| (edges.before, edges.behind));
+        assert_eq!(edges("conv1"), Some((3, 2)));
+        assert_eq!(edges("max_pool"), Some((1, 0)));
+        assert_eq!(edges("layer2.0.downsample.0"), Some((0, 0)));
         let vgg =
             LayerSizes::of_model(&vgg(Vgg::V16, (224, 224, 3), 1000, Form::ImageNet, false), None).unwrap();
         assert!(vgg.iter().all(|sizes| sizes.kind != "max_pool"), "they have nothing to say");
