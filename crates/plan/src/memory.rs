@@ -108,7 +108,7 @@ pub struct Prediction<'a> {
 }
 
 impl<'a> Prediction<'a> {
-    /// Lists the other tensors of a model of these parameters.
+    /// Lists the other tensors of a model of these parameters, of which so many weights stay.
     pub fn new(
         model: &Model,
         parameters: &'a [Parameter],
@@ -116,6 +116,7 @@ impl<'a> Prediction<'a> {
         sharing: Sharing,
         batch: Batch,
         pruning: Option<&'a Pruning>,
+        kept: Option<Vec<Option<u64>>>,
     ) -> Prediction<'a> {
         let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
         Prediction {
@@ -123,7 +124,7 @@ impl<'a> Prediction<'a> {
             sharing,
             batch,
             pruning,
-            kept: pruning.map(|pruning| pruning.kept_by_parameter(parameters)),
+            kept,
             parameters,
             buffers: model.buffers(),
             blocks: model.block_tensors(),
@@ -315,8 +316,9 @@ mod tests {
     fn of_run(model: &Model, run: &RunFile) -> Memory {
         let (pruning, batch) = (run.pruning(), Batch { micro_batch: 2, ..run.batch() });
         let parameters = model.parameters();
+        let kept = pruning.as_ref().map(|pruning| pruning.kept_by_parameter(&parameters));
         let prediction =
-            Prediction::new(model, &parameters, run.storage(), run.sharing(), batch, pruning.as_ref());
+            Prediction::new(model, &parameters, run.storage(), run.sharing(), batch, pruning.as_ref(), kept);
         let schedule = Name::OneFOneB.schedule(&Options::new(1, 1)).unwrap();
         let whole: Parts = std::iter::once(0..model.blocks.len()).collect();
         prediction.stages(model, &whole, &schedule).unwrap()[0]

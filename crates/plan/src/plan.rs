@@ -11,6 +11,7 @@ use crate::config::{self, Change, Family, RunFile};
 use crate::data::Data;
 use crate::device::Device;
 use crate::error::Error;
+use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
 use crate::memory::{Memory, Prediction, StateBytes};
 use crate::mesh::{Mesh, PerAxis};
@@ -63,6 +64,8 @@ pub struct Plan {
     pub pruning: Option<Pruning>,
     /// Which ranks there are.
     pub mesh: Mesh,
+    /// What each of them has of the model's tensors.
+    pub layout: Layout,
     /// The stages, and the order in which they work.
     pub pipeline: Pipeline,
     /// The blocks of each part of the pipeline.
@@ -83,8 +86,8 @@ pub struct Plan {
     pub memory: Memory,
     /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
     pub replica_memory: Memory,
-    /// Predicted bytes of the ranks of each stage.
-    stage_memory: Vec<Memory>,
+    /// Predicted bytes of the ranks at each place along the tensor axis, stage by stage.
+    rank_memory: Vec<Vec<Memory>>,
     record: Record,
 }
 
@@ -148,17 +151,32 @@ impl Plan {
             // Enough batches that one that never ends has come into its stride.
             (stages, true) => pipeline.schedule(2 + stages)?,
         };
-        let prediction = Prediction::new(&model, &parameters, storage, sharing, batch, pruning.as_ref());
-        let stage_memory = prediction.stages(&model, &parts, &schedule)?;
+        let mesh = run.mesh();
+        let layout = Layout::new(&model, &parameters, &mesh, run.parallel.sequence)?;
+        let stages_of = |local: &LocalModel| {
+            let kept = pruning.as_ref().map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
+            let prediction = Prediction::new(
+                &local.model,
+                &local.parameters,
+                storage,
+                sharing,
+                batch,
+                pruning.as_ref(),
+                kept,
+            );
+            prediction.stages(&local.model, &parts, &schedule)
+        };
+        let rank_memory =
+            layout.along_tensor().iter().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
         let all = |both: fn(u64, u64) -> u64| {
-            stage_memory.iter().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
+            rank_memory.iter().flatten().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
         };
         Ok(Plan {
             parameters: parameters.iter().fold(0, |sum: u64, one| sum.saturating_add(one.elements())),
             step_flops: model.train_flops(batch.samples, storage.recompute)?,
             memory: all(u64::max),
             replica_memory: all(u64::saturating_add),
-            stage_memory,
+            rank_memory,
             data: run.data.clone(),
             seed: run.seed,
             batch,
@@ -166,7 +184,8 @@ impl Plan {
             optimization: run.optimization(),
             sharing,
             pruning,
-            mesh: run.mesh(),
+            mesh,
+            layout,
             pipeline,
             parts,
             timetable,
@@ -204,7 +223,11 @@ impl Plan {
     pub fn rank(&self, rank: usize) -> Result<RankPlan, Error> {
         let coordinates = self.mesh.coordinates(rank);
         let blocks = self.blocks_of(&self.schedule(1)?.placement, coordinates.pipeline);
-        Ok(RankPlan { coordinates, blocks, memory: self.stage_memory[coordinates.pipeline] })
+        Ok(RankPlan {
+            coordinates,
+            blocks,
+            memory: self.rank_memory[coordinates.tensor][coordinates.pipeline],
+        })
     }
 
     /// The blocks of a stage's chunks.
@@ -222,12 +245,16 @@ impl Plan {
     pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
         let Some(pruning) = &self.pruning else { return Ok(None) };
         let placement = self.schedule(1)?.placement;
-        let (all, tensors) = (self.model.parameters(), self.model.block_tensors());
-        let of_stage = |stage| {
-            let held = tensors.held(&self.blocks_of(&placement, stage));
-            scoring::Needs::of(&all, &held, Some(pruning))
+        let tensors = self.model.block_tensors();
+        let of_stages = |local: &LocalModel| {
+            let all = &local.parameters;
+            let of_stage = |stage| {
+                let held = tensors.held(&self.blocks_of(&placement, stage));
+                scoring::Needs::of(all, &held, Some(pruning))
+            };
+            (0..self.pipeline.stages).map(of_stage).collect::<Vec<_>>()
         };
-        let needs = (0..self.pipeline.stages).map(of_stage).collect::<Option<Vec<_>>>();
+        let needs = self.layout.along_tensor().iter().flat_map(of_stages).collect::<Option<Vec<_>>>();
         let Some(needs) = needs else { return Ok(None) };
         // GraSP's passes are in f32, and what its gates chose stays beside them.
         let activations = match pruning.method {

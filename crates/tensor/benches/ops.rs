@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use espalier_tensor::cpu::{Cpu, Isa};
 use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::ops::dropout::Numbers;
+use espalier_tensor::ops::embedding::Rows;
 use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target};
 use espalier_tensor::ops::{
     cast, cross_entropy, dropout, elementwise, embedding, layer_norm, reduce, rms_norm,
@@ -73,7 +75,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     report(
         "dropout",
         2.0 * bytes,
-        time(|| (), |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2), 0)))),
+        time(|| (), |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2), Numbers::from(0))))),
     );
     report("sum_rows", bytes, time(|| (), |()| drop(black_box(reduce::sum_rows(&x, Category::Gradients)))));
     report("squared_norm", bytes, time(|| (), |()| _ = black_box(reduce::squared_norm(&x).unwrap())));
@@ -100,7 +102,7 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     let id = |i: u64| (random::uniform(random::key(3, 3), i).powi(6) * VOCAB as f64) as u32;
     let ids: Vec<u32> = (0..ROWS as u64).map(id).collect();
     let ids = Tensor::from_slice(device, &[1, ROWS], &ids, Category::Activations).unwrap();
-    let embed = time(|| (), |()| drop(black_box(embedding::backward(&ids, &dy, VOCAB))));
+    let embed = time(|| (), |()| drop(black_box(embedding::backward(&ids, &dy, VOCAB, Rows::All))));
     report("embedding, backward (v 50257)", bytes + bytes * VOCAB as f64 / ROWS as f64, embed);
 
     for v in [10, VOCAB] {

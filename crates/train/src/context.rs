@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use espalier_plan::Plan;
+use espalier_plan::layout::LocalModel;
 use espalier_plan::spec::Precision;
 use espalier_tensor::{DType, Device};
 
@@ -10,6 +11,7 @@ use crate::Result;
 use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
+use crate::parallel::pieces::Pieces;
 use crate::stage::Stage;
 use crate::step::Sweep;
 use crate::weights::Weights;
@@ -25,6 +27,8 @@ pub struct Context {
     pub ranks: Ranks,
     /// Who shares which parameter.
     pub groups: Groups,
+    /// Who holds which pieces of its layers.
+    pub pieces: Pieces,
     /// The parts of the model that it holds.
     pub stage: Stage,
     /// Where it computes.
@@ -55,6 +59,7 @@ impl Context {
         let stage = Stage::new(&plan, &ranks)?;
         Ok(Context {
             steps: plan.total_steps(dataset.len(Split::Train)) as u64,
+            pieces: Pieces::of(&plan.layout, &ranks),
             groups: Groups::form(&plan, stage.placement(), &ranks)?,
             order: Order::new(plan.seed, dataset.len(Split::Train)),
             feed: Feed::new(dataset.clone(), device, dtype),
@@ -65,6 +70,11 @@ impl Context {
             dataset,
             plan,
         })
+    }
+
+    /// Its own model.
+    pub fn local(&self) -> &LocalModel {
+        self.plan.layout.of(self.ranks.place())
     }
 
     /// For passes that change no weights.

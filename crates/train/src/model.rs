@@ -4,17 +4,21 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use espalier_plan::layout::LocalModel;
+use espalier_plan::mesh::Axis;
 use espalier_plan::spec::shape::Shape;
 use espalier_plan::spec::{self, Entry, WeightOrder};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::conv::Conv;
 use espalier_tensor::ops::cross_entropy::Total;
+use espalier_tensor::ops::embedding::Rows;
 use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
 use crate::layers::*;
+use crate::parallel::Ranks;
 use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
 
 /// A model that runs, or a part of one.
@@ -29,24 +33,26 @@ pub struct Model {
 }
 
 impl Model {
-    /// Builds the layers of a spec whose shapes have been checked.
+    /// Builds the layers of a whole model whose shapes have been checked.
     pub fn build(spec: &spec::Model, recompute: bool) -> Model {
-        Model::build_with(spec, recompute, None)
+        Model::of_rank(&LocalModel::whole(spec), &Ranks::alone(), recompute, None)
     }
 
-    /// The same with kinks that can be held.
-    pub fn build_held(spec: &spec::Model, recompute: bool, kinks: &FrozenGates) -> Model {
-        Model::build_with(spec, recompute, Some(kinks.clone()))
-    }
-
-    fn build_with(spec: &spec::Model, recompute: bool, kinks: Option<FrozenGates>) -> Model {
+    /// Builds the layers of a rank's own model, where asked with kinks that can be held.
+    pub fn of_rank(local: &LocalModel, ranks: &Ranks, recompute: bool, kinks: Option<&FrozenGates>) -> Model {
+        let spec = &local.model;
         let mut builder = Builder {
-            parameters: ids_by_name(spec.parameters().iter().map(|p| p.name.as_str())),
+            parameters: ids_by_name(local.parameters.iter().map(|p| p.name.as_str())),
             buffers: ids_by_name(spec.buffers().iter().map(|b| b.name.as_str())),
             shape: spec.input.shape(),
             dropouts: 0,
             tied: HashSet::new(),
-            kinks,
+            kinks: kinks.cloned(),
+            vocab: match spec.input {
+                spec::Input::Tokens { vocab, .. } => vocab,
+                spec::Input::Image { .. } => 0,
+            },
+            ranks,
         };
         let last = spec.blocks.len() - 1;
         let blocks = spec
@@ -60,7 +66,11 @@ impl Model {
                 if recompute && i < last { Box::new(Recompute(layers)) } else { Box::new(layers) }
             })
             .collect();
-        let head = Head(spec.head().and_then(|layer| builder.linear(layer)));
+        let classes = local.classes.as_ref().map(|own| {
+            let group = ranks.along(Axis::Tensor).clone();
+            Classes { widest: spec.classes.div_ceil(group.size()), group, own: own.clone() }
+        });
+        let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
         Model { blocks, head: Some(head), is_first: true, tied: builder.tied }
     }
 
@@ -130,7 +140,7 @@ impl Model {
     }
 }
 
-struct Builder {
+struct Builder<'a> {
     parameters: HashMap<String, usize>,
     buffers: HashMap<String, usize>,
     /// The shape of one sample at the place reached.
@@ -139,9 +149,13 @@ struct Builder {
     tied: HashSet<ParameterId>,
     /// Where they are to be held, no activation with one is fused.
     kinks: Option<FrozenGates>,
+    /// Tokens there are.
+    vocab: usize,
+    /// Whom its exchanges are with.
+    ranks: &'a Ranks,
 }
 
-impl Builder {
+impl Builder<'_> {
     fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
@@ -168,6 +182,15 @@ impl Builder {
             (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
             _ => (Before::Nothing, 0),
         };
+        let enter = match (&before, &layers[at..]) {
+            (Before::Nothing | Before::Norm(_), [spec::Layer::Exchange(exchange), _, ..])
+                if exchange.is_entrance() =>
+            {
+                at += 1;
+                Some(self.exchange(exchange))
+            }
+            _ => None,
+        };
         let first = self.linear(&layers[at])?;
         at += 1;
         let mut rest = Vec::new();
@@ -178,7 +201,7 @@ impl Builder {
             rest.push((activation(*kind), linear));
             at += 2;
         }
-        Some((Chain { before, first, rest }, at))
+        Some((Chain { before, enter, first, rest }, at))
     }
 
     fn linear(&mut self, layer: &spec::Layer) -> Option<Linear> {
@@ -254,16 +277,19 @@ impl Builder {
                 Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
                 _ => Box::new(ActivationLayer(activation(*kind))),
             },
-            &spec::Layer::Dropout(spec::Dropout { rate }) => {
+            &spec::Layer::Dropout(spec::Dropout { rate, counted }) => {
                 self.dropouts += 1;
-                Box::new(Dropout { rate, index: self.dropouts })
+                Box::new(Dropout { rate, index: self.dropouts, counted })
             }
-            spec::Layer::Embedding(spec::Embedding { name, vocab, .. }) => {
-                Box::new(Embedding { table: self.weight(name), vocab: *vocab })
+            &spec::Layer::Embedding(spec::Embedding { ref name, vocab, first, .. }) => {
+                let rows = if vocab == self.vocab { Rows::All } else { Rows::From(first as u32) };
+                Box::new(Embedding { table: self.weight(name), vocab, rows })
             }
-            spec::Layer::PositionEmbedding(spec::PositionEmbedding { name, context, .. }) => {
-                Box::new(PositionEmbedding { table: self.weight(name), context: *context })
+            &spec::Layer::PositionEmbedding(spec::PositionEmbedding { ref name, context, first, .. }) => {
+                Box::new(PositionEmbedding { table: self.weight(name), context, first })
             }
+            spec::Layer::Exchange(exchange) => Box::new(self.exchange(exchange)),
+            spec::Layer::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
             &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
                 Box::new(Attention { heads, kv_heads })
             }
@@ -287,6 +313,10 @@ impl Builder {
                 Box::new(Branches { join: *join, all, widths, gates })
             }
         }
+    }
+
+    fn exchange(&self, spec: &spec::Exchange) -> Exchange {
+        Exchange { group: self.ranks.along(spec.axis).clone(), spec: spec.clone() }
     }
 
     /// A way that parts here, and the last extent at its end; the place reached stays.

@@ -39,17 +39,21 @@ impl Stage {
 
     /// What a rank of a plan runs.
     pub fn new(plan: &Plan, ranks: &Ranks) -> Result<Stage> {
-        let model = Model::build(&plan.model, plan.storage.recompute == Recompute::Block);
-        Stage::cut(model, plan, ranks)
+        let local = plan.layout.of(ranks.place());
+        Stage::cut(
+            Model::of_rank(local, ranks, plan.storage.recompute == Recompute::Block, None),
+            plan,
+            ranks,
+        )
     }
 
     /// What a rank of a plan runs of this model.
     pub fn cut(model: Model, plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let placement = plan.schedule(1)?.placement;
-        let rank = ranks.stages().rank();
+        let (rank, local) = (ranks.stages().rank(), &plan.layout.of(ranks.place()).model);
         let mut models: Vec<Option<Model>> = model.cut(&plan.parts).into_iter().map(Some).collect();
         let (tensors, borders) =
-            (plan.model.block_tensors(), plan.model.borders().map_err(espalier_plan::Error::from)?);
+            (local.block_tensors(), local.borders().map_err(espalier_plan::Error::from)?);
         let parameters = |chunk: &Chunk| {
             let places = tensors.parameters(plan.parts[chunk.part].clone());
             places.into_iter().map(ParameterId).collect()

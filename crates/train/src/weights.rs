@@ -1,11 +1,12 @@
 //! The weights of a rank: parameters in the precision of the kernels, and running statistics in f32.
 //!
-//! Initial values depend on the seed and the parameter's name alone, never on the layout.
+//! Initial values depend on the seed, the parameter's name and an element's place in it alone, never on the layout.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use espalier_plan::layout::{LocalModel, Piece};
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::sparse::SparseWeight;
@@ -90,27 +91,33 @@ pub struct Weights {
 impl Weights {
     /// Fresh weights for a model.
     pub fn initialise(model: &spec::Model, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
-        Weights::initialise_held(model, &Held::all(model), device, dtype, seed)
+        Weights::initialise_held(&LocalModel::whole(model), &Held::all(model), device, dtype, seed)
     }
 
-    /// Fresh weights for what is held of a model.
+    /// Fresh weights for what is held of a rank's model.
     pub fn initialise_held(
-        model: &spec::Model,
+        local: &LocalModel,
         held: &Held,
         device: &Device,
         dtype: DType,
         seed: u64,
     ) -> Result<Weights> {
-        let (parameters, buffers) = (model.parameters(), model.buffers());
+        let (parameters, buffers) = (&local.parameters, local.model.buffers());
         let mut weights = Weights {
             parameters: vec![None; parameters.len()],
             buffers: vec![None; buffers.len()],
-            names: Arc::new(Names::of(&parameters, &buffers)),
+            names: Arc::new(Names::of(parameters, &buffers)),
             sparse: vec![None; parameters.len()],
         };
         for &place in &held.parameters {
-            weights.parameters[place] =
-                Some(fresh(&parameters[place], device, dtype, seed, Category::Weights)?);
+            weights.parameters[place] = Some(fresh(
+                &parameters[place],
+                &local.pieces[place],
+                device,
+                dtype,
+                seed,
+                Category::Weights,
+            )?);
         }
         for &place in &held.buffers {
             weights.buffers[place] = Some(started(&buffers[place], device)?);
@@ -119,14 +126,16 @@ impl Weights {
     }
 
     /// Gives all parameters and statistics the values that [`Weights::initialise`] gave them, one at a time.
-    pub fn initialise_again(&mut self, model: &spec::Model, seed: u64) -> Result<()> {
-        for (tensor, parameter) in self.parameters.iter_mut().zip(&model.parameters()) {
+    pub fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
+        for (tensor, (parameter, piece)) in
+            self.parameters.iter_mut().zip(local.parameters.iter().zip(&local.pieces))
+        {
             let Some(tensor) = tensor else { continue };
             // The new one is booked as workspace until it stands in the place of the old.
-            *tensor = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
+            *tensor = fresh(parameter, piece, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
             tensor.book_as(Category::Weights);
         }
-        for (tensor, buffer) in self.buffers.iter_mut().zip(&model.buffers()) {
+        for (tensor, buffer) in self.buffers.iter_mut().zip(&local.model.buffers()) {
             let Some(tensor) = tensor else { continue };
             *tensor = started(buffer, &tensor.device())?;
         }
@@ -134,15 +143,17 @@ impl Weights {
     }
 
     /// Whether they are what [`Weights::initialise`] gives.
-    pub fn are_initial(&self, model: &spec::Model, seed: u64) -> Result<bool> {
-        for (tensor, parameter) in self.parameters.iter().zip(&model.parameters()) {
+    pub fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
+        for (tensor, (parameter, piece)) in
+            self.parameters.iter().zip(local.parameters.iter().zip(&local.pieces))
+        {
             let Some(tensor) = tensor else { continue };
-            let first = fresh(parameter, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
+            let first = fresh(parameter, piece, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
             if first.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
             }
         }
-        for (tensor, buffer) in self.buffers.iter().zip(&model.buffers()) {
+        for (tensor, buffer) in self.buffers.iter().zip(&local.model.buffers()) {
             let Some(tensor) = tensor else { continue };
             if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
                 return Ok(false);
@@ -331,16 +342,23 @@ pub fn hash_of(digests: &[[u8; 32]]) -> String {
     blake3::hash(digests.as_flattened()).to_hex().to_string()
 }
 
-/// A parameter as it starts.
+/// A piece of a parameter as it starts.
 fn fresh(
     parameter: &spec::Parameter,
+    piece: &Piece,
     device: &Device,
     dtype: DType,
     seed: u64,
     category: Category,
 ) -> Result<Tensor> {
     let (mut values, len) = room_for(parameter.elements(), device, category)?;
-    draw_initial(&mut values, &parameter.name, len, parameter.init, seed);
+    match piece.is_whole() {
+        true => draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| i),
+        false => {
+            let in_whole = |i: u64| piece.in_whole(i as usize) as u64;
+            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_whole);
+        }
+    }
     Ok(Tensor::from_f32(device, &parameter.shape, dtype, &values, category)?)
 }
 
@@ -375,18 +393,25 @@ pub(crate) fn name_key(name: &str) -> u64 {
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
 }
 
-/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and `i`.
-fn draw_initial(values: &mut Vec<f32>, name: &str, len: usize, init: Init, seed: u64) {
+/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and its place in the whole parameter.
+fn draw_initial(
+    values: &mut Vec<f32>,
+    name: &str,
+    len: usize,
+    init: Init,
+    seed: u64,
+    in_whole: impl Fn(u64) -> u64 + Sync + Send,
+) {
     let key = random::key(seed, name_key(name));
     match init {
         Init::Constant(value) => values.resize(len, value),
-        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, i)),
+        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, in_whole(i))),
         Init::TruncatedNormal(std) => {
             // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
             const LOW: f64 = 0.022_750_131_948;
             const WIDTH: f64 = 0.954_499_736_104;
             const DEVIATION: f64 = 0.879_625_661_034;
-            let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, i));
+            let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, in_whole(i)));
             draw(values, len, |i| std as f64 / DEVIATION * truncated(i))
         }
     }
@@ -403,7 +428,7 @@ mod tests {
 
     fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
         let mut values = Vec::new();
-        draw_initial(&mut values, name, len, init, seed);
+        draw_initial(&mut values, name, len, init, seed, |i| i);
         values
     }
 

@@ -34,6 +34,8 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "batch_norm",
             "zero",
             "average_every",
+            "sequence",
+            "tensor",
             "local_after",
             "pipeline",
             "schedule",

@@ -195,6 +195,8 @@ impl RunFile {
         alone.train.micro_batches *= self.parallel.data;
         alone.parallel = Parallel {
             data: 1,
+            tensor: 1,
+            sequence: false,
             batch_norm: BatchNorm::Local,
             zero: false,
             average_every: 1,

@@ -16,6 +16,10 @@ const WEEK: usize = 7 * 24 * 3600;
 pub struct Parallel {
     /// Ranks that each hold the whole model and take a part of every batch.
     pub data: usize,
+    /// Ranks that each hold a part of every large layer.
+    pub tensor: usize,
+    /// Whether these cut what lies between such layers along the sequence.
+    pub sequence: bool,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
     /// Whether ranks along the data axis share out the optimizer's state.
@@ -43,8 +47,11 @@ impl Parallel {
         let written = section.optional_whole("data", 1, LARGEST)?;
         let pipeline = Pipeline::read(section)?;
         let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
+        let tensor = section.whole("tensor", 1, 1, LARGEST)?;
         let parallel = Parallel {
-            data: written.or(started.map(|started| started / stages)).unwrap_or(1).max(1),
+            data: written.or(started.map(|started| started / (stages * tensor))).unwrap_or(1).max(1),
+            tensor,
+            sequence: section.boolean("sequence", false)?,
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             zero: section.boolean("zero", false)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
@@ -52,6 +59,10 @@ impl Parallel {
             timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
             pipeline,
         };
+        if parallel.sequence && tensor == 1 {
+            let why = "with `parallel.tensor` = 1: no layer is cut".into();
+            return Err(Error::NoEffect { field: section.field("sequence"), why });
+        }
         if parallel.local_after > 0 && !parallel.is_local() {
             let why = "with `parallel.average_every` = 1: ranks take every step together".into();
             return Err(Error::NoEffect { field: section.field("local_after"), why });
@@ -71,7 +82,7 @@ impl Parallel {
 
     /// Ranks along each axis.
     pub fn extents(&self) -> PerAxis {
-        PerAxis { data: self.data, pipeline: self.stages(), ..PerAxis::ONES }
+        PerAxis { data: self.data, pipeline: self.stages(), tensor: self.tensor, ..PerAxis::ONES }
     }
 
     /// Whether ranks go apart for some steps.
@@ -105,6 +116,10 @@ impl Parallel {
                            leave it out";
             return Err(Error::Conflict { field: "prune.state".into(), problem: problem.into() });
         }
+        if self.sequence && run.train.noise_scale {
+            let problem = "is true, but with `parallel.sequence` a rank has a summand of a micro-batch's gradient alone";
+            return Err(Error::Conflict { field: "train.noise_scale".into(), problem: problem.into() });
+        }
         if !self.is_local() {
             return Ok(());
         }
@@ -117,6 +132,11 @@ impl Parallel {
                 pipeline.stages, pipeline.stages
             );
             return conflict("parallel.pipeline", problem);
+        }
+        if self.tensor > 1 {
+            let problem =
+                format!("is {}, {apart}: of a model in parts it would be {} ranks", self.tensor, self.tensor);
+            return conflict("parallel.tensor", problem);
         }
         if self.zero {
             return conflict("parallel.zero", format!("is true, {apart} and needs all of its state"));

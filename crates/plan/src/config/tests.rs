@@ -69,6 +69,8 @@ fn an_empty_file_is_a_run() {
 
     [parallel]
     data = 1
+    tensor = 1
+    sequence = false
     batch_norm = "local"
     zero = false
     average_every = 1

@@ -18,7 +18,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::shape::Shape;
-use super::{Entry, Layer, Model, ShapeError};
+use super::{Entry, Layer, Model, Move, ShapeError};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -65,6 +65,18 @@ fn remade(from: &Layer, to: &Layer) -> bool {
     from.entry().remakes_output() && to.entry().takes_remade()
 }
 
+/// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered again when a linear
+/// layer's gradient needs it.
+fn is_entrance(layer: &Layer, next: Option<&Layer>) -> bool {
+    match layer {
+        Layer::Exchange(exchange) if exchange.forward == Move::Nothing => true,
+        Layer::Exchange(exchange) => {
+            exchange.is_entrance() && next.is_some_and(|next| next.entry().takes_remade())
+        }
+        _ => false,
+    }
+}
+
 /// Bytes of one micro-batch, gathered during a walk.
 struct Tally {
     samples: u64,
@@ -87,16 +99,23 @@ impl Tally {
     /// Adds what stands inside a chain of layers: its inner edges and its layers' statistics, not its two ends.
     fn chain(&mut self, layers: &[Layer], input: Shape) -> Result<Ends, String> {
         let mut ends = Ends { input: false, output: false, shape: input };
+        // The last layer that made something, and the shape of what it made.
+        let (mut before, mut edge): (Option<&Layer>, Shape) = (None, input);
         for (i, layer) in layers.iter().enumerate() {
+            if is_entrance(layer, layers.get(i + 1)) {
+                ends.shape = layer.output(ends.shape)?;
+                continue;
+            }
             let wants = self.layer(layer, ends.shape)?;
-            if i == 0 {
-                ends.input = wants.input;
-            } else {
-                let kept = ends.output || (wants.input && !remade(&layers[i - 1], layer));
-                self.add_edge(ends.shape, kept);
+            match before {
+                None => ends.input = wants.input,
+                Some(before) => {
+                    self.add_edge(edge, ends.output || (wants.input && !remade(before, layer)));
+                }
             }
             ends.output = wants.output;
             ends.shape = wants.shape;
+            (before, edge) = (Some(layer), wants.shape);
         }
         Ok(ends)
     }

@@ -11,6 +11,13 @@
 // cross_entropy_evaluate(logits, targets, losses, correct, v): the same without the gradient. grid rows, block 512.
 // cross_entropy_total(losses, correct, rows, loss_sum, correct_sum): double [1], u64 [1]. grid 1, block 1024.
 //
+// Where ranks have the logits of some classes each, `first` on, `classes` of them, padded with -inf to v:
+// cross_entropy_read_part(logits, targets, numbers, v, first, classes): numbers: f32 [rows, 4], of each row the largest
+//   logit, the sum of exp(x - largest), the number of its class, the target's logit or -inf. grid rows, block 512.
+// cross_entropy_join(numbers, targets, losses, correct, rows, ranks): numbers: f32 [ranks, rows, 4] of all ranks.
+//   grid ceil(rows / 256), block 256.
+// cross_entropy_differentiate_part(logits, targets, numbers, rows, ranks, v, first, classes, scale). grid rows, block 512.
+//
 // One reading keeps, per thread, a maximum and the sum of exp(x - maximum). A NaN does not reach the maximum but
 // reaches the sum, and with it the loss. A target beyond v gives a loss of NaN and no onehot.
 
@@ -121,4 +128,65 @@ KERNEL(1024) cross_entropy_total(const double* losses, const u32* correct, i64 r
     loss = block_sum(loss);
     right = block_sum(right);
     if (threadIdx.x == 0) *loss_sum = loss, *correct_sum = static_cast<u64>(right);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 3) cross_entropy_read_part(const T* logits, const u32* targets, float* numbers, i64 v, u32 first, u32 classes) {
+    const i64 row = blockIdx.x;
+    const T* const x = logits + row * v;
+    const Running all = v % LANES == 0 ? read_row<LANES>(x, v, nullptr, 0) : read_row<1>(x, v, nullptr, 0);
+    // The first class that has the largest logit, as a float, so that a maximum finds it.
+    float earliest = -3.402823466e38f;
+    for (i64 i = threadIdx.x; i < v; i += BLOCK)
+        if (to_f32(x[i]) == all.max) {
+            earliest = -static_cast<float>(i);
+            break;
+        }
+    earliest = block_max(earliest);
+    if (threadIdx.x == 0) {
+        const u32 target = targets[row] - first;
+        float* const own = numbers + 4 * row;
+        own[0] = all.max;
+        own[1] = all.sum;
+        own[2] = static_cast<float>(first) - earliest;
+        own[3] = target < classes ? to_f32(x[target]) : __int_as_float(0xff800000);
+    }
+}
+
+// The maximum and the sum of a row over all ranks, in the order of ranks.
+DEVICE Running join(const float* numbers, i64 row, i64 rows, i64 ranks) {
+    Running all;
+    for (i64 rank = 0; rank < ranks; ++rank) all.max = fmaxf(all.max, numbers[4 * (rank * rows + row)]);
+    for (i64 rank = 0; rank < ranks; ++rank) {
+        const float* const of = numbers + 4 * (rank * rows + row);
+        all.sum += of[1] * __expf(of[0] - all.max);
+    }
+    return all;
+}
+
+KERNEL(256) cross_entropy_join(const float* numbers, const u32* targets, double* losses, u32* correct, i64 rows, i64 ranks) {
+    const i64 row = thread_in_grid();
+    if (row >= rows) return;
+    const Running all = join(numbers, row, rows, ranks);
+    float logit = __int_as_float(0xff800000), first = -1.0f;
+    for (i64 rank = ranks - 1; rank >= 0; --rank) {
+        const float* const of = numbers + 4 * (rank * rows + row);
+        logit = fmaxf(logit, of[3]);
+        if (of[0] == all.max) first = of[2];
+    }
+    losses[row] = log(static_cast<double>(all.sum)) + (static_cast<double>(all.max) - logit);
+    correct[row] = first == static_cast<float>(targets[row]);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 3) cross_entropy_differentiate_part(T* logits, const u32* targets, const float* numbers, i64 rows, i64 ranks,
+                                               i64 v, u32 first, u32 classes, float scale) {
+    const i64 row = blockIdx.x;
+    T* const x = logits + row * v;
+    const Running all = join(numbers, row, rows, ranks);
+    const u32 target = targets[row] - first;
+    const i64 own = target < classes ? target : v;
+    const float share = scale / all.sum;
+    for (i64 i = threadIdx.x; i < v; i += BLOCK) {
+        const float gradient = __expf(to_f32(x[i]) - all.max) * share;
+        x[i] = from_f32<T>(i == own ? gradient - scale : gradient);
+    }
 }

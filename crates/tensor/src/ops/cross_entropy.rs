@@ -8,6 +8,7 @@
 //! in the cache.
 
 pub(crate) mod cuda;
+mod split;
 
 use crate::cpu::{lanes, math};
 use crate::device::Device;
@@ -16,6 +17,8 @@ use crate::error::Result;
 use crate::ops::pieces;
 use crate::tensor::Tensor;
 use crate::{simd, with_float};
+
+pub use split::NUMBERS;
 
 /// The losses of a batch's rows, taken a few rows at a time, from the first to the last.
 #[derive(Debug)]

@@ -1,77 +1,82 @@
 // Rows of a table by their number, and learned positions.
 //
-// ids: u32 [n], n = b t; table, dtable: T [vocab, c]; y, dy: T [n, c]; positions: [context, c], t <= context,
-// f32 where `wide`, else T. Here N = LANES (4 f32, 8 bf16) if c divides by it, else 1.
+// ids: u32 [n], n = b t; table, dtable: T [vocab, c], whose rows have the ids from `first` on; y, dy: T [n, c];
+// positions: [context, c], f32 where `wide`, else T, of which `begin` is that of the first of every t rows. Here N = LANES (4 f32, 8 bf16) if c divides by it, else 1.
 //
-// embedding_forward(ids, table, positions, wide, y, n, t, c, vocab): y = table[id] (+ positions[i mod t] unless
-//   null). A row whose id is beyond the table becomes NaN. grid ceil(n / 8), block (32, 8).
-// embedding_add_positions(x, positions, wide, y, n, t, c): y = x + positions[i mod t]; y may be x. The same grid.
-// embedding_positions_backward(dy, dpositions, n, t, c, context): dpositions: T [context, c], the sums over the
-//   batch; zero beyond t. grid (ceil(context / 8), ceil(c / (32 N))), block (32, 8).
+// embedding_forward(ids, table, y, n, c, vocab, first, missing): y = table[id - first]. A row whose id is not in the
+//   table is filled with `missing`. grid ceil(n / 8), block (32, 8).
+// embedding_add_positions(x, positions, wide, y, n, t, c, begin): y = x + positions[begin + i mod t]; y may be x. The
+//   same grid.
+// embedding_positions_backward(dy, dpositions, n, t, c, context, begin): dpositions: T [context, c], the sums over the
+//   batch; zero before `begin` and beyond t. grid (ceil(context / 8), ceil(c / (32 N))), block (32, 8).
 //
 // The table's gradient adds the rows of dy that share an id in the order of their places, so it repeats. A
 // counting sort brings places together: integer atomics count and hand out slots, in no particular order, and
 // each place then finds its rank among those of its id. counts: u32 [vocab + 1]; loose, order: u32 [n].
 //   1. counts set to zero by the launcher
-//   2. embedding_count(ids, counts, n, vocab): grid ceil(n / 256), block 256
+//   2. embedding_count(ids, counts, n, vocab, first): grid ceil(n / 256), block 256
 //   3. embedding_scan(counts, vocab): counts become starts; the last is their sum. grid 1, block 1024
-//   4. embedding_scatter(ids, counts, loose, n, vocab): starts become ends, as in embedding.rs. grid ceil(n / 256), block 256
-//   5. embedding_rank(ids, counts, loose, order, n, vocab): grid ceil(n / 256), block 256
+//   4. embedding_scatter(ids, counts, loose, n, vocab, first): starts become ends, as in embedding.rs. grid ceil(n / 256), block 256
+//   5. embedding_rank(ids, counts, loose, order, n, vocab, first): grid ceil(n / 256), block 256
 //   6. embedding_backward(dy, counts, order, dtable, vocab, c, accumulate): dtable = sums or, where accumulate,
 //      dtable += sums. grid (ceil(vocab / 8), ceil(c / (32 N))), block (32, 8)
-// Ids beyond the table are left out.
+// Ids that are not in the table are left out: less than `first` becomes more than any, as u32.
 
 enum : int { ROWS = 8, SHORT = 16 };
 
 template <int N>
-DEVICE void gather(const u32* ids, const T* __restrict__ table, const T* __restrict__ x, Weights positions,
-                   T* __restrict__ y, i64 n, i64 t, i64 c, i64 vocab) {
+DEVICE void gather(const u32* ids, const T* __restrict__ table, T* __restrict__ y, i64 n, i64 c, i64 vocab, u32 first,
+                   float missing) {
     const i64 row = row_in_grid();
     if (row >= n) return;
-    const i64 position = positions.at ? row % t * c : 0;
-    const i64 id = ids ? ids[row] : row;
-    const T* const from = ids ? table + id * c : x + row * c;
-    const bool known = !ids || id < vocab;
-#pragma unroll 4
+    const i64 at = ids[row] - first;
     for (i64 i = threadIdx.x * N; i < c; i += 32 * N) {
-        float v[N], p[N];
-        if (known)
-            load(from + i, v);
-        else
-            for (int j = 0; j < N; ++j) v[j] = __int_as_float(0x7fc00000);
-        if (positions.at) {
-            positions.get(position + i, p);
-            for (int j = 0; j < N; ++j) v[j] += p[j];
-        }
+        float v[N];
+        for (int j = 0; j < N; ++j) v[j] = missing;
+        if (at < vocab) load(table + at * c + i, v);
         store(y + row * c + i, v);
     }
 }
 
-KERNEL(256) embedding_forward(const u32* ids, const T* table, const void* positions, int wide, T* y, i64 n, i64 t,
-                              i64 c, i64 vocab) {
+KERNEL(256) embedding_forward(const u32* ids, const T* table, T* y, i64 n, i64 c, i64 vocab, u32 first, float missing) {
     if (c % LANES == 0)
-        gather<LANES>(ids, table, nullptr, {positions, wide}, y, n, t, c, vocab);
+        gather<LANES>(ids, table, y, n, c, vocab, first, missing);
     else
-        gather<1>(ids, table, nullptr, {positions, wide}, y, n, t, c, vocab);
+        gather<1>(ids, table, y, n, c, vocab, first, missing);
 }
 
-KERNEL(256) embedding_add_positions(const T* x, const void* positions, int wide, T* y, i64 n, i64 t, i64 c) {
+template <int N>
+DEVICE void add_positions(const T* __restrict__ x, Weights positions, T* __restrict__ y, i64 n, i64 t, i64 c, i64 begin) {
+    const i64 row = row_in_grid();
+    if (row >= n) return;
+    const i64 position = (begin + row % t) * c;
+#pragma unroll 4
+    for (i64 i = threadIdx.x * N; i < c; i += 32 * N) {
+        float v[N], p[N];
+        load(x + row * c + i, v);
+        positions.get(position + i, p);
+        for (int j = 0; j < N; ++j) v[j] += p[j];
+        store(y + row * c + i, v);
+    }
+}
+
+KERNEL(256) embedding_add_positions(const T* x, const void* positions, int wide, T* y, i64 n, i64 t, i64 c, i64 begin) {
     if (c % LANES == 0)
-        gather<LANES>(nullptr, nullptr, x, {positions, wide}, y, n, t, c, 0);
+        add_positions<LANES>(x, {positions, wide}, y, n, t, c, begin);
     else
-        gather<1>(nullptr, nullptr, x, {positions, wide}, y, n, t, c, 0);
+        add_positions<1>(x, {positions, wide}, y, n, t, c, begin);
 }
 
 template <int N>
 DEVICE void positions_backward(const T* __restrict__ dy, T* __restrict__ dpositions, i64 n, i64 t, i64 c,
-                               i64 context) {
+                               i64 context, i64 begin) {
     const i64 position = row_in_grid();
     const i64 column = (static_cast<i64>(blockIdx.y) * 32 + threadIdx.x) * N;
     if (position >= context || column >= c) return;
     float sum[N] = {};
-    if (position < t) {
+    if (position >= begin && position < begin + t) {
 #pragma unroll 8
-        for (i64 row = position; row < n; row += t) {
+        for (i64 row = position - begin; row < n; row += t) {
             float v[N];
             load(dy + row * c + column, v);
             for (int j = 0; j < N; ++j) sum[j] += v[j];
@@ -80,16 +85,16 @@ DEVICE void positions_backward(const T* __restrict__ dy, T* __restrict__ dpositi
     store(dpositions + position * c + column, sum);
 }
 
-KERNEL(256) embedding_positions_backward(const T* dy, T* dpositions, i64 n, i64 t, i64 c, i64 context) {
+KERNEL(256) embedding_positions_backward(const T* dy, T* dpositions, i64 n, i64 t, i64 c, i64 context, i64 begin) {
     if (c % LANES == 0)
-        positions_backward<LANES>(dy, dpositions, n, t, c, context);
+        positions_backward<LANES>(dy, dpositions, n, t, c, context, begin);
     else
-        positions_backward<1>(dy, dpositions, n, t, c, context);
+        positions_backward<1>(dy, dpositions, n, t, c, context, begin);
 }
 
-KERNEL(256) embedding_count(const u32* ids, u32* counts, i64 n, i64 vocab) {
+KERNEL(256) embedding_count(const u32* ids, u32* counts, i64 n, i64 vocab, u32 first) {
     const i64 i = thread_in_grid();
-    if (i < n && ids[i] < vocab) atomicAdd(counts + ids[i], 1u);
+    if (i < n && ids[i] - first < vocab) atomicAdd(counts + (ids[i] - first), 1u);
 }
 
 KERNEL(1024) embedding_scan(u32* counts, i64 vocab) {
@@ -120,16 +125,17 @@ KERNEL(1024) embedding_scan(u32* counts, i64 vocab) {
     }
 }
 
-KERNEL(256) embedding_scatter(const u32* ids, u32* counts, u32* loose, i64 n, i64 vocab) {
+KERNEL(256) embedding_scatter(const u32* ids, u32* counts, u32* loose, i64 n, i64 vocab, u32 first) {
     const i64 i = thread_in_grid();
-    if (i < n && ids[i] < vocab) loose[atomicAdd(counts + ids[i], 1u)] = static_cast<u32>(i);
+    if (i < n && ids[i] - first < vocab) loose[atomicAdd(counts + (ids[i] - first), 1u)] = static_cast<u32>(i);
 }
 
-KERNEL(256) embedding_rank(const u32* ids, const u32* ends, const u32* loose, u32* order, i64 n, i64 vocab) {
+KERNEL(256) embedding_rank(const u32* ids, const u32* ends, const u32* loose, u32* order, i64 n, i64 vocab,
+                           u32 first) {
     const i64 i = thread_in_grid();
     // The last entry of `ends` is the number of places with a valid id.
     if (i >= n || i >= ends[vocab]) return;
-    const u32 place = loose[i], id = ids[place];
+    const u32 place = loose[i], id = ids[place] - first;
     const u32 start = id == 0 ? 0 : ends[id - 1], end = ends[id];
     u32 rank = 0;
 #pragma unroll 8

@@ -1,6 +1,9 @@
 //! Rows of a table by their number, and learned positions.
 //!
-//! ids: u32 `[b, t]`; table: `[v, c]`; x, dy: `[b, t, c]`; positions: `[context, c]`, t <= context.
+//! ids: u32 `[b, t]`; table: `[v, c]`; x, dy: `[b, t, c]`; positions: `[context, c]`, first + t <= context.
+//!
+//! A table may be a part of one whose other rows are elsewhere: then its first row has a number, and an id that is not in it
+//! gives zeros and no gradient. Likewise x may begin at a later position.
 //!
 //! The gradient of a table adds up the rows of dy that share an id. They are first brought together by a counting
 //! sort, so that each sum has one owner and a fixed order, without atomics.
@@ -17,15 +20,41 @@ use crate::ops::reduce::add_rows;
 use crate::tensor::Tensor;
 use crate::with_float;
 
-/// `y[b, t] = table[ids[b, t]]`. An id beyond the table panics on the host and is a row of NaN on a card.
-pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
+/// Which rows of a table are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// All: any other id is a mistake.
+    All,
+    /// Those from this one on; others are elsewhere.
+    From(u32),
+}
+
+impl Rows {
+    fn first(self) -> u32 {
+        match self {
+            Rows::All => 0,
+            Rows::From(first) => first,
+        }
+    }
+
+    /// Where the row of an id is in the table; none where it is elsewhere.
+    fn find(self, id: u32, vocab: usize) -> Option<usize> {
+        match self {
+            Rows::All => Some(checked(id, vocab)),
+            Rows::From(first) => Some(id.checked_sub(first)? as usize).filter(|row| *row < vocab),
+        }
+    }
+}
+
+/// `y[b, t] = table[ids[b, t]]`. An id beyond the whole table panics on the host and is a row of NaN on a card.
+pub fn forward(ids: &Tensor, table: &Tensor, rows: Rows) -> Result<Tensor> {
     let (vocab, c) = (table.rows(), table.width());
     let shape = [ids.shape(), &[c]].concat();
     let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Activations)?;
     let cpu = match table.device() {
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => {
-            cuda::forward(&cuda, ids, table, &mut y)?;
+            cuda::forward(&cuda, ids, table, rows, &mut y)?;
             return Ok(y);
         }
     };
@@ -34,36 +63,39 @@ pub fn forward(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
         let table = table.slice::<T>();
         cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
             for (y, &id) in y.chunks_exact_mut(c).zip(&ids[at.start / c..]) {
-                let id = checked(id, vocab);
-                y.copy_from_slice(&table[id * c..(id + 1) * c]);
+                match rows.find(id, vocab) {
+                    Some(row) => y.copy_from_slice(&table[row * c..(row + 1) * c]),
+                    None => y.fill(T::from_f32(0.0)),
+                }
             }
         });
     });
     Ok(y)
 }
 
-/// dtable `[vocab, c]` in the type of dy: row i is the sum of the dy whose id is i.
-pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize) -> Result<Tensor> {
+/// dtable `[vocab, c]` in the type of dy: a row is the sum of the dy that have its id.
+pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize, rows: Rows) -> Result<Tensor> {
     let c = dy.width();
     assert_eq!(ids.len(), dy.rows(), "embedding: ids and dy");
     let cpu = match dy.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(cuda) => return cuda::backward(&cuda, ids, dy, vocab),
+        Device::Cuda(cuda) => return cuda::backward(&cuda, ids, dy, vocab, rows),
     };
     let scratch = |len| Tensor::zeros(&dy.device(), &[len], DType::U32, Category::Workspace);
     let ids = ids.slice::<u32>();
 
-    // Afterwards ends[i] is one past the last place of id i in `order`, and places of one id ascend.
+    // Afterwards ends[i] is one past the last place of row i in `order`, and places of one row ascend.
     let (mut ends, mut order) = (scratch(vocab + 1)?, scratch(ids.len())?);
     let (ends, order) = (ends.slice_mut::<u32>(), order.slice_mut::<u32>());
-    for &id in ids {
-        ends[checked(id, vocab) + 1] += 1;
+    for row in ids.iter().filter_map(|id| rows.find(*id, vocab)) {
+        ends[row + 1] += 1;
     }
     for i in 0..vocab {
         ends[i + 1] += ends[i];
     }
-    for (place, &id) in ids.iter().enumerate() {
-        let end = &mut ends[id as usize];
+    for (place, id) in ids.iter().enumerate() {
+        let Some(row) = rows.find(*id, vocab) else { continue };
+        let end = &mut ends[row];
         order[*end as usize] = place as u32;
         *end += 1;
     }
@@ -95,20 +127,25 @@ pub fn backward(ids: &Tensor, dy: &Tensor, vocab: usize) -> Result<Tensor> {
 /// Columns of a row of the table that one task sums.
 const SHARE: usize = 256;
 
-/// `x[b, t] + table[t]`; overwrites x if nobody else holds it.
-pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
+/// `x[b, t] + table[first + t]`; overwrites x if nobody else holds it.
+pub fn add_positions(x: Tensor, table: &Tensor, first: usize) -> Result<Tensor> {
     let (t, c) = time_and_width(&x);
-    assert!(table.width() == c && table.rows() >= t, "positions: {:?} for {:?}", table.shape(), x.shape());
+    assert!(
+        table.width() == c && table.rows() >= first + t,
+        "positions: {:?} from {first} on for {:?}",
+        table.shape(),
+        x.shape()
+    );
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(cuda) => return cuda::add_positions(&cuda, x, table, t),
+        Device::Cuda(cuda) => return cuda::add_positions(&cuda, x, table, t, first),
     };
     let mut y = pieces::writable(x)?;
     with_float!(y.dtype(), T => with_float!(table.dtype(), U => {
         let table = table.slice::<U>();
         cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
             for (i, y) in y.chunks_exact_mut(c).enumerate() {
-                let position = (at.start / c + i) % t;
+                let position = first + (at.start / c + i) % t;
                 sum_into(cpu.isa(), &table[position * c..(position + 1) * c], y);
             }
         });
@@ -116,25 +153,27 @@ pub fn add_positions(x: Tensor, table: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// dtable `[context, c]` in the type of dy: the sum of dy over the batch; zero beyond its t.
-pub fn positions_backward(dy: &Tensor, context: usize) -> Result<Tensor> {
+/// dtable `[context, c]` in the type of dy: the sum of dy over the batch; zero before `first` and beyond its t.
+pub fn positions_backward(dy: &Tensor, context: usize, first: usize) -> Result<Tensor> {
     let (t, c) = time_and_width(dy);
-    assert!(t <= context, "positions: {t} steps in a context of {context}");
+    assert!(first + t <= context, "positions: {t} steps from {first} on in a context of {context}");
     let rows = dy.rows();
     let mut table = Tensor::empty(&dy.device(), &[context, c], dy.dtype(), Category::Workspace)?;
     let cpu = match dy.device() {
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => {
-            cuda::positions_backward(&cuda, dy, &mut table, t)?;
+            cuda::positions_backward(&cuda, dy, &mut table, t, first)?;
             return Ok(table);
         }
     };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();
         cpu.for_pieces(table.slice_mut::<T>(), c.max(1), |at, row| {
-            let position = at.start / c;
-            let end = if position < t { rows } else { 0 };
-            add_rows(cpu.isa(), dy, c, 0, (position..end).step_by(t.max(1)), row);
+            let places = match (at.start / c).checked_sub(first) {
+                Some(step) if step < t => step..rows,
+                _ => 0..0,
+            };
+            add_rows(cpu.isa(), dy, c, 0, places.step_by(t.max(1)), row);
         });
     });
     Ok(table)
@@ -179,12 +218,12 @@ mod tests {
             }
             check(&[y, shifted, dtable, dplaces], |device, dtype| {
                 let ids = indices(device, &[b, t], &ids);
-                let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table)).unwrap();
+                let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), Rows::All).unwrap();
                 let places = tensor(device, dtype, &[t + spare, c], &places);
-                let shifted = add_positions(y.clone(), &places).unwrap();
+                let shifted = add_positions(y.clone(), &places, 0).unwrap();
                 let dy = tensor(device, dtype, &[b, t, c], &dy);
-                let dtable = backward(&ids, &dy, vocab).unwrap();
-                vec![y, shifted, dtable, positions_backward(&dy, t + spare).unwrap()]
+                let dtable = backward(&ids, &dy, vocab, Rows::All).unwrap();
+                vec![y, shifted, dtable, positions_backward(&dy, t + spare, 0).unwrap()]
             });
         }
     }
@@ -203,10 +242,10 @@ mod tests {
         check_like_host(|device, dtype| {
             let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
             let ids = indices(device, &[b, t], &ids);
-            let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table)).unwrap();
-            let y = add_positions(y, &tensor(device, other, &[512, c], &places)).unwrap();
+            let y = forward(&ids, &tensor(device, dtype, &[vocab, c], &table), Rows::All).unwrap();
+            let y = add_positions(y, &tensor(device, other, &[512, c], &places), 0).unwrap();
             let dy = tensor(device, dtype, &[b, t, c], &dy);
-            vec![y, backward(&ids, &dy, vocab).unwrap(), positions_backward(&dy, 512).unwrap()]
+            vec![y, backward(&ids, &dy, vocab, Rows::All).unwrap(), positions_backward(&dy, 512, 0).unwrap()]
         });
     }
 
@@ -215,17 +254,58 @@ mod tests {
     #[should_panic(expected = "id 7 in a table of 7 rows")]
     fn an_id_beyond_the_table_is_named() {
         let device = &devices()[0][0];
-        let _ = forward(&indices(device, &[1, 1], &[7]), &tensor(device, DType::F32, &[7, 1], &[0.0; 7]));
+        let _ = forward(
+            &indices(device, &[1, 1], &[7]),
+            &tensor(device, DType::F32, &[7, 1], &[0.0; 7]),
+            Rows::All,
+        );
     }
 
     #[test]
     fn a_card_makes_nan_of_an_id_beyond_the_table_and_leaves_it_out_of_the_gradient() {
         for [device, ..] in devices().iter().filter(|devices| matches!(devices[0], Device::Cuda(_))) {
             let ids = indices(device, &[1, 3], &[7, 2, u32::MAX]);
-            let y = forward(&ids, &tensor(device, DType::F32, &[7, 1], &[3.0; 7])).unwrap().to_f32();
+            let y =
+                forward(&ids, &tensor(device, DType::F32, &[7, 1], &[3.0; 7]), Rows::All).unwrap().to_f32();
             assert!(y[0].is_nan() && y[1] == 3.0 && y[2].is_nan());
-            let dtable = backward(&ids, &tensor(device, DType::F32, &[1, 3, 1], &[1.0; 3]), 7).unwrap();
+            let dtable =
+                backward(&ids, &tensor(device, DType::F32, &[1, 3, 1], &[1.0; 3]), 7, Rows::All).unwrap();
             assert_eq!(dtable.to_f32(), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        /// The parts of a table give summands of what the whole gives, and its gradient row by row; so do parts of a sequence.
+        #[test]
+        fn parts_of_a_table_and_of_a_sequence(
+            b in 1usize..4, t in 2usize..20, c in 1usize..40, vocab in 2usize..60, at in 0.0f64..1.0, seed: u64,
+        ) {
+            let cut = 1 + (at * (vocab - 1) as f64) as usize;
+            let (ids, table) = (integers(seed, b * t, vocab), values(seed, vocab * c, 1.0));
+            let (dy, places) = (values(seed ^ 1, b * t * c, 1.0), values(seed ^ 2, (t + 2) * c, 1.0));
+            for [device, ..] in devices() {
+                let (f32s, shape) = (DType::F32, [b, t, c]);
+                let ids = indices(device, &[b, t], &ids);
+                let dy = tensor(device, f32s, &shape, &dy);
+                let [low, high] = [&table[..cut * c], &table[cut * c..]]
+                    .map(|part| tensor(device, f32s, &[part.len() / c, c], part));
+                let rows = [Rows::From(0), Rows::From(cut as u32)];
+                let sum: Vec<f32> = [&low, &high].into_iter().zip(rows).fold(vec![0.0; b * t * c], |sum, (part, rows)| {
+                    forward(&ids, part, rows).unwrap().to_f32().iter().zip(sum).map(|(a, b)| a + b).collect()
+                });
+                let whole = tensor(device, f32s, &[vocab, c], &table);
+                prop_assert_eq!(sum, forward(&ids, &whole, Rows::All).unwrap().to_f32());
+                let parts = [cut, vocab - cut].into_iter().zip(rows).flat_map(|(vocab, rows)| backward(&ids, &dy, vocab, rows).unwrap().to_f32());
+                prop_assert_eq!(parts.collect::<Vec<_>>(), backward(&ids, &dy, vocab, Rows::All).unwrap().to_f32());
+                // The sequence from position 2 on is the whole one with a table that begins there.
+                let places_at = |from: usize| tensor(device, f32s, &[t + 2 - from, c], &places[from * c..]);
+                let late = add_positions(dy.clone(), &places_at(0), 2).unwrap().to_f32();
+                prop_assert_eq!(late, add_positions(dy.clone(), &places_at(2), 0).unwrap().to_f32());
+                let late = positions_backward(&dy, t + 2, 2).unwrap().to_f32();
+                prop_assert!(late[..2 * c].iter().all(|x| *x == 0.0));
+                prop_assert_eq!(&late[2 * c..], &positions_backward(&dy, t, 0).unwrap().to_f32()[..]);
+            }
         }
     }
 }

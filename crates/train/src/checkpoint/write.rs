@@ -229,7 +229,7 @@ fn own_part<'a>(files: Vec<(&'a str, Saved<'a>)>, ranks: &Ranks) -> Result<Vec<(
     }
     let held = serde_json::to_vec(&held).expect("names are plain data");
     // Those that hold the model together: each replica has the same.
-    let replica = ranks.stages();
+    let replica = ranks.replica();
     let mut tensors: BTreeMap<StoredId, Held> = BTreeMap::new();
     for (member, held) in exchange(replica, &held)?.iter().enumerate() {
         let held: Vec<Holding> = serde_json::from_slice(held).expect("what a rank of the same program wrote");

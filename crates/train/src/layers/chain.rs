@@ -8,19 +8,22 @@
 //!
 //! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps it till then.
 //! Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An activation between two
-//! linear layers runs in the epilogue of the first one's product.
+//! linear layers runs in the epilogue of the first one's product. What ranks do before the first linear layer is a part of the chain
+//! too: nothing is kept behind it, and what is gathered there is gathered again.
 
 use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::{Category, Tensor};
 
 use super::activation::saved_of;
-use super::{Backward, Forward, Layer, Linear, Norm, sum};
+use super::{Backward, Exchange, Forward, Layer, Linear, Norm, sum};
 use crate::Result;
 
 /// `before`, a linear layer, and then any number of activations, each followed by a linear layer.
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub before: Before,
+    /// What ranks do with the first linear layer's input.
+    pub enter: Option<Exchange>,
     pub first: Linear,
     pub rest: Vec<(Activation, Linear)>,
 }
@@ -49,6 +52,7 @@ impl Chain {
                 h
             }
         };
+        h = self.entered(h)?;
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
             let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
@@ -56,6 +60,25 @@ impl Chain {
             (h, linear) = (after, next);
         }
         Ok((h, linear))
+    }
+
+    /// What the first linear layer reads, from what stands before it.
+    fn entered(&self, h: Tensor) -> Result<Tensor> {
+        match &self.enter {
+            Some(enter) => enter.there(h),
+            None => Ok(h),
+        }
+    }
+
+    /// The gradient of what stands before the first linear layer, from that of what it gives.
+    fn before_first(&self, dy: &Tensor, width: usize, pass: &Backward<'_>) -> Result<Tensor> {
+        let mut shape = dy.shape().to_vec();
+        *shape.last_mut().expect("at least one dimension") = width;
+        let dh = self.first.input_gradient(dy, &shape, pass.weights)?;
+        match &self.enter {
+            Some(enter) => enter.back(dh),
+            None => Ok(dh),
+        }
     }
 
     /// The gradient of what the first linear layer gives.
@@ -72,9 +95,9 @@ impl Chain {
         pass: &mut Backward<'_>,
     ) -> Result<Tensor> {
         let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
-        let dh = self.first.input_gradient(&dy, x.shape(), pass.weights)?;
+        let dh = self.before_first(&dy, x.width(), pass)?;
         let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
-        self.first.send_gradients(h, dy, pass)?;
+        self.first.send_gradients(self.entered(h)?, dy, pass)?;
         norm.send_gradients(dh, x, statistics, pass)?;
         Ok(dx)
     }
@@ -96,9 +119,9 @@ impl Layer for Chain {
         match &self.before {
             Before::Nothing => {
                 let x = pass.stash.pop();
-                let shape = x.shape().to_vec();
-                self.first.send_gradients(x, dy.clone(), pass)?;
-                input_gradient.then(|| self.first.input_gradient(&dy, &shape, pass.weights)).transpose()
+                let width = x.width();
+                self.first.send_gradients(self.entered(x)?, dy.clone(), pass)?;
+                input_gradient.then(|| self.before_first(&dy, width, pass)).transpose()
             }
             Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),
             Before::Activation(kind) => through_activation(*kind, &self.first, dy, pass).map(Some),

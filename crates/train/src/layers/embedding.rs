@@ -1,7 +1,7 @@
 //! Token ids to vectors, and a learnt vector for each position.
 
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::embedding;
+use espalier_tensor::ops::embedding::{self, Rows};
 
 use super::{Backward, Forward, Layer};
 use crate::Result;
@@ -12,38 +12,43 @@ use crate::weights::ParameterId;
 pub(crate) struct Embedding {
     pub table: ParameterId,
     pub vocab: usize,
+    /// Which rows the table has.
+    pub rows: Rows,
 }
 
 impl Layer for Embedding {
     fn forward(&self, ids: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let y = embedding::forward(&ids, pass.weights.get(self.table))?;
+        let y = embedding::forward(&ids, pass.weights.get(self.table), self.rows)?;
         pass.stash.push(ids);
         Ok(y)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        let (ids, vocab) = (pass.stash.pop(), self.vocab);
-        let gradients = Box::new(move |_| Ok(vec![embedding::backward(&ids, &dy, vocab)?]));
+        let (ids, vocab, rows) = (pass.stash.pop(), self.vocab, self.rows);
+        let gradients = Box::new(move |_| Ok(vec![embedding::backward(&ids, &dy, vocab, rows)?]));
         pass.sink.accept(&[self.table], gradients)?;
         Ok(None)
     }
 }
 
-/// Adds row `i` of the table to position `i`.
+/// Adds to every position its row of the table.
 #[derive(Debug)]
 pub(crate) struct PositionEmbedding {
     pub table: ParameterId,
     pub context: usize,
+    /// The position of the first vector that comes in.
+    pub first: usize,
 }
 
 impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        Ok(embedding::add_positions(x, pass.weights.get(self.table))?)
+        Ok(embedding::add_positions(x, pass.weights.get(self.table), self.first)?)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        let (upstream, context) = (dy.clone(), self.context);
-        let gradients = Box::new(move |_| Ok(vec![embedding::positions_backward(&upstream, context)?]));
+        let (upstream, context, first) = (dy.clone(), self.context, self.first);
+        let gradients =
+            Box::new(move |_| Ok(vec![embedding::positions_backward(&upstream, context, first)?]));
         pass.sink.accept(&[self.table], gradients)?;
         Ok(Some(dy))
     }

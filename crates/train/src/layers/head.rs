@@ -7,12 +7,16 @@
 //! their gradient is made. Nothing of a chunk stays but its rows of the input's gradient, in the input's place, and a
 //! summand of the weight's gradient. Those summands are added in f32 and rounded once, so that chunks cost no
 //! precision. A batch of one chunk goes through in one piece.
+//!
+//! Where ranks have the logits of some classes each, a row needs the others' maximum and sum: four numbers of each rank, gathered
+//! between two readings of a chunk. The logits themselves are never sent.
 
 use std::ops::Range;
 
+use espalier_comm::Communicator;
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::cast::cast;
-use espalier_tensor::ops::cross_entropy::{Losses, Summed, Total};
+use espalier_tensor::ops::cross_entropy::{Losses, NUMBERS, Summed, Total};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::matmul::{matmul, matmul_add};
 use espalier_tensor::ops::reduce::sum_rows;
@@ -34,7 +38,32 @@ fn chunk_bytes(device: &Device) -> usize {
 
 /// The last linear layer, where a model ends in one, and the loss.
 #[derive(Debug)]
-pub(crate) struct Head(pub Option<Linear>);
+pub(crate) struct Head {
+    pub linear: Option<Linear>,
+    /// The classes whose logits are made here, where others make the rest.
+    pub classes: Option<Classes>,
+}
+
+/// Some classes of several ranks'.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    pub group: Communicator,
+    pub own: Range<usize>,
+    /// The most that a rank has: all take chunks of as many rows.
+    pub widest: usize,
+}
+
+impl Classes {
+    /// What all ranks have read of the next rows.
+    fn read(&self, losses: &Losses, logits: &Tensor) -> Result<Tensor> {
+        let own = losses.read_part(logits, &self.own)?;
+        let shape = [self.group.size(), own.rows(), NUMBERS];
+        let room =
+            Tensor::empty(&own.device(), &[shape.iter().product()], DType::F32, Category::Communication)?;
+        let length = own.len();
+        Ok(self.group.all_gather(own.reshape(&[length]), room)?.reshape(&shape))
+    }
+}
 
 /// What a batch was worth, and the gradient that goes on.
 #[derive(Debug)]
@@ -55,12 +84,19 @@ pub struct Scale {
 }
 
 impl Scale {
-    fn differentiate(self, losses: &mut Losses, mut logits: Tensor) -> Result<Tensor> {
-        if self.temperature == 1.0 {
-            return Ok(losses.differentiate(logits, self.loss)?);
+    fn differentiate(
+        self,
+        losses: &mut Losses,
+        mut logits: Tensor,
+        classes: Option<&Classes>,
+    ) -> Result<Tensor> {
+        if self.temperature != 1.0 {
+            scale_into(&mut logits, 1.0 / self.temperature)?;
         }
-        scale_into(&mut logits, 1.0 / self.temperature)?;
-        Ok(losses.differentiate(logits, self.loss / self.temperature)?)
+        let scale = self.loss / self.temperature;
+        let Some(classes) = classes else { return Ok(losses.differentiate(logits, scale)?) };
+        let all = classes.read(losses, &logits)?;
+        Ok(losses.differentiate_part(logits, &classes.own, &all, scale)?)
     }
 }
 
@@ -73,37 +109,36 @@ impl Head {
         scale: Scale,
         pass: &mut Backward<'_>,
     ) -> Result<Outcome> {
-        match &self.0 {
-            None => {
-                let mut losses = Losses::new(targets)?;
-                let gradient = scale.differentiate(&mut losses, x)?;
-                Ok(Outcome { total: losses.sum()?, gradient })
-            }
-            Some(linear) => {
-                let operands = Operands::new(linear, pass.weights)?;
-                let chunk = chunk_rows(operands.outputs(), &x);
-                if chunk < x.rows() || operands.outputs() > operands.classes {
-                    in_chunks(linear, &operands, x, targets, scale, chunk, pass)
-                } else {
-                    in_one_piece(linear, x, targets, scale, pass)
-                }
-            }
+        let Some(linear) = &self.linear else {
+            let mut losses = Losses::new(targets)?;
+            let gradient = scale.differentiate(&mut losses, x, None)?;
+            return Ok(Outcome { total: losses.sum()?, gradient });
+        };
+        let operands = Operands::new(linear, pass.weights)?;
+        let chunk = self.chunk_rows(&operands, &x);
+        let head = Split { linear, classes: self.classes.as_ref() };
+        if chunk < x.rows() || operands.outputs() > operands.classes {
+            head.in_chunks(&operands, x, targets, scale, chunk, pass)
+        } else {
+            head.in_one_piece(x, targets, scale, pass)
         }
     }
 
     /// The loss of a batch alone.
     pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
-        match &self.0 {
-            None => {
-                let mut losses = Losses::new(targets)?;
-                losses.measure(x)?;
-                Ok(losses.total()?)
-            }
-            Some(linear) => {
-                let operands = Operands::new(linear, weights)?;
-                measure(&operands, x, targets, chunk_rows(operands.outputs(), x))
-            }
-        }
+        let Some(linear) = &self.linear else {
+            let mut losses = Losses::new(targets)?;
+            losses.measure(x)?;
+            return Ok(losses.total()?);
+        };
+        let operands = Operands::new(linear, weights)?;
+        let chunk = self.chunk_rows(&operands, x);
+        Split { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
+    }
+
+    /// Rows of a chunk, the same on all ranks that share it.
+    fn chunk_rows(&self, operands: &Operands, x: &Tensor) -> usize {
+        chunk_rows(self.classes.as_ref().map_or(operands.outputs(), |classes| classes.widest), x)
     }
 }
 
@@ -157,52 +192,69 @@ impl Operands {
     }
 }
 
-fn in_one_piece(
-    linear: &Linear,
-    x: Tensor,
-    targets: &Tensor,
-    scale: Scale,
-    pass: &mut Backward<'_>,
-) -> Result<Outcome> {
-    let mut losses = Losses::new(targets)?;
-    let logits = linear.product(&x, pass.weights, Category::Workspace)?;
-    let dlogits = scale.differentiate(&mut losses, logits)?;
-    let gradient = linear.input_gradient(&dlogits, x.shape(), pass.weights)?;
-    linear.send_gradients(x, dlogits, pass)?;
-    Ok(Outcome { total: losses.sum()?, gradient })
+/// A head that has a linear layer.
+#[derive(Clone, Copy)]
+struct Split<'a> {
+    linear: &'a Linear,
+    classes: Option<&'a Classes>,
 }
 
-fn in_chunks(
-    linear: &Linear,
-    operands: &Operands,
-    mut x: Tensor,
-    targets: &Tensor,
-    scale: Scale,
-    chunk: usize,
-    pass: &mut Backward<'_>,
-) -> Result<Outcome> {
-    let mut losses = Losses::new(targets)?;
-    let mut sums = Sums::new(linear, operands, pass.weights)?;
-    // The gradient of rows that are done takes their place, unless somebody still wants them.
-    let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Activations)?) };
-    for at in chunks(x.rows(), chunk) {
-        let part = rows::take(&x, at.clone(), Category::Workspace)?;
-        let dlogits = scale.differentiate(&mut losses, operands.logits(&part)?)?;
-        let gradient = operands.input_gradient(&dlogits)?;
-        rows::put(elsewhere.as_mut().unwrap_or(&mut x), at.start, &gradient)?;
-        sums.add(linear, &part, &dlogits)?;
+impl Split<'_> {
+    fn in_one_piece(
+        self,
+        x: Tensor,
+        targets: &Tensor,
+        scale: Scale,
+        pass: &mut Backward<'_>,
+    ) -> Result<Outcome> {
+        let Split { linear, classes } = self;
+        let mut losses = Losses::new(targets)?;
+        let logits = linear.product(&x, pass.weights, Category::Workspace)?;
+        let dlogits = scale.differentiate(&mut losses, logits, classes)?;
+        let gradient = linear.input_gradient(&dlogits, x.shape(), pass.weights)?;
+        linear.send_gradients(x, dlogits, pass)?;
+        Ok(Outcome { total: losses.sum()?, gradient })
     }
-    sums.send(linear, pass.sink)?;
-    Ok(Outcome { total: losses.sum()?, gradient: elsewhere.unwrap_or(x) })
-}
 
-fn measure(operands: &Operands, x: &Tensor, targets: &Tensor, chunk: usize) -> Result<Total> {
-    let mut losses = Losses::new(targets)?;
-    for at in chunks(x.rows(), chunk) {
-        let part = rows::take(x, at, Category::Workspace)?;
-        losses.measure(&operands.logits(&part)?)?;
+    fn in_chunks(
+        self,
+        operands: &Operands,
+        mut x: Tensor,
+        targets: &Tensor,
+        scale: Scale,
+        chunk: usize,
+        pass: &mut Backward<'_>,
+    ) -> Result<Outcome> {
+        let Split { linear, classes } = self;
+        let mut losses = Losses::new(targets)?;
+        let mut sums = Sums::new(linear, operands, pass.weights)?;
+        // The gradient of rows that are done takes their place, unless somebody still wants them.
+        let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Activations)?) };
+        for at in chunks(x.rows(), chunk) {
+            let part = rows::take(&x, at.clone(), Category::Workspace)?;
+            let dlogits = scale.differentiate(&mut losses, operands.logits(&part)?, classes)?;
+            let gradient = operands.input_gradient(&dlogits)?;
+            rows::put(elsewhere.as_mut().unwrap_or(&mut x), at.start, &gradient)?;
+            sums.add(linear, &part, &dlogits)?;
+        }
+        sums.send(linear, pass.sink)?;
+        Ok(Outcome { total: losses.sum()?, gradient: elsewhere.unwrap_or(x) })
     }
-    Ok(losses.total()?)
+
+    fn measure(self, operands: &Operands, x: &Tensor, targets: &Tensor, chunk: usize) -> Result<Total> {
+        let mut losses = Losses::new(targets)?;
+        for at in chunks(x.rows(), chunk) {
+            let logits = operands.logits(&rows::take(x, at, Category::Workspace)?)?;
+            match self.classes {
+                None => losses.measure(&logits)?,
+                Some(classes) => {
+                    let all = classes.read(&losses, &logits)?;
+                    losses.measure_part(&logits, &all)?;
+                }
+            }
+        }
+        Ok(losses.total()?)
+    }
 }
 
 /// Rows of a chunk: about equal ones, and whole tiles of the products.
@@ -322,6 +374,10 @@ mod tests {
         (x, Tensor::from_slice(&device, &[ROWS], &targets, category).unwrap())
     }
 
+    fn alone(linear: &Linear) -> Split<'_> {
+        Split { linear, classes: None }
+    }
+
     fn operands(linear: &Linear, weights: &Weights) -> Operands {
         Operands::new(linear, weights).unwrap()
     }
@@ -340,10 +396,10 @@ mod tests {
             sink: &mut sink,
         };
         let Outcome { total, gradient } = match chunk < ROWS {
-            true => {
-                in_chunks(linear, &operands(linear, weights), x, &targets, HALF, chunk, &mut pass).unwrap()
-            }
-            false => in_one_piece(linear, x, &targets, HALF, &mut pass).unwrap(),
+            true => alone(linear)
+                .in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut pass)
+                .unwrap(),
+            false => alone(linear).in_one_piece(x, &targets, HALF, &mut pass).unwrap(),
         };
         assert_eq!(gradient.shape(), [5, ROWS / 5, WIDTH]);
         assert!(held.is_none_or(|held| held.to_f32() == before), "somebody's x was overwritten");
@@ -391,7 +447,7 @@ mod tests {
                     stash: &mut Stash::new(),
                     sink: &mut sink,
                 };
-                let outcome = in_chunks(&linear, operands, x, &targets, HALF, 20, &mut pass).unwrap();
+                let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut pass).unwrap();
                 let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
                 assert_eq!(
                     (weight.shape(), bias.shape()),
@@ -407,7 +463,7 @@ mod tests {
                 assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance * largest));
             }
             let (x, targets) = batch(&weights);
-            assert_eq!(measure(&padded, &x, &targets, 20).unwrap(), added.0);
+            assert_eq!(alone(&linear).measure(&padded, &x, &targets, 20).unwrap(), added.0);
         }
     }
 
@@ -447,7 +503,7 @@ mod tests {
             let (share, mut stash) = (BatchSlice::default(), Stash::new());
             let mut pass =
                 Backward { weights: &weights, random: 0, share: &share, stash: &mut stash, sink: &mut sink };
-            in_chunks(&linear, &operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
+            alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
             device.ledger().peak(Category::Workspace)
         };
         let (one, ten) = (peak(5), peak(ROWS));
@@ -463,7 +519,7 @@ mod tests {
         let (linear, weights) = head(WeightOrder::OutIn, DType::Bf16);
         let (x, targets) = batch(&weights);
         for chunk in [1, 7, 25, ROWS] {
-            let total = measure(&operands(&linear, &weights), &x, &targets, chunk).unwrap();
+            let total = alone(&linear).measure(&operands(&linear, &weights), &x, &targets, chunk).unwrap();
             assert_eq!(total, run(&linear, &weights, chunk, false).0);
         }
     }

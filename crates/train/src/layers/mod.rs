@@ -7,11 +7,13 @@
 
 mod activation;
 mod attention;
+mod bias;
 mod branches;
 mod chain;
 mod conv;
 mod dropout;
 mod embedding;
+mod exchange;
 mod head;
 mod held;
 mod linear;
@@ -27,13 +29,15 @@ use espalier_tensor::Tensor;
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
+pub(crate) use bias::Bias;
 use branches::sum;
 pub(crate) use branches::{Branches, Residual, Sequence};
 pub(crate) use chain::{Before, Chain};
 pub(crate) use conv::ConvLayer;
 pub(crate) use dropout::Dropout;
 pub(crate) use embedding::{Embedding, PositionEmbedding};
-pub(crate) use head::Head;
+pub(crate) use exchange::Exchange;
+pub(crate) use head::{Classes, Head};
 pub use head::{Outcome, Scale};
 pub use held::FrozenGates;
 pub(crate) use held::{HeldMaxPool, HeldRelu};
@@ -119,9 +123,9 @@ pub struct BatchSlice {
 }
 
 impl BatchSlice {
-    /// The number within the step of the first element of a tensor that has so many for the samples of the share.
-    pub fn first_element(&self, elements: usize) -> u64 {
-        self.first as u64 * (elements / self.samples.max(1)) as u64
+    /// The number within the step of the first element of a tensor that has so many for each sample.
+    pub fn first_element(&self, of_each: usize) -> u64 {
+        self.first as u64 * of_each as u64
     }
 }
 

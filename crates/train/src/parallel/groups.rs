@@ -1,7 +1,8 @@
 //! Who shares which parameter: the ranks whose gradients of it are added up.
 //!
 //! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of such a part,
-//! in every pipeline and every replica, makes a summand of its gradient.
+//! in every pipeline and every replica, makes a summand of its gradient. Along the tensor axis those who hold the same piece of it
+//! do, if the layout says that each has a summand; otherwise they have the same gradient already.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,6 +18,10 @@ use super::Ranks;
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
 
+/// What a group is known by: the parts of the model that use a parameter, and along the tensor axis the first with whom each
+/// rank sums.
+type Key = (Vec<usize>, Vec<usize>);
+
 /// The groups of all parameters that a rank holds.
 #[derive(Debug, Default)]
 pub struct Groups {
@@ -24,8 +29,10 @@ pub struct Groups {
     /// The group of each parameter and of each statistic, where it has others.
     parameters: Vec<Option<usize>>,
     buffers: Vec<Option<usize>>,
-    /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
+    /// Whether this rank speaks for its piece of a parameter where each must be counted once in a replica.
     speaks: Vec<bool>,
+    /// Whether the first along the tensor axis that holds the same piece of a parameter is this rank, or in its group.
+    first_copy: Vec<bool>,
     /// Whether a statistic is measured on different samples by several ranks of one replica.
     copies: bool,
 }
@@ -38,6 +45,7 @@ impl Groups {
             parameters: vec![None; parameters],
             buffers: vec![None; buffers],
             speaks: vec![true; parameters],
+            first_copy: vec![true; parameters],
             copies: placement.copies() > 1,
             groups: Vec::new(),
         };
@@ -61,30 +69,48 @@ impl Groups {
             holders.dedup();
             holders
         };
+        let (locals, tensor) = (plan.layout.along_tensor(), ranks.place().tensor);
+        // For each rank along the tensor axis the first whose gradients its own are added to.
+        let summed: Vec<Vec<usize>> = (0..parameters)
+            .map(|id| {
+                let same = |a: usize, b: usize| {
+                    locals[a].is_partial[id] && locals[a].pieces[id] == locals[b].pieces[id]
+                };
+                (0..locals.len()).map(|t| (0..t).find(|other| same(t, *other)).unwrap_or(t)).collect()
+            })
+            .collect();
+        let apart: Vec<usize> = (0..locals.len()).collect();
+        let of_parameters: Vec<Key> = of_parameters.into_iter().zip(summed).collect();
+        // Statistics are measured on the same activations by all of them.
+        let of_buffers: Vec<Key> = of_buffers.into_iter().map(|parts| (parts, apart.clone())).collect();
         // Every rank forms every group, in the same order, whether it is in it or not.
-        let mut known: HashMap<Vec<usize>, Option<usize>> = HashMap::new();
-        for parts in of_parameters.iter().chain(&of_buffers) {
-            if known.contains_key(parts) {
+        let mut known: HashMap<Key, Option<usize>> = HashMap::new();
+        for key in of_parameters.iter().chain(&of_buffers) {
+            if known.contains_key(key) {
                 continue;
             }
-            let holders = holders(parts);
+            let (holders, classes) = (holders(&key.0), &key.1);
+            let is_holder = holders.contains(&stage);
             let group = match holders[..] {
                 // The replicas of one stage: their group is there already.
-                [_] => Some(ranks.data().clone()),
-                _ => ranks.world().split(holders.contains(&stage).then_some(0), ranks.rank())?,
+                [_] if *classes == apart => Some(ranks.data().clone()),
+                _ => ranks.world().split(is_holder.then_some(classes[tensor]), ranks.rank())?,
             };
-            let place = group.filter(|group| holders.contains(&stage) && group.size() > 1).map(|group| {
+            let place = group.filter(|group| is_holder && group.size() > 1).map(|group| {
                 groups.groups.push(group);
                 groups.groups.len() - 1
             });
-            known.insert(parts.clone(), place);
+            known.insert(key.clone(), place);
         }
-        for (place, parts) in of_parameters.iter().enumerate() {
-            groups.parameters[place] = known[parts];
-            groups.speaks[place] = holders(parts)[0] == stage;
+        for (place, key) in of_parameters.iter().enumerate() {
+            let pieces = |t: usize| &locals[t].pieces[place];
+            let first = (0..tensor).find(|t| pieces(*t) == pieces(tensor)).unwrap_or(tensor);
+            groups.parameters[place] = known[key];
+            groups.speaks[place] = holders(&key.0)[0] == stage && first == tensor;
+            groups.first_copy[place] = key.1[tensor] == key.1[first];
         }
-        for (place, parts) in of_buffers.iter().enumerate() {
-            groups.buffers[place] = known[parts];
+        for (place, key) in of_buffers.iter().enumerate() {
+            groups.buffers[place] = known[key];
         }
         Ok(groups)
     }
@@ -95,6 +121,7 @@ impl Groups {
             groups: vec![ranks.data().clone()],
             parameters: vec![Some(0); parameters],
             speaks: vec![true; parameters],
+            first_copy: vec![true; parameters],
             ..Groups::default()
         }
     }
@@ -129,7 +156,12 @@ impl Groups {
         self.groups.is_empty()
     }
 
-    /// Whether this rank speaks for a parameter where each must be counted once in the pipeline.
+    /// Whether what its group holds of a parameter is counted, where other ranks hold the same piece with the same gradient.
+    pub fn is_first_copy(&self, id: ParameterId) -> bool {
+        self.first_copy.get(id.0).copied().unwrap_or(true)
+    }
+
+    /// Whether this rank speaks for its piece of a parameter where each must be counted once in a replica.
     pub fn is_owner(&self, id: ParameterId) -> bool {
         self.speaks.get(id.0).copied().unwrap_or(true)
     }

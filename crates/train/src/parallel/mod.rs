@@ -6,6 +6,7 @@
 //! | data, with the optimizer's state shared out | `zero` |
 //! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
+//! | tensor: each rank has a part of every large layer; exchanges are layers of its model | `crate::layers::exchange` |
 //! | either: batches of batch norms that several ranks measure | `statistics` |
 //! | tensor: each rank has pieces of a stage's layers | `pieces`: who holds which, and what is found of the whole |
 //!
@@ -28,7 +29,7 @@ use std::ops::Range;
 
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
-use espalier_plan::mesh::{Axis, Mesh};
+use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 use tracing::span::EnteredSpan;
 
 pub use threads::{GiveUp, on_threads, on_threads_within};
@@ -44,18 +45,24 @@ pub struct Ranks {
     data: Communicator,
     stages: Communicator,
     notices: Communicator,
+    tensor: Communicator,
+    replica: Communicator,
+    place: PerAxis,
 }
 
 impl Ranks {
     /// Takes its place in a mesh; all ranks of the world must.
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
-        let along = |axis| -> Result<Communicator> {
-            let slice = mesh.slice(world.rank(), &[axis]);
+        let along = |axes: &[Axis]| -> Result<Communicator> {
+            let slice = mesh.slice(world.rank(), axes);
             Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
         };
-        let (data, stages, notices) = (along(Axis::Data)?, along(Axis::Pipeline)?, along(Axis::Pipeline)?);
+        let (data, stages) = (along(&[Axis::Data])?, along(&[Axis::Pipeline])?);
+        let (notices, tensor) = (along(&[Axis::Pipeline])?, along(&[Axis::Tensor])?);
+        let replica = along(&[Axis::Pipeline, Axis::Tensor])?;
         tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
-        Ok(Ranks { world, data, stages, notices })
+        let place = mesh.coordinates(world.rank());
+        Ok(Ranks { world, data, stages, notices, tensor, replica, place })
     }
 
     /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
@@ -67,7 +74,8 @@ impl Ranks {
     /// The only rank of its world.
     pub fn alone() -> Ranks {
         let world = Communicator::alone();
-        Ranks { data: world.clone(), stages: world.clone(), notices: world.clone(), world }
+        let [data, stages, notices, tensor, replica] = std::array::from_fn(|_| world.clone());
+        Ranks { world, data, stages, notices, tensor, replica, place: PerAxis::ZEROS }
     }
 
     /// Whether there are no others.
@@ -110,6 +118,31 @@ impl Ranks {
         &self.notices
     }
 
+    /// Those along an axis, in their order on it.
+    pub fn along(&self, axis: Axis) -> &Communicator {
+        match axis {
+            Axis::Data => &self.data,
+            Axis::Pipeline => &self.stages,
+            Axis::Tensor => &self.tensor,
+            Axis::Spatial => unreachable!("no run has ranks along it yet"),
+        }
+    }
+
+    /// All that hold something of the same replica of the model.
+    pub fn replica(&self) -> &Communicator {
+        &self.replica
+    }
+
+    /// Its place on the mesh.
+    pub fn place(&self) -> PerAxis {
+        self.place
+    }
+
+    /// Whether it counts what all ranks with parts of the same layers see alike: losses, and samples.
+    pub fn counts(&self) -> bool {
+        self.place.tensor == 0
+    }
+
     /// Bytes that it has sent so far.
     pub fn sent(&self) -> Sent {
         self.world.sent()
@@ -125,16 +158,16 @@ impl Ranks {
         Ok(self.world.all_reduce(numbers, Reduce::Sum)?)
     }
 
-    /// Sums over the stages of a replica.
-    pub fn sum_over_stages(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
-        Ok(self.stages.all_reduce(numbers, Reduce::Sum)?)
+    /// Sums over the ranks of a replica.
+    pub fn sum_over_replica(&self, numbers: Vec<u64>) -> Result<Vec<u64>> {
+        Ok(self.replica.all_reduce(numbers, Reduce::Sum)?)
     }
 
-    /// What the stages of a replica hold together, where each has zeros for what it does not hold.
-    pub fn of_all_stages(&self, own: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+    /// What the ranks of a replica hold together, where each has zeros for what it does not hold.
+    pub fn of_replica(&self, own: Vec<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
         let words = own.as_flattened().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
         // Two that hold the same thing say the same.
-        let all = self.stages.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
+        let all = self.replica.all_reduce::<Vec<u64>>(words, Reduce::Max)?;
         let bytes: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
         Ok(bytes.as_chunks::<32>().0.to_vec())
     }

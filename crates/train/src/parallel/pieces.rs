@@ -5,11 +5,13 @@
 //! whole, so that masks, ties and compressed state of a piece are those of the whole where they lie.
 
 use espalier_comm::{Communicator, Message, Reduce};
-use espalier_plan::layout::Piece;
+use espalier_plan::layout::{Layout, Piece};
+use espalier_plan::mesh::Axis;
 use espalier_plan::spec::{Model, Parameter};
 use espalier_tensor::Tensor;
+use espalier_tensor::ops::update::SquaredNorms;
 
-use super::exchange;
+use super::{Ranks, exchange};
 use crate::Result;
 use crate::weights::{ParameterId, digest};
 
@@ -23,10 +25,21 @@ pub struct Pieces {
 }
 
 impl Pieces {
+    /// Those of a layout.
+    pub fn of(layout: &Layout, ranks: &Ranks) -> Pieces {
+        let held = layout.along_tensor().iter().map(|local| local.pieces.clone()).collect();
+        Pieces::new(ranks.along(Axis::Tensor).clone(), held)
+    }
+
     /// Nothing is cut.
     pub fn whole(model: &Model) -> Pieces {
         let whole = |parameter: &Parameter| Piece::whole(&parameter.shape);
         Pieces { peers: Communicator::alone(), held: vec![model.parameters().iter().map(whole).collect()] }
+    }
+
+    /// Whether nothing is cut.
+    pub fn are_whole(&self) -> bool {
+        self.peers.size() == 1
     }
 
     /// Those of the peers, in their order, each a piece of every parameter.
@@ -70,6 +83,21 @@ impl Pieces {
             (true, true) => Ok(self.peers.all_reduce(own, Reduce::Sum)?),
             (true, false) => Ok(self.peers.all_reduce(vec![T::default(); own.len()], Reduce::Sum)?),
         }
+    }
+
+    /// Makes the norms of this rank's pieces those of whole parameters, by which LARS and LAMB measure a step. All peers must
+    /// ask.
+    pub(crate) fn whole_norms(&self, ids: &[ParameterId], norms: &mut [SquaredNorms]) -> Result<()> {
+        let cut: Vec<usize> = (0..ids.len()).filter(|i| self.is_cut(ids[*i])).collect();
+        let own = cut.iter().flat_map(|&i| match self.is_owner(ids[i]) {
+            true => [norms[i].weight, norms[i].direction],
+            false => [0.0; 2],
+        });
+        let sums: Vec<f64> = self.peers.all_reduce(own.collect(), Reduce::Sum)?;
+        for (i, &[weight, direction]) in cut.into_iter().zip(sums.as_chunks::<2>().0) {
+            norms[i] = SquaredNorms { weight, direction };
+        }
+        Ok(())
     }
 
     /// blake3 of the bytes of a whole parameter. Where it is cut, its pieces come together on the host of every peer; all must

@@ -17,6 +17,7 @@ use espalier_tensor::ops::update::{Norms, SquaredNorms, Step, Target, squared_no
 use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::groups::Groups;
+use super::pieces::Pieces;
 use crate::Result;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
@@ -169,6 +170,7 @@ pub(crate) fn step_shared(
     gradients: &Gradients<'_>,
     number: Step,
     groups: &Groups,
+    pieces: &Pieces,
 ) -> Result<Vec<Shared>> {
     let rule = optimizer.rule();
     let ids = weights.ids().filter(|id| gradients.get(*id).is_some());
@@ -179,7 +181,8 @@ pub(crate) fn step_shared(
         Ok(Shared { id, group, length, own: own_weights(weight, mask, groups.cut(id))? })
     });
     let mut shared: Vec<Shared> = shared.collect::<Result<_>>()?;
-    let group_of: Vec<usize> = shared.iter().map(|one| one.group).collect();
+    let (ids, group_of): (Vec<ParameterId>, Vec<usize>) =
+        shared.iter().map(|one| (one.id, one.group)).unzip();
     {
         let mut own = shared.iter_mut();
         let targets = optimizer.slots_mut().filter_map(|(id, slot)| {
@@ -190,7 +193,12 @@ pub(crate) fn step_shared(
         let (places, targets): (Vec<usize>, Vec<Target<'_>>) =
             targets.enumerate().filter(|(_, target)| !target.weight.is_empty()).unzip();
         let given = match rule.adapts() {
-            true => whole_norms(&group_of, &places, &squared_norms(rule, number, &targets)?, groups)?,
+            true => {
+                let own = squared_norms(rule, number, &targets)?;
+                let mut all = joined_norms(&group_of, &places, &own, groups)?;
+                pieces.whole_norms(&ids, &mut all)?;
+                places.iter().map(|place| all[*place]).collect()
+            }
             false => vec![SquaredNorms::default(); targets.len()],
         };
         step(rule, number, targets, Norms::Given(&given))?;
@@ -207,9 +215,9 @@ pub(crate) fn own_weights(weight: &Tensor, mask: Option<&Mask>, cut: Cut) -> Res
     })
 }
 
-/// The norms of whole parameters, from those of every rank's parts: each parameter has a group, and this rank steps those
-/// at `places`.
-fn whole_norms(
+/// The norms of all that a rank holds of parameters, from those of every rank's parts: each parameter has a group, and this
+/// rank steps those at `places`.
+fn joined_norms(
     group_of: &[usize],
     places: &[usize],
     own: &[SquaredNorms],
@@ -227,7 +235,7 @@ fn whole_norms(
             all[*i] = *sums;
         }
     }
-    Ok(places.iter().map(|i| SquaredNorms { weight: all[*i][0], direction: all[*i][1] }).collect())
+    Ok(all.into_iter().map(|[weight, direction]| SquaredNorms { weight, direction }).collect())
 }
 
 /// Gives every weight the values that ranks have stepped: while one message is on its way, the one before is put in place.

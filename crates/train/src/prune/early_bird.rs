@@ -166,7 +166,7 @@ fn pruned_channels(
             gone.for_each(|channel| counts[start + channel] = 1);
         }
     }
-    let counts = network.context.ranks.sum_over_stages(counts)?;
+    let counts = network.context.ranks.sum_over_replica(counts)?;
     let all = layers.iter().flat_map(|layer| (0..layer.channels).map(move |channel| (layer.place, channel)));
     Ok(all.zip(counts).filter(|(_, gone)| *gone > 0).map(|(channel, _)| channel).collect())
 }

@@ -72,7 +72,8 @@ impl<'a> Curvature<'a> {
         }
         let kinks = FrozenGates::default();
         let Context { plan, ranks, .. } = self.network.context;
-        let model = Model::build_held(&plan.model, plan.storage.recompute == Recompute::Block, &kinks);
+        let local = plan.layout.of(ranks.place());
+        let model = Model::of_rank(local, ranks, plan.storage.recompute == Recompute::Block, Some(&kinks));
         let stage = Stage::cut(model, plan, ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {

@@ -75,7 +75,7 @@ impl Lottery {
     /// Puts the weights back.
     fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
         if self.early.is_empty() {
-            return network.weights.initialise_again(&network.context.plan.model, network.context.plan.seed);
+            return network.weights.initialise_again(network.context.local(), network.context.plan.seed);
         }
         for (name, tensor) in network.weights.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -98,7 +98,7 @@ impl Pruner for Lottery {
         let (step, rewind) = (network.step, self.trainings.rewind());
         let seed = network.context.plan.seed;
         // A run may start from weights that seed and name do not give.
-        let fresh = || network.weights.are_initial(&network.context.plan.model, seed);
+        let fresh = || network.weights.are_initial(network.context.local(), seed);
         if step == rewind && !self.rounds.kept.is_empty() && (step > 0 || !fresh()?) {
             self.remember(network)?;
         }

@@ -36,7 +36,6 @@ use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
 use crate::context::Context;
-use crate::parallel::pieces::Pieces;
 use crate::state::Masks;
 use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights};
@@ -144,8 +143,6 @@ pub struct Network<'a> {
     pub masks: &'a Masks,
     /// The weights.
     pub weights: &'a mut Weights,
-    /// What of each parameter is here, and what its peers hold.
-    pub pieces: &'a Pieces,
     /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
     pub passes: usize,
 }
@@ -168,12 +165,12 @@ impl Network<'_> {
 
     /// Elements of all of it.
     pub fn whole_len(&self, id: ParameterId) -> usize {
-        self.pieces.own(id).of().iter().product()
+        self.context.pieces.own(id).of().iter().product()
     }
 
     /// Whether what is here of a parameter is counted here: of those that hold it one does.
     pub fn is_owner(&self, id: ParameterId) -> bool {
-        self.context.groups.is_owner(id) && self.pieces.is_owner(id)
+        self.context.groups.is_owner(id)
     }
 
     /// A sum over all stages, each weight counted on one rank.
@@ -190,7 +187,7 @@ impl Network<'_> {
 
     /// A sum over all stages.
     pub fn sum(&self, own: usize) -> Result<usize> {
-        Ok(self.context.ranks.sum_over_stages(vec![own as u64])?[0] as usize)
+        Ok(self.context.ranks.sum_over_replica(vec![own as u64])?[0] as usize)
     }
 
     /// Elements of all candidates.
@@ -250,9 +247,9 @@ impl Network<'_> {
             all: self.weights.parameters(),
             piece: &|place| {
                 let id = ParameterId(place);
-                self.pieces.is_cut(id).then(|| self.pieces.own(id))
+                self.context.pieces.is_cut(id).then(|| self.context.pieces.own(id))
             },
-            sum: &|counts| self.context.ranks.sum_over_stages(counts),
+            sum: &|counts| self.context.ranks.sum_over_replica(counts),
         };
         let words = select::best_of_stages(&stages, count, walk)?;
         Ok(ids.iter().copied().zip(words).collect())
@@ -260,16 +257,16 @@ impl Network<'_> {
 
     /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a piece must ask.
     pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<Words> {
-        if !self.pieces.is_cut(id) {
+        if !self.context.pieces.is_cut(id) {
             return select::best(keys, count);
         }
-        let held = (self.pieces.own(id), self.pieces.is_owner(id));
-        select::best_of_pieces(keys, count, held, &|counts| self.pieces.sum(counts))
+        let held = (self.context.pieces.own(id), self.context.pieces.is_owner(id));
+        select::best_of_pieces(keys, count, held, &|counts| self.context.pieces.sum(counts))
     }
 
     /// Weights of all of a parameter that are not gone. Where it is cut all that hold a piece must ask.
     pub fn alive(&self, id: ParameterId) -> Result<usize> {
-        self.pieces.count(id, self.alive_here(id))
+        self.context.pieces.count(id, self.alive_here(id))
     }
 
     fn alive_here(&self, id: ParameterId) -> usize {
@@ -279,11 +276,11 @@ impl Network<'_> {
     /// A number for each place of a parameter, which depends on the place in the whole and on the stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
         let device = &self.context.device;
-        if !self.pieces.is_cut(id) {
+        if !self.context.pieces.is_cut(id) {
             return Ok(random_keys(device, self.len(id), stream)?);
         }
         let runs: Vec<(usize, usize)> =
-            self.pieces.own(id).runs().map(|run| (run.in_whole, run.length)).collect();
+            self.context.pieces.own(id).runs().map(|run| (run.in_whole, run.length)).collect();
         Ok(random_keys_at(device, &runs, stream)?)
     }
 

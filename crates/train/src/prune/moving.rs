@@ -68,7 +68,7 @@ impl Moves {
             }
             let (mut words, grown) = (staying(network, id, moving)?, growth(id, moving)?);
             debug_assert_eq!(
-                network.pieces.count(id, count(&grown))?,
+                network.context.pieces.count(id, count(&grown))?,
                 moving,
                 "{}",
                 network.weights.name(id)

@@ -289,7 +289,7 @@ mod tests {
                     let keys: Vec<u32> = at.map(|place| tensors[t].1[place]).collect();
                     Ok(Tensor::from_slice(device, &[keys.len()], &keys, Category::Workspace)?)
                 };
-                let sum = |counts| world.sum_over_stages(counts);
+                let sum = |counts| world.sum_over_replica(counts);
                 let stages = Stages {
                     places: (0..tensors.len()).collect(),
                     speaks: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),

@@ -42,11 +42,11 @@ impl Pruner for TwoOfFour {
         let mask = |id| {
             let dim = usize::from(!input_first.contains(network.weights.name(id)));
             let keys = network.exclude_pruned(id, network.magnitudes(id)?)?;
-            if !network.pieces.is_cut(id) {
+            if !network.context.pieces.is_cut(id) {
                 return Ok((id, larger_halves(&keys.read_u32()?, network.weights.get(id).shape(), dim)));
             }
             // Neighbours may be on two ranks: each looks at all of the tensor and keeps what is its own.
-            let (piece, keys) = (network.pieces.own(id), network.pieces.join(id, &keys)?);
+            let (piece, keys) = (network.context.pieces.own(id), network.context.pieces.join(id, &keys)?);
             let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
             Ok((id, of_piece(&larger_halves(&keys, piece.of(), dim), piece)))
         };

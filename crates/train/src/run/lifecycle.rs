@@ -423,7 +423,7 @@ impl Run {
         let digests = self.trainer.weights().digests(pieces)?;
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
-        let hash = hash_of(&ranks.of_all_stages(digests)?);
+        let hash = hash_of(&ranks.of_replica(digests)?);
         let (sent, peaks) = bytes[totals.len()..].split_at(sent.len());
         let rates =
             Rates::from_steps(self.pace.last(usize::MAX), self.plan.batch.samples, self.tokens_per_sample);

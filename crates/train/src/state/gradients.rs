@@ -39,6 +39,8 @@ pub struct Gradients<'a> {
 /// Squared norms of single micro-batches, for the gradient noise scale.
 #[derive(Debug)]
 struct Measured {
+    /// What another rank counts.
+    skipped: HashSet<ParameterId>,
     /// Tied parameters come once for each use, and what counts is the norm of the sum:
     tied: HashSet<ParameterId>,
     /// so these wait until their micro-batch has ended.
@@ -59,9 +61,9 @@ impl<'a> Gradients<'a> {
         self
     }
 
-    /// Also sums the squared norms of every micro-batch's gradients.
-    pub fn measuring(mut self, tied: HashSet<ParameterId>) -> Gradients<'a> {
-        self.measured = Some(Measured { tied, parts: Vec::new(), squares: 0.0 });
+    /// Also sums the squared norms of every micro-batch's gradients, those of `skipped` parameters left out: another rank counts them.
+    pub fn measuring(mut self, tied: HashSet<ParameterId>, skipped: HashSet<ParameterId>) -> Gradients<'a> {
+        self.measured = Some(Measured { tied, skipped, parts: Vec::new(), squares: 0.0 });
         self
     }
 
@@ -142,7 +144,7 @@ impl<'a> Gradients<'a> {
     /// The sum over micro-batches of squared norms, and the squared norm of the sum, over the same parameters.
     pub fn noise_norms(&self) -> Result<Option<(f64, f64)>> {
         let Some(measured) = &self.measured else { return Ok(None) };
-        Ok(Some((measured.squares, self.squared_norm()?)))
+        Ok(Some((measured.squares, self.squared_norm_of(|id| !measured.skipped.contains(&id))?)))
     }
 
     /// The same over some parameters.
@@ -169,6 +171,9 @@ impl<'a> Gradients<'a> {
 impl Measured {
     /// Takes in a gradient, or what one use of a tied parameter adds to it; of a masked one what is kept.
     fn add(&mut self, id: ParameterId, gradient: &Tensor, mask: Option<&Mask>) -> Result<()> {
+        if self.skipped.contains(&id) {
+            return Ok(());
+        }
         let kept = match mask {
             Some(mask) => compress(gradient, mask, Category::Workspace)?,
             None if self.tied.contains(&id) => flat::take(gradient, 0..gradient.len(), Category::Workspace)?,

@@ -14,7 +14,7 @@ use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{apply, compress, expand};
 use espalier_tensor::ops::flat;
-use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target};
+use espalier_tensor::ops::update::{self, Norms, Rule, Step, Target, squared_norms};
 use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::{Gradients, Masks};
@@ -123,11 +123,29 @@ impl Optimizer {
         gradients: &Gradients<'_>,
         step: Step,
     ) -> Result<()> {
+        self.step_pieces(weights, masks, gradients, step, None)
+    }
+
+    /// The same where weights may be pieces: norms that count are those of the whole ones.
+    pub(crate) fn step_pieces(
+        &mut self,
+        weights: &mut Weights,
+        masks: &Masks,
+        gradients: &Gradients<'_>,
+        step: Step,
+        pieces: Option<&Pieces>,
+    ) -> Result<()> {
         let targets = weights.all_mut().zip(&mut self.slots).filter_map(|((id, weight), slot)| {
             let (weight, slot) = weight.zip(slot.as_mut())?;
-            Some(slot.target(weight, gradients.get(id)?, masks.get(id)))
+            Some((id, slot.target(weight, gradients.get(id)?, masks.get(id))))
         });
-        Ok(update::step(self.rule, step, targets.collect(), Norms::Measured)?)
+        let (ids, targets): (Vec<ParameterId>, Vec<Target<'_>>) = targets.unzip();
+        let Some(pieces) = pieces.filter(|pieces| self.rule.adapts() && !pieces.are_whole()) else {
+            return Ok(update::step(self.rule, step, targets, Norms::Measured)?);
+        };
+        let mut norms = squared_norms(self.rule, step, &targets)?;
+        pieces.whole_norms(&ids, &mut norms)?;
+        Ok(update::step(self.rule, step, targets, Norms::Given(&norms))?)
     }
 
     /// Puts a parameter's state under a mask in the place of an older one: what is no longer kept is let go, and what
@@ -201,9 +219,11 @@ impl Optimizer {
     }
 
     /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or what this rank has of its piece.
-    pub fn saved(&self, pieces: &Pieces) -> Saved<'_> {
+    pub fn saved(&self, pieces: &Pieces, groups: &Groups) -> Saved<'_> {
         let slots =
             self.slots.iter().enumerate().filter_map(|(i, slot)| Some((ParameterId(i), slot.as_ref()?)));
+        // Parts of the same piece that another group shares out too are written by the first of them.
+        let slots = slots.filter(|(id, slot)| slot.cut.is_alone() || groups.is_first_copy(*id));
         slots.flat_map(|(id, slot)| slot.saved(pieces.own(id))).collect()
     }
 

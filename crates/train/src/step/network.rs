@@ -193,7 +193,8 @@ fn sink<'a>(scene: &StepContext<'a>) -> Reducing<'a> {
     // All parts know what is tied anywhere.
     let tied = scene.context.stage.model(0).tied();
     if scene.context.plan.optimization.noise_scale {
-        gradients = gradients.measuring(tied.clone());
+        let ids = scene.weights.ids().filter(|id| !scene.context.pieces.is_owner(*id));
+        gradients = gradients.measuring(tied.clone(), ids.collect());
     }
     Reducing::new(gradients, scene.groups, tied).sharing(scene.context.plan.sharing.is_sharded())
 }

@@ -44,8 +44,6 @@ pub struct Trainer {
     /// Steps that had been taken when the executor's list began.
     list_began: u64,
     weights: Weights,
-    /// What of each parameter this rank holds, and what its peers do.
-    pieces: Pieces,
     /// What may be pruned of what this rank holds.
     candidates: Vec<ParameterId>,
     /// What is kept of each candidate of the whole model.
@@ -125,7 +123,7 @@ impl Trainer {
         let context = Context::new(plan, dataset, device, ranks)?;
         let Context { plan, ranks, dtype, steps, .. } = &context;
         let held = Stage::held(plan, ranks)?;
-        let weights = Weights::initialise_held(&plan.model, &held, device, *dtype, plan.seed)?;
+        let weights = Weights::initialise_held(context.local(), &held, device, *dtype, plan.seed)?;
         let candidates = candidates(plan).into_iter().filter(|id| weights.holds(*id)).collect();
         let mut executor =
             Executor::new(plan.schedule(1)?, ranks.stages().clone()).with_notices(ranks.notices().clone());
@@ -149,7 +147,6 @@ impl Trainer {
             together: Default::default(),
             nobody: Groups::default(),
             fault: None,
-            pieces: Pieces::whole(&plan.model),
             weights,
             candidates,
             kept: Vec::new(),
@@ -176,7 +173,7 @@ impl Trainer {
 
     /// What of each parameter this rank holds, and what its peers do.
     pub fn pieces(&self) -> &Pieces {
-        &self.pieces
+        &self.context.pieces
     }
 
     /// What is kept.
@@ -392,7 +389,9 @@ impl Trainer {
 
     /// What came of the passes of all ranks.
     fn sum(&self, own: Totals) -> Result<Totals> {
-        Ok(Totals::from_numbers(&self.context.ranks.sum(own.to_numbers())?))
+        let ranks = &self.context.ranks;
+        let counted = if ranks.counts() { own } else { Totals::default() };
+        Ok(Totals::from_numbers(&ranks.sum(counted.to_numbers())?))
     }
 
     /// Those who share out the optimizer's state, where they do.

@@ -31,13 +31,13 @@ impl Trainer {
     /// Counts them, each on one stage.
     pub(super) fn count_kept(&mut self) -> Result<()> {
         let mut counts = vec![0; 2 * self.weights.parameters()];
-        let counted = |id: &ParameterId| self.context.groups.is_owner(*id) && self.pieces.is_owner(*id);
+        let counted = |id: &ParameterId| self.context.groups.is_owner(*id);
         for id in self.candidates.iter().filter(|id| counted(id)) {
             let len = self.weights.get(*id).len();
             counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
             counts[2 * id.0 + 1] = len as u64;
         }
-        let counts = self.context.ranks.sum_over_stages(counts)?;
+        let counts = self.context.ranks.sum_over_replica(counts)?;
         let layers = counts.chunks(2).enumerate().filter(|(_, layer)| layer[1] > 0);
         let layer = |(i, layer): (usize, &[u64])| {
             let name = self.weights.name(ParameterId(i)).to_owned();
@@ -74,7 +74,7 @@ impl Trainer {
                 self.masks.get(id).map_or(0, Mask::bytes) + pattern
             }),
         ];
-        let held = self.context.ranks.sum_over_stages(held)?;
+        let held = self.context.ranks.sum_over_replica(held)?;
         let each = |bytes: u64| bytes as f64 / held[0].max(1) as f64;
         Ok(StateBytes {
             weights: each(held[1]),
@@ -100,7 +100,6 @@ impl Trainer {
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
-            pieces: &self.pieces,
             passes: self.scoring.map_or(1, |scoring| scoring.passes),
         };
         let decision = pruner.before_step(&mut network);
@@ -144,7 +143,7 @@ impl Trainer {
             if let Some(optimizer) = &mut self.optimizer {
                 let group = self.context.groups.of(id);
                 let (old, compressed) = (self.masks.get(id), self.masks.compress());
-                optimizer.remask(id, old, &mask, compressed, group, &self.pieces)?;
+                optimizer.remask(id, old, &mask, compressed, group, &self.context.pieces)?;
             }
             drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
             if mask.kept() == 0 {
@@ -158,7 +157,7 @@ impl Trainer {
         if !self.context.ranks.is_alone() {
             self.context.ranks.agree("pruning masks", &self.masks.hash()?)?;
         }
-        drawn.counts = self.context.ranks.sum_over_stages(drawn.counts)?;
+        drawn.counts = self.context.ranks.sum_over_replica(drawn.counts)?;
         self.count_kept()?;
         let (kept, of) = self.kept();
         Ok(Pruned {

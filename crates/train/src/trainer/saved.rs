@@ -19,11 +19,13 @@ impl Trainer {
         self.average()?;
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
-        let mut files: Vec<(&str, Saved<'_>)> =
-            vec![(MODEL, self.weights.saved(&self.pieces)), (OPTIMIZER, optimizer.saved(&self.pieces))];
+        let mut files: Vec<(&str, Saved<'_>)> = vec![
+            (MODEL, self.weights.saved(&self.context.pieces)),
+            (OPTIMIZER, optimizer.saved(&self.context.pieces, &self.context.groups)),
+        ];
         // Also where nothing of this stage is pruned: another's may be.
         let mask = |(id, mask): (ParameterId, &Mask)| {
-            let words = Stored::packed(mask.read_words()?, self.pieces.own(id), 1);
+            let words = Stored::packed(mask.read_words()?, self.context.pieces.own(id), 1);
             Ok((self.weights.name(id).to_owned(), words))
         };
         let masks: Saved<'_> = self.masks.iter().map(mask).collect::<Result<_>>()?;
@@ -46,7 +48,8 @@ impl Trainer {
     pub fn restore(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         let mut optimizer = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
-        whole.fill(&mut [self.weights.wanted(&self.pieces), optimizer.wanted(&self.pieces)])?;
+        whole
+            .fill(&mut [self.weights.wanted(&self.context.pieces), optimizer.wanted(&self.context.pieces)])?;
         if let Some(mut pruner) = self.pruner.take() {
             pruner.load(self.recalled(&*pruner, whole)?);
             self.pruner = Some(pruner);
@@ -62,7 +65,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted(&self.pieces) }])
+        whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted(&self.context.pieces) }])
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.
@@ -119,7 +122,7 @@ impl Trainer {
             Memory::ValuesOf(name) => (name, false),
         };
         let (piece, tensor) = match self.weights.parameter(name) {
-            Some(id) if self.weights.holds(id) => (self.pieces.own(id).clone(), self.weights.get(id)),
+            Some(id) if self.weights.holds(id) => (self.context.pieces.own(id).clone(), self.weights.get(id)),
             Some(_) => return None,
             None => {
                 let (_, statistic) = self.weights.named().find(|(held, _)| *held == name)?;
@@ -137,7 +140,7 @@ impl Trainer {
             if !self.weights.holds(id) {
                 continue;
             }
-            let piece = self.pieces.own(id);
+            let piece = self.context.pieces.own(id);
             let words = whole.packed(MASKS, name, piece, 1)?.expect("a name of this file");
             self.set_mask(id, Mask::new(&self.context.device, piece.len(), &words)?)?;
         }

@@ -152,6 +152,7 @@ fn text(layers: Vec<Layer>, width: usize) -> Vec<Layer> {
     let embedding = Layer::Embedding(Embedding {
         name: "embedding".into(),
         vocab: 11,
+        first: 0,
         width: 8,
         init: Init::Normal(1.0),
     });
@@ -172,6 +173,7 @@ fn embedding_and_positions() {
     let position = Layer::PositionEmbedding(PositionEmbedding {
         name: "position".into(),
         context: 9,
+        first: 0,
         width: 8,
         init: Init::Normal(1.0),
     });
@@ -208,8 +210,10 @@ fn chains_of_linear_layers() {
         for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
             let middle = |i: usize| [Layer::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
             let branch = [norm.clone(), linear("first", 8, 8)].into_iter().chain(middle(0)).chain(middle(1));
-            let branch: Vec<Layer> =
-                branch.chain([Layer::Dropout(Dropout { rate: 0.2 })]).chain(middle(2)).collect();
+            let branch: Vec<Layer> = branch
+                .chain([Layer::Dropout(Dropout { rate: 0.2, counted: None })])
+                .chain(middle(2))
+                .collect();
             check(TEXT, text(branch.clone(), 8), 11);
             check(TEXT, text(vec![Layer::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
         }
@@ -226,6 +230,7 @@ fn no_head() {
         let embedding = Layer::Embedding(Embedding {
             name: "embedding".into(),
             vocab: 11,
+            first: 0,
             width: 8,
             init: Init::Normal(1.0),
         });
@@ -236,7 +241,13 @@ fn no_head() {
 #[test]
 fn a_tied_head() {
     let layers = vec![
-        Layer::Embedding(Embedding { name: "wte".into(), vocab: 11, width: 8, init: Init::Normal(0.5) }),
+        Layer::Embedding(Embedding {
+            name: "wte".into(),
+            vocab: 11,
+            first: 0,
+            width: 8,
+            init: Init::Normal(0.5),
+        }),
         linear("middle", 8, 8),
         Layer::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 }),
     ];
@@ -293,7 +304,7 @@ fn branches_of_every_join() {
             _ => vec![
                 vec![linear("a", 8, 8)],
                 vec![],
-                vec![Layer::Dropout(Dropout { rate: 0.2 }), linear("b", 8, 8)],
+                vec![Layer::Dropout(Dropout { rate: 0.2, counted: None }), linear("b", 8, 8)],
             ],
         };
         for count in [2, 3] {
@@ -313,7 +324,11 @@ fn branches_of_every_join() {
 
 #[test]
 fn dropout() {
-    check(TEXT, text(vec![Layer::Dropout(Dropout { rate: 0.4 }), linear("middle", 8, 8)], 8), 11);
+    check(
+        TEXT,
+        text(vec![Layer::Dropout(Dropout { rate: 0.4, counted: None }), linear("middle", 8, 8)], 8),
+        11,
+    );
 }
 
 #[test]

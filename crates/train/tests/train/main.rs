@@ -23,4 +23,5 @@ mod shards;
 mod sparse;
 mod steps;
 mod support;
+mod tensor;
 mod zero;

@@ -17,6 +17,7 @@ use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::checkpoint::Stored;
 use espalier_train::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, Scale, Stash};
 use espalier_train::model::Model;
+use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::pieces::Pieces;
 use espalier_train::state::{Gradients, Masks, Optimizer};
 use espalier_train::weights::{ParameterId, Weights};
@@ -320,7 +321,8 @@ impl Network<'_> {
     /// Weights, or their masters, after the steps, as the file has them.
     fn assert_after(&self, result: &str, optimizer: &Optimizer) {
         let what = self.what(result);
-        let masters: BTreeMap<_, _> = optimizer.saved(&Pieces::whole(&self.plan.model)).into_iter().collect();
+        let masters: BTreeMap<_, _> =
+            optimizer.saved(&Pieces::whole(&self.plan.model), &Groups::default()).into_iter().collect();
         let compared = |id: ParameterId| {
             let name = self.weights.name(id).to_owned();
             let start = self.kept(id, self.oracle.tensors[&format!("init/{name}")].clone());

@@ -105,7 +105,7 @@ fn clipping_bounds_the_step_and_not_the_report() {
 #[test]
 fn the_noise_scale_counts_tied_tables() {
     let (device, masks) = (Device::cpu(1).unwrap(), Masks::new(2, false));
-    let mut sink = Gradients::new(&masks).measuring(HashSet::from([ParameterId(0)]));
+    let mut sink = Gradients::new(&masks).measuring(HashSet::from([ParameterId(0)]), HashSet::new());
     for micro_batch in [
         [(0, [1.0, 2.0]), (1, [0.5, 0.0]), (0, [3.0, -2.0])],
         [(0, [0.0, 1.0]), (0, [1.0, 1.0]), (1, [0.5, 2.0])],

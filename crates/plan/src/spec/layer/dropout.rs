@@ -11,6 +11,20 @@ use super::{Entry, Layer, floats};
 pub struct Dropout {
     /// In [0, 1).
     pub rate: f32,
+    /// Where the elements lie in the whole tensor, where a rank has some of it.
+    pub counted: Option<Counted>,
+}
+
+/// Which elements of a whole tensor a rank's are: runs of equal length at equal distances. Element i is the whole's
+/// `first + i / run * of + i % run`, counted over all samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Counted {
+    /// The first.
+    pub first: usize,
+    /// How many follow each other,
+    pub run: usize,
+    /// and of how many.
+    pub of: usize,
 }
 
 /// As a run file writes it.
@@ -22,7 +36,7 @@ pub(super) const DROPOUT: Kind = Kind {
     )],
     opens: false,
     then: Then::Passes,
-    complete: |written, _| Ok(Layer::Dropout(Dropout { rate: written.number("rate") as f32 })),
+    complete: |written, _| Ok(Layer::Dropout(Dropout { rate: written.number("rate") as f32, counted: None })),
 };
 
 impl Entry for Dropout {

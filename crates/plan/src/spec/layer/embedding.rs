@@ -15,6 +15,8 @@ pub struct Embedding {
     pub name: String,
     /// Rows.
     pub vocab: usize,
+    /// The id of the first row: a rank that has some of a table gives zeros for the ids of others.
+    pub first: usize,
     /// Columns.
     pub width: usize,
     /// How the table starts.
@@ -28,6 +30,8 @@ pub struct PositionEmbedding {
     pub name: String,
     /// Rows: the longest sequence.
     pub context: usize,
+    /// The position of the first vector that comes in: that of a rank's part of a sequence.
+    pub first: usize,
     /// Columns.
     pub width: usize,
     /// How the table starts.
@@ -47,7 +51,7 @@ pub(super) const EMBEDDING: Kind = Kind {
             Input::Image { .. } => 1,
         };
         let (name, width) = (at.name.clone(), written.whole("width"));
-        Ok(Layer::Embedding(Embedding { name, vocab, width, init: Init::Normal(0.02) }))
+        Ok(Layer::Embedding(Embedding { name, vocab, first: 0, width, init: Init::Normal(0.02) }))
     },
 };
 
@@ -60,7 +64,8 @@ pub(super) const POSITION: Kind = Kind {
     complete: |_, at| {
         let context = usize::try_from(at.shape.rows()).unwrap_or(usize::MAX);
         let (name, width) = (at.name.clone(), at.shape.last());
-        Ok(Layer::PositionEmbedding(PositionEmbedding { name, context, width, init: Init::Normal(0.02) }))
+        let init = Init::Normal(0.02);
+        Ok(Layer::PositionEmbedding(PositionEmbedding { name, context, first: 0, width, init }))
     },
 };
 
@@ -101,7 +106,7 @@ impl Entry for PositionEmbedding {
 
     fn output(&self, input: Shape) -> Result<Shape, String> {
         match sequence(input)? {
-            (seq, _) if seq > self.context => {
+            (seq, _) if self.first.saturating_add(seq) > self.context => {
                 Err(format!("has {} positions, got a sequence of {seq}", self.context))
             }
             _ => expect_last(input, self.width),

@@ -8,10 +8,12 @@
 
 mod activation;
 mod attention;
+mod bias;
 mod branches;
 mod conv;
 mod dropout;
 mod embedding;
+mod exchange;
 mod kind;
 mod linear;
 mod norm;
@@ -21,10 +23,12 @@ mod reshape;
 
 pub use activation::Activation;
 pub use attention::Attention;
+pub use bias::Bias;
 pub use branches::{Branches, Join, Residual, Side, Sides};
 pub use conv::Conv;
-pub use dropout::Dropout;
+pub use dropout::{Counted, Dropout};
 pub use embedding::{Embedding, PositionEmbedding};
+pub use exchange::{Along, Exchange, Move};
 pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
@@ -102,6 +106,10 @@ pub enum Layer {
     Residual(Residual),
     /// Several ways that are added, multiplied or put side by side.
     Branches(Branches),
+    /// What ranks do with a tensor between two layers.
+    Exchange(Exchange),
+    /// A learnt vector that is added to every row.
+    Bias(Bias),
 }
 
 /// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers inside it.
@@ -199,6 +207,8 @@ impl Layer {
             Layer::Attention(layer) => layer,
             Layer::Residual(layer) => layer,
             Layer::Branches(layer) => layer,
+            Layer::Exchange(layer) => layer,
+            Layer::Bias(layer) => layer,
         }
     }
 

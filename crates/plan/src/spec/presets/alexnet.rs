@@ -39,10 +39,10 @@ pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
         Form::ImageNet => vec![
             Layer::AdaptiveAvgPool(AdaptiveAvgPool { size: 6 }),
             Layer::Flatten,
-            Layer::Dropout(Dropout { rate: 0.5 }),
+            Layer::Dropout(Dropout { rate: 0.5, counted: None }),
             dense("classifier.1", 256 * 6 * 6, 4096),
             RELU,
-            Layer::Dropout(Dropout { rate: 0.5 }),
+            Layer::Dropout(Dropout { rate: 0.5, counted: None }),
             dense("classifier.4", 4096, 4096),
             RELU,
             dense("classifier.6", 4096, classes),

@@ -89,8 +89,8 @@ pub fn gpt(name: &str, shape: &Gpt) -> Model {
     let &Gpt { layers, width, context, vocab, .. } = shape;
     let init = Init::Normal(0.02);
     let mut embedding = vec![
-        Layer::Embedding(Embedding { name: "wte".into(), vocab, width, init }),
-        Layer::PositionEmbedding(PositionEmbedding { name: "wpe".into(), context, width, init }),
+        Layer::Embedding(Embedding { name: "wte".into(), vocab, first: 0, width, init }),
+        Layer::PositionEmbedding(PositionEmbedding { name: "wpe".into(), context, first: 0, width, init }),
     ];
     embedding.extend(dropout(shape));
     let mut blocks = vec![block("embedding", embedding)];
@@ -155,7 +155,7 @@ fn norm(name: String, shape: &Gpt) -> Layer {
 }
 
 fn dropout(shape: &Gpt) -> Option<Layer> {
-    (shape.dropout > 0.0).then_some(Layer::Dropout(Dropout { rate: shape.dropout }))
+    (shape.dropout > 0.0).then_some(Layer::Dropout(Dropout { rate: shape.dropout, counted: None }))
 }
 
 #[cfg(test)]

@@ -63,10 +63,10 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: Form, batch_norm: b
             Layer::Flatten,
             dense("classifier.0", 512 * 7 * 7, 4096),
             RELU,
-            Layer::Dropout(Dropout { rate: 0.5 }),
+            Layer::Dropout(Dropout { rate: 0.5, counted: None }),
             dense("classifier.3", 4096, 4096),
             RELU,
-            Layer::Dropout(Dropout { rate: 0.5 }),
+            Layer::Dropout(Dropout { rate: 0.5, counted: None }),
             dense("classifier.6", 4096, classes),
         ],
         // Five pools halve the image five times: 32 x 32 becomes 1 x 1.

@@ -1,5 +1,7 @@
 //! Softmax and cross-entropy on a card, a block for each row.
 
+use std::ops::Range;
+
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::Total;
@@ -89,6 +91,59 @@ impl Rows {
         }
         Ok(sums)
     }
+}
+
+impl Rows {
+    /// What all ranks have read of rows from `first` on: their losses and hits.
+    pub(super) fn join(&mut self, cuda: &Cuda, targets: &Tensor, first: usize, all: &Tensor) -> Result<()> {
+        let (ranks, rows) = (all.shape()[0], all.shape()[1]);
+        let kernel = cuda.kernel(&SOURCE, Build::of(DType::F32), "cross_entropy_join")?;
+        let args = self.from(Args::new().input(all), targets, first).size(rows).size(ranks);
+        // SAFETY: the numbers are [ranks, rows, 4]; targets, losses and hits have as many rows from `first` on, which the
+        // caller has checked.
+        unsafe { kernel.launch(lanes::blocks(rows, 256), 256, 0, args) }
+    }
+}
+
+fn from_row(targets: &Tensor, first: usize) -> u64 {
+    targets.cuda_buffer().address() + (4 * first) as u64
+}
+
+/// What a rank reads of rows from `first` on.
+pub(super) fn read_part(
+    cuda: &Cuda,
+    logits: &Tensor,
+    targets: &Tensor,
+    first: usize,
+    classes: &Range<usize>,
+    numbers: &mut Tensor,
+) -> Result<()> {
+    let (rows, v) = (logits.rows(), logits.width());
+    let kernel = cuda.kernel(&SOURCE, Build::of(logits.dtype()), "cross_entropy_read_part")?;
+    let args = Args::new().input(logits).pointer(from_row(targets, first)).output(numbers);
+    let args = args.size(v).u32(classes.start as u32).u32(classes.len() as u32);
+    // SAFETY: the logits are [rows, v] with at least as many columns as classes, the numbers [rows, 4], and there are as many
+    // targets from `first` on, which the caller has checked.
+    unsafe { kernel.launch(lanes::blocks(rows, 1), BLOCK, 0, args) }
+}
+
+/// The gradient of a rank's logits, of rows from `first` on, in their place.
+pub(super) fn differentiate_part(
+    cuda: &Cuda,
+    logits: &mut Tensor,
+    targets: &Tensor,
+    first: usize,
+    classes: &Range<usize>,
+    all: &Tensor,
+    scale: f32,
+) -> Result<()> {
+    let (rows, v) = (logits.rows(), logits.width());
+    let kernel = cuda.kernel(&SOURCE, Build::of(logits.dtype()), "cross_entropy_differentiate_part")?;
+    let args = Args::new().output(logits).pointer(from_row(targets, first)).input(all);
+    let args = args.size(rows).size(all.shape()[0]).size(v);
+    let args = args.u32(classes.start as u32).u32(classes.len() as u32).f32(scale);
+    // SAFETY: as above, and the numbers are [ranks, rows, 4].
+    unsafe { kernel.launch(lanes::blocks(rows, 1), BLOCK, 0, args) }
 }
 
 /// Reads the two sums back in one copy.

@@ -5,6 +5,8 @@ use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
+use super::Numbers;
+
 pub(crate) static SOURCE: Source = Source {
     parts: &[Part::LANES, Part::RANDOM],
     ..lanes::source("dropout.cu", include_str!("../dropout.cu"), Build::FLOATS)
@@ -17,11 +19,12 @@ pub(super) fn apply(
     threshold: u32,
     scale: f32,
     key: u64,
-    first: u64,
+    numbers: Numbers,
 ) -> Result<()> {
     let n = x.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "dropout_apply")?;
-    let args = Args::new().input(x).output(y).size(n).u32(threshold).f32(scale).u64(key).u64(first);
+    let args = Args::new().input(x).output(y).size(n).u32(threshold).f32(scale).u64(key);
+    let args = args.u64(numbers.first).u64(numbers.run).u64(numbers.of);
     // SAFETY: y was made like x, of n elements.
     unsafe { kernel.launch(lanes::elements(n), THREADS, 0, args) }
 }

@@ -209,6 +209,7 @@ fn build(
                 _ => activation::Activation::Gelu,
             }))),
             (spec::Layer::Linear(Linear { name, order, .. }), _) => built.push(Box::new(layers::Chain {
+                enter: None,
                 before: layers::Before::Nothing,
                 first: layers::Linear {
                     weight: id(name, "weight"),

@@ -1,6 +1,7 @@
 //! The update: what ranks add up and tell each other before it, and what it changes.
 
 use espalier_comm::Reduce;
+use espalier_plan::mesh::Axis;
 use espalier_plan::schedule::{Topic, Updates};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::update::Step;
@@ -47,7 +48,7 @@ impl NetworkWorker<'_> {
         let StepContext { context: Context { plan, ranks, .. }, groups, local, .. } = self.scene;
         let sharded = plan.sharing.is_sharded();
         let mut squares = match sharded {
-            true => gradients.squared_norm()?,
+            true => gradients.squared_norm_of(|id| groups.is_first_copy(id))?,
             false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
         };
         let flushes = self.scene.updates == Updates::Flush;
@@ -56,9 +57,14 @@ impl NetworkWorker<'_> {
             // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
             let speaks = sharded || ranks.data().rank() == 0;
             let own = if speaks { squares } else { 0.0 };
-            let all = ranks.sum([vec![own], totals.to_numbers()].concat())?;
+            let counted = if ranks.counts() { totals } else { Totals::default() };
+            let all = ranks.sum([vec![own], counted.to_numbers()].concat())?;
             (squares, totals) = (all[0], Totals::from_numbers(&all[1..]));
-        } else if !flushes && has_loss {
+        } else if !flushes {
+            // What ranks have of the same layers they step together.
+            squares = ranks.along(Axis::Tensor).all_reduce(vec![squares], Reduce::Sum)?[0];
+        }
+        if !flushes && has_loss {
             totals = Totals::from_numbers(&ranks.data().all_reduce(totals.to_numbers(), Reduce::Sum)?);
         }
         let grad_norm = squares.sqrt();
@@ -153,21 +159,26 @@ impl NetworkWorker<'_> {
         if !finite {
             return Ok(());
         }
-        let StepContext { context: Context { plan, ranks, .. }, groups, masks, .. } = self.scene;
+        let StepContext { context: Context { plan, ranks, pieces, .. }, groups, masks, .. } = self.scene;
         let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         scene.progress.updates += 1;
         let number = scene.progress.updates;
         let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
         match sharded && !groups.is_empty() {
-            false => scene.optimizer.step(scene.weights, masks, &gradients, step)?,
+            false => scene.optimizer.step_pieces(scene.weights, masks, &gradients, step, Some(pieces))?,
             true => {
-                self.stepped = step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups)?;
+                self.stepped =
+                    step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups, pieces)?;
             }
         }
         if let Some((small, large)) = gradients.noise_norms()? {
             let sums = ranks.sum(vec![small, large])?;
-            let (small, large) = (sums[0], if sharded { sums[1] } else { large });
+            let large = match sharded {
+                true => sums[1],
+                false => ranks.along(Axis::Tensor).all_reduce(vec![large], Reduce::Sum)?[0],
+            };
+            let small = sums[0];
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
             // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
             scene.progress.noise.observe(size, small * (batch / size), batch, large);

@@ -5,7 +5,6 @@ use espalier_tensor::Mask;
 use espalier_train::context::Context;
 use espalier_train::data::{Dataset, Inputs, Split};
 use espalier_train::parallel::Ranks;
-use espalier_train::parallel::pieces::Pieces;
 use espalier_train::prune::{Decision, Draw, Network, Pruner, Words, is_kept};
 use espalier_train::state::Masks;
 use espalier_train::weights::{ParameterId, Weights};
@@ -19,7 +18,6 @@ pub struct Bench {
     pub masks: Masks,
     pub candidates: Vec<ParameterId>,
     pub passes: usize,
-    pub pieces: Pieces,
 }
 
 impl Bench {
@@ -34,7 +32,6 @@ impl Bench {
             masks: Masks::new(covered.len(), false),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
             passes: 1,
-            pieces: Pieces::whole(&plan.model),
             context: Context { steps: 100, ..context },
         }
     }
@@ -48,7 +45,6 @@ impl Bench {
             candidates: &self.candidates,
             masks: &self.masks,
             weights: &mut self.weights,
-            pieces: &self.pieces,
             passes: self.passes,
         }
     }

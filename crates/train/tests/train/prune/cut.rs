@@ -27,7 +27,7 @@ fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn 
     for step in steps {
         let draw = bench.draw(method, *step);
         for (id, words) in &draw.masks {
-            let piece = bench.pieces.own(*id);
+            let piece = bench.context.pieces.own(*id);
             drawn.insert((*step, id.0), places(words).into_iter().map(|at| piece.in_whole(at)).collect());
         }
         bench.apply(draw);
@@ -53,9 +53,9 @@ fn cut(bench: &mut Bench, peers: Communicator, device: &Device) {
     let shapes: Vec<Vec<usize>> =
         bench.weights.ids().map(|id| bench.weights.get(id).shape().to_vec()).collect();
     let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| piece(shape, id, rank)).collect();
-    bench.pieces = Pieces::new(peers, (0..3).map(of).collect());
+    bench.context.pieces = Pieces::new(peers, (0..3).map(of).collect());
     for id in bench.weights.ids() {
-        let (values, piece) = (bench.values(id), bench.pieces.own(id));
+        let (values, piece) = (bench.values(id), bench.context.pieces.own(id));
         let at = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
         let own: Vec<f32> = at.map(|place| values[place]).collect();
         let own = Tensor::from_slice(device, &piece.shape(), &own, Category::Weights).unwrap();

@@ -1,0 +1,42 @@
+//! A bias by itself: that of a linear layer whose products are summed over ranks first.
+
+use serde::Serialize;
+
+use super::super::Init;
+use super::super::count::Parameter;
+use super::super::shape::Shape;
+use super::{Entry, expect_last, floats};
+
+/// Adds a learnt vector to every row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bias {
+    /// Prefix of `.bias`.
+    pub name: String,
+    /// Its length.
+    pub width: usize,
+}
+
+impl Entry for Bias {
+    fn word(&self) -> &'static str {
+        "bias"
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        expect_last(floats(input)?, self.width)
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        vec![Parameter {
+            name: format!("{}.bias", self.name),
+            shape: vec![self.width],
+            init: Init::Constant(0.0),
+            prunable: false,
+            decays: false,
+            embedding: false,
+        }]
+    }
+}

@@ -1,0 +1,36 @@
+//! A bias by itself, of a linear layer whose products are summed over ranks first.
+
+use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::embedding::add_positions;
+use espalier_tensor::ops::reduce::sum_rows;
+use espalier_tensor::{Category, Tensor};
+
+use super::{Backward, Forward, Layer};
+use crate::Result;
+use crate::weights::ParameterId;
+
+/// Adds a vector to every row.
+#[derive(Debug)]
+pub(crate) struct Bias(pub ParameterId);
+
+impl Layer for Bias {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (shape, bias) = (x.shape().to_vec(), pass.weights.get(self.0).clone());
+        let (rows, width) = (x.rows(), x.width());
+        // Sequences of one position each.
+        Ok(add_positions(x.reshape(&[rows, 1, width]), &bias.reshape(&[1, width]), 0)?.reshape(&shape))
+    }
+
+    fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let mut y = self.forward(x, pass)?;
+        add_into(&mut y, &plus)?;
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let upstream = dy.clone();
+        let gradient = Box::new(move |_| Ok(vec![sum_rows(&upstream, Category::Workspace)?]));
+        pass.sink.accept(&[self.0], gradient)?;
+        Ok(Some(dy))
+    }
+}

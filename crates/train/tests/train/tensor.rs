@@ -1,0 +1,352 @@
+//! Tensor parallelism: ranks that have a part of every large layer each train as one rank does, alone and with the other axes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use espalier_train::checkpoint::Checkpoints;
+use espalier_train::parallel::on_threads;
+use espalier_train::run::{RunDir, run};
+use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::{Error, Summary};
+
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+
+/// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those of one rank alone.
+#[derive(Debug, Clone)]
+struct Shown {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    noise: Vec<f64>,
+    validation: f64,
+    accuracy: f64,
+    weights: Vec<(String, Vec<usize>, Vec<f32>)>,
+}
+
+fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
+    let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
+    let (weights, pieces) = (trainer.weights(), trainer.pieces());
+    let places = |id| {
+        let runs = pieces.own(id).runs();
+        runs.flat_map(|run| run.in_whole..run.in_whole + run.length).collect::<Vec<_>>()
+    };
+    let weights =
+        weights.ids().map(|id| (weights.name(id).to_owned(), places(id), weights.get(id).to_f32())).collect();
+    let evaluation = trainer.evaluate()?.expect("some samples are held out");
+    Ok(Shown {
+        losses: reports.iter().map(|report| report.loss).collect(),
+        norms: reports.iter().map(|report| report.grad_norm).collect(),
+        noise: reports.iter().filter_map(|report| report.noise_scale).collect(),
+        validation: evaluation.loss,
+        accuracy: evaluation.accuracy,
+        weights,
+    })
+}
+
+fn on(base: &Base, steps: usize) -> Vec<Shown> {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
+    let train =
+        |ranks, device: &_| shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?, steps);
+    on_threads(&mesh, &device, train).unwrap()
+}
+
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+/// Runs a layout and compares it with one rank alone.
+fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
+    for (rank, many) in on(base, steps).iter().enumerate() {
+        let far = apart(&alone.losses, &many.losses);
+        assert!(
+            far < tolerance,
+            "{what}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
+            alone.losses,
+            many.losses
+        );
+        let far = apart(&alone.norms, &many.norms);
+        assert!(
+            far < 20.0 * tolerance,
+            "{what}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
+            alone.norms,
+            many.norms
+        );
+        assert!(
+            apart(&[alone.validation], &[many.validation]) < tolerance,
+            "{what}, rank {rank}: validation"
+        );
+        assert!((alone.accuracy - many.accuracy).abs() < 0.02, "{what}, rank {rank}: accuracy");
+        for (name, places, values) in &many.weights {
+            let (_, _, whole) =
+                alone.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
+            let largest = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
+            for (place, value) in places.iter().zip(values) {
+                let off = (whole[*place] - value).abs() / largest;
+                assert!(
+                    off < 1e-3,
+                    "{what}, rank {rank}: {name} at {place} is {value}, alone {}",
+                    whole[*place]
+                );
+            }
+        }
+    }
+}
+
+fn set(base: &Base, fields: &[&str]) -> Base {
+    fields.iter().fold(base.clone(), |base, field| base.set(*field))
+}
+
+/// A GPT with dropout, a vocabulary and heads that do not divide evenly, at a rate at which rounding does not grow.
+fn gpt() -> Base {
+    let base = tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.dropout=0.1", "model.context=11"]);
+    let base = set(&base, &["model.heads=5", "model.width=20", "train.micro_batches=2", "train.clip=0.5"]);
+    set(&base, &["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"])
+}
+
+#[test]
+fn a_gpt_in_parts_learns_what_a_whole_one_learns() {
+    let steps = if espalier_testing::long() { 50 } else { 12 };
+    for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
+        let alone = on(&base, steps).remove(0);
+        assert!(alone.losses[steps - 1] < alone.losses[0], "it learns");
+        for ranks in [2, 3, 5] {
+            let parts = base.set(format!("parallel.tensor={ranks}"));
+            same_as(&alone, &parts, steps, 1e-5, &format!("{how}, {ranks} ranks"));
+            same_as(
+                &alone,
+                &parts.set("parallel.sequence=true"),
+                steps,
+                1e-5,
+                &format!("{how}, {ranks} ranks, sequence"),
+            );
+        }
+    }
+}
+
+/// With every other axis and what goes with them.
+#[test]
+fn all_axes_together_are_one_run() {
+    let base = gpt().set("train.micro_batches=4").set("model.layers=3");
+    let alone = on(&base, 8).remove(0);
+    let both = |base: &Base, what: &str| {
+        let parts = base.set("parallel.tensor=2");
+        same_as(&alone, &parts, 8, 1e-5, what);
+        same_as(&alone, &parts.set("parallel.sequence=true"), 8, 1e-5, &format!("{what}, sequence"));
+    };
+    let data = set(&base, &["parallel.data=2", "train.micro_batches=2"]);
+    both(&data, "replicas");
+    both(&data.set("parallel.zero=true"), "shared state");
+    both(&base.set("train.recompute=block"), "recomputed");
+    for schedule in ["1f1b", "zb-h1", "chimera", "axonn"] {
+        let stages = set(&base, &["parallel.pipeline=2", &format!("parallel.schedule={schedule}")]);
+        both(&stages, schedule);
+    }
+    let all = set(&data, &["parallel.pipeline=2", "parallel.schedule=gpipe", "parallel.zero=true"]);
+    both(&all, "replicas, stages, shared state");
+}
+
+#[test]
+fn the_noise_scale_is_that_of_whole_gradients() {
+    let base = set(&gpt(), &["train.noise_scale=true", "train.micro_batches=4"]);
+    let alone = on(&base, 6).remove(0);
+    assert!(!alone.noise.is_empty());
+    same_as(&alone, &base.set("parallel.tensor=2"), 6, 1e-5, "tensor");
+    let both = set(&base, &["parallel.tensor=2", "parallel.data=2", "train.micro_batches=2"]);
+    same_as(&alone, &both, 6, 1e-5, "tensor and data");
+}
+
+/// Norms of whole tensors decide how far LAMB and LARS go.
+#[test]
+fn trust_ratios_are_those_of_whole_tensors() {
+    for optimizer in ["lamb", "lars"] {
+        let base = set(&gpt(), &[&format!("optimizer.name={optimizer}"), "learning_rate.peak=0.01"]);
+        let alone = on(&base, 6).remove(0);
+        let parts = base.set("parallel.tensor=2");
+        same_as(&alone, &parts, 6, 1e-5, optimizer);
+        let shared = set(&parts, &["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"]);
+        same_as(&alone, &shared, 6, 1e-5, &format!("{optimizer}, shared state"));
+    }
+}
+
+/// Separate projections, gates, and fewer heads of keys and values than ranks: these are repeated.
+#[test]
+fn llama_s_layers_are_cut_by_heads() {
+    let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
+    // One linear layer for queries, keys and values has as many heads of each.
+    let base = set(&base, &["model.layers.4.branch.1.output=48", "model.layers.4.branch.2.kv_heads=4"]);
+    let base = set(&base, &["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
+    let alone = on(&base, 8).remove(0);
+    for ranks in [2, 4] {
+        let parts = base.set(format!("parallel.tensor={ranks}"));
+        same_as(&alone, &parts, 8, 1e-5, &format!("{ranks} ranks"));
+        same_as(&alone, &parts.set("parallel.sequence=true"), 8, 1e-5, &format!("{ranks} ranks, sequence"));
+    }
+}
+
+#[test]
+fn convolutions_are_cut_by_their_channels() {
+    let base = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.0.stride=2"]);
+    let base = set(&base, &["learning_rate.peak=0.01", "model.layers.1.type=gelu"]);
+    let alone = on(&base, 12).remove(0);
+    for ranks in [2, 3] {
+        same_as(&alone, &base.set(format!("parallel.tensor={ranks}")), 12, 1e-5, &format!("{ranks} ranks"));
+    }
+}
+
+/// The masks of all ranks put together: by parameter, the places of the whole that are kept.
+fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
+    let (plan, dataset, device) = prepare(&base.set("train.steps=20"), 2);
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
+    let of_rank = |ranks, device: &_| {
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        (0..steps).try_for_each(|_| trainer.step().map(drop))?;
+        let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
+            let words = mask.read_words().unwrap();
+            let places = espalier_train::prune::places(&words).into_iter();
+            let piece = trainer.pieces().own(id);
+            (
+                trainer.weights().name(id).to_owned(),
+                places.map(|place| piece.in_whole(place)).collect::<Vec<_>>(),
+            )
+        };
+        Ok(trainer.masks().iter().map(kept).collect::<Vec<_>>())
+    };
+    let mut all: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (name, places) in on_threads(&mesh, &device, of_rank).unwrap().into_iter().flatten() {
+        all.entry(name).or_default().extend(places);
+    }
+    for places in all.values_mut() {
+        places.sort_unstable();
+        places.dedup();
+    }
+    all
+}
+
+/// Where scores are the weights themselves or numbers drawn by place, a mask is the same to the bit however tensors are cut; in
+/// bf16 many weights are equal.
+#[test]
+fn a_mask_does_not_depend_on_how_tensors_are_cut() {
+    let bf16 = gpt().set("train.precision=bf16").set("prune.embeddings=true");
+    for (what, fields) in [
+        ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
+        ("magnitude by layer", vec!["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"]),
+        ("random", vec!["prune.method=random", "prune.sparsity=0.9"]),
+        ("2:4", vec!["prune.method=2:4"]),
+        ("set", vec!["prune.method=set", "prune.sparsity=0.8"]),
+    ] {
+        let base = set(&bf16, &fields);
+        let whole = masks(&base, 1);
+        assert!(!whole.is_empty(), "{what}");
+        for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.sequence=true"]] {
+            assert_eq!(masks(&set(&base, layout), 1), whole, "{what} on {layout:?}");
+        }
+        let stages = ["parallel.tensor=2", "parallel.pipeline=2"];
+        assert_eq!(masks(&set(&base, &stages), 1), whole, "{what} in stages");
+    }
+}
+
+/// All methods, with state of kept weights alone: they learn what one rank learns.
+#[test]
+fn pruned_models_in_parts_learn_what_whole_ones_learn() {
+    let base = gpt().set("learning_rate.peak=0.05");
+    for (what, fields) in [
+        ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
+        ("gradual", vec!["prune.method=gradual", "prune.sparsity=0.8", "prune.end=4", "prune.every=2"]),
+        ("snip", vec!["prune.method=snip", "prune.sparsity=0.7", "prune.samples=16"]),
+        ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.7", "prune.samples=16"]),
+        ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.7", "prune.every=3"]),
+    ] {
+        let base = set(&base, &fields);
+        let alone = on(&base, 8).remove(0);
+        // A score that is a sum over ranks may round to the other side of the threshold.
+        let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
+        for layout in [
+            &["parallel.tensor=2"][..],
+            &["parallel.tensor=2", "parallel.sequence=true"],
+            &["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
+        ] {
+            let many = on(&set(&base, layout), 8).remove(0);
+            let far = apart(&alone.losses, &many.losses);
+            assert!(far < tolerance, "{what} on {layout:?}: {far:e}\n{:?}\n{:?}", alone.losses, many.losses);
+        }
+    }
+}
+
+fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
+    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
+    let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
+    run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
+}
+
+/// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
+fn save_again(base: &Base, from: &Path, to: &Path) {
+    let (plan, dataset, device) = prepare(base, 2);
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
+    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
+    on_threads(&mesh, &device, |ranks, device| {
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+        trainer.save(&at(to))
+    })
+    .unwrap();
+}
+
+/// From one rank through other layouts and back: byte for byte, pruned and with state of kept weights alone.
+#[test]
+fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {
+    let base = set(
+        &gpt(),
+        &["optimizer.name=adamw", "learning_rate.peak=0.01", "train.steps=9", "train.precision=bf16"],
+    );
+    let pruned = set(&base, &["prune.method=magnitude", "prune.sparsity=0.8", "prune.embeddings=true"]);
+    for (what, base) in [("dense", base), ("pruned", pruned)] {
+        let first = tempfile::tempdir().unwrap();
+        let (plan, dataset, device) = prepare(&base, 2);
+        let mut trainer = Trainer::new(plan.clone(), dataset, &device).unwrap();
+        (0..3).for_each(|_| drop(trainer.step().unwrap()));
+        let name = plan.storage.precision.name();
+        let written = trainer.save(&Checkpoints::new(first.path(), 1, &plan.model.name, name)).unwrap();
+        let files = |folder: &Path| {
+            ["model.safetensors", "optimizer.safetensors", "masks.safetensors"]
+                .map(|file| std::fs::read(folder.join(file)).ok())
+        };
+        let before = files(&written);
+        assert!(before[0].is_some() && before[1].is_some() && before[2].is_some() == (what == "pruned"));
+        let mut from = first;
+        for layout in [
+            vec!["parallel.tensor=2"],
+            vec!["parallel.tensor=3", "parallel.sequence=true"],
+            vec!["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
+            vec!["parallel.tensor=2", "parallel.pipeline=2"],
+            vec![],
+        ] {
+            let to = tempfile::tempdir().unwrap();
+            save_again(&set(&base, &layout), from.path(), to.path());
+            from = to;
+        }
+        assert!(files(&from.path().join(written.file_name().unwrap())) == before, "{what}");
+    }
+}
+
+/// A run in parts ends, goes on elsewhere, and says of the whole model what one rank says.
+#[test]
+fn a_run_goes_on_under_another_cut() {
+    let base = set(&gpt(), &["prune.method=magnitude", "prune.sparsity=0.8", "checkpoint.every=4"]);
+    let folder = tempfile::tempdir().unwrap();
+    let alone = run_in(tempfile::tempdir().unwrap().path(), &base, 8);
+    let parts = set(&base, &["parallel.tensor=2"]);
+    let both = run_in(tempfile::tempdir().unwrap().path(), &parts, 8);
+    let again = run_in(tempfile::tempdir().unwrap().path(), &parts, 8);
+    assert_eq!(both.weights_hash, again.weights_hash, "the same layout gives the same bits");
+    run_in(folder.path(), &parts, 4);
+    let resumed = run_in(folder.path(), &parts, 8);
+    assert_eq!(resumed.weights_hash, both.weights_hash, "stopped and resumed");
+    for run in [&both, &resumed] {
+        assert!((run.loss.unwrap() - alone.loss.unwrap()).abs() < 1e-4);
+        assert_eq!(run.parameters, alone.parameters);
+        assert!((run.state_bytes_per_parameter - alone.state_bytes_per_parameter).abs() < 0.1);
+    }
+}
