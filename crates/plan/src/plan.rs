@@ -86,7 +86,7 @@ pub struct Plan {
     pub memory: Memory,
     /// Predicted bytes of all stages together: what one replica takes where its ranks share a machine.
     pub replica_memory: Memory,
-    /// Predicted bytes of the ranks at each place along the tensor axis, stage by stage.
+    /// Predicted bytes of those that have parts of the same layers, stage by stage.
     rank_memory: Vec<Vec<Memory>>,
     record: Record,
 }
@@ -152,7 +152,7 @@ impl Plan {
             (stages, true) => pipeline.schedule(2 + stages)?,
         };
         let mesh = run.mesh();
-        let layout = Layout::new(&model, &parameters, &mesh, run.parallel.sequence)?;
+        let layout = Layout::new(&model, &parameters, run.cuts())?;
         let stages_of = |local: &LocalModel| {
             let kept = pruning.as_ref().map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
             let prediction = Prediction::new(
@@ -166,8 +166,7 @@ impl Plan {
             );
             prediction.stages(&local.model, &parts, &schedule)
         };
-        let rank_memory =
-            layout.along_tensor().iter().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
+        let rank_memory = layout.peers().iter().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
         let all = |both: fn(u64, u64) -> u64| {
             rank_memory.iter().flatten().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
         };
@@ -226,7 +225,7 @@ impl Plan {
         Ok(RankPlan {
             coordinates,
             blocks,
-            memory: self.rank_memory[coordinates.tensor][coordinates.pipeline],
+            memory: self.rank_memory[self.layout.peer(coordinates)][coordinates.pipeline],
         })
     }
 
@@ -254,7 +253,7 @@ impl Plan {
             };
             (0..self.pipeline.stages).map(of_stage).collect::<Vec<_>>()
         };
-        let needs = self.layout.along_tensor().iter().flat_map(of_stages).collect::<Option<Vec<_>>>();
+        let needs = self.layout.peers().iter().flat_map(of_stages).collect::<Option<Vec<_>>>();
         let Some(needs) = needs else { return Ok(None) };
         // GraSP's passes are in f32, and what its gates chose stays beside them.
         let activations = match pruning.method {

@@ -17,6 +17,7 @@ use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
+use crate::layers::spatial::{Crop, Halo, HaloExchange, TiledConv, TiledMean};
 use crate::layers::*;
 use crate::parallel::Ranks;
 use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
@@ -160,9 +161,13 @@ impl Builder<'_> {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
         while let Some(layer) = rest.first() {
-            let (next, count): (Box<dyn Layer>, usize) = match self.chain(rest) {
-                Some((chain, count)) => (Box::new(chain), count),
-                None => (self.layer(layer), 1),
+            let (next, count): (Box<dyn Layer>, usize) = match (self.chain(rest), rest) {
+                (Some((chain, count)), _) => (Box::new(chain), count),
+                (None, [spec::Layer::Halo(halo), spec::Layer::Conv(spec::Conv { name, bias, .. }), ..]) => {
+                    let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
+                    (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
+                }
+                (None, _) => (self.layer(layer), 1),
             };
             built.push(next);
             for layer in &rest[..count] {
@@ -289,6 +294,15 @@ impl Builder<'_> {
                 Box::new(PositionEmbedding { table: self.weight(name), context, first })
             }
             spec::Layer::Exchange(exchange) => Box::new(self.exchange(exchange)),
+            spec::Layer::Crop(spec::Crop { region, .. }) => Box::new(Crop(region.clone())),
+            spec::Layer::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
+            spec::Layer::TiledMean(spec::TiledMean { tiles, size, .. }) => {
+                let (channels, group) = (self.image()[2], self.ranks.along(Axis::Spatial));
+                match size {
+                    None => Box::new(TiledMean::global(tiles, channels, group)),
+                    Some(size) => Box::new(TiledMean::adaptive(tiles, channels, *size, group)),
+                }
+            }
             spec::Layer::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
             &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
                 Box::new(Attention { heads, kv_heads })
@@ -317,6 +331,10 @@ impl Builder<'_> {
 
     fn exchange(&self, spec: &spec::Exchange) -> Exchange {
         Exchange { group: self.ranks.along(spec.axis).clone(), spec: spec.clone() }
+    }
+
+    fn halo(&self, spec::Halo(exchange): &spec::Halo) -> Halo {
+        Halo::new(exchange.clone(), self.ranks.along(Axis::Spatial))
     }
 
     /// A way that parts here, and the last extent at its end; the place reached stays.

@@ -35,6 +35,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "zero",
             "average_every",
             "sequence",
+            "spatial",
             "tensor",
             "local_after",
             "pipeline",

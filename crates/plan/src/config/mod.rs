@@ -23,7 +23,7 @@ mod train;
 
 pub use changes::{Change, check_name, covers};
 pub use model::{Family, FormChoice, Model};
-pub use parallel::Parallel;
+pub use parallel::{Grid, Parallel};
 pub use pipeline::Pipeline;
 pub use prune::{Prune, StateForm};
 pub use train::Train;
@@ -197,6 +197,7 @@ impl RunFile {
             data: 1,
             tensor: 1,
             sequence: false,
+            spatial: Grid([1, 1]),
             batch_norm: BatchNorm::Local,
             zero: false,
             average_every: 1,

@@ -1,11 +1,12 @@
 //! `[parallel]`: over how many ranks a run is spread, and what they share.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use toml::Value;
 
 use crate::batch::BatchNorm;
 use crate::mesh::{Mesh, PerAxis};
 
-use super::reader::{Choice, LARGEST, MOST, Section};
+use super::reader::{Choice, LARGEST, MOST, Section, whole};
 use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};
 
 /// The seconds of a week: whoever waits longer waits for nobody.
@@ -20,6 +21,8 @@ pub struct Parallel {
     pub tensor: usize,
     /// Whether these cut what lies between such layers along the sequence.
     pub sequence: bool,
+    /// Ranks that each hold a tile of every image.
+    pub spatial: Grid,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
     /// Whether ranks along the data axis share out the optimizer's state.
@@ -35,6 +38,41 @@ pub struct Parallel {
     pub pipeline: Option<Pipeline>,
 }
 
+/// A grid of ranks over an image: its rows and its columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid(pub [usize; 2]);
+
+impl Grid {
+    fn read(section: &mut Section) -> Result<Grid, Error> {
+        let Some(value) = section.get("spatial") else { return Ok(Grid([1, 1])) };
+        let wrong =
+            || section.wrong("spatial", "a whole number of at least 1, or two: [rows, columns]", value);
+        let number = |value: &Value| whole(value, 1, LARGEST).map_err(|_| wrong());
+        match value {
+            Value::Array(both) => match &both[..] {
+                [rows, columns] => Ok(Grid([number(rows)?, number(columns)?])),
+                _ => Err(wrong()),
+            },
+            one => Ok(Grid([number(one)?, 1])),
+        }
+    }
+
+    /// Ranks on it.
+    pub fn ranks(self) -> usize {
+        self.0[0].saturating_mul(self.0[1])
+    }
+}
+
+/// As it is written: one number, unless there are columns.
+impl Serialize for Grid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            [rows, 1] => serializer.serialize_u64(rows as u64),
+            both => both.serialize(serializer),
+        }
+    }
+}
+
 impl Choice for BatchNorm {
     const ALL: &'static [(&'static str, Self)] =
         &[("local", BatchNorm::Local), ("synchronised", BatchNorm::Synchronised)];
@@ -48,10 +86,13 @@ impl Parallel {
         let pipeline = Pipeline::read(section)?;
         let stages = pipeline.as_ref().map_or(1, |pipeline| pipeline.stages);
         let tensor = section.whole("tensor", 1, 1, LARGEST)?;
+        let spatial = Grid::read(section)?;
+        let others = stages.saturating_mul(tensor).saturating_mul(spatial.ranks());
         let parallel = Parallel {
-            data: written.or(started.map(|started| started / (stages * tensor))).unwrap_or(1).max(1),
+            data: written.or(started.map(|started| started / others)).unwrap_or(1).max(1),
             tensor,
             sequence: section.boolean("sequence", false)?,
+            spatial,
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             zero: section.boolean("zero", false)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
@@ -82,7 +123,8 @@ impl Parallel {
 
     /// Ranks along each axis.
     pub fn extents(&self) -> PerAxis {
-        PerAxis { data: self.data, pipeline: self.stages(), tensor: self.tensor, ..PerAxis::ONES }
+        let spatial = self.spatial.ranks();
+        PerAxis { data: self.data, pipeline: self.stages(), tensor: self.tensor, spatial }
     }
 
     /// Whether ranks go apart for some steps.
@@ -115,6 +157,18 @@ impl Parallel {
             let problem = "is \"dense\", but with `parallel.zero` ranks share out the state of kept weights alone: \
                            leave it out";
             return Err(Error::Conflict { field: "prune.state".into(), problem: problem.into() });
+        }
+        if self.spatial.ranks() > 1 && run.train.noise_scale {
+            let problem =
+                "is true, but with `parallel.spatial` a rank has a summand of a micro-batch's gradient alone";
+            return Err(Error::Conflict { field: "train.noise_scale".into(), problem: problem.into() });
+        }
+        if self.spatial.ranks() > 1 && run.train.batch_norm_group > 0 {
+            let problem = format!(
+                "is {}, but with `parallel.spatial` ranks have parts of every sample",
+                run.train.batch_norm_group
+            );
+            return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
         }
         if self.sequence && run.train.noise_scale {
             let problem = "is true, but with `parallel.sequence` a rank has a summand of a micro-batch's gradient alone";

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Pipeline as Written, Precision, RunFile};
+use super::{Parallel, Pipeline as Written, Precision, RunFile};
 use crate::batch::Batch;
+use crate::layout::Cuts;
 use crate::mesh::Mesh;
 use crate::optimization::Optimization;
 use crate::pipeline::{Order, Pipeline};
@@ -81,6 +82,12 @@ impl RunFile {
             exclude: prune.exclude.clone(),
             kernels: prune.kernels,
         })
+    }
+
+    /// How tensors are cut.
+    pub(crate) fn cuts(&self) -> Cuts {
+        let Parallel { tensor, sequence, spatial, .. } = self.parallel;
+        Cuts { tensor, sequence, grid: spatial.0 }
     }
 
     /// Which ranks there are.

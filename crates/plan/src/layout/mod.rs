@@ -8,19 +8,22 @@ mod piece;
 pub mod spatial;
 mod tensor;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 pub use piece::{Piece, Run, Runs};
 
 use crate::error::Error;
-use crate::mesh::{Mesh, PerAxis};
-use crate::spec::{Input, Model, Parameter};
+use crate::mesh::PerAxis;
+use crate::spec::{Input, Layer, Model, Parameter, Shape};
 
 /// The models of all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
-    /// By the place along the tensor axis.
+    /// By tile of the image, and of each by the place along the tensor axis.
     locals: Vec<LocalModel>,
+    /// Ranks along the tensor axis.
+    tensor: usize,
 }
 
 /// One rank's own model.
@@ -32,11 +35,20 @@ pub struct LocalModel {
     pub parameters: Vec<Parameter>,
     /// Of each parameter, what the rank holds.
     pub pieces: Vec<Piece>,
-    /// Of each parameter, whether the ranks that hold the same piece have a summand of its gradient each. Otherwise what they have is
+    /// Of each parameter, along which axes those who hold the same piece have a summand of its gradient each. Along others they have
     /// the same gradient.
-    pub is_partial: Vec<bool>,
+    pub partial: Vec<Partial>,
     /// The classes whose logits the rank makes, where that is not all.
     pub classes: Option<Range<usize>>,
+}
+
+/// Axes along which ranks have summands of a gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Partial {
+    /// Each sees other positions, or other heads.
+    pub tensor: bool,
+    /// Each sees other pixels.
+    pub spatial: bool,
 }
 
 impl LocalModel {
@@ -47,8 +59,15 @@ impl LocalModel {
 
     fn uncut(model: &Model, parameters: Vec<Parameter>) -> LocalModel {
         let pieces: Vec<Piece> = parameters.iter().map(|parameter| Piece::whole(&parameter.shape)).collect();
-        let is_partial = vec![false; pieces.len()];
-        LocalModel { model: model.clone(), parameters, pieces, is_partial, classes: None }
+        let partial = vec![Partial::default(); pieces.len()];
+        LocalModel { model: model.clone(), parameters, pieces, partial, classes: None }
+    }
+
+    fn of(shard: tensor::Shard) -> LocalModel {
+        let tensor::Shard { model, parameters, held, classes } = shard;
+        let (pieces, partial) =
+            held.into_iter().map(|(piece, tensor)| (piece, Partial { tensor, spatial: false })).unzip();
+        LocalModel { model, parameters, pieces, partial, classes }
     }
 
     /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since only the run knows
@@ -62,44 +81,86 @@ impl LocalModel {
     }
 }
 
+/// How tensors are cut along the axes that cut them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cuts {
+    /// Ranks that have a part of every large layer,
+    pub tensor: usize,
+    /// and whether these cut what lies between along the sequence.
+    pub sequence: bool,
+    /// Rows and columns of the grid of ranks over which images are cut.
+    pub grid: [usize; 2],
+}
+
+impl Cuts {
+    /// Nothing is cut.
+    pub const NONE: Cuts = Cuts { tensor: 1, sequence: false, grid: [1, 1] };
+}
+
 impl Layout {
-    /// That of a model of these parameters whose shapes were checked; `sequence`: whether what lies between the parallel parts of a layer is cut along
-    /// the sequence.
-    pub fn new(
-        model: &Model,
-        parameters: &[Parameter],
-        mesh: &Mesh,
-        sequence: bool,
-    ) -> Result<Layout, Error> {
-        let ranks = mesh.extents().tensor;
+    /// That of a model of these parameters whose shapes were checked.
+    pub fn new(model: &Model, parameters: &[Parameter], cuts: Cuts) -> Result<Layout, Error> {
+        let Cuts { tensor, sequence, grid } = cuts;
         match model.input {
             Input::Image { .. } if sequence => {
                 let why = format!("with `model.name` = \"{}\", which reads no sequence", model.name);
                 return Err(Error::NoEffect { field: "parallel.sequence".into(), why });
             }
-            Input::Tokens { seq, .. } if sequence && seq < ranks => {
-                let problem =
-                    format!("is {ranks}, but a sequence of {seq} positions cannot be cut into so many parts");
+            Input::Tokens { seq, .. } if sequence && seq < tensor => {
+                let problem = format!(
+                    "is {tensor}, but a sequence of {seq} positions cannot be cut into so many parts"
+                );
                 return Err(Error::Conflict { field: "parallel.tensor".into(), problem });
             }
             _ => {}
         }
-        let locals = match ranks {
-            1 => vec![LocalModel::uncut(model, parameters.to_vec())],
-            _ => (0..ranks)
-                .map(|rank| tensor::shard(model, parameters, ranks, rank, sequence))
-                .collect::<Result<_, _>>()?,
-        };
-        Ok(Layout { locals })
+        let tiles = grid[0] * grid[1];
+        let mut locals = Vec::with_capacity(tiles * tensor);
+        for tile in 0..tiles {
+            let (image, summed) = match tiles {
+                1 => (None, HashSet::new()),
+                _ => spatial::shard::shard(model, grid, tile).map(|(model, summed)| (Some(model), summed))?,
+            };
+            let model = image.as_ref().unwrap_or(model);
+            for rank in 0..tensor {
+                let mut local = match tensor {
+                    1 => LocalModel::uncut(model, parameters.to_vec()),
+                    _ => LocalModel::of(tensor::shard(model, parameters, tensor, rank, sequence)?),
+                };
+                for (partial, parameter) in local.partial.iter_mut().zip(parameters) {
+                    partial.spatial = summed.contains(&parameter.name);
+                }
+                locals.push(local);
+            }
+        }
+        Ok(Layout { locals, tensor })
     }
 
     /// The model of the rank at a place.
     pub fn of(&self, place: PerAxis) -> &LocalModel {
-        &self.locals[place.tensor]
+        &self.locals[self.peer(place)]
     }
 
-    /// The models of the ranks along the tensor axis.
-    pub fn along_tensor(&self) -> &[LocalModel] {
+    /// Which of those that have parts of the same layers a rank is.
+    pub fn peer(&self, place: PerAxis) -> usize {
+        place.spatial * self.tensor + place.tensor
+    }
+
+    /// The models of those that have parts of the same layers, in the order of ranks.
+    pub fn peers(&self) -> &[LocalModel] {
         &self.locals
     }
+
+    /// Whether two of these have summands of a parameter's gradient, which are added up.
+    pub fn are_summed(&self, parameter: usize, a: usize, b: usize) -> bool {
+        let (one, other) = (&self.locals[a], &self.locals[b]);
+        let Partial { tensor, spatial } = one.partial[parameter];
+        one.pieces[parameter] == other.pieces[parameter]
+            && (tensor || a % self.tensor == b % self.tensor)
+            && (spatial || a / self.tensor == b / self.tensor)
+    }
+}
+
+fn through(layers: &[Layer], shape: Shape) -> Shape {
+    layers.iter().fold(shape, |shape, layer| layer.output(shape).expect("the shapes were checked"))
 }

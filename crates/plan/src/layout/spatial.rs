@@ -10,6 +10,7 @@
 //! add ([`Exchange::contribution`]), and the first, by far the largest, can be computed while the others are on their way.
 
 mod region;
+pub(super) mod shard;
 mod slabs;
 #[cfg(test)]
 mod tests;
@@ -17,10 +18,12 @@ mod tests;
 pub use region::Region;
 pub use slabs::{Slabs, Windows};
 
+use serde::Serialize;
+
 use crate::spec::{AvgPool, Conv, Layer, MaxPool, Padding};
 
 /// Square windows that slide over an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Window {
     /// Its side.
     pub kernel: usize,
@@ -106,7 +109,7 @@ pub enum Thin {
 }
 
 /// An image cut into a grid of tiles, one a rank; ranks are numbered row by row.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Tiles {
     /// Where the height is cut.
     pub rows: Slabs,
@@ -185,7 +188,7 @@ impl Tiles {
 }
 
 /// What a rank sends and receives before windows slide over its tile. All regions are of the whole image.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exchange {
     /// What it holds.
     pub own: Region,
@@ -200,7 +203,7 @@ pub struct Exchange {
 }
 
 /// A rank next to another.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Neighbour {
     /// Its number on the grid.
     pub rank: usize,

@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{LocalModel, Piece};
+use super::{Piece, through};
 use crate::error::Error;
 use crate::mesh::Axis;
 use crate::spec::{
@@ -24,14 +24,23 @@ use crate::spec::{
     Model, Move, Parameter, PositionEmbedding, Residual, Shape, TiedLinear, WeightOrder,
 };
 
-/// The model of one of several ranks along the tensor axis.
+/// What one of several ranks along the tensor axis has.
+pub(super) struct Shard {
+    pub model: Model,
+    pub parameters: Vec<Parameter>,
+    /// Of each parameter its piece, and whether all who have the same have a summand of its gradient.
+    pub held: Vec<(Piece, bool)>,
+    pub classes: Option<Range<usize>>,
+}
+
+/// That of a rank.
 pub(super) fn shard(
     model: &Model,
     whole: &[Parameter],
     ranks: usize,
     rank: usize,
     sequence: bool,
-) -> Result<LocalModel, Error> {
+) -> Result<Shard, Error> {
     let mut sharder = Sharder { ranks, rank, sequence, held: HashMap::new(), classes: None };
     let (mut local, mut shape) = (model.clone(), model.input.shape());
     let last = model.blocks.len() - 1;
@@ -50,8 +59,8 @@ pub(super) fn shard(
         debug_assert_eq!(piece.shape(), own.shape, "{}", own.name);
         (piece, is_partial)
     });
-    let (pieces, is_partial) = held.unzip();
-    Ok(LocalModel { model: local, parameters, pieces, is_partial, classes: sharder.classes })
+    let held = held.collect();
+    Ok(Shard { model: local, parameters, held, classes: sharder.classes })
 }
 
 /// Makes the layers of one rank.
@@ -87,6 +96,18 @@ impl Sharder {
         let (mut built, mut rest) = (Vec::new(), layers);
         while let Some(layer) = rest.first() {
             let is_head = ends && rest.len() == 1;
+            if let [halo @ Layer::Halo(_), Layer::Conv(conv), ..] = rest
+                && conv.output >= self.ranks
+            {
+                // What comes from neighbours stays beside the convolution, which goes on meanwhile.
+                let own = self.part(conv.output);
+                built.push(self.enter(shape));
+                built.extend([halo.clone(), Layer::Conv(self.channels(conv, &own))]);
+                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), conv.output));
+                shape = through(&rest[..2], shape);
+                rest = &rest[2..];
+                continue;
+            }
             let taken = match self.pair(rest, shape, ends)? {
                 Some(pair) => {
                     self.run_pair(&pair, &rest[..=pair.end], shape, &mut built)?;
@@ -490,23 +511,18 @@ fn positions(shape: Shape) -> usize {
     }
 }
 
-fn through(layers: &[Layer], shape: Shape) -> Shape {
-    layers.iter().fold(shape, |shape, layer| layer.output(shape).expect("the shapes were checked"))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Layout, LocalModel};
+    use super::super::{Cuts, Layout, LocalModel};
     use super::*;
-    use crate::mesh::{Mesh, PerAxis};
     use crate::spec::presets::{Gpt, gpt, resnet8};
     use crate::spec::{Precision, Recompute};
 
     fn locals(model: &Model, tensor: usize, sequence: bool) -> Vec<LocalModel> {
-        let mesh = Mesh::new(PerAxis { tensor, ..PerAxis::ONES }).unwrap();
-        Layout::new(model, &model.parameters(), &mesh, sequence).unwrap().along_tensor().to_vec()
+        let cuts = Cuts { tensor, sequence, ..Cuts::NONE };
+        Layout::new(model, &model.parameters(), cuts).unwrap().peers().to_vec()
     }
 
     /// Every element of every parameter is on one rank, or whole on all of them.
@@ -584,12 +600,11 @@ mod tests {
             words(&local.model.blocks[1].layers),
             "(layer_norm gather linear attention linear scatter bias) (layer_norm gather linear gelu linear scatter bias)"
         );
-        let partial =
-            local.model.parameters().into_iter().zip(&local.is_partial).filter(|(_, partial)| **partial);
+        let partial = local.parameters.iter().zip(&local.partial).filter(|(_, partial)| partial.tensor);
         assert!(
             partial
-                .map(|(p, _)| p.name)
-                .all(|name| name.contains("ln") || name.ends_with(".c_proj.bias") || name == "wpe.weight")
+                .map(|(p, _)| &p.name)
+                .all(|name| name.contains("ln") || name.ends_with(".c_proj.bias") || *name == "wpe.weight")
         );
     }
 
@@ -605,8 +620,8 @@ mod tests {
     #[test]
     fn too_many_ranks_for_the_heads_are_refused() {
         let model = gpt("gpt", &Gpt::default());
-        let mesh = Mesh::new(PerAxis { tensor: 8, ..PerAxis::ONES }).unwrap();
-        let error = Layout::new(&model, &model.parameters(), &mesh, false).unwrap_err().to_string();
+        let cuts = Cuts { tensor: 8, ..Cuts::NONE };
+        let error = Layout::new(&model, &model.parameters(), cuts).unwrap_err().to_string();
         assert!(error.contains("parallel.tensor") && error.contains("4 heads"), "{error}");
     }
 }

@@ -70,6 +70,8 @@ fn remade(from: &Layer, to: &Layer) -> bool {
 fn is_entrance(layer: &Layer, next: Option<&Layer>) -> bool {
     match layer {
         Layer::Exchange(exchange) if exchange.forward == Move::Nothing => true,
+        // What comes from neighbours is kept beside the tile, as what it is: a message.
+        Layer::Halo(_) => matches!(next, Some(Layer::Conv(_))),
         Layer::Exchange(exchange) => {
             exchange.is_entrance() && next.is_some_and(|next| next.entry().takes_remade())
         }

@@ -1,8 +1,8 @@
 //! Who shares which parameter: the ranks whose gradients of it are added up.
 //!
 //! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of such a part,
-//! in every pipeline and every replica, makes a summand of its gradient. Along the tensor axis those who hold the same piece of it
-//! do, if the layout says that each has a summand; otherwise they have the same gradient already.
+//! in every pipeline and every replica, makes a summand of its gradient. Of those with parts of the same layers the ones who hold the same piece
+//! of it do, if the layout says that each has a summand; otherwise they have the same gradient already.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use super::Ranks;
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
 
-/// What a group is known by: the parts of the model that use a parameter, and along the tensor axis the first with whom each
-/// rank sums.
+/// What a group is known by: the parts of the model that use a parameter, and of those with parts of the same layers the first with whom each
+/// sums.
 type Key = (Vec<usize>, Vec<usize>);
 
 /// The groups of all parameters that a rank holds.
@@ -31,7 +31,7 @@ pub struct Groups {
     buffers: Vec<Option<usize>>,
     /// Whether this rank speaks for its piece of a parameter where each must be counted once in a replica.
     speaks: Vec<bool>,
-    /// Whether the first along the tensor axis that holds the same piece of a parameter is this rank, or in its group.
+    /// Whether the first of its peers that holds the same piece of a parameter is this rank, or in its group.
     first_copy: Vec<bool>,
     /// Whether a statistic is measured on different samples by several ranks of one replica.
     copies: bool,
@@ -69,14 +69,12 @@ impl Groups {
             holders.dedup();
             holders
         };
-        let (locals, tensor) = (plan.layout.along_tensor(), ranks.place().tensor);
-        // For each rank along the tensor axis the first whose gradients its own are added to.
+        let (locals, own) = (plan.layout.peers(), plan.layout.peer(ranks.place()));
+        // For each of those with parts of the same layers the first whose gradients its own are added to.
         let summed: Vec<Vec<usize>> = (0..parameters)
             .map(|id| {
-                let same = |a: usize, b: usize| {
-                    locals[a].is_partial[id] && locals[a].pieces[id] == locals[b].pieces[id]
-                };
-                (0..locals.len()).map(|t| (0..t).find(|other| same(t, *other)).unwrap_or(t)).collect()
+                let first = |peer: usize| (0..peer).find(|other| plan.layout.are_summed(id, peer, *other));
+                (0..locals.len()).map(|peer| first(peer).unwrap_or(peer)).collect()
             })
             .collect();
         let apart: Vec<usize> = (0..locals.len()).collect();
@@ -94,7 +92,7 @@ impl Groups {
             let group = match holders[..] {
                 // The replicas of one stage: their group is there already.
                 [_] if *classes == apart => Some(ranks.data().clone()),
-                _ => ranks.world().split(is_holder.then_some(classes[tensor]), ranks.rank())?,
+                _ => ranks.world().split(is_holder.then_some(classes[own]), ranks.rank())?,
             };
             let place = group.filter(|group| is_holder && group.size() > 1).map(|group| {
                 groups.groups.push(group);
@@ -103,11 +101,11 @@ impl Groups {
             known.insert(key.clone(), place);
         }
         for (place, key) in of_parameters.iter().enumerate() {
-            let pieces = |t: usize| &locals[t].pieces[place];
-            let first = (0..tensor).find(|t| pieces(*t) == pieces(tensor)).unwrap_or(tensor);
+            let pieces = |peer: usize| &locals[peer].pieces[place];
+            let first = (0..own).find(|peer| pieces(*peer) == pieces(own)).unwrap_or(own);
             groups.parameters[place] = known[key];
-            groups.speaks[place] = holders(&key.0)[0] == stage && first == tensor;
-            groups.first_copy[place] = key.1[tensor] == key.1[first];
+            groups.speaks[place] = holders(&key.0)[0] == stage && first == own;
+            groups.first_copy[place] = key.1[own] == key.1[first];
         }
         for (place, key) in of_buffers.iter().enumerate() {
             groups.buffers[place] = known[key];

@@ -7,6 +7,7 @@
 //! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //! | tensor: each rank has a part of every large layer; exchanges are layers of its model | `crate::layers::exchange` |
+//! | spatial: each rank has a tile of every image; halos are layers too | `crate::layers::spatial` |
 //! | either: batches of batch norms that several ranks measure | `statistics` |
 //! | tensor: each rank has pieces of a stage's layers | `pieces`: who holds which, and what is found of the whole |
 //!
@@ -46,7 +47,10 @@ pub struct Ranks {
     stages: Communicator,
     notices: Communicator,
     tensor: Communicator,
+    spatial: Communicator,
+    peers: Communicator,
     replica: Communicator,
+    pixels: Communicator,
     place: PerAxis,
 }
 
@@ -59,10 +63,12 @@ impl Ranks {
         };
         let (data, stages) = (along(&[Axis::Data])?, along(&[Axis::Pipeline])?);
         let (notices, tensor) = (along(&[Axis::Pipeline])?, along(&[Axis::Tensor])?);
-        let replica = along(&[Axis::Pipeline, Axis::Tensor])?;
+        let (spatial, peers) = (along(&[Axis::Spatial])?, along(&[Axis::Spatial, Axis::Tensor])?);
+        let replica = along(&[Axis::Pipeline, Axis::Spatial, Axis::Tensor])?;
+        let pixels = along(&[Axis::Data, Axis::Spatial])?;
         tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
         let place = mesh.coordinates(world.rank());
-        Ok(Ranks { world, data, stages, notices, tensor, replica, place })
+        Ok(Ranks { world, data, stages, notices, tensor, spatial, peers, replica, pixels, place })
     }
 
     /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
@@ -74,8 +80,19 @@ impl Ranks {
     /// The only rank of its world.
     pub fn alone() -> Ranks {
         let world = Communicator::alone();
-        let [data, stages, notices, tensor, replica] = std::array::from_fn(|_| world.clone());
-        Ranks { world, data, stages, notices, tensor, replica, place: PerAxis::ZEROS }
+        let alone = || world.clone();
+        Ranks {
+            data: alone(),
+            stages: alone(),
+            notices: alone(),
+            tensor: alone(),
+            spatial: alone(),
+            peers: alone(),
+            replica: alone(),
+            pixels: alone(),
+            place: PerAxis::ZEROS,
+            world,
+        }
     }
 
     /// Whether there are no others.
@@ -124,8 +141,24 @@ impl Ranks {
             Axis::Data => &self.data,
             Axis::Pipeline => &self.stages,
             Axis::Tensor => &self.tensor,
-            Axis::Spatial => unreachable!("no run has ranks along it yet"),
+            Axis::Spatial => &self.spatial,
         }
+    }
+
+    /// Those that have parts of the same layers: of their tensors, or of the images that they see.
+    pub fn peers(&self) -> &Communicator {
+        &self.peers
+    }
+
+    /// Those over whose pixels batch norm measures: the ranks that hold the same images and, where it is `synchronised`, all other
+    /// samples. None where it measures its own alone.
+    pub fn norm_group(&self, synchronised: bool) -> Option<Communicator> {
+        let group = match (synchronised, self.spatial.size()) {
+            (true, 1) => &self.data,
+            (true, _) => &self.pixels,
+            (false, _) => &self.spatial,
+        };
+        (group.size() > 1).then(|| group.clone())
     }
 
     /// All that hold something of the same replica of the model.
@@ -140,7 +173,7 @@ impl Ranks {
 
     /// Whether it counts what all ranks with parts of the same layers see alike: losses, and samples.
     pub fn counts(&self) -> bool {
-        self.place.tensor == 0
+        self.peers.rank() == 0
     }
 
     /// Bytes that it has sent so far.

@@ -6,7 +6,6 @@
 
 use espalier_comm::{Communicator, Message, Reduce};
 use espalier_plan::layout::{Layout, Piece};
-use espalier_plan::mesh::Axis;
 use espalier_plan::spec::{Model, Parameter};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::update::SquaredNorms;
@@ -27,8 +26,8 @@ pub struct Pieces {
 impl Pieces {
     /// Those of a layout.
     pub fn of(layout: &Layout, ranks: &Ranks) -> Pieces {
-        let held = layout.along_tensor().iter().map(|local| local.pieces.clone()).collect();
-        Pieces::new(ranks.along(Axis::Tensor).clone(), held)
+        let held = layout.peers().iter().map(|local| local.pieces.clone()).collect();
+        Pieces::new(ranks.peers().clone(), held)
     }
 
     /// Nothing is cut.

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
+use espalier_plan::layout::Partial;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
@@ -43,7 +44,8 @@ pub(super) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) ->
         DType::F32 => own,
         _ => cast(&own, DType::F32, Category::Workspace)?,
     };
-    if !stage.model(0).tied().contains(&id) {
+    let is_partial = context.local().partial[id.0] != Partial::default();
+    if !stage.model(0).tied().contains(&id) && !is_partial {
         // Every copy of its part saw all samples of the replica.
         return Ok(ranks.data().all_reduce(own, Reduce::Sum)?);
     }
@@ -61,9 +63,10 @@ impl<'a> Scored<'a> {
     pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], BatchSlice)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
         let own = self.context.ranks.part(samples.len());
+        let norm_group = self.context.ranks.norm_group(false);
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
             let first = own.start + piece * micro_batch;
-            (part, BatchSlice { first, samples: part.len(), norm_group: None })
+            (part, BatchSlice { first, samples: part.len(), norm_group: norm_group.clone() })
         })
     }
 

@@ -138,8 +138,7 @@ impl<'a> NetworkWorker<'a> {
         let Context { plan, ranks, .. } = self.scene.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.part(batch);
-        let synchronised = plan.batch.synchronises_norms();
-        let norm_group = (synchronised && !ranks.is_alone()).then(|| ranks.data().clone());
+        let norm_group = ranks.norm_group(plan.batch.synchronises_norms());
         BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
     }
 

@@ -127,8 +127,8 @@ impl Trainer {
         let candidates = candidates(plan).into_iter().filter(|id| weights.holds(*id)).collect();
         let mut executor =
             Executor::new(plan.schedule(1)?, ranks.stages().clone()).with_notices(ranks.notices().clone());
-        if !ranks.is_alone() && plan.batch.synchronises_norms() {
-            // Replicas that took what arrived would meet in their batch norms in different orders.
+        if (!ranks.is_alone() && plan.batch.synchronises_norms()) || ranks.peers().size() > 1 {
+            // Ranks that took what arrived would meet in their batch norms, or in exchanges, in different orders.
             executor = executor.in_order();
         }
         let mut trainer = Trainer {

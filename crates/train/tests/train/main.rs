@@ -21,6 +21,7 @@ mod records;
 mod resume;
 mod shards;
 mod sparse;
+mod spatial;
 mod steps;
 mod support;
 mod tensor;

@@ -191,6 +191,13 @@ pub fn images() -> Base {
     base("[data]\nkind = \"shapes\"\ncount = 16\n[train]\nbatch = 4", &[])
 }
 
+/// Why a run file cannot be run on its data.
+pub fn refused(base: &Base) -> String {
+    let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
+    let facts = Dataset::open(&run_file).unwrap().facts();
+    Plan::new(run_file, facts).unwrap_err().to_string()
+}
+
 /// Everything that a run needs, from a run file.
 pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
     let run_file = RunFile::parse(base.text, &base.overrides).unwrap();

@@ -11,11 +11,11 @@ use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::{Error, Summary};
 
-use crate::support::{Base, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those of one rank alone.
 #[derive(Debug, Clone)]
-struct Shown {
+pub struct Shown {
     losses: Vec<f64>,
     norms: Vec<f64>,
     noise: Vec<f64>,
@@ -44,12 +44,8 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     })
 }
 
-fn on(base: &Base, steps: usize) -> Vec<Shown> {
-    let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
-    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-    let train =
-        |ranks, device: &_| shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?, steps);
-    on_threads(&mesh, &device, train).unwrap()
+pub fn on(base: &Base, steps: usize) -> Vec<Shown> {
+    on_every_rank(&base.set(format!("train.steps={steps}")), |trainer| shown(trainer, steps))
 }
 
 fn apart(a: &[f64], b: &[f64]) -> f64 {
@@ -58,7 +54,7 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Runs a layout and compares it with one rank alone.
-fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
+pub fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
     for (rank, many) in on(base, steps).iter().enumerate() {
         let far = apart(&alone.losses, &many.losses);
         assert!(
@@ -95,7 +91,7 @@ fn same_as(alone: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str)
     }
 }
 
-fn set(base: &Base, fields: &[&str]) -> Base {
+pub fn set(base: &Base, fields: &[&str]) -> Base {
     fields.iter().fold(base.clone(), |base, field| base.set(*field))
 }
 

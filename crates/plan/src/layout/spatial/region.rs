@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 /// Some rows and columns of an image.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Region {
     /// Which rows.
     pub rows: Range<usize>,

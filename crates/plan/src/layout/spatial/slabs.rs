@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 use super::Thin;
 
 /// Where a side is cut: slabs in the order of ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Slabs {
     /// From 0 to the side's extent: slab r lies between the r-th and the next.
     bounds: Vec<usize>,

@@ -20,6 +20,7 @@ mod norm;
 mod padding;
 mod pool;
 mod reshape;
+mod tiles;
 
 pub use activation::Activation;
 pub use attention::Attention;
@@ -35,6 +36,7 @@ pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use padding::Padding;
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
 pub use reshape::{Flatten, PadChannels};
+pub use tiles::{Crop, Halo, TiledMean};
 
 use serde::Serialize;
 
@@ -110,6 +112,12 @@ pub enum Layer {
     Exchange(Exchange),
     /// A learnt vector that is added to every row.
     Bias(Bias),
+    /// The tile of a rank out of a whole image.
+    Crop(Crop),
+    /// A tile with what windows see of its neighbours.
+    Halo(Halo),
+    /// The mean over an image which is cut.
+    TiledMean(TiledMean),
 }
 
 /// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers inside it.
@@ -209,6 +217,9 @@ impl Layer {
             Layer::Branches(layer) => layer,
             Layer::Exchange(layer) => layer,
             Layer::Bias(layer) => layer,
+            Layer::Crop(layer) => layer,
+            Layer::Halo(layer) => layer,
+            Layer::TiledMean(layer) => layer,
         }
     }
 

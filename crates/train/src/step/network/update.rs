@@ -1,7 +1,6 @@
 //! The update: what ranks add up and tell each other before it, and what it changes.
 
 use espalier_comm::Reduce;
-use espalier_plan::mesh::Axis;
 use espalier_plan::schedule::{Topic, Updates};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::update::Step;
@@ -62,7 +61,7 @@ impl NetworkWorker<'_> {
             (squares, totals) = (all[0], Totals::from_numbers(&all[1..]));
         } else if !flushes {
             // What ranks have of the same layers they step together.
-            squares = ranks.along(Axis::Tensor).all_reduce(vec![squares], Reduce::Sum)?[0];
+            squares = ranks.peers().all_reduce(vec![squares], Reduce::Sum)?[0];
         }
         if !flushes && has_loss {
             totals = Totals::from_numbers(&ranks.data().all_reduce(totals.to_numbers(), Reduce::Sum)?);
@@ -176,7 +175,7 @@ impl NetworkWorker<'_> {
             let sums = ranks.sum(vec![small, large])?;
             let large = match sharded {
                 true => sums[1],
-                false => ranks.along(Axis::Tensor).all_reduce(vec![large], Reduce::Sum)?[0],
+                false => ranks.peers().all_reduce(vec![large], Reduce::Sum)?[0],
             };
             let small = sums[0];
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);

@@ -1,0 +1,72 @@
+//! What a rank does where images are cut over several. A person does not write these: the layout puts them into each rank's own model.
+
+use serde::Serialize;
+
+use super::super::shape::Shape;
+use super::{Entry, image};
+use crate::layout::spatial::{Exchange, Region, Tiles};
+
+/// From a whole image to the tile of a rank: nothing is sent.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Crop {
+    /// Rows and columns of the whole image.
+    pub of: [usize; 2],
+    /// The tile.
+    pub region: Region,
+}
+
+/// From a tile to all that the windows of the next layer see; backwards the gradients of what came return and are added.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Halo(pub Exchange);
+
+/// The mean over windows that cover an image which is cut: what follows is the same on every rank.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TiledMean {
+    /// Who holds what of the image.
+    pub tiles: Tiles,
+    /// Which of them this rank is.
+    pub rank: usize,
+    /// Rows and columns of the result; none: a vector.
+    pub size: Option<usize>,
+}
+
+/// An image of a size, with the channels of another.
+fn sized(input: Shape, from: [usize; 2], [height, width]: [usize; 2]) -> Result<Shape, String> {
+    let Shape::Image { height: rows, width: columns, channels } = input else { return image(input) };
+    if [rows, columns] != from {
+        return Err(format!("takes {} x {} pixels, got {input}", from[0], from[1]));
+    }
+    Ok(Shape::Image { height, width, channels })
+}
+
+impl Entry for Crop {
+    fn word(&self) -> &'static str {
+        "crop"
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        sized(input, self.of, self.region.size())
+    }
+}
+
+impl Entry for Halo {
+    fn word(&self) -> &'static str {
+        "halo"
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        sized(input, self.0.own.size(), self.0.reads.size())
+    }
+}
+
+impl Entry for TiledMean {
+    fn word(&self) -> &'static str {
+        "tiled_mean"
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        let size = self.size.unwrap_or(1);
+        let pooled = sized(input, self.tiles.of(self.rank).size(), [size, size])?;
+        Ok(if self.size.is_none() { Shape::Vector { width: pooled.last() } } else { pooled })
+    }
+}
