@@ -167,9 +167,10 @@ impl Weights {
         self.copied(|weights, id| weights.widened_one(id, Category::Scoring))
     }
 
-    /// A copy of the parameters as they are now; statistics are shared.
+    /// A copy of the parameters as they are now, for passes that train: running statistics are no part of them.
     pub fn version(&self) -> Result<Weights> {
         let mut copy = self.copied(|weights, id| Ok(weights.get(id).duplicate(Category::Weights)?))?;
+        copy.buffers.fill(None);
         copy.sparse = self.sparse.clone();
         Ok(copy)
     }
