@@ -46,13 +46,18 @@ impl Cut {
 
 /// Which parameters travel together, given the bytes of each, in their order: large ones alone, small ones packed.
 pub fn packets(bytes: &[u64]) -> Vec<Vec<usize>> {
+    packets_of(bytes, BUCKET)
+}
+
+/// The same for packets of at most so many bytes.
+pub(crate) fn packets_of(bytes: &[u64], most: u64) -> Vec<Vec<usize>> {
     let (mut packets, mut open, mut waiting) = (Vec::new(), Vec::new(), 0);
     for (i, &bytes) in bytes.iter().enumerate() {
-        if bytes >= BUCKET {
+        if bytes >= most {
             packets.push(vec![i]);
             continue;
         }
-        if waiting + bytes > BUCKET {
+        if waiting + bytes > most {
             packets.push(std::mem::take(&mut open));
             waiting = 0;
         }

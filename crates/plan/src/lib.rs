@@ -30,6 +30,7 @@ pub mod spec;
 pub mod stages;
 pub mod storage;
 pub mod timetable;
+pub mod traffic;
 
 pub use config::RunFile;
 pub use cut::Cut;
@@ -38,3 +39,4 @@ pub use memory::Memory;
 pub use mesh::{Axis, Mesh, PerAxis};
 pub use plan::{DataFacts, Plan};
 pub use scoring::Scoring;
+pub use traffic::Traffic;

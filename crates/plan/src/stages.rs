@@ -1,6 +1,6 @@
 //! A model cut into parts: ranges of its blocks, of about equal cost.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::error::Error;
@@ -193,6 +193,12 @@ impl BlockTensors {
         places.sort_unstable();
         places.dedup();
         places
+    }
+
+    /// The places in [`Model::parameters`] of what is used more than once.
+    pub(crate) fn tied(&self) -> HashSet<usize> {
+        let mut seen = HashSet::new();
+        self.parameters.iter().flatten().copied().filter(|place| !seen.insert(*place)).collect()
     }
 
     /// The places in [`Model::buffers`] of what some blocks use, ascending.

@@ -5,6 +5,7 @@
 //! checkpoint is that of one of them, and averaging after every step is synchronous SGD, with momentum or without.
 
 use espalier_comm::{Communicator, Reduce};
+use espalier_plan::Traffic;
 use espalier_plan::cut::packets;
 use espalier_plan::schedule::Action;
 use espalier_tensor::ops::cast::cast;
@@ -23,6 +24,7 @@ use crate::weights::{ParameterId, Weights};
 /// Runs [`Action::Average`]: ranks that have gone apart come together.
 pub(crate) struct Averaging<'a> {
     pub context: &'a Context,
+    pub traffic: &'a Traffic,
     pub weights: &'a mut Weights,
     pub masks: &'a Masks,
     /// None before the first step.
@@ -31,6 +33,10 @@ pub(crate) struct Averaging<'a> {
 }
 
 impl Worker for Averaging<'_> {
+    fn bytes(&self, action: &Action) -> u64 {
+        self.traffic.bytes(action)
+    }
+
     fn act(&mut self, action: Action) -> Result<()> {
         debug_assert_eq!(action, Action::Average);
         let Context { ranks, groups, .. } = self.context;

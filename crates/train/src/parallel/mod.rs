@@ -22,6 +22,7 @@ pub mod launched;
 pub mod local;
 pub mod pieces;
 pub mod statistics;
+pub(crate) mod tags;
 mod threads;
 mod together;
 pub mod zero;

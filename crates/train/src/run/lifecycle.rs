@@ -22,7 +22,7 @@ use super::line::Line;
 use super::metrics::Metrics;
 use super::pace::Pace;
 use super::resumed::DATA_FILE;
-use super::trace::{Spent, TraceFile, may_replace};
+use super::trace::{Event, TraceFile, may_replace};
 use super::{
     Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, announce, checkpoints_of, nothing_to_do, write,
 };
@@ -375,7 +375,8 @@ impl Run {
     fn write_trace(&self) -> Result<()> {
         let (Some(path), Some(trace)) = (&self.trace, self.trainer.trace()) else { return Ok(()) };
         let ranks = self.trainer.ranks();
-        let own = || Ok(trace.spans.iter().map(|span| Spent::new(ranks.rank(), span)).collect());
+        let events = |(number, span)| Event::of(ranks.rank(), number, span);
+        let own = || Ok(trace.spans.iter().enumerate().flat_map(events).collect());
         let file = TraceFile::new(together(ranks, own)?.expect("no rank can fail at it"));
         if self.leads() {
             let text = serde_json::to_string(&file).expect("a trace is plain data");

@@ -33,6 +33,12 @@ pub enum Event {
     /// Something that took time.
     #[serde(rename = "X")]
     Spent(Spent),
+    /// Something that is under way beside it begins,
+    #[serde(rename = "b")]
+    Begun(Beside),
+    /// and ends.
+    #[serde(rename = "e")]
+    Ended(Beside),
 }
 
 /// A row of the timeline: a rank.
@@ -68,29 +74,58 @@ pub struct Spent {
     pub ts: f64,
     /// Microseconds.
     pub dur: f64,
-    /// Of a pass.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub args: Option<PassArguments>,
+    /// What more is known of it.
+    pub args: Arguments,
 }
 
-/// What a pass went through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassArguments {
-    /// Counted through all batches of the list.
-    pub micro_batch: usize,
-    /// Which of the rank's chunks.
-    pub chunk: usize,
+/// One end of what is under way while a rank does other things: the sum of a bucket of gradients.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// What: [`Kind::name`].
+    pub name: String,
+    /// What kind of thing: [`Kind::category`].
+    pub cat: String,
+    /// The same at both ends, and nowhere else.
+    pub id: String,
+    pid: usize,
+    /// The rank.
+    pub tid: usize,
+    /// Microseconds since the trace began.
+    pub ts: f64,
+    /// What more is known of it.
+    pub args: Arguments,
+}
+
+/// What more is known of something, where it applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Arguments {
+    /// Of a pass: counted through all batches of the list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batch: Option<usize>,
+    /// Of a pass: which of the rank's chunks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<usize>,
+    /// Of a bucket: the block of the model whose backward completes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block: Option<usize>,
+    /// Of a bucket: how many gradients are in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<usize>,
+    /// Sent to other ranks, as the plan predicts it; of a wait for a message, received.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 impl TraceFile {
-    /// Of the spans of all ranks, in their order.
-    pub fn new(spent: Vec<Vec<Spent>>) -> TraceFile {
+    /// Of the events of all ranks, in their order.
+    pub fn new(ranks: Vec<Vec<Event>>) -> TraceFile {
         let row = |tid: usize| {
             let args = RowName { name: format!("rank {tid}") };
             Event::Row(Row { name: "thread_name".into(), pid: 0, tid, args })
         };
-        let rows = (0..spent.len()).map(row);
-        let events = rows.chain(spent.into_iter().flatten().map(Event::Spent)).collect();
+        let rows = (0..ranks.len()).map(row);
+        let events = rows.chain(ranks.into_iter().flatten()).collect();
         TraceFile { events, unit: "ms".into() }
     }
 
@@ -103,21 +138,26 @@ impl TraceFile {
     }
 }
 
-impl Spent {
-    /// Of a span of a rank.
-    pub fn new(rank: usize, span: &Span) -> Spent {
-        let args = match span.kind {
-            Kind::Compute { micro_batch, chunk, .. } => Some(PassArguments { micro_batch, chunk }),
-            _ => None,
-        };
-        Spent {
-            name: span.kind.name(),
-            cat: span.kind.category().into(),
-            pid: 0,
-            tid: rank,
-            ts: 1e6 * span.start,
-            dur: 1e6 * (span.end - span.start),
-            args,
+impl Event {
+    /// The events of a rank's span, which is the `number`-th.
+    pub fn of(rank: usize, number: usize, span: &Span) -> Vec<Event> {
+        let (name, cat) = (span.kind.name(), span.kind.category().to_owned());
+        let (ts, end) = (1e6 * span.start, 1e6 * span.end);
+        let mut args =
+            Arguments { bytes: Some(span.bytes).filter(|bytes| *bytes > 0), ..Arguments::default() };
+        match span.kind {
+            Kind::Bucket { block, parameters, .. } => {
+                (args.block, args.parameters) = (Some(block), Some(parameters));
+                let id = format!("{rank}.{number}");
+                let begun = Beside { name, cat, id, pid: 0, tid: rank, ts, args };
+                vec![Event::Begun(begun.clone()), Event::Ended(Beside { ts: end, ..begun })]
+            }
+            kind => {
+                if let Kind::Compute { micro_batch, chunk, .. } = kind {
+                    (args.micro_batch, args.chunk) = (Some(micro_batch), Some(chunk));
+                }
+                vec![Event::Spent(Spent { name, cat, pid: 0, tid: rank, ts, dur: end - ts, args })]
+            }
         }
     }
 }

@@ -9,9 +9,10 @@ use espalier_tensor::Tensor;
 use tracing::{Level, debug, enabled, trace};
 
 use super::Worker;
-use super::messages::{Messages, tag};
+use super::messages::Messages;
 use super::trace::{Kind, Trace};
 use crate::Result;
+use crate::parallel::tags::tag;
 
 /// Receives that are posted before their turn: one message arrives while another is being used.
 const POSTED: usize = 2;
@@ -126,12 +127,6 @@ impl Executor {
         self.trace.as_ref().map_or(0.0, Trace::now)
     }
 
-    fn traced(&mut self, kind: Kind, start: f64) {
-        if let Some(trace) = &mut self.trace {
-            trace.add(kind, start);
-        }
-    }
-
     /// Makes room for the next messages.
     fn post_ahead(&mut self, worker: &mut dyn Worker) -> Result<()> {
         self.posted = self.posted.max(self.position);
@@ -176,48 +171,51 @@ impl Executor {
 
     fn perform(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
         let start = self.now();
-        match action {
+        let kind = match action {
             Action::Receive(message) => {
                 self.post(&message, worker)?;
                 self.messages.wait(&message)?;
-                self.traced(Kind::Wait, start);
+                Kind::Wait
             }
             Action::Send(message) => {
                 self.messages.send(&self.schedule, self.rank, &message, &self.others)?;
-                self.traced(Kind::Send, start);
+                Kind::Send
             }
             Action::Tell(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 // It is on its way, and nobody needs it back.
                 drop(self.notices.start_send(worker.tell(notice), notice.peer, tag)?);
-                self.traced(Kind::Send, start);
+                Kind::Send
             }
             Action::Hear(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 let room = vec![0.0; notice.topic.numbers()];
                 worker.hear(notice, &self.notices.receive(room, notice.peer, tag)?);
-                self.traced(Kind::Wait, start);
+                Kind::Wait
             }
+            // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
             Action::AllReduce { .. }
             | Action::WaitReduce
             | Action::Agree
             | Action::Gather
             | Action::Average => {
                 worker.act(action)?;
-                // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
-                self.traced(Kind::AllReduce, start);
+                Kind::AllReduce
             }
             Action::Step | Action::Commit => {
                 worker.act(action)?;
-                self.traced(Kind::Step, start);
+                Kind::Step
             }
-            Action::Stash { .. } | Action::Drop { .. } => worker.act(action)?,
+            Action::Stash { .. } | Action::Drop { .. } => return worker.act(action),
             _ => {
                 let (pass, work) = action.compute().expect("all others compute");
                 self.compute(pass, work, worker)?;
-                let Work { micro_batch, chunk, .. } = work;
-                self.traced(Kind::Compute { pass, micro_batch, chunk }, start);
+                Kind::Compute { pass, micro_batch: work.micro_batch, chunk: work.chunk }
             }
+        };
+        if let Some(trace) = &mut self.trace {
+            trace.add(kind, start, worker.bytes(&action));
+            worker.flown().into_iter().for_each(|flown| trace.add_flown(flown));
         }
         Ok(())
     }
@@ -315,7 +313,9 @@ impl Executor {
         loop {
             for message in wanted.iter().flatten() {
                 if self.messages.has_arrived(message)? {
-                    self.traced(Kind::Wait, start);
+                    if let Some(trace) = &mut self.trace {
+                        trace.add(Kind::Wait, start, 0);
+                    }
                     return Ok(());
                 }
             }

@@ -11,6 +11,7 @@ use espalier_tensor::Tensor;
 
 use super::Worker;
 use crate::Result;
+use crate::parallel::tags::tag;
 
 /// Which tensor: what it is, of which micro-batch, for which chunk of this rank.
 pub(super) type Key = (Payload, usize, usize);
@@ -120,10 +121,4 @@ impl Messages {
         self.sending.drain(..).try_for_each(|request| request.wait().map(drop))?;
         Ok(())
     }
-}
-
-/// The number of a message, tensor or notice: those of training have no others.
-pub(super) fn tag(schedule: &Schedule, rank: usize, action: &Action) -> u32 {
-    let tag = schedule.tag(rank, action).expect("a message has a tag");
-    u32::try_from(tag).expect("lists are short enough for their tags")
 }

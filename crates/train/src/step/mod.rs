@@ -15,7 +15,7 @@ pub use executor::Executor;
 pub(crate) use network::{Flights, NetworkWorker, StepContext, StepOutcome};
 pub use sweep::Sweep;
 pub use totals::{Loss, Totals};
-pub use trace::{Kind, Span, Trace};
+pub use trace::{Flown, Kind, Span, Trace};
 
 use espalier_plan::schedule::{Action, Message, Notice, Payload, Work};
 use espalier_tensor::Tensor;
@@ -49,6 +49,16 @@ pub trait Worker {
 
     /// Takes in what another rank has told.
     fn hear(&mut self, _notice: Notice, _told: &[f64]) {}
+
+    /// Bytes that an action moves, for whoever notes them.
+    fn bytes(&self, _action: &Action) -> u64 {
+        0
+    }
+
+    /// Sums that were under way beside the actions and have ended since it was last asked.
+    fn flown(&mut self) -> Vec<Flown> {
+        Vec::new()
+    }
 
     /// Whatever is no pass with an input or an output, and no message.
     fn act(&mut self, action: Action) -> Result<()> {

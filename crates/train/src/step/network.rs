@@ -4,6 +4,7 @@ mod update;
 
 use std::collections::HashMap;
 
+use espalier_plan::Traffic;
 use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
@@ -11,13 +12,13 @@ use espalier_tensor::{Category, Tensor, random};
 
 use self::update::{Agreed, Waiting};
 use super::in_flight::InFlight;
-use super::{Loss, Totals, Worker, side_of};
+use super::{Flown, Kind, Loss, Totals, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
 use crate::data::Samples;
 use crate::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
-use crate::parallel::data::Reducing;
+use crate::parallel::data::{BucketTime, Reducing};
 use crate::parallel::groups::Groups;
 use crate::parallel::zero::Shared;
 use crate::state::{Gradients, Masks, Optimizer};
@@ -62,6 +63,8 @@ pub(crate) struct StepContext<'a> {
     /// Who shares which parameter in this step.
     pub groups: &'a Groups,
     pub masks: &'a Masks,
+    /// What the rank's actions move under these masks.
+    pub traffic: &'a Traffic,
     pub candidates: &'a [ParameterId],
     pub weights: &'a mut Weights,
     pub optimizer: &'a mut Optimizer,
@@ -96,6 +99,8 @@ pub(crate) struct NetworkWorker<'a> {
     sums: Vec<(Summed, usize)>,
     /// By micro-batch, so that running statistics do not depend on the order of the schedule.
     statistics: Vec<(usize, BatchStatistics)>,
+    /// When the sums of the update's buckets were under way, until somebody asks.
+    flown: Vec<BucketTime>,
     /// Sums over all ranks that share them, until these agree.
     reduced: Option<Gradients<'a>>,
     agreed: Option<Agreed<'a>>,
@@ -103,7 +108,7 @@ pub(crate) struct NetworkWorker<'a> {
     counts: Option<(u64, u64)>,
     /// This rank's parts of what has been stepped, until all have those of the others.
     stepped: Vec<Shared>,
-    pub outcome: StepOutcome,
+    outcome: StepOutcome,
 }
 
 impl<'a> NetworkWorker<'a> {
@@ -119,6 +124,7 @@ impl<'a> NetworkWorker<'a> {
             missing,
             sums,
             statistics,
+            flown: Vec::new(),
             reduced: None,
             agreed: None,
             counts: None,
@@ -189,13 +195,14 @@ fn sink<'a>(scene: &StepContext<'a>) -> Reducing<'a> {
     if scene.context.plan.storage.accumulates {
         gradients = gradients.accumulating(scene.context.dtype);
     }
-    // All parts know what is tied anywhere.
-    let tied = scene.context.stage.model(0).tied();
     if scene.context.plan.optimization.noise_scale {
+        // All parts know what is tied anywhere.
+        let tied = scene.context.stage.model(0).tied().clone();
         let ids = scene.weights.ids().filter(|id| !scene.context.pieces.is_owner(*id));
-        gradients = gradients.measuring(tied.clone(), ids.collect());
+        gradients = gradients.measuring(tied, ids.collect());
     }
-    Reducing::new(gradients, scene.groups, tied).sharing(scene.context.plan.sharing.is_sharded())
+    let shares = scene.context.plan.sharing.is_sharded();
+    Reducing::new(gradients, scene.groups, &scene.traffic.buckets, shares)
 }
 
 fn missing(scene: &StepContext<'_>) -> Vec<usize> {
@@ -278,6 +285,20 @@ impl Worker for NetworkWorker<'_> {
         stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
     }
 
+    fn bytes(&self, action: &Action) -> u64 {
+        if self.scene.local { 0 } else { self.scene.traffic.bytes(action) }
+    }
+
+    fn flown(&mut self) -> Vec<Flown> {
+        let traffic = self.scene.traffic;
+        let flown = |BucketTime { bucket: number, start, end }: BucketTime| {
+            let bucket = &traffic.buckets.list()[number];
+            let kind = Kind::Bucket { number, block: bucket.block, parameters: bucket.parameters.len() };
+            Flown { kind, bytes: traffic.of_bucket(number), start, end }
+        };
+        self.flown.drain(..).map(flown).collect()
+    }
+
     fn tell(&mut self, notice: Notice) -> Vec<f64> {
         self.told(notice.topic)
     }
@@ -315,7 +336,8 @@ impl NetworkWorker<'_> {
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
         if !self.scene.groups.has_copies() {
-            return self.sink.send_buckets();
+            // The backwards that completed them have started all sums.
+            return Ok(());
         }
         let StepContext { masks, ref weights, .. } = self.scene;
         let zeros = |id| {
@@ -329,7 +351,8 @@ impl NetworkWorker<'_> {
     /// Waits for the sums of this update's gradients.
     fn wait_reduce(&mut self) -> Result<()> {
         let fresh = sink(&self.scene);
-        let mut gradients = std::mem::replace(&mut self.sink, fresh).finish()?;
+        let (mut gradients, times) = std::mem::replace(&mut self.sink, fresh).finish()?;
+        self.flown.extend(times);
         self.missing = missing(&self.scene);
         if self.scene.fault == Some(self.update_number()) {
             spoil(&mut gradients)?;

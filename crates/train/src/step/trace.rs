@@ -22,6 +22,15 @@ pub enum Kind {
     Wait,
     /// Starting sums of gradients, or waiting for them and for all ranks' loss and norm.
     AllReduce,
+    /// The sum of a bucket of gradients, from the backward that completes it to the wait for it: beside all others.
+    Bucket {
+        /// Its number in the plan's list.
+        number: usize,
+        /// The block whose backward completes it.
+        block: usize,
+        /// How many gradients are in it.
+        parameters: usize,
+    },
     /// Updating weights.
     Step,
 }
@@ -35,6 +44,21 @@ pub struct Span {
     pub start: f64,
     /// Likewise.
     pub end: f64,
+    /// Bytes that it sent; of a wait for a message, that it received.
+    pub bytes: u64,
+}
+
+/// A span by the clock of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Flown {
+    /// What was under way,
+    pub kind: Kind,
+    /// of how many bytes,
+    pub bytes: u64,
+    /// from here
+    pub start: Instant,
+    /// to there.
+    pub end: Instant,
 }
 
 /// The spans of one rank.
@@ -57,8 +81,15 @@ impl Trace {
     }
 
     /// Adds what began at `start` and ends now.
-    pub fn add(&mut self, kind: Kind, start: f64) {
-        self.spans.push(Span { kind, start, end: self.now() });
+    pub fn add(&mut self, kind: Kind, start: f64, bytes: u64) {
+        self.spans.push(Span { kind, start, end: self.now(), bytes });
+    }
+
+    /// Adds what was under way beside the rank's actions.
+    pub fn add_flown(&mut self, flown: Flown) {
+        let since = |time: Instant| time.saturating_duration_since(self.origin).as_secs_f64();
+        let Flown { kind, bytes, start, end } = flown;
+        self.spans.push(Span { kind, start: since(start), end: since(end), bytes });
     }
 }
 
@@ -78,6 +109,7 @@ impl Kind {
             Kind::Send => "send".into(),
             Kind::Wait => "wait".into(),
             Kind::AllReduce => "all-reduce".into(),
+            Kind::Bucket { number, .. } => format!("bucket {number}"),
             Kind::Step => "step".into(),
         }
     }
@@ -89,6 +121,7 @@ impl Kind {
             Kind::Send => "send",
             Kind::Wait => "wait",
             Kind::AllReduce => "all-reduce",
+            Kind::Bucket { .. } => "bucket",
             Kind::Step => "step",
         }
     }

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use espalier_comm::Sent;
 use espalier_plan::schedule::{Schedule, Updates};
-use espalier_plan::{Plan, Scoring};
+use espalier_plan::{Plan, Scoring, Traffic};
 use espalier_tensor::Device;
 
 use crate::Result;
@@ -49,6 +49,8 @@ pub struct Trainer {
     /// What is kept of each candidate of the whole model.
     kept: Vec<KeptOfLayer>,
     masks: Masks,
+    /// What its actions move, under these masks.
+    traffic: Traffic,
     pruner: Option<Box<dyn Pruner>>,
     /// How the pruner scored, where it did so by gradients of all candidates.
     scoring: Option<Scoring>,
@@ -131,8 +133,10 @@ impl Trainer {
             // Ranks that took what arrived would meet in their batch norms, or in exchanges, in different orders.
             executor = executor.in_order();
         }
+        let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
         let mut trainer = Trainer {
             executor,
+            traffic,
             flights: Flights::default(),
             list_began: 0,
             masks: Masks::new(weights.parameters(), plan.storage.compressed),
@@ -201,6 +205,11 @@ impl Trainer {
         self.memory = Some(bytes);
     }
 
+    /// What its actions move, under the masks of now.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
     /// Bytes that a step sends to other ranks: the last one or, where ranks go apart, each of the last few on average.
     pub fn sent(&self) -> Sent {
         self.sent
@@ -238,6 +247,7 @@ impl Trainer {
             context: &self.context,
             groups: if local { &self.nobody } else { &self.context.groups },
             masks: &self.masks,
+            traffic: &self.traffic,
             candidates: &self.candidates,
             weights: &mut self.weights,
             optimizer: self.optimizer.as_mut().expect("made before the first step"),
@@ -427,6 +437,7 @@ impl Trainer {
         let list = Schedule::average(self.context.stage.placement());
         let mut worker = Averaging {
             context: &self.context,
+            traffic: &self.traffic,
             weights: &mut self.weights,
             masks: &self.masks,
             optimizer: self.optimizer.as_mut(),

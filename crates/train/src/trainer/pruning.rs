@@ -28,7 +28,7 @@ impl Trainer {
         self.kept.clone()
     }
 
-    /// Counts them, each on one stage.
+    /// Counts them, each on one stage, and what gradients of them move.
     pub(super) fn count_kept(&mut self) -> Result<()> {
         let mut counts = vec![0; 2 * self.weights.parameters()];
         let counted = |id: &ParameterId| self.context.groups.is_owner(*id);
@@ -44,6 +44,12 @@ impl Trainer {
             KeptOfLayer { name, kept: layer[0], of: layer[1] }
         };
         self.kept = layers.map(layer).collect();
+        let mut lengths = self.context.plan.gradient_lengths(self.context.ranks.rank());
+        for id in self.weights.ids() {
+            let len = self.weights.get(id).len();
+            lengths[id.0] = self.masks.compressing(id).map_or(len, Mask::kept) as u64;
+        }
+        self.traffic = self.context.plan.traffic(self.context.ranks.rank(), &lengths)?;
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor, bf16};
 use espalier_train::layers::GradientSink;
@@ -22,7 +23,7 @@ use crate::support::{Base, prepare, tiny_gpt};
 const SIZES: [usize; 3] = [33, 500, 1200];
 /// The one under a mask.
 const PRUNED: usize = 1;
-const BUCKET: usize = 2000;
+const BUCKET: u64 = 2000;
 
 fn words() -> Vec<u32> {
     let mut words = vec![0u32; SIZES[PRUNED].div_ceil(32)];
@@ -82,7 +83,12 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
     let (.., device) = prepare(&tiny_gpt(&[]), 1);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let (masks, tied) = (masks(device, compress), Default::default());
+        let (masks, mut buckets) = (masks(device, compress), Buckets::default());
+        let gradient_of = |parameter: usize| {
+            let kept = masks.compressing(ParameterId(parameter)).map_or(SIZES[parameter], Mask::kept);
+            Gradient { parameter, block: 0, bytes: 2 * kept as u64 }
+        };
+        buckets.pack(Some(0), &(0..SIZES.len()).map(gradient_of).collect::<Vec<_>>(), BUCKET);
         let groups = match ranks.size() {
             1 => Groups::default(),
             _ => Groups::of_replicas(&ranks, SIZES.len()),
@@ -91,7 +97,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
         if wide {
             gradients = gradients.accumulating(DType::Bf16);
         }
-        let mut sink = Reducing::new(gradients, &groups, &tied).sharing(shares).with_buckets_of(BUCKET);
+        let mut sink = Reducing::new(gradients, &groups, &buckets, shares);
         let own = micro_batches / ranks.size();
         for micro_batch in ranks.rank() * own..(ranks.rank() + 1) * own {
             sink.last_micro_batch(micro_batch + 1 == (ranks.rank() + 1) * own);
@@ -101,7 +107,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
                 sink.accept(&[ParameterId(parameter)], Box::new(move |_| Ok(vec![made])))?;
             }
         }
-        let gradients = sink.finish()?;
+        let (gradients, _) = sink.finish()?;
         let kept: Vec<usize> = ones(&words()).collect();
         let shown = |id: usize| {
             let sum = gradients.get(ParameterId(id)).expect("its gradient came").to_f32();

@@ -25,4 +25,5 @@ mod spatial;
 mod steps;
 mod support;
 mod tensor;
+mod traffic;
 mod zero;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use espalier_comm::Traffic;
 use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, Mask, Tensor};
 use espalier_train::layers::GradientSink;
 use espalier_train::parallel::data::Reducing;
@@ -199,15 +200,22 @@ fn the_noise_scale_is_that_of_as_many_micro_batches() {
 fn buckets_of_any_size_give_the_same_sums() {
     let (.., device) = prepare(&tiny_gpt(&[]), 1);
     let sizes: [&[usize]; 5] = [&[7], &[3, 5], &[40, 2], &[0], &[1]];
-    let sums = |bytes: usize| {
+    let sums = |bytes: u64| {
         let all = on_threads(&mesh(3), &device, |ranks, device| {
             let mut masks = Masks::new(sizes.len(), true);
             let mut words = [0u32; 3];
             (0..80).step_by(3).for_each(|i| words[i / 32] |= 1 << (i % 32));
             masks.set(ParameterId(2), Mask::new(device, 80, &words)?);
-            let tied = [ParameterId(0)].into();
             let groups = Groups::of_replicas(&ranks, sizes.len());
-            let mut sink = Reducing::new(Gradients::new(&masks), &groups, &tied).with_buckets_of(bytes);
+            let mut buckets = Buckets::default();
+            let of = |parameter: usize| {
+                let kept = if parameter == 2 { 27 } else { sizes[parameter].iter().product() };
+                Gradient { parameter, block: 0, bytes: 4 * kept as u64 }
+            };
+            buckets.pack(Some(0), &[4, 2, 1, 3].map(of), bytes);
+            // The tied one waits for the end of the pass.
+            buckets.pack(None, &[of(0)], bytes);
+            let mut sink = Reducing::new(Gradients::new(&masks), &groups, &buckets, false);
             let gradient = |id: usize, scale: f32| {
                 let (shape, device) = (sizes[id], device.clone());
                 let values: Vec<f32> = (0..shape.iter().product()).map(|i| scale * (i + id) as f32).collect();
@@ -222,7 +230,7 @@ fn buckets_of_any_size_give_the_same_sums() {
                     sink.accept(&[ParameterId(id)], Box::new(gradient(id, own)))?;
                 }
             }
-            let gradients = sink.finish()?;
+            let (gradients, _) = sink.finish()?;
             let shown =
                 |id| gradients.get(ParameterId(id)).map(|g| (g.shape().to_vec(), g.to_f32())).unwrap();
             Ok((0..sizes.len()).map(shown).collect::<Vec<_>>())

@@ -74,7 +74,7 @@ fn the_summary_and_the_timeline() {
         let rows = trace.events.iter().filter(|event| matches!(event, Event::Row(_))).count();
         assert_eq!(rows, ranks);
         for rank in 0..ranks {
-            let passes: Vec<_> = trace.of_rank(rank).filter_map(|spent| spent.args).collect();
+            let passes: Vec<_> = trace.of_rank(rank).filter_map(|spent| spent.args.micro_batch).collect();
             let expected = 2 * 2 * summary.layout.micro_batches;
             assert_eq!(passes.len(), expected, "a forward and a backward each, in two steps: {passes:?}");
             assert!(trace.of_rank(rank).all(|spent| spent.ts >= 0.0 && spent.dur >= 0.0));

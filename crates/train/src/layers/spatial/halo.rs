@@ -10,6 +10,7 @@ use espalier_tensor::ops::region;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
+use crate::parallel::tags::HALO;
 
 /// A rank's part in an exchange.
 #[derive(Debug)]
@@ -71,20 +72,17 @@ impl Halo {
             if rows * columns > 0 {
                 let shape = [like.batch, rows, columns, like.channels];
                 let room = Tensor::empty(&like.device, &shape, like.dtype, Category::Communication)?;
-                coming.push((index, self.group.start_receive(room, peer.rank, TAG)?));
+                coming.push((index, self.group.start_receive(room, peer.rank, HALO)?));
             }
         }
         for peer in &self.exchange.neighbours {
             if let Some(part) = goes(peer) {
-                going.push(self.group.start_send(part?, peer.rank, TAG)?);
+                going.push(self.group.start_send(part?, peer.rank, HALO)?);
             }
         }
         Ok(InFlight { coming, going })
     }
 }
-
-/// Of all messages of a group between two ranks: they come in the order in which they were sent.
-const TAG: u32 = 0;
 
 impl InFlight {
     /// What came, in the order of neighbours, each with its place among them.

@@ -1,0 +1,372 @@
+//! Bytes that the actions of a rank's list move, known before any of them is run, and the buckets in which its gradients travel.
+//!
+//! A collective is counted as the least that any algorithm must send, as the transports count it: what is predicted here is what
+//! they measure, to the byte (`crates/train/tests/train/traffic.rs`). What layers exchange within a pass, with those that have parts of the same ones,
+//! and where batch norms are synchronised over ranks, is no action's and not counted.
+
+mod buckets;
+
+use std::collections::BTreeMap;
+
+pub use buckets::{Bucket, Buckets, Gradient};
+
+use crate::cut::{BUCKET, Cut, packets};
+use crate::error::Error;
+use crate::layout::LocalModel;
+use crate::mesh::Axis;
+use crate::optimizer::Rule;
+use crate::plan::Plan;
+use crate::schedule::{Action, Chunk, Payload, Placement, Updates};
+use crate::spec::ShapeError;
+use crate::stages::BlockTensors;
+
+/// What a rank moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traffic {
+    /// The sums of its gradients.
+    pub buckets: Buckets,
+    /// What each of them sends.
+    sums: Vec<u64>,
+    /// Of each chunk, a micro-batch as it enters and as it leaves.
+    borders: Vec<[u64; 2]>,
+    agree: u64,
+    update: u64,
+    gather: u64,
+    average: u64,
+    /// Whether updates are put off, and what they move with them.
+    late: bool,
+}
+
+impl Traffic {
+    /// Bytes that a rank sends in an action; those of a receive are what arrives. Sums of a chunk's gradients are counted in
+    /// its all-reduce, whether they started there or within the backward.
+    pub fn bytes(&self, action: &Action) -> u64 {
+        let sums = |chunk: Option<usize>| {
+            let all = self.buckets.list().iter().zip(&self.sums);
+            all.filter(|(bucket, _)| bucket.chunk == chunk).map(|(_, bytes)| bytes).sum()
+        };
+        match *action {
+            Action::Send(message) => {
+                self.borders[message.chunk][usize::from(message.payload == Payload::Activation)]
+            }
+            Action::Receive(message) => {
+                self.borders[message.chunk][usize::from(message.payload == Payload::Gradient)]
+            }
+            Action::AllReduce { chunk } => sums(Some(chunk)),
+            Action::WaitReduce => sums(None),
+            Action::Agree => self.agree,
+            Action::Tell(notice) | Action::Hear(notice) => 8 * notice.topic.numbers() as u64,
+            Action::Step if self.late => 0,
+            Action::Step | Action::Commit => self.update,
+            Action::Gather => self.gather,
+            Action::Average => self.average,
+            _ => 0,
+        }
+    }
+
+    /// What the sum of a bucket sends.
+    pub fn of_bucket(&self, number: usize) -> u64 {
+        self.sums[number]
+    }
+}
+
+impl Plan {
+    /// Numbers of each parameter's gradient that travel from a rank, as far as can be known before pruning: kept ones alone,
+    /// where state is compressed from the beginning.
+    pub fn gradient_lengths(&self, rank: usize) -> Vec<u64> {
+        let local = self.layout.of(self.mesh.coordinates(rank));
+        let pruning = self.pruning.as_ref().filter(|_| self.storage.compressed);
+        let pruning = pruning.filter(|pruning| pruning.method.at_start());
+        let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&self.model.parameters())));
+        let kept = |i: usize| kept.as_ref().and_then(|kept| kept[i]);
+        local.parameters.iter().enumerate().map(|(i, one)| kept(i).unwrap_or(one.elements())).collect()
+    }
+
+    /// What a rank moves when so many numbers of each parameter's gradient travel.
+    pub fn traffic(&self, rank: usize, lengths: &[u64]) -> Result<Traffic, Error> {
+        let place = self.mesh.coordinates(rank);
+        let rank = Rank {
+            plan: self,
+            rank,
+            stage: place.pipeline,
+            peer: self.layout.peer(place),
+            local: self.layout.of(place),
+            placement: self.schedule(1)?.placement,
+            tensors: self.layout.of(place).model.block_tensors(),
+            lengths,
+            size: self.storage.precision.size(),
+        };
+        let shared = rank.gradients();
+        let (mut buckets, mut sums) = (Buckets::default(), Vec::new());
+        for Shared { chunk, group, gradients } in &shared {
+            let known = buckets.list().len();
+            buckets.pack(*chunk, gradients, BUCKET);
+            sums.extend(buckets.list()[known..].iter().map(|bucket| rank.sum(*group, bucket)));
+        }
+        Ok(Traffic {
+            borders: rank.borders()?,
+            agree: rank.agree(),
+            update: rank.update(&shared),
+            gather: if self.sharing.is_sharded() { rank.gather(&shared) } else { 0 },
+            average: rank.average(),
+            late: self.pipeline.updates() == Updates::DoubleBuffered && rank.stage > 0,
+            buckets,
+            sums,
+        })
+    }
+}
+
+/// A rank of a plan, and what it holds of the model.
+struct Rank<'a> {
+    plan: &'a Plan,
+    /// Its number in the world.
+    rank: usize,
+    stage: usize,
+    /// Which of those that have parts of the same layers.
+    peer: usize,
+    local: &'a LocalModel,
+    placement: Placement,
+    tensors: BlockTensors,
+    /// Numbers of each parameter's gradient.
+    lengths: &'a [u64],
+    /// Bytes of each.
+    size: u64,
+}
+
+/// Gradients that the same ranks share.
+struct Shared {
+    /// The chunk that makes them; none of what several places of the model use.
+    chunk: Option<usize>,
+    group: Cut,
+    gradients: Vec<Gradient>,
+}
+
+impl Rank<'_> {
+    fn chunks(&self) -> &[Chunk] {
+        self.placement.chunks(self.stage)
+    }
+
+    /// Itself, and those of its peers that have a summand of the same gradient.
+    fn summed_with(&self, parameter: usize) -> Vec<usize> {
+        let layout = &self.plan.layout;
+        let summed = |peer: &usize| *peer == self.peer || layout.are_summed(parameter, self.peer, *peer);
+        (0..layout.peers().len()).filter(summed).collect()
+    }
+
+    /// Its place among those of these peers that hold a copy of any of these parts, in every replica.
+    fn sharers(&self, parts: &[usize], peers: &[usize]) -> Cut {
+        let mesh = &self.plan.mesh;
+        let holds =
+            |stage: usize| parts.iter().any(|part| self.placement.holders(*part).any(|of| of == stage));
+        let is_member = |of: &usize| {
+            let place = mesh.coordinates(*of);
+            holds(place.pipeline) && peers.contains(&self.plan.layout.peer(place))
+        };
+        let members: Vec<usize> = (0..mesh.size()).filter(is_member).collect();
+        let place = members.iter().position(|of| *of == self.rank).expect("it holds the part itself");
+        Cut { ranks: members.len(), rank: place }
+    }
+
+    /// Its place among those that hold the same weights and other samples.
+    fn replicas(&self) -> Cut {
+        self.along(&[Axis::Data])
+    }
+
+    /// Its place among those that have parts of the same layers.
+    fn peers(&self) -> Cut {
+        self.along(&[Axis::Spatial, Axis::Tensor])
+    }
+
+    fn along(&self, axes: &[Axis]) -> Cut {
+        let slice = self.plan.mesh.slice(self.rank, axes);
+        Cut { ranks: slice.ranks.len(), rank: slice.place }
+    }
+
+    fn world(&self) -> Cut {
+        Cut { ranks: self.plan.mesh.size(), rank: self.rank }
+    }
+
+    /// The parts that use a parameter.
+    fn users(&self, parameter: usize) -> Vec<usize> {
+        let parts = self.plan.parts.iter().enumerate();
+        let uses = parts.filter(|(_, part)| self.tensors.parameters((*part).clone()).contains(&parameter));
+        uses.map(|(part, _)| part).collect()
+    }
+
+    /// Its gradients by those who share them: of each chunk in the order of the backward, then what several places use.
+    fn gradients(&self) -> Vec<Shared> {
+        let (tied, mut shared) = (self.tensors.tied(), Vec::new());
+        // By the parts that use them, and by the peers that sum them.
+        let mut several: BTreeMap<(Vec<usize>, Vec<usize>), BTreeMap<usize, Gradient>> = BTreeMap::new();
+        for (index, chunk) in self.chunks().iter().enumerate() {
+            let mut own: BTreeMap<Vec<usize>, Vec<Gradient>> = BTreeMap::new();
+            for block in self.plan.parts[chunk.part].clone().rev() {
+                for parameter in self.tensors.parameters(block..block + 1).into_iter().rev() {
+                    let bytes = self.lengths[parameter].saturating_mul(self.size);
+                    let (gradient, along) =
+                        (Gradient { parameter, block, bytes }, self.summed_with(parameter));
+                    match tied.contains(&parameter) {
+                        true => {
+                            let together = several.entry((self.users(parameter), along)).or_default();
+                            let known = together.entry(parameter).or_insert(gradient);
+                            known.block = known.block.min(block);
+                        }
+                        false => own.entry(along).or_default().push(gradient),
+                    }
+                }
+            }
+            shared.extend(own.into_iter().map(|(along, gradients)| Shared {
+                chunk: Some(index),
+                group: self.sharers(&[chunk.part], &along),
+                gradients,
+            }));
+        }
+        shared.extend(several.into_iter().map(|((parts, along), gradients)| Shared {
+            chunk: None,
+            group: self.sharers(&parts, &along),
+            gradients: gradients.into_values().collect(),
+        }));
+        shared
+    }
+
+    /// The sum of a bucket, of which each rank gets its part alone where they share out state.
+    fn sum(&self, group: Cut, bucket: &Bucket) -> u64 {
+        match self.plan.sharing.is_sharded() {
+            true => scatter(group, bucket.parameters.iter().map(|one| self.lengths[*one]), self.size),
+            false => all_reduce(group, bucket.bytes / self.size, self.size),
+        }
+    }
+
+    /// Of each chunk, a micro-batch as it enters and as it leaves.
+    fn borders(&self) -> Result<Vec<[u64; 2]>, ShapeError> {
+        let borders = self.local.model.borders()?;
+        let each = self.plan.batch.micro_batch as u64 * self.size;
+        let bytes = |block: usize| borders[block].elements().saturating_mul(each);
+        let parts = self.chunks().iter().map(|chunk| &self.plan.parts[chunk.part]);
+        Ok(parts.map(|part| [bytes(part.start), bytes(part.end)]).collect())
+    }
+
+    /// A norm and the totals over all ranks; without a flush the norm over those that have parts of the same layers, and the
+    /// totals over the replicas that have them.
+    fn agree(&self) -> u64 {
+        let norm = all_reduce(self.peers(), 1, 8);
+        match self.plan.pipeline.updates() == Updates::Flush {
+            true => all_reduce(self.world(), 4, 8),
+            false if self.stage + 1 < self.plan.pipeline.stages => norm,
+            false => norm + all_reduce(self.replicas(), 3, 8),
+        }
+    }
+
+    /// What ranks measure together when weights change: running statistics, norms of parameters, the noise scale.
+    fn update(&self, shared: &[Shared]) -> u64 {
+        let Plan { batch, optimization, sharing, .. } = self.plan;
+        let copies = self.placement.copies() > 1 || batch.norm_group.is_some() && batch.replicas > 1;
+        let folded = if copies || !batch.synchronises_norms() { self.statistics() } else { 0 };
+        let adapts = matches!(optimization.optimizer.rule, Rule::Lars { .. } | Rule::Lamb { .. });
+        let norms = shared.iter().filter(|_| adapts && sharing.is_sharded());
+        let norms: u64 = norms.map(|one| all_reduce(one.group, 2 * one.gradients.len() as u64, 8)).sum();
+        let large = if sharing.is_sharded() { 0 } else { all_reduce(self.peers(), 1, 8) };
+        let noise = if optimization.noise_scale { all_reduce(self.world(), 2, 8) + large } else { 0 };
+        folded + norms + noise
+    }
+
+    fn gather(&self, shared: &[Shared]) -> u64 {
+        let lengths = |one: &Shared| {
+            let lengths = one.gradients.iter().map(|gradient| self.lengths[gradient.parameter]);
+            scatter(one.group, lengths, self.size)
+        };
+        shared.iter().map(lengths).sum()
+    }
+
+    /// Of each weight's bytes, with its state, those that are exact, as f32; statistics; and two counts.
+    fn average(&self) -> u64 {
+        let vectors = (self.size + self.plan.storage.optimizer_bytes) / 4;
+        let lengths = self.lengths.iter().flat_map(|n| (0..vectors).map(move |_| n.saturating_mul(4)));
+        let bytes: Vec<u64> = lengths.collect();
+        let group = self.replicas();
+        let packet = |packet: &Vec<usize>| {
+            all_reduce(group, packet.iter().fold(0, |sum: u64, i| sum.saturating_add(bytes[*i])) / 4, 4)
+        };
+        let state: u64 = packets(&bytes).iter().map(packet).sum();
+        state + self.statistics() + all_reduce(self.world(), 2, 8)
+    }
+
+    fn statistics(&self) -> u64 {
+        let buffers = self.local.model.buffers();
+        let of_chunk = |chunk: &Chunk| {
+            let held = self.tensors.buffers(self.plan.parts[chunk.part].clone());
+            let numbers = buffers[held].iter().map(|buffer| buffer.elements()).sum();
+            all_reduce(self.sharers(&[chunk.part], &[self.peer]), numbers, 4)
+        };
+        self.chunks().iter().map(of_chunk).sum()
+    }
+}
+
+/// What a rank sends to sum so many numbers, of so many bytes each, over a group.
+fn all_reduce(group: Cut, numbers: u64, size: u64) -> u64 {
+    let ranks = group.ranks as u64;
+    let own = numbers / ranks + u64::from((group.rank as u64) < numbers % ranks);
+    (numbers - own).saturating_add(own.saturating_mul(ranks - 1)).saturating_mul(size)
+}
+
+/// What it sends of vectors of which each rank gets its part, or has it.
+fn scatter(group: Cut, lengths: impl Iterator<Item = u64>, size: u64) -> u64 {
+    let parts = lengths.fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(group.ranks as u64)));
+    parts.saturating_mul(group.ranks as u64 - 1).saturating_mul(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RunFile;
+    use crate::plan::DataFacts;
+    use crate::schedule::Message;
+
+    fn traffic(rest: &str, rank: usize) -> (Plan, Traffic) {
+        let text = format!("[model]\nlayers = 2\nwidth = 256\nheads = 2\ncontext = 8\n{rest}");
+        let facts = DataFacts { vocab: Some(100), ..DataFacts::default() };
+        let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+        let traffic = plan.traffic(rank, &plan.gradient_lengths(rank)).unwrap();
+        (plan, traffic)
+    }
+
+    /// Blocks: embedding, two layers, head. A layer's linear weights have at least 256 KiB each, and some 1 MiB.
+    #[test]
+    fn buckets_follow_the_backward() {
+        let (plan, traffic) = traffic("[parallel]\ndata = 2", 0);
+        let parameters = plan.model.parameters();
+        let list = traffic.buckets.list();
+        let names = |bucket: &Bucket| -> Vec<&str> {
+            bucket.parameters.iter().map(|place| parameters[*place].name.as_str()).collect()
+        };
+        assert_eq!(names(&list[0]), ["h.1.mlp.c_proj.weight"]);
+        let blocks: Vec<usize> =
+            list.iter().filter(|one| one.parameters.len() == 1).map(|one| one.block).collect();
+        assert!(blocks.is_sorted_by(|a, b| a >= b), "{blocks:?}");
+        // The tied table is used at both ends, so its gradient is complete when the pass is.
+        let last = list.last().unwrap();
+        assert_eq!((names(last), last.chunk, last.block), (vec!["wte.weight"], None, 0));
+        let mut all: Vec<usize> = list.iter().flat_map(|bucket| bucket.parameters.clone()).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..parameters.len()).collect::<Vec<_>>());
+        assert!(list.iter().all(|bucket| bucket.parameters.len() == 1 || bucket.bytes <= BUCKET));
+    }
+
+    /// By hand: of two ranks each sends all of a sum once, one alone sends nothing.
+    #[test]
+    fn bytes_of_actions() {
+        let (plan, two) = traffic("[parallel]\ndata = 2", 1);
+        let sums = two.bytes(&Action::AllReduce { chunk: 0 }) + two.bytes(&Action::WaitReduce);
+        assert_eq!(sums, 4 * plan.parameters);
+        assert_eq!(two.bytes(&Action::Agree), 32);
+        assert_eq!(two.bytes(&Action::Gather), 0);
+        let (_, alone) = traffic("", 0);
+        assert_eq!(alone.bytes(&Action::AllReduce { chunk: 0 }) + alone.bytes(&Action::Agree), 0);
+        let (plan, staged) = traffic("[parallel]\npipeline = 2\n[train]\nbatch = 6\nmicro_batches = 3", 0);
+        let send = Message { payload: Payload::Activation, micro_batch: 1, chunk: 0, peer: 1 };
+        assert_eq!(staged.bytes(&Action::Send(send)), 2 * 8 * 256 * 4);
+        // The stages share the tied table alone.
+        assert_eq!(staged.bytes(&Action::AllReduce { chunk: 0 }), 0);
+        assert_eq!(staged.bytes(&Action::WaitReduce), 4 * 256 * plan.model.classes as u64);
+    }
+}

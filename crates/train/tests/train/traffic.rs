@@ -1,0 +1,174 @@
+//! What the plan says that actions move is what the transport counts, to the byte, for every layout.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use espalier_comm::Traffic as Counted;
+use espalier_plan::Traffic;
+use espalier_plan::schedule::Action;
+use espalier_train::parallel::on_threads;
+use espalier_train::step::Kind;
+use espalier_train::trainer::Trainer;
+
+use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
+
+/// Under which name the transport counts what an action sends.
+fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
+    match action {
+        Action::Send(_) | Action::Tell(_) => Some(Counted::PointToPoint),
+        Action::AllReduce { .. } | Action::WaitReduce if sharded => Some(Counted::ReduceScatter),
+        Action::Gather => Some(Counted::AllGather),
+        // What arrives was sent by another.
+        Action::Receive(_) | Action::Hear(_) => None,
+        _ => Some(Counted::AllReduce),
+    }
+}
+
+/// Runs a list to its end on all ranks, and compares what each has sent with what the plan says of its actions.
+fn check(what: &str, base: &Base) {
+    let (plan, dataset, device) = prepare(base, 1);
+    let dataset = Arc::new(dataset);
+    on_threads(&plan.mesh.clone(), &device, |ranks, device| {
+        let (rank, stage) = (ranks.rank(), ranks.stages().rank());
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        // The first step may prune, and moves more for that.
+        let mut batches = 0;
+        while batches == 0 || !trainer.is_at_rest() {
+            trainer.step()?;
+            batches += 1;
+        }
+        let before = trainer.ranks().sent();
+        for _ in 0..batches {
+            assert!(trainer.step()?.taken);
+        }
+        let sent = trainer.ranks().sent() - before;
+        let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
+        for action in &plan.schedule(batches)?.ranks[stage] {
+            if let Some(kind) = counted_as(action, plan.sharing.is_sharded()) {
+                *expected.entry(kind.name()).or_default() += trainer.traffic().bytes(action);
+            }
+        }
+        expected.retain(|_, bytes| *bytes > 0);
+        let counted = Counted::ALL.map(|kind| (kind.name(), sent.of(kind)));
+        let counted = counted.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+        assert_eq!(expected, counted, "{what}, rank {rank}");
+        if plan.pruning.is_none() {
+            assert_eq!(*trainer.traffic(), plan.traffic(rank, &plan.gradient_lengths(rank))?, "{what}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn actions_move_the_bytes_that_the_plan_predicts() {
+    let gpt = |changes: &[&str]| {
+        changes.iter().fold(tiny_gpt(&["train.batch=12", "model.layers=4"]), |base, change| base.set(change))
+    };
+    check("one rank", &gpt(&[]));
+    check("replicas", &gpt(&["parallel.data=3"]));
+    check("replicas in bf16", &gpt(&["parallel.data=3", "train.precision=bf16", "train.micro_batches=2"]));
+    check("noise", &gpt(&["parallel.data=2", "train.noise_scale=true", "train.micro_batches=2"]));
+    check("stages", &gpt(&["parallel.pipeline=2", "train.micro_batches=3"]));
+    check("stages and replicas", &gpt(&["parallel.pipeline=3", "parallel.data=2", "train.micro_batches=3"]));
+    for optimizer in ["adamw", "lamb"] {
+        let optimizer = format!("optimizer.name={optimizer}");
+        check("shared state", &gpt(&["parallel.data=3", "parallel.zero=true", &optimizer]));
+        let stages =
+            ["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2", "parallel.zero=true"];
+        check("shared state of stages", &gpt(&stages).set(optimizer));
+    }
+    for schedule in ["interleaved", "chimera", "zb-h1", "axonn"] {
+        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2"]);
+        check(schedule, &base.set(format!("parallel.schedule={schedule}")));
+    }
+    for schedule in ["pipedream", "2bw"] {
+        for data in [1, 2] {
+            let base = gpt(&["parallel.pipeline=3", "train.micro_batches=3", "model.tied=false"]);
+            let base = base.set(format!("parallel.schedule={schedule}")).set("parallel.drain=3");
+            check(schedule, &base.set(format!("parallel.data={data}")).set("train.steps=6"));
+        }
+    }
+    let pruned =
+        ["prune.method=magnitude", "prune.sparsity=0.7", "parallel.data=3", "prune.state=compressed"];
+    check("pruned", &gpt(&pruned));
+    check("pruned, shared state", &gpt(&pruned).set("parallel.zero=true"));
+}
+
+#[test]
+fn running_statistics_are_part_of_the_update() {
+    let cnn = |changes: &[&str]| {
+        changes.iter().fold(tiny_cnn(&["train.batch=12"]), |base, change| base.set(change))
+    };
+    check("replicas", &cnn(&["parallel.data=3"]));
+    check("groups", &cnn(&["parallel.data=2", "train.batch_norm_group=3"]));
+    check("stages", &cnn(&["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]));
+    let late = ["parallel.schedule=2bw", "parallel.drain=2", "train.steps=4"];
+    let late = late
+        .iter()
+        .fold(cnn(&["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]), |base, change| {
+            base.set(change)
+        });
+    check("stages without a flush", &late);
+}
+
+/// A list of one action, run by the same executor.
+#[test]
+fn averages_move_what_the_plan_predicts() {
+    for base in [tiny_gpt(&["train.batch=12"]), tiny_cnn(&["train.batch=12", "optimizer.name=momentum"])] {
+        let base = base.set("parallel.data=3").set("parallel.average_every=4");
+        let (plan, dataset, device) = prepare(&base, 1);
+        let dataset = Arc::new(dataset);
+        on_threads(&plan.mesh.clone(), &device, |ranks, device| {
+            let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+            trainer.step()?;
+            let before = trainer.ranks().sent();
+            trainer.step()?;
+            assert_eq!((trainer.ranks().sent() - before).total(), 0, "replicas are apart");
+            trainer.average()?;
+            let sent = (trainer.ranks().sent() - before).total();
+            assert_eq!(sent, trainer.traffic().bytes(&Action::Average));
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// The list of the plan is the one that the backward works through: a bucket starts when its block is done, and the last of
+/// them when the pass is over.
+#[test]
+fn the_timeline_shows_every_bucket_of_the_plan() {
+    // The first weight has 3 * 32 * 32 * 90 numbers, more than a bucket takes.
+    let base =
+        images().set("train.batch=4").set("data.count=60").set("model.name=mlp").set("parallel.data=2");
+    let (plan, dataset, device) = prepare(&base.set("model.hidden=[90, 9]"), 1);
+    let dataset = Arc::new(dataset);
+    let lists = on_threads(&plan.mesh.clone(), &device, |ranks, device| {
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        trainer.trace_since(std::time::Instant::now());
+        trainer.step()?;
+        let traffic: &Traffic = trainer.traffic();
+        let spans = &trainer.trace().expect("it was asked for").spans;
+        let backward = spans.iter().find(|span| span.kind.name() == "B0").expect("a backward");
+        let buckets = spans.iter().filter_map(|span| match span.kind {
+            Kind::Bucket { number, .. } => Some((number, span)),
+            _ => None,
+        });
+        let mut order = Vec::new();
+        for (number, span) in buckets {
+            assert_eq!(span.bytes, traffic.of_bucket(number));
+            assert!(backward.start < span.start && span.start < backward.end, "{number} starts within");
+            assert!(span.end > backward.end, "{number} is waited for behind it");
+            order.push(number);
+        }
+        let list = traffic.buckets.list();
+        order.sort_unstable();
+        assert_eq!(order, (0..list.len()).collect::<Vec<_>>());
+        Ok(list.to_vec())
+    });
+    let list = lists.unwrap().remove(0);
+    assert_eq!(list.iter().map(|bucket| bucket.parameters.len()).collect::<Vec<_>>(), [1, 5]);
+    // Of the small ones too one is of the first block.
+    assert!(list.iter().all(|bucket| (bucket.chunk, bucket.block) == (Some(0), 0)), "{list:?}");
+    assert_eq!(list[0].bytes, 4 * 3 * 32 * 32 * 90);
+}
