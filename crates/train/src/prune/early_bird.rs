@@ -116,7 +116,7 @@ impl EarlyBird {
         }
     }
 
-    /// The masks of all that a draw removes.
+    /// The masks of all that a draw removes. Norms are whole on every rank; what makes and reads their channels may be cut.
     fn masks(
         &self,
         network: &Network<'_>,
@@ -125,8 +125,8 @@ impl EarlyBird {
         let Some(layers) = &self.channels else { return Ok(drawn) };
         let pruned = pruned_channels(layers, network, &drawn)?;
         let of_layer = |(layer, (scale, words)): (&Channels, (ParameterId, Words))| {
-            let each = network.len(layer.conv) / network.len(scale);
-            let conv = rows(&words, network.len(layer.conv), each);
+            let len = network.whole_len(layer.conv);
+            let conv = rows(&words, len, len / network.whole_len(scale));
             let alike = [Some(layer.scale), Some(layer.shift), layer.bias].into_iter().flatten();
             let mut masks: Vec<(ParameterId, Words)> = alike.map(|id| (id, words.clone())).collect();
             masks.push((layer.conv, conv));
@@ -140,12 +140,12 @@ impl EarlyBird {
             let zeros: Vec<usize> =
                 (0..reader.inputs.len()).filter(|input| zero(&reader.inputs[*input])).collect();
             if !zeros.is_empty() {
-                let len = network.len(*id);
+                let len = network.whole_len(*id);
                 let words = masks.entry(*id).or_insert_with(|| rows(&[1], len, len));
                 clear_inputs(words, reader, &zeros);
             }
         }
-        Ok(masks.into_iter().collect())
+        Ok(masks.into_iter().map(|(id, words)| (id, network.own_part(id, words))).collect())
     }
 }
 

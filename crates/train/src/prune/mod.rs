@@ -27,8 +27,9 @@ use std::fmt::Debug;
 
 use espalier_comm::Reduce;
 use espalier_plan::Plan;
+use espalier_plan::layout::Piece;
 use espalier_plan::pruning::{Method, Scope};
-use espalier_tensor::mask::ones;
+use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::ops::select::{Score, keys, random_keys, random_keys_at};
@@ -264,6 +265,11 @@ impl Network<'_> {
         select::best_of_pieces(keys, count, held, &|counts| self.context.pieces.sum(counts))
     }
 
+    /// What is here of a mask of all of a parameter.
+    pub fn own_part(&self, id: ParameterId, whole: Words) -> Words {
+        if self.context.pieces.is_cut(id) { of_piece(&whole, self.context.pieces.own(id)) } else { whole }
+    }
+
     /// Weights of all of a parameter that are not gone. Where it is cut all that hold a piece must ask.
     pub fn alive(&self, id: ParameterId) -> Result<usize> {
         self.context.pieces.count(id, self.alive_here(id))
@@ -354,4 +360,24 @@ pub fn count(words: &[u32]) -> usize {
 /// The places that a mask keeps.
 pub fn places(words: &[u32]) -> Vec<usize> {
     ones(words).collect()
+}
+
+/// What a piece has of a mask of the whole.
+fn of_piece(words: &[u32], piece: &Piece) -> Words {
+    let mut own = vec![0; piece.len().div_ceil(32)];
+    piece.runs().for_each(|run| copy_bits(words, run.in_whole, &mut own, run.at, run.length));
+    own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_has_its_bits_of_the_whole_mask() {
+        let heads = Piece::whole(&[2, 6]).cut(1, &[1..2, 4..6]);
+        // Columns 1, 4 and 5 of each row.
+        let rows = [0b10_0110, 0b01_0001];
+        assert_eq!(of_piece(&[rows[1] << 6 | rows[0]], &heads), [0b010_101]);
+    }
 }

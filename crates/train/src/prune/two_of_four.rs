@@ -9,9 +9,7 @@
 
 use std::collections::HashSet;
 
-use espalier_plan::layout::Piece;
 use espalier_plan::spec::{Layer, Linear, WeightOrder};
-use espalier_tensor::mask::copy_bits;
 use rayon::prelude::*;
 
 use super::{Decision, Draw, Moment, Network, Pruner, Words};
@@ -46,19 +44,12 @@ impl Pruner for TwoOfFour {
                 return Ok((id, larger_halves(&keys.read_u32()?, network.weights.get(id).shape(), dim)));
             }
             // Neighbours may be on two ranks: each looks at all of the tensor and keeps what is its own.
-            let (piece, keys) = (network.context.pieces.own(id), network.context.pieces.join(id, &keys)?);
+            let keys = network.context.pieces.join(id, &keys)?;
             let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-            Ok((id, of_piece(&larger_halves(&keys, piece.of(), dim), piece)))
+            Ok((id, network.own_part(id, larger_halves(&keys, network.context.pieces.own(id).of(), dim))))
         };
         Ok(Draw::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))
     }
-}
-
-/// What a piece has of a mask of the whole.
-fn of_piece(words: &[u32], piece: &Piece) -> Words {
-    let mut own = vec![0; piece.len().div_ceil(32)];
-    piece.runs().for_each(|run| copy_bits(words, run.in_whole, &mut own, run.at, run.length));
-    own
 }
 
 /// Keeps the larger half of every four neighbours along a dimension; what has no key stays out. Ties go to the earlier.
@@ -103,14 +94,6 @@ mod tests {
         // A convolution of three channels and a kernel of two places: 3 1 7 and 9 4 2, then 5 5 0 and 5 5 0.
         assert_eq!(kept(&digits, &[2, 3, 2], 1), [0, 1, 3, 4, 6, 7, 8, 9]);
         assert_eq!(kept(&[2, 0, 1], &[3, 1], 1), [0, 1, 2], "single ones stay");
-    }
-
-    #[test]
-    fn a_piece_has_its_bits_of_the_whole_mask() {
-        let heads = Piece::whole(&[2, 6]).cut(1, &[1..2, 4..6]);
-        // Columns 1, 4 and 5 of each row.
-        let rows = [0b10_0110, 0b01_0001];
-        assert_eq!(of_piece(&[rows[1] << 6 | rows[0]], &heads), [0b010_101]);
     }
 
     #[test]

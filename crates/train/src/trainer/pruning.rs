@@ -152,8 +152,8 @@ impl Trainer {
                 optimizer.remask(id, old, &mask, compressed, group, &self.context.pieces)?;
             }
             drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
-            if mask.kept() == 0 {
-                drawn.add(id, Fate::Emptied);
+            if mask.kept() > 0 {
+                drawn.add(id, Fate::Left);
             }
             self.set_mask(id, mask)?;
             if self.weights.sparse(id).is_some() {
@@ -169,7 +169,7 @@ impl Trainer {
         Ok(Pruned {
             kept,
             of,
-            emptied: drawn.met(Fate::Emptied).map(|id| self.weights.name(id).to_owned()).collect(),
+            emptied: drawn.emptied().map(|id| self.weights.name(id).to_owned()).collect(),
             thin: self.thin(),
             note: draw.note,
             distances: draw.distances,
@@ -236,8 +236,8 @@ enum Fate {
     Bits,
     /// As places.
     Places,
-    /// Nothing is left of it.
-    Emptied,
+    /// Something is left of it, here or in another rank's piece.
+    Left,
     /// It is multiplied without its zeros.
     Sparse,
 }
@@ -255,6 +255,13 @@ impl Drawn {
     fn met(&self, fate: Fate) -> impl Iterator<Item = ParameterId> {
         let counts = self.counts[fate as usize * self.parameters..][..self.parameters].iter().enumerate();
         counts.filter(|(_, count)| **count > 0).map(|(i, _)| ParameterId(i))
+    }
+
+    /// The parameters that got masks which leave nothing, on whatever rank.
+    fn emptied(&self) -> impl Iterator<Item = ParameterId> {
+        let count = |fate: Fate, id: usize| self.counts[fate as usize * self.parameters + id];
+        let masked = move |id: &usize| count(Fate::Bits, *id) + count(Fate::Places, *id) > 0;
+        (0..self.parameters).filter(masked).filter(move |id| count(Fate::Left, *id) == 0).map(ParameterId)
     }
 
     fn forms(&self) -> String {

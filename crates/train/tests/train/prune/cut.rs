@@ -1,14 +1,13 @@
-//! Methods that choose layer by layer, on ranks that hold pieces of every weight: each has its part of the mask of the whole.
+//! Methods on ranks that hold pieces of every weight: each has its part of the mask of the whole.
 
 use std::collections::BTreeMap;
 
-use espalier_comm::Communicator;
 use espalier_plan::layout::Piece;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::pruning::{Distribution, Moving, Scope};
 use espalier_tensor::{Category, Device, Tensor};
-use espalier_train::parallel::on_threads;
 use espalier_train::parallel::pieces::Pieces;
+use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::prune::magnitude::Magnitude;
 use espalier_train::prune::moving::Moves;
 use espalier_train::prune::random::Random;
@@ -35,8 +34,12 @@ fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn 
     drawn
 }
 
-/// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no four.
+/// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no four; of norms and
+/// biases all.
 fn piece(shape: &[usize], id: usize, rank: usize) -> Piece {
+    if shape.len() == 1 {
+        return Piece::whole(shape);
+    }
     let (dim, extent) = match id % 2 {
         0 => (shape.len() - 1, shape[shape.len() - 1]),
         _ => (0, shape[0]),
@@ -49,11 +52,12 @@ fn piece(shape: &[usize], id: usize, rank: usize) -> Piece {
 }
 
 /// Keeps of a bench what a rank holds.
-fn cut(bench: &mut Bench, peers: Communicator, device: &Device) {
+fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
     let shapes: Vec<Vec<usize>> =
         bench.weights.ids().map(|id| bench.weights.get(id).shape().to_vec()).collect();
     let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| piece(shape, id, rank)).collect();
-    bench.context.pieces = Pieces::new(peers, (0..3).map(of).collect());
+    bench.context.pieces = Pieces::new(ranks.stages().clone(), (0..3).map(of).collect());
+    bench.context.ranks = ranks;
     for id in bench.weights.ids() {
         let (values, piece) = (bench.values(id), bench.context.pieces.own(id));
         let at = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
@@ -79,23 +83,29 @@ fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sy
     let mesh = Mesh::new(PerAxis { pipeline: 3, ..PerAxis::ONES }).unwrap();
     let drawn = on_threads(&mesh, &Device::cpu(1).unwrap(), |ranks, device| {
         let mut bench = with_ties(base);
-        cut(&mut bench, ranks.stages().clone(), device);
+        cut(&mut bench, ranks, device);
         Ok(draw_all(&mut bench, &mut *method(), steps))
     });
     let mut joined = Drawn::new();
     for drawn in drawn.unwrap() {
         drawn.into_iter().for_each(|(mask, places)| joined.entry(mask).or_default().extend(places));
     }
-    joined.values_mut().for_each(|places| places.sort_unstable());
+    for places in joined.values_mut() {
+        places.sort_unstable();
+        // What is whole is on all of them.
+        places.dedup();
+    }
     assert_eq!(joined, expected, "{:?}", method());
 }
 
 #[test]
-fn a_layer_in_pieces_is_pruned_as_a_whole_one() {
-    let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"]);
-    let (sparsity, scope, at) = (0.7, Scope::Layer, 0);
-    compare(&base, &[0], || Box::new(Magnitude { sparsity, scope, at }));
-    compare(&base, &[0], || Box::new(Random { sparsity, scope, at }));
+fn a_model_in_pieces_is_pruned_as_a_whole_one() {
+    let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7"]);
+    let (sparsity, at) = (0.7, 0);
+    for scope in [Scope::Layer, Scope::Global] {
+        compare(&base, &[0], || Box::new(Magnitude { sparsity, scope, at }));
+        compare(&base, &[0], || Box::new(Random { sparsity, scope, at }));
+    }
     compare(&base, &[0], || Box::new(TwoOfFour { at }));
     let moving = Moving {
         every: 10,
