@@ -110,9 +110,12 @@ enum Timed {
     Message(f64),
 }
 
+/// A name, and what of so many words is timed under it.
+type Pattern = (&'static str, fn(f64) -> Timed);
+
 /// Measures messages of two sizes among as many threads as there are ranks.
 pub fn links(at: &Setting, precision: Precision) -> Result<Links> {
-    let patterns: [(&str, fn(f64) -> Timed); 3] = [
+    let patterns: [Pattern; 3] = [
         ("all_reduce", |words| Timed::Layers(Exchange::AllReduce(words))),
         ("all_gather", |words| Timed::Layers(Exchange::AllGather(words))),
         ("point_to_point", Timed::Message),

@@ -135,3 +135,40 @@ fn stages_that_share_a_card_learn_as_one() {
         }
     }
 }
+
+/// Ranks with parts of the same layers, and with tiles of the same images. In bf16 a sum over ranks is rounded once more.
+#[test]
+fn parts_and_tiles_that_share_a_card_learn_as_one() {
+    let Some(card) = card() else { return };
+    let smooth = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.2.type=gelu"])
+        .set("model.layers.4.branch.1.type=gelu")
+        .set("learning_rate.peak=0.01");
+    let tensor = [
+        "parallel.tensor=2",
+        "parallel.tensor=2 parallel.sequence=true",
+        "parallel.tensor=2 parallel.data=2",
+    ];
+    let tiles = ["parallel.spatial=2", "parallel.spatial=[2,2]", "parallel.spatial=2 parallel.tensor=2"];
+    for (name, base, layouts) in [
+        ("gpt", gpt(), tensor),
+        ("gpt, pruned", gpt().set("prune.method=magnitude").set("prune.sparsity=0.9"), tensor),
+        ("cnn", smooth.clone(), tiles),
+        ("cnn, pruned", smooth.set("prune.method=magnitude").set("prune.sparsity=0.8"), tiles),
+    ] {
+        for (precision, tolerance) in [("f32", 1e-5), ("bf16", 0.02)] {
+            let base = base.set(format!("train.precision={precision}"));
+            let one = run(&base, &card);
+            for layout in layouts {
+                let base = layout.split(' ').fold(base.clone(), |base, field| base.set(field));
+                let many = run(&base, &card);
+                let far = apart(&one, &many);
+                assert!(far < tolerance, "{name} in {precision}: {far:e} apart with {layout}");
+                assert_eq!(
+                    run(&base, &card),
+                    many,
+                    "{name} in {precision}: the same bits again with {layout}"
+                );
+            }
+        }
+    }
+}
