@@ -8,6 +8,7 @@ mod evaluate;
 mod fixture;
 mod golden;
 mod gradients;
+mod lattice;
 mod layouts;
 mod local;
 mod memory;

@@ -346,3 +346,44 @@ fn a_run_goes_on_under_another_cut() {
         assert!((run.state_bytes_per_parameter - alone.state_bytes_per_parameter).abs() < 0.1);
     }
 }
+
+/// What every rank takes of each category that is predicted, in training: dense, and with state of kept weights alone.
+#[test]
+fn memory_of_every_rank_is_what_the_plan_predicts() {
+    for (what, base, layouts) in [
+        (
+            "gpt",
+            gpt(),
+            vec![
+                "parallel.tensor=2",
+                "parallel.tensor=3 parallel.sequence=true",
+                "parallel.tensor=2 parallel.pipeline=2",
+            ],
+        ),
+        (
+            "bf16",
+            gpt().set("train.precision=bf16").set("optimizer.name=adamw"),
+            vec!["parallel.tensor=2", "parallel.tensor=2 parallel.zero=true parallel.data=2"],
+        ),
+    ] {
+        for layout in layouts {
+            let base = layout.split(' ').fold(base.clone(), |base, field| base.set(field));
+            let (plan, _, _) = prepare(&base, 1);
+            let measured = on_every_rank(&base.set("train.steps=2"), |mut trainer| {
+                trainer.step()?;
+                trainer.step()?;
+                let peak = |category| trainer.device().ledger().peak(category) as u64;
+                use espalier_tensor::Category::{Gradients, Optimizer, Weights};
+                Ok([peak(Weights), peak(Gradients), peak(Optimizer)])
+            });
+            for (rank, measured) in measured.into_iter().enumerate() {
+                let memory = plan.rank(rank).unwrap().memory;
+                let predicted = [memory.weights, memory.gradients, memory.optimizer];
+                assert_eq!(
+                    measured, predicted,
+                    "{what} with {layout}, rank {rank}: weights, gradients, optimizer"
+                );
+            }
+        }
+    }
+}
