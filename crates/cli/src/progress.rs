@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use espalier_plan::{Plan, Scoring};
+use espalier_plan::{PerAxis, Plan, Scoring};
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
 use espalier_train::data::{Dataset, Split};
@@ -197,13 +197,22 @@ fn skipped(dataset: &Dataset) -> Option<String> {
 /// Over which ranks a batch goes.
 fn ranks(plan: &Plan, transport: Option<&str>) -> String {
     let joined = transport.map_or(String::new(), |transport| format!(", joined by {transport}"));
-    match (plan.batch.replicas, plan.pipeline.name()) {
-        (1, None) => String::new(),
-        (ranks, None) => format!(" over {ranks} ranks{joined}, each"),
-        (replicas, Some(order)) => {
-            let of = if replicas == 1 { String::new() } else { format!("{replicas} replicas of ") };
-            format!(" over {of}{} stages ({order}){joined}, each", plan.pipeline.stages)
-        }
+    let PerAxis { data, tensor, spatial, .. } = plan.mesh.extents();
+    let mut words = Vec::new();
+    if let Some(order) = plan.pipeline.name() {
+        words.push(format!("{} stages ({order})", plan.pipeline.stages));
+    }
+    if spatial > 1 {
+        words.push(format!("{spatial} tiles of each image"));
+    }
+    if tensor > 1 {
+        words.push(format!("{tensor} tensor ranks"));
+    }
+    match (data, words.is_empty()) {
+        (1, true) => String::new(),
+        (ranks, true) => format!(" over {ranks} ranks{joined}, each"),
+        (1, false) => format!(" over {}{joined}, each", words.join(" x ")),
+        (replicas, false) => format!(" over {replicas} replicas of {}{joined}, each", words.join(" x ")),
     }
 }
 
@@ -306,11 +315,11 @@ fn layers(summary: &Summary) {
     sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));
 }
 
-fn bytes(n: usize) -> String {
+pub fn bytes(n: usize) -> String {
     Size(n).to_string()
 }
 
-fn count(n: f64) -> String {
+pub fn count(n: f64) -> String {
     match n {
         n if n >= 1e9 => format!("{:.2} B", n / 1e9),
         n if n >= 1e6 => format!("{:.2} M", n / 1e6),

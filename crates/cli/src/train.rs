@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_comm::Launched;
-use espalier_plan::Plan;
 use espalier_plan::config::{self, RunFile};
 use espalier_plan::device::DeviceKind;
+use espalier_plan::{Axis, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::data::{Dataset, Split};
@@ -18,8 +18,10 @@ use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
 use espalier_train::run::{self, Outcome, RunDir, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary, room};
+use serde::Serialize;
 use tracing::info;
 
+use crate::picture::Picture;
 use crate::progress::{self, Progress};
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
@@ -44,7 +46,7 @@ pub struct TrainArguments {
     /// Override a field of the run file, as in `--set train.batch=16`. May be repeated.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     overrides: Vec<String>,
-    /// Train on so many ranks, threads of this process: `parallel.data` becomes what they leave beside the stages.
+    /// Train on so many ranks, threads of this process: `parallel.data` becomes what they leave beside the other axes.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// The run folder; otherwise a new one below `out/`, named after the run file.
@@ -289,20 +291,31 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     }
     let mut summary = Summary::planned(plan, kind);
     summary.scored(scoring);
+    let picture = Picture::of(plan)?;
+    if let Some(picture) = &picture {
+        picture.say();
+    }
     progress::summarise(&summary);
-    print_json(arguments, &summary);
+    print_json(arguments, &Planned { summary: &summary, picture });
     Ok(())
 }
 
-/// What so many ranks leave beside the stages of a run file.
+/// How many replicas of a run file's other axes so many ranks are.
 fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
-    let stages = RunFile::stages(&read(path)?, overrides).map_err(|error| in_file(path, error))?;
-    if ranks > 0 && !ranks.is_multiple_of(stages) {
-        let problem =
-            format!("is {ranks}, but `parallel.pipeline` = {stages}: it must be a multiple of that");
+    let extents = RunFile::replica(&read(path)?, overrides).map_err(|error| in_file(path, error))?;
+    let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
+    let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));
+    if ranks > 0 && !ranks.is_multiple_of(each) {
+        let fields: Vec<String> = used.map(|axis| format!("`parallel.{axis}` = {}", extents[axis])).collect();
+        let product = if fields.len() == 1 { String::new() } else { format!(", {each} ranks together") };
+        let problem = format!(
+            "is {ranks}, but {}{product}: it must be a multiple of {}",
+            fields.join(" and "),
+            if fields.len() == 1 { "that".into() } else { each.to_string() },
+        );
         return Err(conflict("--ranks", &problem).into());
     }
-    Ok(ranks / stages)
+    Ok(ranks / each)
 }
 
 /// The text of a run file.
@@ -364,7 +377,16 @@ impl TrainArguments {
     }
 }
 
-fn print_json(arguments: &TrainArguments, summary: &Summary) {
+/// What `--dry-run` prints as JSON.
+#[derive(Serialize)]
+struct Planned<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    picture: Option<Picture>,
+}
+
+fn print_json(arguments: &TrainArguments, summary: &impl Serialize) {
     if arguments.json {
         say::json(&serde_json::to_string(summary).expect("a summary is plain data"));
     }

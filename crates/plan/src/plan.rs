@@ -11,6 +11,7 @@ use crate::config::{self, Change, Family, RunFile};
 use crate::data::Data;
 use crate::device::Device;
 use crate::error::Error;
+use crate::layout::spatial::Region;
 use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
 use crate::memory::{Memory, Prediction, StateBytes};
@@ -124,6 +125,10 @@ pub struct RankPlan {
     pub coordinates: PerAxis,
     /// The blocks of its chunks of the model, in the order of its chunks.
     pub blocks: Vec<Range<usize>>,
+    /// Its tile of every image, where images are cut.
+    pub tile: Option<Region>,
+    /// Numbers of the model that it holds, pruned ones included.
+    pub parameters: u64,
     /// Predicted bytes.
     pub memory: Memory,
 }
@@ -222,9 +227,13 @@ impl Plan {
     pub fn rank(&self, rank: usize) -> Result<RankPlan, Error> {
         let coordinates = self.mesh.coordinates(rank);
         let blocks = self.blocks_of(&self.schedule(1)?.placement, coordinates.pipeline);
+        let local = self.layout.of(coordinates);
+        let held = self.model.block_tensors().held(&blocks);
         Ok(RankPlan {
             coordinates,
             blocks,
+            tile: local.tile(),
+            parameters: held.into_iter().map(|place| local.parameters[place].elements()).sum(),
             memory: self.rank_memory[self.layout.peer(coordinates)][coordinates.pipeline],
         })
     }

@@ -158,6 +158,10 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
+        if let [crop @ spec::Layer::Crop(spec::Crop { region, .. }), behind @ ..] = layers {
+            self.shape = crop.output(self.shape).expect("a spec whose shapes were checked");
+            return Sequence(vec![Box::new(Crop { tile: region.clone(), behind: self.sequence(behind) })]);
+        }
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
         while let Some(layer) = rest.first() {
@@ -294,7 +298,7 @@ impl Builder<'_> {
                 Box::new(PositionEmbedding { table: self.weight(name), context, first })
             }
             spec::Layer::Exchange(exchange) => Box::new(self.exchange(exchange)),
-            spec::Layer::Crop(spec::Crop { region, .. }) => Box::new(Crop(region.clone())),
+            spec::Layer::Crop(_) => unreachable!("it takes the layers behind it"),
             spec::Layer::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
             spec::Layer::TiledMean(spec::TiledMean { tiles, size, .. }) => {
                 let (channels, group) = (self.image()[2], self.ranks.along(Axis::Spatial));

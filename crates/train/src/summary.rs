@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use espalier_comm::Traffic;
 use espalier_plan::memory::StateBytes;
 use espalier_plan::spec::Parameter;
-use espalier_plan::{Plan, Scoring};
+use espalier_plan::{Axis, Plan, Scoring};
 use espalier_tensor::Category;
 use serde::{Deserialize, Serialize};
 
@@ -201,8 +201,8 @@ impl Summary {
             layout: Layout {
                 data: plan.batch.replicas,
                 pipeline: plan.pipeline.stages,
-                tensor: 1,
-                spatial: 1,
+                tensor: plan.mesh.extent(Axis::Tensor),
+                spatial: plan.mesh.extent(Axis::Spatial),
                 schedule: plan.pipeline.name(),
                 micro_batches: plan.batch.micro_batches,
             },

@@ -95,3 +95,34 @@ fn it_plans_for_a_card_that_is_not_here() {
         said(&output)
     );
 }
+
+/// The picture of a layout: its mesh, a line a rank, and what the one that sends most sends.
+#[test]
+fn it_draws_the_layout_of_several_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let dry = |fields: &[&str]| {
+        let set = fields.iter().flat_map(|field| ["--set", field]);
+        let arguments: Vec<&str> = ["--dry-run", "--json"].into_iter().chain(set).collect();
+        let output = train_in(folder.path(), TINY, &arguments);
+        assert!(output.status.success(), "{}", said(&output));
+        (json(&output.stdout), said(&output))
+    };
+    let (alone, text) = dry(&[]);
+    assert!(alone.get("picture").is_none() && !text.contains("layout:"), "{text}");
+    let (plan, text) = dry(&["parallel.tensor=2", "parallel.data=2", "model.tied=false"]);
+    assert!(text.contains("batch 4 over 2 replicas of 2 tensor ranks, each"), "{text}");
+    assert!(text.contains("layout: data 2 x tensor 2 = 4 ranks"), "{text}");
+    assert!(text.contains("\n      3  data 1, tensor 1  "), "{text}");
+    assert!(text.contains("  sums of activations "), "{text}");
+    let picture = &plan["picture"];
+    assert_eq!((&picture["ranks"], picture["rows"].as_array().unwrap().len()), (&4.into(), 4));
+    assert_eq!((&plan["layout"]["tensor"], &plan["layout"]["spatial"]), (&2.into(), &1.into()));
+    let share = picture["rows"][0]["share"].as_f64().unwrap();
+    assert!((0.5..0.6).contains(&share), "two halves, and norms on both: {share}");
+    assert!(picture["rows"][0]["sends"]["sums"]["bytes"].as_u64().unwrap() > 0);
+    let (plan, text) = dry(&["parallel.data=20", "train.batch=20"]);
+    let rows: Vec<u64> =
+        plan["picture"]["rows"].as_array().unwrap().iter().map(|row| row["rank"].as_u64().unwrap()).collect();
+    assert_eq!(rows, (0..15).chain([19]).collect::<Vec<_>>());
+    assert!(text.contains("4 more") && text.contains("20 of each kind"), "{text}");
+}

@@ -96,13 +96,17 @@ fn the_tables_are_what_runs_write() {
     let bad = train_in(at, TINY, &[&["--out", "bad"], &bad[..]].concat());
     assert_eq!(bad.status.code(), Some(4), "{}", said(&bad));
     let planned = train_in(at, TINY, &["--dry-run", "--json"]);
+    let tiles = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n\
+                 [parallel]\nspatial = 2\n";
+    let tiles = train_in(at, tiles, &["--dry-run", "--json", "--out", "tiles"]);
 
     let lines: Vec<Value> = ["text", "images", "bad"].iter().flat_map(|run| metrics(&at.join(run))).collect();
     compare("metrics.jsonl", &lines);
     let read = |path: &str| serde_json::from_slice(&fs::read(at.join(path)).unwrap()).unwrap();
     compare("plan.json", &[read("text/plan.json"), read("images/plan.json")]);
     compare("The file of --trace", &[read("trace.json")]);
-    compare("espalier train --json", &[json(&text.stdout), json(&images.stdout), json(&planned.stdout)]);
+    let printed = [&text, &images, &planned, &tiles].map(|output| json(&output.stdout));
+    compare("espalier train --json", &printed);
     let mut folder: Vec<String> = fs::read_dir(at.join("text"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

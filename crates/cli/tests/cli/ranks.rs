@@ -73,3 +73,33 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     assert!(said(&output).contains("error: the run diverged"), "{}", said(&output));
 }
+
+/// What `--ranks` leaves beside the other axes are replicas.
+#[test]
+fn ranks_are_divided_by_all_other_axes() {
+    let folder = tempfile::tempdir().unwrap();
+    let dry = |ranks: &str, fields: &[&str]| {
+        let set = fields.iter().flat_map(|field| ["--set", field]);
+        let arguments: Vec<&str> = ["--dry-run", "--json", "--ranks", ranks].into_iter().chain(set).collect();
+        train_in(folder.path(), TINY, &arguments)
+    };
+    let both = ["parallel.tensor=2", "parallel.pipeline=2", "train.micro_batches=2"];
+    let output = dry("8", &both);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["layout"]["data"], 2);
+    let refused = |ranks: &str, fields: &[&str]| {
+        let output = dry(ranks, fields);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        said(&output)
+    };
+    assert_eq!(
+        refused("6", &both),
+        "error: `--ranks` is 6, but `parallel.pipeline` = 2 and `parallel.tensor` = 2, 4 ranks together: it must be a multiple of 4\n"
+    );
+    assert_eq!(
+        refused("3", &both[..1]),
+        "error: `--ranks` is 3, but `parallel.tensor` = 2: it must be a multiple of that\n"
+    );
+    let tiles = refused("5", &["parallel.spatial=[2,3]"]);
+    assert!(tiles.contains("`parallel.spatial` = 6: it must be a multiple of that"), "{tiles}");
+}

@@ -40,6 +40,7 @@ use crate::data::{Data, Source};
 use crate::device::{Device, DeviceKind};
 use crate::error::Error;
 use crate::learning_rate::LearningRate;
+use crate::mesh::PerAxis;
 use crate::near::nearest;
 use crate::optimizer::{Master, Optimizer};
 use crate::spec::Precision;
@@ -83,12 +84,15 @@ impl RunFile {
         RunFile::parse_for(text, overrides, None)
     }
 
-    /// The stages that a run file's text asks for, which must divide the ranks whatever else it says.
-    pub fn stages(text: &str, overrides: &[String]) -> Result<usize, Error> {
+    /// The ranks of one replica that a run file's text asks for, along each axis: their product must divide the ranks whatever
+    /// else it says.
+    pub fn replica(text: &str, overrides: &[String]) -> Result<PerAxis, Error> {
         let table = table(text, overrides)?;
         let empty = Table::new();
         let mut parallel = Section::new("", &table).section("parallel", &empty)?;
-        parallel.whole("pipeline", 1, 1, reader::LARGEST)
+        let mut whole = |key| parallel.whole(key, 1, 1, reader::LARGEST);
+        let (pipeline, tensor) = (whole("pipeline")?, whole("tensor")?);
+        Ok(PerAxis { data: 1, pipeline, tensor, spatial: Grid::read(&mut parallel)?.ranks() })
     }
 
     /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.

@@ -43,7 +43,7 @@ pub struct Parallel {
 pub struct Grid(pub [usize; 2]);
 
 impl Grid {
-    fn read(section: &mut Section) -> Result<Grid, Error> {
+    pub(super) fn read(section: &mut Section) -> Result<Grid, Error> {
         let Some(value) = section.get("spatial") else { return Ok(Grid([1, 1])) };
         let wrong =
             || section.wrong("spatial", "a whole number of at least 1, or two: [rows, columns]", value);

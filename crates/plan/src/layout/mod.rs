@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub use piece::{Piece, Run, Runs};
+use spatial::Region;
 
 use crate::error::Error;
 use crate::mesh::PerAxis;
@@ -68,6 +69,17 @@ impl LocalModel {
         let (pieces, partial) =
             held.into_iter().map(|(piece, tensor)| (piece, Partial { tensor, spatial: false })).unzip();
         LocalModel { model, parameters, pieces, partial, classes }
+    }
+
+    /// The tile of every image that the rank holds, where images are cut.
+    pub fn tile(&self) -> Option<Region> {
+        let mut tile = None;
+        self.model.for_each(&mut |layer| {
+            if let Layer::Crop(crop) = layer {
+                tile = Some(crop.region.clone());
+            }
+        });
+        tile
     }
 
     /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since only the run knows

@@ -2,13 +2,17 @@
 //!
 //! A collective is counted as the least that any algorithm must send, as the transports count it: what is predicted here is what
 //! they measure, to the byte (`crates/train/tests/train/traffic.rs`). What layers exchange within a pass, with those that have parts of the same ones,
-//! and where batch norms are synchronised over ranks, is no action's and not counted.
+//! and where batch norms are synchronised over ranks, is no action's: [`exchanges`] counts it.
 
 mod buckets;
+pub mod exchanges;
+mod step;
 
 use std::collections::BTreeMap;
 
 pub use buckets::{Bucket, Buckets, Gradient};
+pub use exchanges::{Exchanges, Sent};
+pub use step::StepTraffic;
 
 use crate::cut::{BUCKET, Cut, packets};
 use crate::error::Error;
@@ -62,6 +66,12 @@ impl Traffic {
             Action::Average => self.average,
             _ => 0,
         }
+    }
+
+    /// How many sums the gradients of a chunk, or of what several places use, are packed into; those that send nothing not counted.
+    fn sums_of(&self, chunk: Option<usize>) -> u64 {
+        let all = self.buckets.list().iter().zip(&self.sums);
+        all.filter(|(bucket, bytes)| bucket.chunk == chunk && **bytes > 0).count() as u64
     }
 
     /// What the sum of a bucket sends.

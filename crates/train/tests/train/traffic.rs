@@ -43,7 +43,18 @@ fn check(what: &str, base: &Base) {
         }
         let sent = trainer.ranks().sent() - before;
         let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
-        for action in &plan.schedule(batches)?.ranks[stage] {
+        let schedule = plan.schedule(batches)?;
+        let exchanges = plan.exchanges(rank, &schedule)?;
+        for (kind, sent) in [
+            (Counted::AllReduce, exchanges.sums),
+            (Counted::AllReduce, exchanges.norms),
+            (Counted::AllGather, exchanges.gathers),
+            (Counted::ReduceScatter, exchanges.scatters),
+            (Counted::Halo, exchanges.halos),
+        ] {
+            *expected.entry(kind.name()).or_default() += sent.bytes;
+        }
+        for action in &schedule.ranks[stage] {
             if let Some(kind) = counted_as(action, plan.sharing.is_sharded()) {
                 *expected.entry(kind.name()).or_default() += trainer.traffic().bytes(action);
             }
@@ -93,6 +104,34 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
         ["prune.method=magnitude", "prune.sparsity=0.7", "parallel.data=3", "prune.state=compressed"];
     check("pruned", &gpt(&pruned));
     check("pruned, shared state", &gpt(&pruned).set("parallel.zero=true"));
+}
+
+/// What layers send within their passes. Heads, positions and the vocabulary do not divide evenly by three.
+#[test]
+fn layers_exchange_what_the_plan_says() {
+    let gpt = tiny_gpt(&["model.heads=5", "model.width=20", "model.context=11", "train.batch=8"]);
+    let gpt = gpt.set("train.micro_batches=2");
+    for ranks in [2, 3] {
+        let base = gpt.set(format!("parallel.tensor={ranks}"));
+        check("tensor", &base);
+        check("sequence", &base.set("parallel.sequence=true"));
+        check("sequence, recomputed", &base.set("parallel.sequence=true").set("train.recompute=block"));
+        let stages = base.set("parallel.pipeline=2").set("parallel.data=2").set("parallel.sequence=true");
+        check("sequence, stages, replicas", &stages);
+        check("sequence, stages, shared state", &stages.set("parallel.zero=true"));
+    }
+    let cnn = tiny_cnn(&["train.batch=8", "model.layers.0.stride=2"]);
+    let resnet = images().set("model.name=resnet8").set("data.size=20").set("data.count=120");
+    for (net, base) in [("cnn", cnn), ("resnet8", resnet.set("train.batch=8"))] {
+        for grid in ["2", "[2,2]"] {
+            check(&format!("{net} on {grid}"), &base.set(format!("parallel.spatial={grid}")));
+        }
+        let both = base.set("parallel.spatial=2").set("parallel.tensor=2").set("train.micro_batches=2");
+        check(&format!("{net}, tiles and tensor ranks"), &both);
+    }
+    let synchronised = tiny_cnn(&["parallel.data=2", "parallel.batch_norm=synchronised"]);
+    check("synchronised", &synchronised);
+    check("synchronised over tiles", &synchronised.set("parallel.spatial=2"));
 }
 
 #[test]

@@ -5,19 +5,23 @@ use espalier_tensor::ops::region;
 use espalier_tensor::{Category, Tensor};
 
 use crate::Result;
-use crate::layers::{Backward, Forward, Layer};
+use crate::layers::{Backward, Forward, Layer, Sequence};
 
-/// Takes a tile. Nobody wants the gradient of images.
+/// Takes a tile, and runs the layers behind it. It holds them, since nobody wants the gradient of images: so the first of them neither
+/// makes it nor sends its halo.
 #[derive(Debug)]
-pub struct Crop(pub Region);
+pub(crate) struct Crop {
+    pub tile: Region,
+    pub behind: Sequence,
+}
 
 impl Layer for Crop {
-    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
-        let Region { rows, columns } = self.0.clone();
-        Ok(region::take(&x, rows, columns, Category::Activations)?)
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let Region { rows, columns } = self.tile.clone();
+        self.behind.forward(region::take(&x, rows, columns, Category::Activations)?, pass)
     }
 
-    fn backward(&self, _: Tensor, _: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(None)
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        self.behind.backward(dy, pass, false)
     }
 }

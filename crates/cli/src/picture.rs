@@ -1,0 +1,145 @@
+//! The picture of a layout, for `--dry-run`: which ranks there are, what each holds of the model and of the image, and what it sends
+//! in a step. Nothing of it is computed here.
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use anyhow::Result;
+use espalier_plan::layout::spatial::Region;
+use espalier_plan::plan::RankPlan;
+use espalier_plan::traffic::{Sent, StepTraffic};
+use espalier_plan::{Axis, PerAxis, Plan};
+use espalier_train::Error;
+use serde::Serialize;
+
+use crate::progress::{bytes, count};
+use crate::say::say;
+
+/// Of more ranks than this, the first ones are shown, and the last.
+const SHOWN: usize = 16;
+
+/// The ranks of a plan that has several.
+#[derive(Serialize)]
+pub struct Picture {
+    /// Ranks along each axis.
+    mesh: PerAxis,
+    /// Ranks in all.
+    ranks: usize,
+    /// How many of them hold and send the same: those that differ in their place along the data axis alone.
+    alike: usize,
+    /// Those that are shown.
+    rows: Vec<Row>,
+}
+
+/// One rank.
+#[derive(Serialize)]
+struct Row {
+    rank: usize,
+    place: PerAxis,
+    blocks: Vec<Range<usize>>,
+    /// Rows and columns of every image that are its own; absent where images are not cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tile: Option<Region>,
+    parameters: u64,
+    /// Of all parameters of the model.
+    share: f64,
+    /// Predicted bytes.
+    memory: u64,
+    sends: StepTraffic,
+}
+
+impl Picture {
+    /// None where there is one rank.
+    pub fn of(plan: &Plan) -> Result<Option<Picture>> {
+        let ranks = plan.mesh.size();
+        if ranks == 1 {
+            return Ok(None);
+        }
+        let row = |rank: usize| -> Result<Row> {
+            let RankPlan { coordinates, blocks, tile, parameters, memory } =
+                plan.rank(rank).map_err(Error::Plan)?;
+            let share = parameters as f64 / plan.parameters as f64;
+            let sends = plan.step_traffic(rank).map_err(Error::Plan)?;
+            Ok(Row {
+                rank,
+                place: coordinates,
+                blocks,
+                tile,
+                parameters,
+                share,
+                memory: memory.total(),
+                sends,
+            })
+        };
+        let first = if ranks > SHOWN { SHOWN - 1 } else { ranks };
+        let shown = (0..first).chain((ranks > SHOWN).then_some(ranks - 1));
+        let (mesh, alike) = (plan.mesh.extents(), plan.mesh.extent(Axis::Data));
+        Ok(Some(Picture { mesh, ranks, alike, rows: shown.map(row).collect::<Result<_>>()? }))
+    }
+
+    /// For a person.
+    pub fn say(&self) {
+        say!("\n{}", self.text());
+    }
+
+    fn text(&self) -> String {
+        let used: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| self.mesh[*axis] > 1).collect();
+        let on_axes = |numbers: PerAxis, between: &str| {
+            let words: Vec<String> = used.iter().map(|axis| format!("{axis} {}", numbers[*axis])).collect();
+            words.join(between)
+        };
+        let mut text = format!("layout: {} = {} ranks\n", on_axes(self.mesh, " x "), self.ranks);
+        let place = on_axes(self.mesh, ", ").len().max("place".len());
+        let has_tiles = self.rows.iter().any(|row| row.tile.is_some());
+        let tile = |row: &Row| {
+            row.tile.as_ref().map_or(String::new(), |Region { rows, columns }| {
+                format!("{}..{} x {}..{}", rows.start, rows.end, columns.start, columns.end)
+            })
+        };
+        let tiles = |cell: &str| if has_tiles { format!("{cell:<18}") } else { String::new() };
+        let _ = writeln!(
+            text,
+            "  {:>5}  {:<place$}  {:<14}{}{:>20}{:>12}{:>12}",
+            "rank",
+            "place",
+            "blocks",
+            tiles("tile"),
+            "parameters",
+            "memory",
+            "sends"
+        );
+        for (i, row) in self.rows.iter().enumerate() {
+            if i > 0 && row.rank != self.rows[i - 1].rank + 1 {
+                let left = row.rank - self.rows[i - 1].rank - 1;
+                let _ = writeln!(text, "  {:>5}  {left} more", "...");
+            }
+            let blocks: Vec<String> =
+                row.blocks.iter().map(|blocks| format!("{}..{}", blocks.start, blocks.end)).collect();
+            let held = format!("{} ({:.1} %)", count(row.parameters as f64), 100.0 * row.share);
+            let _ = writeln!(
+                text,
+                "  {:>5}  {:<place$}  {:<14}{}{held:>20}{:>12}{:>12}",
+                row.rank,
+                on_axes(row.place, ", "),
+                blocks.join(", "),
+                tiles(&tile(row)),
+                bytes(row.memory as usize),
+                bytes(row.sends.total() as usize),
+            );
+        }
+        if self.alike > 1 {
+            let _ = writeln!(text, "  {} of each kind: replicas are alike", self.alike);
+        }
+        let Some(most) = self.rows.iter().max_by_key(|row| (row.sends.total(), self.ranks - row.rank)) else {
+            return text;
+        };
+        let _ = writeln!(text, "sent in a step by rank {}, the most of these", most.rank);
+        for (name, Sent { count, bytes: sent }) in most.sends.kinds() {
+            if count > 0 {
+                let _ = writeln!(text, "  {name:<32}{count:>6}{:>12}", bytes(sent as usize));
+            }
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}

@@ -1,0 +1,231 @@
+//! What layers exchange within a pass: sums and gathers of tensor ranks, halos, and what batch norms measure together. All of it is in
+//! a rank's own model; the schedule says how often a chunk of it runs.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::all_reduce;
+use crate::cut::Cut;
+use crate::error::Error;
+use crate::layout::LocalModel;
+use crate::mesh::Axis;
+use crate::plan::Plan;
+use crate::schedule::{Action, Schedule};
+use crate::spec::{Along, BatchNorm, Exchange, Halo, Layer, Move, Recompute, Shape};
+
+/// Numbers of a row of logits that ranks with some classes each tell each other: f32.
+const NUMBERS_OF_A_ROW: u64 = 4;
+
+/// Messages of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Sent {
+    /// How many there are.
+    pub count: u64,
+    /// What the rank sends in all of them.
+    pub bytes: u64,
+}
+
+impl Sent {
+    /// So many more of so many bytes each.
+    pub(super) fn add(&mut self, count: u64, bytes: u64) {
+        self.count = self.count.saturating_add(count);
+        self.bytes = self.bytes.saturating_add(bytes.saturating_mul(count));
+    }
+}
+
+/// What a rank's layers send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Exchanges {
+    /// Sums of activations and of their gradients that every rank gets: over tensor ranks, and where a cut of images ends.
+    pub sums: Sent,
+    /// Parts of activations that every tensor rank gets, and what they tell each other of their logits.
+    pub gathers: Sent,
+    /// Sums over tensor ranks of which each gets a part.
+    pub scatters: Sent,
+    /// Pixels that windows of neighbours see, and their gradients.
+    pub halos: Sent,
+    /// What batch norms measure together.
+    pub norms: Sent,
+}
+
+impl Plan {
+    /// What a rank's layers send in the passes of a schedule's list.
+    pub fn exchanges(&self, rank: usize, schedule: &Schedule) -> Result<Exchanges, Error> {
+        let place = self.mesh.coordinates(rank);
+        let local = self.layout.of(place);
+        let borders = local.model.borders()?;
+        let mut walk = Walk { plan: self, local, rank, runs: 0, forwards: 1, sent: Exchanges::default() };
+        for (number, chunk) in schedule.placement.chunks(place.pipeline).iter().enumerate() {
+            let forward = |action: &&Action| matches!(action, Action::Forward(work) if work.chunk == number);
+            walk.runs = schedule.ranks[place.pipeline].iter().filter(forward).count() as u64;
+            walk.chunk(self.parts[chunk.part].clone(), &borders, chunk.part == 0);
+        }
+        Ok(walk.sent)
+    }
+}
+
+/// A walk through what one rank runs.
+struct Walk<'a> {
+    plan: &'a Plan,
+    local: &'a LocalModel,
+    rank: usize,
+    /// Micro-batches that go through the chunk.
+    runs: u64,
+    /// Forward passes of each: two, where the block is run again.
+    forwards: u64,
+    sent: Exchanges,
+}
+
+impl Walk<'_> {
+    fn chunk(&mut self, blocks: Range<usize>, borders: &[Shape], is_first: bool) {
+        let model = &self.local.model;
+        let last = model.blocks.len() - 1;
+        for i in blocks.clone() {
+            let mut layers = &model.blocks[i].layers[..];
+            if i == last && model.head().is_some() {
+                layers = &layers[..layers.len() - 1];
+            }
+            let again = self.plan.storage.recompute == Recompute::Block && i < last;
+            self.forwards = 1 + u64::from(again);
+            self.layers(layers, borders[i], i > blocks.start || !is_first);
+        }
+        if blocks.end == last + 1 && self.local.classes.is_some() {
+            let rows = self.samples() * borders[last + 1].rows();
+            let others = self.along(&[Axis::Tensor]).ranks as u64 - 1;
+            let bytes = rows * NUMBERS_OF_A_ROW * 4 * others;
+            self.sent.gathers.add(self.runs, bytes);
+        }
+    }
+
+    /// `wanted`: whether somebody wants the gradient of what enters. Nobody does of images, whole or cut.
+    fn layers(&mut self, layers: &[Layer], mut shape: Shape, mut wanted: bool) {
+        for (i, layer) in layers.iter().enumerate() {
+            let output = layer.output(shape).expect("the shapes were checked");
+            match layer {
+                Layer::Exchange(exchange) => {
+                    // A linear layer keeps what stands before it, and has it gathered again for its gradient.
+                    let again = exchange.is_entrance()
+                        && matches!(layers.get(i + 1), Some(Layer::Linear(_) | Layer::TiedLinear(_)));
+                    self.moved(exchange, exchange.forward, shape, self.forwards + u64::from(again));
+                    self.moved(exchange, exchange.backward, output, u64::from(wanted));
+                }
+                Layer::Halo(halo) => self.halo(halo, shape, wanted),
+                Layer::TiledMean(_) => {
+                    let elements = self.samples() * output.elements();
+                    let bytes = all_reduce(self.along(&[Axis::Spatial]), elements, self.element());
+                    self.sent.sums.add(self.runs * self.forwards, bytes);
+                }
+                Layer::BatchNorm(norm) => self.batch_norm(norm),
+                other => {
+                    let sides = other.entry().sides();
+                    let sides = sides.iter().flat_map(|sides| &sides.all);
+                    sides.for_each(|side| self.layers(side.layers, shape, wanted));
+                }
+            }
+            wanted = !matches!(layer, Layer::Crop(_));
+            shape = output;
+        }
+    }
+
+    /// What becomes of a tensor of some shape, so many times a micro-batch.
+    fn moved(&mut self, exchange: &Exchange, how: Move, shape: Shape, times: u64) {
+        let group = self.along(&[exchange.axis]);
+        let part = |along| {
+            let widest = exchange.parts.iter().max().copied().unwrap_or(0) as u64;
+            let others = match along {
+                Along::Sequence => shape.last() as u64,
+                Along::Last => shape.rows(),
+            };
+            self.samples() * widest * others * self.element() * (group.ranks as u64 - 1)
+        };
+        let bytes = match how {
+            Move::Nothing | Move::Slice(_) => return,
+            Move::Gather(along) | Move::ReduceScatter(along) => part(along),
+            Move::Sum => all_reduce(group, self.samples() * shape.elements(), self.element()),
+        };
+        let kind = match how {
+            Move::Gather(_) => &mut self.sent.gathers,
+            Move::ReduceScatter(_) => &mut self.sent.scatters,
+            _ => &mut self.sent.sums,
+        };
+        kind.add(self.runs * times, bytes);
+    }
+
+    fn halo(&mut self, Halo(exchange): &Halo, shape: Shape, wanted: bool) {
+        let pixel = shape.last() as u64 * self.element();
+        let (samples, backwards) = (self.samples(), u64::from(wanted));
+        for peer in &exchange.neighbours {
+            let passes = [(&peer.gives, self.forwards), (&peer.takes, backwards)];
+            for (region, times) in passes.into_iter().filter(|(region, _)| !region.is_empty()) {
+                self.sent.halos.add(self.runs * times, samples * pixel * region.pixels());
+            }
+        }
+    }
+
+    /// Two sums a channel and the number of rows, forward and backward, in f64.
+    fn batch_norm(&mut self, norm: &BatchNorm) {
+        let group = match self.plan.batch.synchronises_norms() {
+            true => self.along(&[Axis::Data, Axis::Spatial]),
+            false => self.along(&[Axis::Spatial]),
+        };
+        if group.ranks > 1 {
+            let bytes = all_reduce(group, 2 * norm.channels as u64 + 1, 8);
+            self.sent.norms.add(self.runs * (self.forwards + 1), bytes);
+        }
+    }
+
+    fn samples(&self) -> u64 {
+        self.plan.batch.micro_batch as u64
+    }
+
+    /// Bytes of an element.
+    fn element(&self) -> u64 {
+        self.plan.storage.precision.size()
+    }
+
+    /// Its place among the ranks along some axes.
+    fn along(&self, axes: &[Axis]) -> Cut {
+        let slice = self.plan.mesh.slice(self.rank, axes);
+        Cut { ranks: slice.ranks.len(), rank: slice.place }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RunFile;
+    use crate::plan::DataFacts;
+
+    fn exchanges(text: &str) -> Vec<Exchanges> {
+        let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
+        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let schedule = plan.schedule(1).unwrap();
+        (0..plan.mesh.size()).map(|rank| plan.exchanges(rank, &schedule).unwrap()).collect()
+    }
+
+    #[test]
+    fn one_rank_sends_nothing() {
+        assert_eq!(exchanges(""), [Exchanges::default()]);
+    }
+
+    /// Two sums forward and two backward in each of four blocks, one of the embedding and one before the head; each of 32 x 64 x 128
+    /// f32, of which a rank of two sends as much as there is.
+    #[test]
+    fn a_transformer_block_sums_twice_on_the_way_and_twice_on_the_way_back() {
+        let text =
+            "[model]\nlayers = 4\nwidth = 128\ncontext = 64\n[train]\nbatch = 32\n[parallel]\ntensor = 2";
+        for rank in exchanges(text) {
+            assert_eq!(rank.sums, Sent { count: 18, bytes: 18 * 32 * 64 * 128 * 4 });
+            assert_eq!(rank.gathers, Sent { count: 1, bytes: 32 * 64 * 4 * 4 });
+            assert_eq!([rank.scatters, rank.halos], [Sent::default(); 2]);
+        }
+        // Cut along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered once more.
+        for rank in exchanges(&format!("{text}\nsequence = true")) {
+            let half = 32 * 32 * 128 * 4;
+            assert_eq!(rank.scatters, Sent { count: 18, bytes: 18 * half });
+            assert_eq!(rank.gathers, Sent { count: 27, bytes: 26 * half + 32 * 64 * 4 * 4 });
+            assert_eq!(rank.sums, Sent::default());
+        }
+    }
+}
