@@ -22,7 +22,7 @@ pub struct Panel {
     pub x_ticks: Vec<(f64, String)>,
     /// What the vertical axis counts.
     pub y_label: String,
-    /// The curves.
+    /// Each in a colour of its own, in this order.
     pub curves: Vec<Curve>,
     /// A level to compare with, and its name.
     pub level: Option<(f64, String)>,
@@ -30,7 +30,7 @@ pub struct Panel {
 
 /// A curve; all its numbers are above zero.
 pub struct Curve {
-    /// Its name.
+    /// What the legend calls it.
     pub name: String,
     /// Its colour and its markers, by number: what means the same looks the same in all panels.
     pub style: usize,

@@ -18,7 +18,7 @@ pub fn open_for(join: &Join, wish: &espalier_plan::device::Device, threads: usiz
     let device = match join.device_kind() {
         DeviceKind::Cuda => {
             Cuda::probe().require()?;
-            Device::cuda(join.card())?
+            Device::cuda(join.gpu())?
         }
         DeviceKind::Cpu | DeviceKind::Auto => Device::cpu(threads)?,
     };
@@ -26,8 +26,8 @@ pub fn open_for(join: &Join, wish: &espalier_plan::device::Device, threads: usiz
 }
 
 fn settle(device: Device, wish: &espalier_plan::device::Device) -> Result<Device> {
-    if let Device::Cuda(card) = &device {
-        card.allow_tf32_in_convolutions(wish.tf32);
+    if let Device::Cuda(gpu) = &device {
+        gpu.allow_tf32_in_convolutions(wish.tf32);
     }
     Ok(device)
 }
@@ -36,17 +36,17 @@ fn settle(device: Device, wish: &espalier_plan::device::Device) -> Result<Device
 pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
     match kind {
         DeviceKind::Cpu => Device::cpu(threads),
-        DeviceKind::Cuda => open_card(&Cuda::probe()),
+        DeviceKind::Cuda => open_gpu(&Cuda::probe()),
         DeviceKind::Auto => {
             let probe = Cuda::probe();
-            let Some(card) = probe.cards.first() else { return Device::cpu(threads) };
-            match open_card(&probe) {
+            let Some(gpu) = probe.gpus.first() else { return Device::cpu(threads) };
+            match open_gpu(&probe) {
                 Ok(device) => {
-                    say!("device: {card} (device.kind = \"cpu\" would use the processor)");
+                    say!("device: {gpu} (device.kind = \"cpu\" would use the processor)");
                     Ok(device)
                 }
                 Err(why) => {
-                    say!("device: the processor, although there is a card ({}): {why}", card.name);
+                    say!("device: the processor, although there is a card ({}): {why}", gpu.name);
                     Device::cpu(threads)
                 }
             }
@@ -55,7 +55,7 @@ pub fn choose(kind: DeviceKind, threads: usize) -> Result<Device> {
 }
 
 /// The first card, once all that it takes was found.
-fn open_card(probe: &Probe) -> Result<Device> {
+fn open_gpu(probe: &Probe) -> Result<Device> {
     probe.require()?;
     Device::cuda(0)
 }
@@ -72,7 +72,7 @@ pub fn describe(device: &Device) -> String {
 pub fn plan(kind: DeviceKind, threads: usize) -> (&'static str, String) {
     match kind {
         DeviceKind::Cuda => {
-            let found = Cuda::probe().cards.first().map(|card| card.name.to_string());
+            let found = Cuda::probe().gpus.first().map(|gpu| gpu.name.to_string());
             ("cuda", found.unwrap_or_else(|| "a card (none was found on this machine)".into()))
         }
         DeviceKind::Auto if Cuda::probe().usable() => plan(DeviceKind::Cuda, threads),

@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_comm::nccl;
 use espalier_tensor::cpu::Isa;
-use espalier_tensor::cuda::{Card, Cuda, Probe};
+use espalier_tensor::cuda::{Cuda, Gpu, Probe};
 use espalier_tensor::memory::Size;
 use espalier_train::parallel::launched::MPI;
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ impl Findings {
         let version = |v: Option<(u32, u32)>| v.map(|(major, minor)| format!("{major}.{minor}"));
         let mut cuda = json!({
             "found": self.cuda_why.is_none(),
-            "cards": self.cuda.cards.iter().map(card_json).collect::<Vec<_>>(),
+            "cards": self.cuda.gpus.iter().map(gpu_json).collect::<Vec<_>>(),
             "driver": version(self.cuda.driver),
             "nvrtc": version(self.cuda.nvrtc),
             "cublaslt": self.cuda.cublas_lt.map(cublas_version),
@@ -83,12 +83,12 @@ impl Findings {
                 Err(why) => json!({ "found": false, "why": why }),
             },
         });
-        match (&self.cuda_why, self.cuda.cards.first()) {
+        match (&self.cuda_why, self.cuda.gpus.first()) {
             (Some(why), _) => cuda["why"] = json!(why),
-            (None, Some(card)) => {
+            (None, Some(gpu)) => {
                 cuda.as_object_mut()
                     .expect("an object")
-                    .extend(card_json(card).as_object().cloned().expect("an object"));
+                    .extend(gpu_json(gpu).as_object().cloned().expect("an object"));
             }
             (None, None) => {}
         }
@@ -118,8 +118,8 @@ impl Findings {
             Isa::Amx(_) => "AVX-512, AMX with bf16",
         };
         lines.push(("cpu", format!("{} cores, {instructions}", self.cores)));
-        for card in &self.cuda.cards {
-            lines.push(("card", card.to_string()));
+        for gpu in &self.cuda.gpus {
+            lines.push(("card", gpu.to_string()));
         }
         let found = |v: Option<(u32, u32)>| v.map(|(major, minor)| format!("{major}.{minor}"));
         let libraries = [
@@ -162,11 +162,11 @@ impl Findings {
     }
 }
 
-fn card_json(card: &Card) -> Value {
+fn gpu_json(gpu: &Gpu) -> Value {
     json!({
-        "name": card.name,
-        "memory": card.memory,
-        "compute_capability": format!("{}.{}", card.capability / 10, card.capability % 10),
+        "name": gpu.name,
+        "memory": gpu.memory,
+        "compute_capability": format!("{}.{}", gpu.capability / 10, gpu.capability % 10),
     })
 }
 

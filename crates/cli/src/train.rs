@@ -146,8 +146,8 @@ pub fn prepare_text(
     let started = launched.map(|launched| launched.size);
     let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
     let join = launched.map(|launched| {
-        let cards = || Cuda::probe().usable();
-        Join::new(launched.clone(), run_file.device.kind, cards, |name| std::env::var(name).ok())
+        let gpus = || Cuda::probe().usable();
+        Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
     });
     let join = join.transpose()?;
     let run_file = resolve(run_file, path)?;
@@ -213,7 +213,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, join } = prepared;
-    let (ranks, opened) = (ranks_of(&plan), device::describe(&device));
+    let (ranks, opened) = (plan.mesh.size(), device::describe(&device));
     info!("the plan is resolved: {}, {} ranks, {opened}", plan.model.name, ranks);
     if leads {
         let transport = join.as_ref().map(Join::transport);
@@ -222,7 +222,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     room::check(&plan, &device, join.as_ref())?;
     // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
     if !arguments.resume {
-        let scoring = plan.scoring(prune::memory(&device, ranks_of(&plan))).map_err(Error::Plan)?;
+        let scoring = plan.scoring(prune::memory(&device, plan.mesh.size())).map_err(Error::Plan)?;
         if leads && let Some(scoring) = &scoring {
             progress::scoring(scoring);
         }
@@ -264,11 +264,6 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ranks of a run on all axes.
-fn ranks_of(plan: &Plan) -> usize {
-    plan.mesh.size()
-}
-
 /// Says what would run, on a machine that need not have what it would run on, and what would stop it.
 fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     let Prepared { plan, dataset, join } = prepared;
@@ -282,8 +277,8 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
         say!("note: {error}");
     }
     let memory = match kind {
-        "cuda" => Cuda::probe().cards.first().map(|card| card.memory as u64),
-        _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, ranks_of(plan)),
+        "cuda" => Cuda::probe().gpus.first().map(|gpu| gpu.memory as u64),
+        _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, plan.mesh.size()),
     };
     let scoring = if arguments.resume { None } else { plan.scoring(memory).map_err(Error::Plan)? };
     if let Some(scoring) = &scoring {

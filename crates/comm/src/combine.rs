@@ -85,7 +85,7 @@ unsafe fn launch(
     args: Args<'_>,
 ) -> Result<(), String> {
     // Enough blocks to fill a card; each walks over the rest.
-    let blocks = elements.div_ceil(256 * 8).min(8 * cuda.card().multiprocessors as usize) as u32;
+    let blocks = elements.div_ceil(256 * 8).min(8 * cuda.gpu().multiprocessors as usize) as u32;
     let kernel = cuda.kernel(&SOURCE, Build::of(dtype), name).map_err(|e| e.to_string())?;
     // SAFETY: what the caller promises.
     unsafe { kernel.launch(blocks, 256, 0, args) }.map_err(|e| e.to_string())

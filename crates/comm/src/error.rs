@@ -19,25 +19,25 @@ pub enum Error {
         Seconds(*.waited), ranks(.missing), group(.among)
     )]
     TimedOut {
-        /// Who waited.
+        /// The rank that waited.
         rank: usize,
-        /// In what.
+        /// The call that it was in.
         call: Call,
         /// The ranks that take part in it.
         among: Vec<usize>,
-        /// How long.
+        /// How long it did, which is the limit or a little more.
         waited: Duration,
-        /// For whom.
+        /// Those of them that had not come.
         missing: Vec<usize>,
     },
     /// Another rank failed, and with it all that is waited for.
     #[error("rank {rank} stopped in {call} because rank {failed} {how}: {why}")]
     PeerFailed {
-        /// Who was stopped.
+        /// The rank that was stopped by it.
         rank: usize,
-        /// In what.
+        /// The call that it was in.
         call: Call,
-        /// Who failed.
+        /// The first rank that failed.
         failed: usize,
         /// `failed` or `panicked`.
         how: &'static str,
@@ -47,11 +47,11 @@ pub enum Error {
     /// Another rank came to its end without making a call that this one waits for.
     #[error("rank {rank} waits in {call} for {}, which ended without it", ranks(.ended))]
     PeerEnded {
-        /// Who waits.
+        /// The rank that would wait for ever.
         rank: usize,
-        /// In what.
+        /// The call that it was in.
         call: Call,
-        /// Who ended.
+        /// Those that will not come.
         ended: Vec<usize>,
     },
     /// Two ranks made calls that do not belong together.
@@ -59,11 +59,11 @@ pub enum Error {
         "rank {rank} called {call} where rank {other} called {theirs}; all ranks must make the same calls"
     )]
     Mismatch {
-        /// Who.
+        /// The rank that made the call.
         rank: usize,
-        /// What.
+        /// Its call.
         call: Call,
-        /// Who else.
+        /// The first whose call is another one.
         other: usize,
         /// What that one called.
         theirs: Call,
@@ -71,9 +71,9 @@ pub enum Error {
     /// A call that can never work.
     #[error("rank {rank} called {call}: {problem}")]
     Argument {
-        /// Who.
+        /// The rank that made the call.
         rank: usize,
-        /// What.
+        /// Its call.
         call: Call,
         /// Why it cannot work.
         problem: String,
@@ -81,9 +81,9 @@ pub enum Error {
     /// What carries the messages refused one, or lost it.
     #[error("rank {rank} called {call}, which failed: {why}")]
     Carrier {
-        /// Who.
+        /// The rank that made the call.
         rank: usize,
-        /// What.
+        /// Its call.
         call: Call,
         /// What MPI, NCCL or CUDA says.
         why: String,

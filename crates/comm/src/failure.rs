@@ -15,7 +15,7 @@ pub enum Failure<E: Debug + Display> {
     /// A rank returned an error.
     #[error("rank {rank} failed: {error}")]
     Failed {
-        /// Which.
+        /// Its number in the world.
         rank: usize,
         /// What it returned.
         error: E,
@@ -23,7 +23,7 @@ pub enum Failure<E: Debug + Display> {
     /// A rank panicked.
     #[error("rank {rank} panicked: {message}")]
     Panicked {
-        /// Which.
+        /// Its number in the world.
         rank: usize,
         /// What it said.
         message: String,
@@ -31,7 +31,7 @@ pub enum Failure<E: Debug + Display> {
     /// This rank came to its end, but another did not.
     #[error("rank {rank} {how}: {why}")]
     Peer {
-        /// Which.
+        /// Its number in the world.
         rank: usize,
         /// `failed` or `panicked`.
         how: &'static str,

@@ -62,7 +62,7 @@ const LAUNCHERS: [Names; 4] = [
 pub struct Launched {
     /// Who did.
     pub launcher: Launcher,
-    /// Its number.
+    /// Its number in the world.
     pub rank: usize,
     /// How many there are; at least two.
     pub size: usize,

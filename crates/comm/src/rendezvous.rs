@@ -23,7 +23,7 @@ const PORTS_BESIDE: u16 = 8;
 /// What a launcher tells a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its number.
+    /// Its number in the world.
     pub rank: usize,
     /// How many ranks there are.
     pub size: usize,
@@ -110,7 +110,7 @@ impl Rendezvous {
         Ok(met)
     }
 
-    /// Its number.
+    /// Its number in the world.
     pub fn rank(&self) -> usize {
         self.rank
     }

@@ -47,7 +47,7 @@ pub enum Source {
     },
     /// Files of token ids, little-endian, without a header.
     Tokens {
-        /// Files.
+        /// Read in this order, as one.
         path: Vec<PathBuf>,
         /// `u16` or `u32`.
         dtype: TokenType,
@@ -65,14 +65,14 @@ pub enum Source {
     },
     /// Drawn shapes with noise: images that need no download.
     Shapes {
-        /// Images.
+        /// Images to draw.
         count: usize,
         /// Rows and columns of each.
         size: usize,
     },
     /// Sums written out as text: tokens that need no download.
     Arithmetic {
-        /// Sums.
+        /// Sums to write out.
         count: usize,
         /// Digits of each number.
         digits: usize,
@@ -90,9 +90,9 @@ pub enum IdxFiles {
     },
     /// Two files of any name.
     Pair {
-        /// Images.
+        /// The file of images.
         images: PathBuf,
-        /// Labels.
+        /// The file of their labels, in the same order.
         labels: PathBuf,
     },
 }

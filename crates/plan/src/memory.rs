@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use crate::batch::Batch;
 use crate::cut::{BUCKET, average_bytes, message_bytes};
 use crate::pruning::{Kernels, Pruning};
-use crate::schedule::{Action, Chunk, Schedule, Updates};
+use crate::schedule::{Action, Chunk, Pass, Schedule, Updates};
 use crate::scoring::Needs;
 use crate::sharing::Sharing;
+use crate::spec::activations::PartActivations;
 use crate::spec::{Buffer, Model, Parameter, ShapeError};
 use crate::stages::{BlockTensors, Parts};
 use crate::storage::Storage;
@@ -35,7 +36,8 @@ pub struct Memory {
     pub mask: u64,
     /// What scoring by gradients holds before the first step, in one pass; nothing for other methods of pruning.
     pub scoring: u64,
-    /// What the forward pass of one micro-batch keeps for the backward pass, and what the head reads.
+    /// What forward passes keep for backward passes of all micro-batches in flight, at the peak: what the head reads is in it, and
+    /// what is made again or put off. What flows between layers and ranks is not: it is measured as `transient`.
     pub activations: u64,
     /// Scratch space of the kernels, packed operands and copies on the host: theirs to know, so not predicted. The ledger measures
     /// it; `tensor` holds each operation to a bound that its sizes and the number of threads give.
@@ -45,7 +47,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Nothing.
+    /// What sums over ranks begin with.
     pub(crate) const NONE: Memory = Memory {
         weights: 0,
         gradients: 0,
@@ -146,10 +148,9 @@ impl<'a> Prediction<'a> {
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
             let own = |chunk: &Chunk| parts[chunk.part].clone();
-            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part].kept);
-            let again = chunks.iter().map(|chunk| each[chunk.part].again).max().unwrap_or(0);
+            let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part]);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
-            let mut memory = self.of_blocks(&blocks, held.activations.saturating_add(again), held.versions);
+            let mut memory = self.of_blocks(&blocks, held.activations, held.versions);
             if schedule.updates == Updates::DoubleBuffered && rank > 0 {
                 // Those of one batch wait until the first stage has seen that all are finite.
                 memory.gradients = memory.gradients.saturating_mul(2);
@@ -229,27 +230,39 @@ impl<'a> Prediction<'a> {
 }
 
 /// What a rank holds at most in the course of its list.
+#[derive(Default)]
 struct Held {
-    /// Bytes of micro-batches in flight.
+    /// Bytes kept of micro-batches in flight.
     activations: u64,
     /// Old versions of the weights.
     versions: u64,
 }
 
-/// Walks a list; `kept` are the bytes of a micro-batch in a chunk.
-fn in_flight(list: &[Action], kept: impl Fn(usize) -> u64) -> Held {
-    let (mut now, mut most) = (Held { activations: 0, versions: 0 }, Held { activations: 0, versions: 0 });
+/// Walks a list; `of` is what a chunk keeps of a micro-batch.
+fn in_flight(list: &[Action], of: impl Fn(usize) -> PartActivations) -> Held {
+    let (mut now, mut most) = (Held::default(), Held::default());
     for action in list {
-        match *action {
-            Action::Forward(work) => now.activations = now.activations.saturating_add(kept(work.chunk)),
-            Action::Backward(work) | Action::BackwardWeight(work) => {
-                now.activations = now.activations.saturating_sub(kept(work.chunk));
+        // What one micro-batch keeps before the action, at most in its course, and behind it.
+        let (before, within, after) = match action.compute() {
+            Some((pass, work)) => {
+                let PartActivations { kept, backward, backward_input, put_off } = of(work.chunk);
+                match pass {
+                    Pass::Forward => (0, kept, kept),
+                    Pass::Backward => (kept, backward, 0),
+                    Pass::BackwardInput => (kept, backward_input, put_off),
+                    Pass::BackwardWeight => (put_off, put_off, 0),
+                }
             }
+            None => (0, 0, 0),
+        };
+        let others = now.activations.saturating_sub(before);
+        most.activations = most.activations.max(others.saturating_add(within));
+        now.activations = others.saturating_add(after);
+        match action {
             Action::Stash { .. } => now.versions += 1,
             Action::Drop { .. } => now.versions -= 1,
             _ => {}
         }
-        most.activations = most.activations.max(now.activations);
         most.versions = most.versions.max(now.versions);
     }
     most

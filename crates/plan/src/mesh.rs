@@ -116,7 +116,7 @@ pub enum MeshError {
     /// An axis without ranks.
     #[error("the mesh axis `{axis}` must be at least 1, got 0; an axis that is not in use has 1")]
     Empty {
-        /// Which.
+        /// The one of extent 0.
         axis: Axis,
     },
     /// A product beyond the largest number.

@@ -21,7 +21,7 @@ pub struct Pipeline {
 pub enum Order {
     /// One of ours.
     Named {
-        /// Which.
+        /// The name that a run file gives it.
         name: Name,
         /// Parts on a rank, for interleaving.
         chunks: Option<usize>,

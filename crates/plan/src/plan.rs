@@ -129,7 +129,7 @@ pub struct RankPlan {
     pub tile: Option<Region>,
     /// Numbers of the model that it holds, pruned ones included.
     pub parameters: u64,
-    /// Predicted bytes.
+    /// Predicted bytes, at the peak of each category.
     pub memory: Memory,
 }
 

@@ -72,8 +72,8 @@ fn memory(cuda: &Cuda, device: &Device) {
     let refused = cuda.allocate(1 << 45, Category::Weights);
     assert!(matches!(refused, Err(Error::OutOfMemory { asked, .. }) if asked == 1 << 45));
     // More than the card has, one after the other: the first block is given back to make room for the second.
-    drop(cuda.allocate(cuda.card().memory / 10 * 6, Category::Weights).unwrap());
-    drop(cuda.allocate(cuda.card().memory / 10 * 8, Category::Weights).unwrap());
+    drop(cuda.allocate(cuda.gpu().memory / 10 * 6, Category::Weights).unwrap());
+    drop(cuda.allocate(cuda.gpu().memory / 10 * 8, Category::Weights).unwrap());
     cuda.release_unused().unwrap();
     assert_eq!(cuda.held(), 0, "nothing is kept");
     println!("copies and memory: as they should be");
@@ -291,10 +291,10 @@ fn operations(device: &Device) {
                     .unwrap();
                     [c, pre, y]
                 };
-                for (card, host) in on(device).iter().zip(on(&cpu)) {
+                for (gpu, host) in on(device).iter().zip(on(&cpu)) {
                     let host: Vec<f64> = host.to_f32().into_iter().map(f64::from).collect();
                     let what = format!("matmul {dtype:?} {m}x{n}x{k} ta={ta} tb={tb}");
-                    worst = worst.max(compare(&what, card, &host, k));
+                    worst = worst.max(compare(&what, gpu, &host, k));
                 }
             }
         }

@@ -26,7 +26,7 @@ impl Device {
         Ok(Device::Cuda(Cuda::open(ordinal)?))
     }
 
-    /// Its books.
+    /// What its memory is taken for, by category.
     pub fn ledger(&self) -> &Ledger {
         match self {
             Device::Cpu(cpu) => cpu.ledger(),
@@ -34,7 +34,7 @@ impl Device {
         }
     }
 
-    /// The books of the host's memory that its work takes: its own where it is the host, others beside a card's.
+    /// The same of the host's memory that its work takes: its own ledger where it is the host, another beside a card's.
     pub fn host_ledger(&self) -> &Ledger {
         match self {
             Device::Cpu(cpu) => cpu.ledger(),
@@ -47,7 +47,7 @@ impl Device {
     pub fn memory(&self) -> Option<usize> {
         match self {
             Device::Cpu(cpu) => Some(memory_left()? as usize + cpu.ledger().total()),
-            Device::Cuda(cuda) => Some(cuda.card().memory),
+            Device::Cuda(cuda) => Some(cuda.gpu().memory),
         }
     }
 

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod operand;
 pub mod ops;
 pub mod random;
+pub mod saved;
 pub mod tensor;
 #[cfg(test)]
 mod testing;
@@ -28,4 +29,5 @@ pub use half::bf16;
 pub use mask::Mask;
 pub use memory::{Booking, Category, HostCopy, Ledger};
 pub use operand::Operand;
+pub use saved::Saved;
 pub use tensor::{Coming, Tensor};

@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn the_smaller_form_is_chosen_and_counted() {
-        // Its own, whose books no other test writes to.
+        // Its own, whose ledger no other test writes to.
         let device = &Device::cpu(1).unwrap();
         let len = 512 * 100;
         for share in [0.0, 0.01, 0.03, 0.04, 0.1, 1.0] {

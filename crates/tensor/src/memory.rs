@@ -19,8 +19,10 @@ pub enum Category {
     Mask,
     /// What pruning scores weights by: sums of gradients in f32, and copies of weights to take them at.
     Scoring,
-    /// What the forward pass leaves for the backward pass, and what flows between layers.
+    /// What the forward pass keeps for the backward pass; see [`Saved`](crate::Saved).
     Activations,
+    /// What flows between layers and ranks: outputs on their way, gradients of activations, samples, messages of a pipeline.
+    Transient,
     /// Scratch space of one operation.
     Workspace,
     /// Buffers that only exist to be sent or received.
@@ -29,13 +31,14 @@ pub enum Category {
 
 impl Category {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [Category; 8] = [
+    pub const ALL: [Category; 9] = [
         Category::Weights,
         Category::Gradients,
         Category::Optimizer,
         Category::Mask,
         Category::Scoring,
         Category::Activations,
+        Category::Transient,
         Category::Workspace,
         Category::Communication,
     ];
@@ -49,6 +52,7 @@ impl Category {
             Category::Mask => "mask",
             Category::Scoring => "scoring",
             Category::Activations => "activations",
+            Category::Transient => "transient",
             Category::Workspace => "workspace",
             Category::Communication => "communication",
         }
@@ -109,7 +113,7 @@ impl fmt::Display for Usage {
     }
 }
 
-/// The books of one device; clones are the same books.
+/// The accounts of one device; clones are the same accounts.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger(Arc<Gauges>);
 
@@ -117,6 +121,37 @@ pub struct Ledger(Arc<Gauges>);
 struct Gauges {
     categories: [Gauge; Category::ALL.len()],
     total: Gauge,
+}
+
+/// What a buffer is booked as: its category or, where that is transient and a backward pass waits for it, activations.
+#[derive(Debug)]
+pub(crate) struct Label {
+    category: Category,
+    /// How many [`Saved`](crate::Saved) hold the buffer.
+    saved: AtomicUsize,
+}
+
+impl Label {
+    pub fn new(category: Category) -> Label {
+        Label { category, saved: AtomicUsize::new(0) }
+    }
+
+    /// The category of a buffer that nothing waits for.
+    pub fn category(&self) -> Category {
+        self.category
+    }
+
+    pub fn save(&self, ledger: &Ledger, bytes: usize) {
+        if self.saved.fetch_add(1, Relaxed) == 0 && self.category == Category::Transient {
+            ledger.rebook(Category::Transient, Category::Activations, bytes);
+        }
+    }
+
+    pub fn release(&self, ledger: &Ledger, bytes: usize) {
+        if self.saved.fetch_sub(1, Relaxed) == 1 && self.category == Category::Transient {
+            ledger.rebook(Category::Activations, Category::Transient, bytes);
+        }
+    }
 }
 
 /// Bytes that are booked for as long as this lives: of memory that is no buffer of the device.

@@ -232,6 +232,22 @@ impl Tensor {
         }
     }
 
+    /// Books its buffer as what a backward pass waits for: see [`Saved`](crate::Saved).
+    pub(crate) fn save(&self) {
+        match &self.storage {
+            Storage::Cpu(buffer) => buffer.save(),
+            Storage::Cuda(buffer) => buffer.save(),
+        }
+    }
+
+    /// The end of that.
+    pub(crate) fn release(&self) {
+        match &self.storage {
+            Storage::Cpu(buffer) => buffer.release(),
+            Storage::Cuda(buffer) => buffer.release(),
+        }
+    }
+
     /// Whether nobody else holds its buffer, so that it may be written to.
     pub fn is_unique(&mut self) -> bool {
         match &mut self.storage {

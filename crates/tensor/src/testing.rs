@@ -17,20 +17,20 @@ use crate::{Category, DType, Device, Float, Tensor, bf16, random};
 /// handles of it. The host comes first, for tests that only make sense there.
 pub fn devices() -> &'static [[Device; 3]] {
     static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
-    if let Some(why) = no_card() {
+    if let Some(why) = no_gpu() {
         // Each test by itself: it is one more that nobody has seen on a card.
         skipped(Need::Cuda, why);
     }
     DEVICES.get_or_init(|| {
         let device = |isa, threads| Device::Cpu(Cpu::with_isa(threads, isa).unwrap());
         let hosts = Isa::available().map(|isa| [1, 2, 3].map(|threads| device(isa, threads)));
-        let card = no_card().is_none().then(|| Cuda::open(0).unwrap());
-        hosts.chain(card.map(|card| [1, 2, 3].map(|_| Device::Cuda(card.clone())))).collect()
+        let gpu = no_gpu().is_none().then(|| Cuda::open(0).unwrap());
+        hosts.chain(gpu.map(|gpu| [1, 2, 3].map(|_| Device::Cuda(gpu.clone())))).collect()
     })
 }
 
 /// Why this machine cannot use a card, where it cannot.
-fn no_card() -> Option<&'static str> {
+fn no_gpu() -> Option<&'static str> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let why = || Some(Cuda::probe()).filter(|probe| !probe.usable()).map(|probe| probe.missing.join("; "));
     WHY.get_or_init(why).as_deref()

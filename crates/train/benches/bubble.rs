@@ -54,7 +54,7 @@ impl Paced {
     }
 
     fn message(&self) -> Result<Tensor> {
-        Ok(Tensor::zeros(&self.device, &[64], DType::F32, Category::Activations)?)
+        Ok(Tensor::zeros(&self.device, &[64], DType::F32, Category::Transient)?)
     }
 }
 

@@ -35,7 +35,7 @@ struct Summed(Communicator);
 
 impl GradientSink for Summed {
     fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for gradient in gradients(Wanted::All)? {
+        for gradient in gradients.make(Wanted::All)? {
             self.0.all_reduce(gradient, Reduce::Sum)?;
         }
         Ok(())
@@ -61,7 +61,7 @@ fn model(side: usize) -> Model {
 fn image(device: &Device, shape: &[usize]) -> Result<Tensor> {
     let pixel = |i: usize| (i.wrapping_mul(2_654_435_761) % 1024) as f32 / 512.0 - 1.0;
     let pixels: Vec<f32> = (0..shape.iter().product()).map(pixel).collect();
-    Ok(Tensor::from_slice(device, shape, &pixels, Category::Activations)?)
+    Ok(Tensor::from_slice(device, shape, &pixels, Category::Transient)?)
 }
 
 /// One rank's part of a measurement.

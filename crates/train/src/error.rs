@@ -29,7 +29,7 @@ pub enum Error {
     /// A rank failed, and the run with it.
     #[error("rank {rank} failed: {error}")]
     RankFailed {
-        /// Which.
+        /// Its number in the world.
         rank: usize,
         /// Its own message.
         error: Box<Error>,
@@ -37,7 +37,7 @@ pub enum Error {
     /// A rank panicked, or failed in another process, and the run ended with it.
     #[error("rank {rank} {how}: {why}")]
     RankEnded {
-        /// Which.
+        /// Its number in the world.
         rank: usize,
         /// `panicked` or `failed`.
         how: &'static str,

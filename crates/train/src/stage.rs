@@ -111,7 +111,7 @@ impl Stage {
             Side::Output => part + 1,
         };
         let shape = dimensions(self.borders[border], samples);
-        Ok(Tensor::empty(device, &shape, dtype, Category::Activations)?)
+        Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
     }
 }
 

@@ -166,6 +166,7 @@ impl Summary {
                     Category::Mask => Some(predicted.mask),
                     Category::Scoring => Some(predicted.scoring),
                     Category::Activations => Some(predicted.activations),
+                    Category::Transient => None,
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
                 };

@@ -310,7 +310,7 @@ fn exchange(job: &Job) -> [Vec<i32>; 4] {
     ]
 }
 
-/// Memory of the same kind as `data`, booked as communication where books are kept.
+/// Memory of the same kind as `data`, booked as communication where there is a ledger.
 fn room_like(data: &Data, len: usize) -> espalier_tensor::Result<Data> {
     Ok(match data {
         Data::Tensor(tensor) => {

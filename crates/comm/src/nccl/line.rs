@@ -56,7 +56,7 @@ impl Line {
     }
 
     fn new(nccl: &'static Nccl, cuda: &Cuda, comm: Comm) -> Result<Line, String> {
-        let beside = Cuda::open(cuda.card().ordinal).map_err(|e| e.to_string())?;
+        let beside = Cuda::open(cuda.gpu().ordinal).map_err(|e| e.to_string())?;
         let (calls, broken) = (Mutex::new(()), AtomicBool::new(false));
         Ok(Line { nccl, comm, cuda: cuda.clone(), beside, calls, broken })
     }

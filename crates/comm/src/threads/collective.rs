@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::card::{Ready, TransferStream};
+use super::gpu::{Ready, TransferStream};
 use super::work::{Place, Work};
 use crate::call::{Call, Operation};
 use crate::data::Data;
@@ -106,7 +106,7 @@ impl World {
         arrived: Arrived,
         attended: bool,
     ) -> Result<Arc<Collective>> {
-        let (rank, call, on_card) = (members[slot], arrived.buffers.call, arrived.ready.is_some());
+        let (rank, call, on_gpu) = (members[slot], arrived.buffers.call, arrived.ready.is_some());
         let mut state = self.state();
         if let Some(failed) = &state.failed {
             return Err(failed.stops(rank, call));
@@ -135,7 +135,7 @@ impl World {
         if queue.is_empty() {
             state.collectives.remove(&key);
         }
-        if on_card || collective.slots().on_card() {
+        if on_gpu || collective.slots().on_gpu() {
             drop(state);
             let _ = collective.carried.set(self.carry(&collective));
             let _state = self.state();
@@ -409,7 +409,7 @@ impl Slots {
     }
 
     /// Whether anybody's data is on a card.
-    fn on_card(&self) -> bool {
+    fn on_gpu(&self) -> bool {
         self.arrived.iter().flatten().any(|arrived| arrived.ready.is_some())
     }
 }

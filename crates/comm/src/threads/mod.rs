@@ -11,8 +11,8 @@
 //! Tensors may be on a card, the same one for all ranks: then a stream of its own is given what the call says
 //! (`card`), and the host moves nothing.
 
-mod card;
 mod collective;
+mod gpu;
 mod run;
 mod work;
 
@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use card::Ready;
 use collective::{Arrived, Collective, Key, World};
+use gpu::Ready;
 pub use run::{run, run_or_give_up};
 
 use crate::call::{Call, Operation};

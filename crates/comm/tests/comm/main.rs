@@ -1,8 +1,8 @@
 //! What every transport must do, in one suite ([`suite`]), and what each does on its own.
 
 mod alone;
-mod card;
 mod data;
+mod gpu;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nccl;

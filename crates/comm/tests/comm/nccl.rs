@@ -41,9 +41,9 @@ fn worker() {
 
 #[test]
 fn the_suite() {
-    let cards = Cuda::probe().cards.len();
+    let gpus = Cuda::probe().gpus.len();
     let missing = match nccl::version() {
-        Ok(_) if cards >= 1 => None,
+        Ok(_) if gpus >= 1 => None,
         Ok(version) => Some(format!("NCCL {version} needs a card, and there is none")),
         Err(error) => Some(error.to_string()),
     };
@@ -54,14 +54,11 @@ fn the_suite() {
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "nccl::worker", "--ignored", "--nocapture"]);
-        command
-            .env("MASTER_ADDR", "localhost")
-            .env("MASTER_PORT", &port)
-            .env("WORLD_SIZE", cards.to_string());
+        command.env("MASTER_ADDR", "localhost").env("MASTER_PORT", &port).env("WORLD_SIZE", gpus.to_string());
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    for process in (0..cards).map(start).collect::<Vec<_>>() {
+    for process in (0..gpus).map(start).collect::<Vec<_>>() {
         let output = process.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

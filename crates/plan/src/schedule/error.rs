@@ -8,7 +8,7 @@ pub enum Error {
     /// A name that no schedule has.
     #[error("`{name}` is not a schedule: there are {}{}", super::Name::list(), did_you_mean(.hint))]
     UnknownName {
-        /// As given.
+        /// As a person wrote it.
         name: String,
         /// The one that was probably meant.
         hint: Option<String>,
@@ -16,7 +16,7 @@ pub enum Error {
     /// A number that the schedule cannot work with.
     #[error("{name} needs {expected}, got {got}")]
     Options {
-        /// The schedule.
+        /// The schedule's name.
         name: &'static str,
         /// `an even number of stages`
         expected: String,
@@ -28,7 +28,7 @@ pub enum Error {
     Units {
         /// `forward`
         pass: &'static str,
-        /// As given.
+        /// In units, as a person wrote it.
         got: f64,
     },
     /// An option that the schedule does not have.
@@ -36,7 +36,7 @@ pub enum Error {
     NoEffect {
         /// `chunks`
         option: &'static str,
-        /// The schedule.
+        /// The schedule's name.
         name: &'static str,
         /// The schedule that has it.
         only: &'static str,
@@ -50,7 +50,7 @@ pub enum Error {
     /// Parts of the model where they cannot be.
     #[error("{problem}")]
     Placement {
-        /// A sentence.
+        /// What is wrong, as a clause that the message ends with.
         problem: String,
     },
     /// Lists that cannot be run in the order in which messages arrive.
@@ -66,27 +66,27 @@ pub enum Error {
     Syntax {
         /// Counted from 1.
         line: usize,
-        /// A sentence.
+        /// What is wrong, as a clause that the message ends with.
         problem: String,
     },
     /// An action that cannot be done where it stands.
     #[error("rank {rank}, action {} (`{action}`): {problem}", position + 1)]
     Invalid {
-        /// Whose list.
+        /// The rank whose list it is in.
         rank: usize,
         /// Where in the list, from 0.
         position: usize,
         /// As it is written in a file.
         action: String,
-        /// A sentence.
+        /// What is wrong, as a clause that the message ends with.
         problem: String,
     },
     /// Something that should have happened by the end of the lists.
     #[error("rank {rank} at its end: {problem}")]
     Unfinished {
-        /// Whose list.
+        /// The rank whose list it is in.
         rank: usize,
-        /// A sentence.
+        /// What is wrong, as a clause that the message ends with.
         problem: String,
     },
     /// Every rank waits or has finished, and some wait.

@@ -1,4 +1,4 @@
-//! Activation bytes: what the forward pass keeps for the backward pass.
+//! Activation bytes: what is kept of a micro-batch for its backward pass.
 //!
 //! The rule: a tensor between two layers (an *edge*) is kept if the layer after it saves its input or the layer
 //! before it saves its output; each edge counts once, however many want it. What a layer saves it says itself
@@ -10,15 +10,22 @@
 //! The model's [head](Model::head) runs together with the loss, so what it reads is kept until then, whatever made it;
 //! its logits come and go in chunks, which are scratch space.
 //!
-//! With `recompute = "block"` only the input edge of every block stays; the backward pass runs one block's forward
-//! again, so that one block's own edges (and what the head reads, in the last) exist at a time: the largest counts.
+//! With `recompute = "block"` every block but the model's last keeps its input edge alone, and its forward runs again just before
+//! its backward: then its own edges are there, and those of the blocks behind it are not any more.
+//!
+//! Where the gradients of weights are put off (zero-bubble schedules), what they read is kept in turn
+//! ([`Reads`](super::layer::Reads)): inputs of products, made again where need be, and gradients of outputs. A backward pass that
+//! puts off lets go of the one while it takes in the other, so its peak is found by going through it layer by layer ([`turns`]).
+
+mod turns;
 
 use std::ops::Range;
 
 use serde::Serialize;
 
 use super::shape::Shape;
-use super::{Entry, Layer, Model, Move, ShapeError};
+use super::{Layer, Model, ShapeError};
+use turns::{Held, Piece, Row, Walk};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -60,111 +67,21 @@ pub enum Recompute {
     Block,
 }
 
-/// Whether the edge between two layers is made again rather than kept.
-fn remade(from: &Layer, to: &Layer) -> bool {
-    from.entry().remakes_output() && to.entry().takes_remade()
-}
-
-/// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered again when a linear
-/// layer's gradient needs it.
-fn is_entrance(layer: &Layer, next: Option<&Layer>) -> bool {
-    match layer {
-        Layer::Exchange(exchange) if exchange.forward == Move::Nothing => true,
-        // What comes from neighbours is kept beside the tile, as what it is: a message.
-        Layer::Halo(_) => matches!(next, Some(Layer::Conv(_))),
-        Layer::Exchange(exchange) => {
-            exchange.is_entrance() && next.is_some_and(|next| next.entry().takes_remade())
-        }
-        _ => false,
-    }
-}
-
-/// Bytes of one micro-batch, gathered during a walk.
-struct Tally {
-    samples: u64,
-    precision: Precision,
-    bytes: u64,
-}
-
-impl Tally {
-    fn edge_bytes(&self, shape: Shape) -> u64 {
-        let size = if matches!(shape, Shape::Tokens { .. }) { 4 } else { self.precision.size() };
-        shape.elements().saturating_mul(size).saturating_mul(self.samples)
-    }
-
-    fn add_edge(&mut self, shape: Shape, kept: bool) {
-        if kept {
-            self.bytes = self.bytes.saturating_add(self.edge_bytes(shape));
-        }
-    }
-
-    /// Adds what stands inside a chain of layers: its inner edges and its layers' statistics, not its two ends.
-    fn chain(&mut self, layers: &[Layer], input: Shape) -> Result<Ends, String> {
-        let mut ends = Ends { input: false, output: false, shape: input };
-        // The last layer that made something, and the shape of what it made.
-        let (mut before, mut edge): (Option<&Layer>, Shape) = (None, input);
-        for (i, layer) in layers.iter().enumerate() {
-            if is_entrance(layer, layers.get(i + 1)) {
-                ends.shape = layer.output(ends.shape)?;
-                continue;
-            }
-            let wants = self.layer(layer, ends.shape)?;
-            match before {
-                None => ends.input = wants.input,
-                Some(before) => {
-                    self.add_edge(edge, ends.output || (wants.input && !remade(before, layer)));
-                }
-            }
-            ends.output = wants.output;
-            ends.shape = wants.shape;
-            (before, edge) = (Some(layer), wants.shape);
-        }
-        Ok(ends)
-    }
-
-    fn layer(&mut self, layer: &Layer, input: Shape) -> Result<Ends, String> {
-        if let Some(sides) = layer.entry().sides() {
-            let reads = sides.join.reads_outputs();
-            let (mut wanted, mut shapes) = (false, Vec::with_capacity(sides.all.len()));
-            for side in &sides.all {
-                let ends = self.chain(side.layers, input)?;
-                // What a way gives is an edge too, which ends inside the layer. An empty way is the input edge itself, and what a
-                // smooth activation gives a product is made again.
-                match side.layers.last() {
-                    None => wanted |= reads,
-                    Some(Layer::Activation(last)) if last.remakes_output() => {}
-                    Some(_) => self.add_edge(ends.shape, ends.output || reads),
-                }
-                wanted |= ends.input;
-                shapes.push(ends.shape);
-            }
-            return Ok(Ends { input: wanted, output: false, shape: sides.meet(&shapes)? });
-        }
-        let wants = layer.entry().saves(input, self.samples);
-        self.bytes = self.bytes.saturating_add(wants.numbers.saturating_mul(4));
-        Ok(Ends { input: wants.input, output: wants.output, shape: layer.output(input)? })
-    }
-}
-
-/// What a layer or a chain wants of the edges at its two ends, and the shape of the second.
-#[derive(Clone, Copy)]
-struct Ends {
-    input: bool,
-    output: bool,
-    shape: Shape,
-}
-
-/// What a part of a model keeps of a micro-batch.
+/// What a part of a model keeps of a micro-batch, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartActivations {
     /// From its forward pass to its backward pass.
     pub kept: u64,
-    /// In the backward pass alone, where blocks are recomputed.
-    pub again: u64,
+    /// The most in the course of the backward pass, at whose beginning it is `kept`.
+    pub backward: u64,
+    /// The same where the gradients of weights are put off,
+    pub backward_input: u64,
+    /// and what is kept until they are made.
+    pub put_off: u64,
 }
 
 impl Model {
-    /// Bytes that the forward pass of one micro-batch of `samples` keeps for the backward pass.
+    /// The most bytes that one micro-batch of `samples` keeps for its backward pass, or in it.
     pub fn activation_bytes(
         &self,
         samples: usize,
@@ -173,7 +90,7 @@ impl Model {
     ) -> Result<u64, ShapeError> {
         let whole = std::iter::once(0..self.blocks.len());
         let parts = self.part_activations(whole, samples, precision, recompute)?;
-        Ok(parts.iter().fold(0, |n: u64, part| n.saturating_add(part.kept).saturating_add(part.again)))
+        Ok(parts[0].backward)
     }
 
     /// What each of some ranges of consecutive blocks keeps of one micro-batch of `samples`.
@@ -185,50 +102,92 @@ impl Model {
         recompute: Recompute,
     ) -> Result<Vec<PartActivations>, ShapeError> {
         let borders = self.borders()?;
-        let tally = || Tally { samples: samples as u64, precision, bytes: 0 };
-        Ok(parts.into_iter().map(|part| self.kept_by(part, &borders, tally(), recompute)).collect())
+        let of_part = |part: Range<usize>| {
+            let part = Part::new(self, part, &borders, Walk::new(samples as u64, precision), recompute);
+            let kept = part.forward();
+            let (whole, split) = (part.backward(kept.clone(), false), part.backward(kept.clone(), true));
+            PartActivations {
+                kept: kept.now,
+                backward: whole.most,
+                backward_input: split.most,
+                put_off: split.now,
+            }
+        };
+        Ok(parts.into_iter().map(of_part).collect())
     }
 
-    /// What one part keeps, given the shapes at the borders of all blocks.
-    fn kept_by(
-        &self,
+    /// The layers of a block, without what ends the model.
+    fn layers_before_head(&self, block: usize) -> &[Layer] {
+        let layers = &self.blocks[block].layers;
+        let head = block + 1 == self.blocks.len() && self.head().is_some();
+        &layers[..layers.len() - usize::from(head)]
+    }
+}
+
+/// A part of a model, as its passes go through it.
+struct Part {
+    blocks: Vec<Row>,
+    /// How many of them, the first ones, run again before their backward.
+    again: usize,
+    /// What the loss is made from, where the model ends here.
+    read: Option<Piece>,
+    /// Whether a weight makes it, whose gradient can be put off.
+    has_head: bool,
+}
+
+impl Part {
+    fn new(
+        model: &Model,
         part: Range<usize>,
         borders: &[Shape],
-        mut tally: Tally,
+        mut walk: Walk,
         recompute: Recompute,
-    ) -> PartActivations {
-        // What the part before keeps of its output is on another rank.
-        let mut edge = Ends { input: false, output: false, shape: borders[part.start] };
-        // Edges between blocks; each block's own. Both end in what the head reads.
-        let (mut between, mut own) = (0u64, Vec::new());
-        for i in part.clone() {
-            let block = &self.blocks[i];
-            let is_last = i + 1 == self.blocks.len();
-            let head = usize::from(is_last && self.head().is_some());
-            let layers = &block.layers[..block.layers.len() - head];
-            if block.layers.is_empty() {
-                continue;
+    ) -> Part {
+        let last = model.blocks.len() - 1;
+        let layers: Vec<_> = part.clone().map(|block| model.layers_before_head(block)).collect();
+        let (blocks, read) = walk.rows(&layers, borders[part.start]);
+        // The model's last block would run again just behind its own forward.
+        let before_last = blocks.len().min(last.saturating_sub(part.start));
+        Part {
+            blocks,
+            again: if recompute == Recompute::Block { before_last } else { 0 },
+            read: Some(read).filter(|_| part.contains(&last)),
+            has_head: model.head().is_some(),
+        }
+    }
+
+    /// What is kept behind the forward pass.
+    fn forward(&self) -> Held {
+        let mut held = Held::default();
+        for (i, block) in self.blocks.iter().enumerate() {
+            match i < self.again {
+                true => held.save(&[block.input]),
+                false => held.save_all(&block.turns),
             }
-            tally.bytes = 0;
-            let ends = tally.chain(layers, edge.shape).expect("the shapes were checked");
-            own.push(tally.bytes);
-            // A block of the head alone has one edge: what the head reads.
-            let kept = !layers.is_empty() && (recompute == Recompute::Block || edge.output || ends.input);
-            between = between.saturating_add(if kept { tally.edge_bytes(edge.shape) } else { 0 });
-            edge = ends;
         }
-        if part.end == self.blocks.len() {
-            if let Some(last) = own.last_mut() {
-                *last = last.saturating_add(tally.edge_bytes(edge.shape));
+        held.save(self.read.as_slice());
+        held
+    }
+
+    /// What is left behind the backward pass, and the most in its course.
+    fn backward(&self, mut held: Held, put_off: bool) -> Held {
+        held.release(self.read.as_slice());
+        if put_off && self.has_head {
+            held.save(self.read.as_slice());
+        }
+        for (i, block) in self.blocks.iter().enumerate().rev() {
+            if i < self.again {
+                held.release(&[block.input]);
+                held.save_all(&block.turns);
             }
-        } else if edge.output && !part.is_empty() {
-            between = between.saturating_add(tally.edge_bytes(edge.shape));
+            for turn in block.turns.iter().rev() {
+                held.release(&turn.saves);
+                if put_off {
+                    held.save(&turn.reads);
+                }
+            }
         }
-        let sum = own.iter().fold(0, |n: u64, &b| n.saturating_add(b));
-        match recompute {
-            Recompute::None => PartActivations { kept: between.saturating_add(sum), again: 0 },
-            Recompute::Block => PartActivations { kept: between, again: own.into_iter().max().unwrap_or(0) },
-        }
+        held
     }
 }
 
@@ -261,9 +220,22 @@ mod tests {
         let layer = w + 2 + 3 * w + w + h + w + 2 + 4 * w;
         let head = w + 2 + w;
         assert_eq!(bytes(&model, 5, Recompute::None), (5 * 4 * s * (1 + 2 * layer + head)) as u64);
-        // Recomputing: the inputs of embedding, two layers and head; then the larger of a layer's own and the head's.
-        let largest = (layer - w).max(head - w);
-        assert_eq!(bytes(&model, 5, Recompute::Block), (5 * 4 * s * (1 + 3 * w + largest)) as u64);
+        // Recomputing: the inputs of embedding and two layers, and all of the head's; then, as the second layer runs again, its
+        // own edges behind the inputs of the embedding and of both layers.
+        let parts = |recompute| {
+            let whole = std::iter::once(0..model.blocks.len());
+            model.part_activations(whole, 5, Precision::F32, recompute).unwrap()[0]
+        };
+        let again = parts(Recompute::Block);
+        assert_eq!(again.kept, (5 * 4 * s * (1 + 2 * w + head)) as u64);
+        assert_eq!(again.backward, (5 * 4 * s * (1 + w + layer)) as u64);
+        // Put off, of a layer: both norms' inputs, statistics, outputs made again and their gradients; the gradients of queries,
+        // keys and values; attention's output; the gradients of both sums; gelu's output and the gradient of its input. Of
+        // the embeddings: ids and one gradient. Of the head: what it reads, and ln_f's input, statistics and gradient.
+        let put_off = 2 * (2 * (w + 2 + w + w) + 3 * w + w + 2 * w + 4 * w + 4 * w) + 1 + w + (w + w + 2 + w);
+        // The gradient of the last layer's output, and of the first's input, are counted once.
+        assert_eq!(parts(Recompute::None).put_off, (5 * 4 * s * put_off) as u64);
+        assert_eq!(again.put_off, parts(Recompute::None).put_off, "whatever was made twice");
         // In bf16 the ids and the statistics keep four bytes.
         let four = 1 + 2 * (4 + h) + 2;
         let two = 2 * (layer - 4 - h) + head - 2;

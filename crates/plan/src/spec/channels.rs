@@ -12,7 +12,7 @@ pub struct ScaledChannels {
     pub bias: bool,
     /// Prefix of the norm's parameters.
     pub norm: String,
-    /// How many.
+    /// How many there are.
     pub channels: usize,
 }
 

@@ -62,7 +62,7 @@ pub enum Input {
 pub struct Block {
     /// `h.3`, `layer2.0`, `embedding`, `head`.
     pub name: String,
-    /// In order.
+    /// In the order of execution.
     pub layers: Vec<Layer>,
 }
 

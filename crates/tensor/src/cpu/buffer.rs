@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use super::Cpu;
 use crate::error::{Error, Result};
-use crate::memory::Category;
+use crate::memory::{Category, Label};
 
 const ALIGN: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
@@ -21,7 +21,7 @@ const HUGE_PAGE: usize = 2 << 20;
 pub struct Buffer {
     block: Block,
     len: usize,
-    category: Category,
+    label: Label,
     cpu: Cpu,
 }
 
@@ -36,7 +36,7 @@ impl Buffer {
             })?,
         };
         cpu.ledger().allocate(category, len);
-        Ok(Buffer { block, len, category, cpu: cpu.clone() })
+        Ok(Buffer { block, len, label: Label::new(category), cpu: cpu.clone() })
     }
 
     /// The processor it belongs to.
@@ -46,8 +46,18 @@ impl Buffer {
 
     /// Books it under another category.
     pub(crate) fn book_as(&mut self, category: Category) {
-        self.cpu.ledger().rebook(self.category, category, self.len);
-        self.category = category;
+        self.cpu.ledger().rebook(self.label.category(), category, self.len);
+        self.label = Label::new(category);
+    }
+
+    /// A backward pass waits for it, once more.
+    pub(crate) fn save(&self) {
+        self.label.save(self.cpu.ledger(), self.len);
+    }
+
+    /// One fewer does.
+    pub(crate) fn release(&self) {
+        self.label.release(self.cpu.ledger(), self.len);
     }
 
     /// Its bytes.
@@ -65,7 +75,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.cpu.ledger().free(self.category, self.len);
+        self.cpu.ledger().free(self.label.category(), self.len);
         let block = std::mem::replace(&mut self.block, Block::DANGLING);
         self.cpu.free_blocks().give(block);
     }

@@ -67,7 +67,7 @@ impl Cpu {
         self.0.isa
     }
 
-    /// The books.
+    /// What its memory is taken for, by category.
     pub fn ledger(&self) -> &Ledger {
         &self.0.ledger
     }

@@ -99,7 +99,7 @@ mod tests {
                     }
                 });
                 for _ in &rounds {
-                    let data = receiver.recv().unwrap().land(Category::Activations).unwrap();
+                    let data = receiver.recv().unwrap().land(Category::Transient).unwrap();
                     // Work enough that the next ones come while this is queued.
                     for _ in 0..20 {
                         add_into(&mut sum, &data).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn what_comes_is_booked() {
         for [shared, ..] in devices() {
-            // Other tests write into the books of those that are shared.
+            // Other tests write into the ledgers of those that are shared.
             let device = &match shared {
                 Device::Cpu(_) => Device::cpu(1).unwrap(),
                 Device::Cuda(cuda) => Device::Cuda(cuda.another().unwrap()),
@@ -128,10 +128,10 @@ mod tests {
             let coming = Coming::send(device, &[3], &[1u32, 2, 3]).unwrap();
             let held = device.ledger().usage();
             assert_eq!(held.0[Category::Workspace as usize], before.0[Category::Workspace as usize] + 12);
-            let landed = coming.land(Category::Activations).unwrap();
+            let landed = coming.land(Category::Transient).unwrap();
             assert_eq!(*landed.host_bytes(), *bytemuck::cast_slice::<u32, u8>(&[1, 2, 3]));
             let held = device.ledger().usage();
-            assert_eq!(held.0[Category::Activations as usize], before.0[Category::Activations as usize] + 12);
+            assert_eq!(held.0[Category::Transient as usize], before.0[Category::Transient as usize] + 12);
             drop(landed);
             assert_eq!(device.ledger().usage(), before);
             assert!(Coming::send::<u32>(device, &[0], &[]).unwrap().land(Category::Mask).unwrap().is_empty());

@@ -14,7 +14,7 @@ use super::Cuda;
 use super::status::Status;
 use super::stream::Event;
 use crate::error::{Error, Result};
-use crate::memory::Category;
+use crate::memory::{Category, Label};
 
 /// Small blocks are multiples of this, and every block is aligned to it at least.
 const ALIGN: usize = 512;
@@ -26,7 +26,7 @@ const PAGE: usize = 2 << 20;
 pub struct Buffer {
     block: Block,
     len: usize,
-    category: Category,
+    label: Label,
     /// Whether it was filled over the copy stream, and its block goes back to others of that kind.
     sent: bool,
     cuda: Cuda,
@@ -35,13 +35,13 @@ pub struct Buffer {
 impl Buffer {
     pub(super) fn new(cuda: &Cuda, len: usize, category: Category) -> Result<Buffer> {
         let block = Block::new(cuda, len, category)?;
-        Ok(Buffer { block, len, category, sent: false, cuda: cuda.clone() })
+        Ok(Buffer { block, len, label: Label::new(category), sent: false, cuda: cuda.clone() })
     }
 
     /// One that is filled over the copy stream; books it.
     pub(super) fn sent(cuda: &Cuda, block: Block, len: usize, category: Category) -> Buffer {
         cuda.ledger().allocate(category, len);
-        Buffer { block, len, category, sent: true, cuda: cuda.clone() }
+        Buffer { block, len, label: Label::new(category), sent: true, cuda: cuda.clone() }
     }
 
     /// Marks the last use of its block and puts it back to those that are filled over the copy stream; gives it back where
@@ -67,8 +67,18 @@ impl Buffer {
 
     /// Books it under another category.
     pub(crate) fn book_as(&mut self, category: Category) {
-        self.cuda.ledger().rebook(self.category, category, self.len);
-        self.category = category;
+        self.cuda.ledger().rebook(self.label.category(), category, self.len);
+        self.label = Label::new(category);
+    }
+
+    /// A backward pass waits for it, once more.
+    pub(crate) fn save(&self) {
+        self.label.save(self.cuda.ledger(), self.len);
+    }
+
+    /// One fewer does.
+    pub(crate) fn release(&self) {
+        self.label.release(self.cuda.ledger(), self.len);
     }
 
     /// Its length in bytes.
@@ -146,7 +156,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.cuda.ledger().free(self.category, self.len);
+        self.cuda.ledger().free(self.label.category(), self.len);
         let block = std::mem::replace(&mut self.block, Block { address: 0, capacity: 0 });
         let left = if self.sent && block.capacity > 0 { self.retire(block) } else { Err(block) };
         if let Err(block) = left {

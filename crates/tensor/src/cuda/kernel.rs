@@ -132,7 +132,7 @@ pub struct Args<'a> {
     places: [usize; MOST],
     sizes: [usize; MOST],
     count: usize,
-    card: Option<&'a Cuda>,
+    gpu: Option<&'a Cuda>,
     tensors: PhantomData<&'a mut Tensor>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Args<'a> {
             places: [0; MOST],
             sizes: [0; MOST],
             count: 0,
-            card: None,
+            gpu: None,
             tensors: PhantomData,
         }
     }
@@ -253,14 +253,14 @@ impl<'a> Args<'a> {
         self
     }
 
-    fn meet(&mut self, card: &'a Cuda) {
-        let first = self.card.get_or_insert(card);
-        assert!(first.is(card), "a kernel's arguments are on two cards");
+    fn meet(&mut self, gpu: &'a Cuda) {
+        let first = self.gpu.get_or_insert(gpu);
+        assert!(first.is(gpu), "a kernel's arguments are on two cards");
     }
 
     fn match_kernel(&self, kernel: &Kernel) {
         let Function { name, sizes, .. } = &*kernel.function;
-        assert!(self.card.is_none_or(|card| card.is(&kernel.cuda)), "{name}: arguments of another card");
+        assert!(self.gpu.is_none_or(|gpu| gpu.is(&kernel.cuda)), "{name}: arguments of another card");
         if let Some(sizes) = sizes {
             let given = &self.sizes[..self.count];
             assert_eq!(given, sizes, "{name}: the bytes of each argument, given and declared");
@@ -459,7 +459,7 @@ impl Loaded {
             let mut target = self.target.lock().expect("no panic while locked");
             match *target {
                 Some(target) => target,
-                None => *target.insert(Target::best(cuda.card().capability)?),
+                None => *target.insert(Target::best(cuda.gpu().capability)?),
             }
         };
         let module = Arc::new(Module::load(&compile_cached(source, &build, target)?)?);

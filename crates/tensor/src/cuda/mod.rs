@@ -35,7 +35,7 @@ use buffer::{Buffer, FreeBlocks};
 pub use compile::{Build, Part, Source};
 use dnn::Convolutions;
 pub use kernel::{Args, Kernel};
-pub use probe::{Card, Probe};
+pub use probe::{Gpu, Probe};
 use profile::Profile;
 pub use profile::Taken;
 use staging::Staging;
@@ -62,7 +62,7 @@ struct Shared {
     compute: Stream,
     ledger: Ledger,
     host_ledger: Ledger,
-    card: Card,
+    gpu: Gpu,
     context: Context,
 }
 
@@ -76,9 +76,9 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let count = probe::count()?;
         if ordinal >= count {
-            let cards = if count == 1 { "card" } else { "cards" };
+            let word = if count == 1 { "card" } else { "cards" };
             return Err(Error::NoCuda {
-                why: format!("card {ordinal} was asked for; there are {count} {cards}"),
+                why: format!("card {ordinal} was asked for; there are {count} {word}"),
             });
         }
         let context = Context::retain(ordinal)?;
@@ -96,15 +96,15 @@ impl Cuda {
             compute: Stream::new()?,
             ledger: Ledger::default(),
             host_ledger: Ledger::default(),
-            card: Card::read(ordinal)?,
+            gpu: Gpu::read(ordinal)?,
             context,
         })))
     }
 
-    /// The same card as if it were another one, with the same settings: streams, books, memory and kernels of its own. The
+    /// The same card as if it were another one, with the same settings: streams, ledger, memory and kernels of its own. The
     /// two can read each other's memory; it is for whoever does so to put their streams in order.
     pub fn another(&self) -> Result<Cuda> {
-        let other = Cuda::open(self.card().ordinal)?;
+        let other = Cuda::open(self.gpu().ordinal)?;
         other.convolutions().as_in(&self.convolutions());
         let settings = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::settings);
         if let Some((tf32, search)) = settings {
@@ -115,21 +115,21 @@ impl Cuda {
     }
 
     /// What card it is.
-    pub fn card(&self) -> &Card {
-        &self.0.card
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
     }
 
     /// NVIDIA's name for the card.
     pub fn name(&self) -> &str {
-        &self.0.card.name
+        &self.0.gpu.name
     }
 
-    /// The books.
+    /// What its memory is taken for, by category.
     pub fn ledger(&self) -> &Ledger {
         &self.0.ledger
     }
 
-    /// The books of the host's memory that its work takes: copies of tensors that the host looks at.
+    /// The host's memory that its work takes: copies of tensors that the host looks at.
     pub fn host_ledger(&self) -> &Ledger {
         &self.0.host_ledger
     }

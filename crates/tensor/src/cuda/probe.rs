@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// A card.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct Gpu {
     /// The driver's number for it.
     pub ordinal: usize,
     /// NVIDIA's name for it.
@@ -25,8 +25,8 @@ pub struct Card {
     pub multiprocessors: u32,
 }
 
-impl Card {
-    pub(super) fn read(ordinal: usize) -> Result<Card> {
+impl Gpu {
+    pub(super) fn read(ordinal: usize) -> Result<Gpu> {
         let device = device(ordinal)?;
         let mut name = [0u8; 256];
         let mut memory = 0;
@@ -39,7 +39,7 @@ impl Card {
         let name = CStr::from_bytes_until_nul(&name).map(|n| n.to_string_lossy().into_owned());
         let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        Ok(Card {
+        Ok(Gpu {
             ordinal,
             name: name.unwrap_or_default(),
             memory,
@@ -49,7 +49,7 @@ impl Card {
     }
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gib = self.memory as f64 / (1u64 << 30) as f64;
         let (major, minor) = (self.capability / 10, self.capability % 10);
@@ -87,7 +87,7 @@ pub struct Probe {
     /// The newest CUDA that the driver serves, such as (13, 0).
     pub driver: Option<(u32, u32)>,
     /// The cards.
-    pub cards: Vec<Card>,
+    pub gpus: Vec<Gpu>,
     /// NVRTC's version.
     pub nvrtc: Option<(u32, u32)>,
     /// cuBLASLt's version, as it numbers itself.
@@ -104,7 +104,7 @@ impl Probe {
 
     pub(super) fn new() -> Probe {
         let mut probe = Probe::default();
-        if let Err(e) = probe.look_for_cards() {
+        if let Err(e) = probe.look_for_gpus() {
             probe.missing.push(sentence(e));
         }
         match compile::version() {
@@ -127,12 +127,12 @@ impl Probe {
         }
     }
 
-    fn look_for_cards(&mut self) -> Result<()> {
+    fn look_for_gpus(&mut self) -> Result<()> {
         library::driver()?;
         let version = super::driver_version()?;
         self.driver = Some((version / 1000, version % 1000 / 10));
-        self.cards = (0..count()?).map(Card::read).collect::<Result<_>>()?;
-        if self.cards.is_empty() {
+        self.gpus = (0..count()?).map(Gpu::read).collect::<Result<_>>()?;
+        if self.gpus.is_empty() {
             self.missing.push(
                 "the driver sees no card; check nvidia-smi, and that CUDA_VISIBLE_DEVICES hides none".into(),
             );
@@ -156,8 +156,8 @@ impl fmt::Display for Probe {
             None => "not found".to_owned(),
         };
         writeln!(f, "CUDA driver  {}", version(self.driver))?;
-        for card in &self.cards {
-            writeln!(f, "card {}       {card}", card.ordinal)?;
+        for gpu in &self.gpus {
+            writeln!(f, "card {}       {gpu}", gpu.ordinal)?;
         }
         writeln!(f, "NVRTC        {}", version(self.nvrtc))?;
         match self.cublas_lt {
@@ -179,7 +179,7 @@ mod tests {
     fn a_machine_without_cuda_is_told_what_to_do_and_nothing_panics() {
         let probe = Probe::new();
         assert_eq!(probe.usable(), probe.missing.is_empty());
-        assert_eq!(probe.driver.is_none(), super::super::Cuda::open(0).is_err() && probe.cards.is_empty());
+        assert_eq!(probe.driver.is_none(), super::super::Cuda::open(0).is_err() && probe.gpus.is_empty());
         for sentence in &probe.missing {
             assert!(sentence.contains("install") || sentence.contains("check"), "{sentence}");
         }

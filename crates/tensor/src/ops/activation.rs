@@ -13,7 +13,7 @@ use crate::{simd, with_float};
 
 /// y = f(x).
 pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();
@@ -49,7 +49,7 @@ pub fn backward_remaking(kind: Activation, saved: &Tensor, dy: Tensor) -> Result
     if kind == Activation::Relu {
         return Ok((backward(kind, saved, dy)?, saved.clone()));
     }
-    let mut y = saved.empty_like(Category::Activations)?;
+    let mut y = saved.empty_like(Category::Transient)?;
     match saved.device() {
         Device::Cpu(cpu) => {
             let mut dx = writable(dy)?;

@@ -25,7 +25,7 @@ pub fn forward(qkv: &Tensor, heads: usize, kv_heads: usize) -> Result<(Tensor, T
     let z = Sizes::new(qkv, heads, kv_heads);
     match &qkv.device() {
         Device::Cpu(cpu) => host::forward(cpu, qkv, &z),
-        Device::Cuda(card) => cuda::forward(card, qkv, &z),
+        Device::Cuda(gpu) => cuda::forward(gpu, qkv, &z),
     }
 }
 
@@ -45,7 +45,7 @@ pub fn backward(
     assert!(dy.dtype() == qkv.dtype() && y.dtype() == qkv.dtype(), "attention's tensors have one type");
     match &qkv.device() {
         Device::Cpu(cpu) => host::backward(cpu, dy, qkv, y, logsumexp, &z),
-        Device::Cuda(card) => cuda::backward(card, dy, qkv, y, logsumexp, &z),
+        Device::Cuda(gpu) => cuda::backward(gpu, dy, qkv, y, logsumexp, &z),
     }
 }
 

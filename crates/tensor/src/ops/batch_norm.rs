@@ -34,7 +34,7 @@ pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::forward(&card, x, scale, shift, eps),
+        Device::Cuda(gpu) => return cuda::forward(&gpu, x, scale, shift, eps),
     };
     let moments = Moments::of(x)?;
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
@@ -57,7 +57,7 @@ pub fn forward_part<E: From<Error>>(
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = match x.device() {
         Device::Cpu(cpu) => host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?,
-        Device::Cuda(card) => cuda::normalise(&card, x, scale, shift, &mean, &rstd)?,
+        Device::Cuda(gpu) => cuda::normalise(&gpu, x, scale, shift, &mean, &rstd)?,
     };
     Ok((y, mean, rstd, moments.rows as usize))
 }
@@ -74,7 +74,7 @@ pub fn evaluate(
     check_channels(x.width(), [(scale, "scale"), (shift, "shift"), (mean, "mean"), (variance, "variance")]);
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::evaluate(&card, x, scale, shift, mean, variance, eps),
+        Device::Cuda(gpu) => return cuda::evaluate(&gpu, x, scale, shift, mean, variance, eps),
     };
     let rstd: Vec<f32> = variance.slice::<f32>().iter().map(|v| 1.0 / (v + eps).sqrt()).collect();
     host::normalise(&cpu, x, scale, shift, mean.slice(), &rstd)
@@ -89,8 +89,8 @@ pub fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     check_gradient(dy, x, scale, mean, rstd);
-    if let Device::Cuda(card) = x.device() {
-        return cuda::backward(&card, dy, x, scale, mean, rstd);
+    if let Device::Cuda(gpu) = x.device() {
+        return cuda::backward(&gpu, dy, x, scale, mean, rstd);
     }
     let sums = sums_of(dy, x, mean)?;
     let dx = through_statistics(dy, x, scale, mean, rstd, &sums)?;
@@ -127,7 +127,7 @@ fn sums_of(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
     let (device, c) = (x.device(), x.width());
     let parts = match &device {
         Device::Cpu(cpu) => host::gradient_sums(cpu, dy, x, mean)?,
-        Device::Cuda(card) => cuda::gradient_sums(card, dy, x, mean)?,
+        Device::Cuda(gpu) => cuda::gradient_sums(gpu, dy, x, mean)?,
     };
     let mut sums = vec![0.0f64; 2 * c];
     for part in parts.numbers.read_f32()?.chunks_exact(2 * c) {
@@ -159,9 +159,9 @@ fn through_statistics(
     }
     match &device {
         Device::Cpu(cpu) => host::input_gradient(cpu, dy, x, mean, &line),
-        Device::Cuda(card) => {
+        Device::Cuda(gpu) => {
             let line = Tensor::from_slice(&device, &[3, c], &line, Category::Workspace)?;
-            cuda::input_gradient(card, dy, x, mean, &line)
+            cuda::input_gradient(gpu, dy, x, mean, &line)
         }
     }
 }
@@ -190,8 +190,8 @@ pub fn fold(
     let statistics = [(rstd, "deviation"), (&*running_mean, "mean"), (&*running_variance, "variance")];
     check_channels(mean.len(), statistics);
     let unbias = count as f32 / (count.max(2) - 1) as f32;
-    if let Device::Cuda(card) = mean.device() {
-        return cuda::fold(&card, mean, rstd, unbias, eps, MOMENTUM, running_mean, running_variance);
+    if let Device::Cuda(gpu) = mean.device() {
+        return cuda::fold(&gpu, mean, rstd, unbias, eps, MOMENTUM, running_mean, running_variance);
     }
     let batch = mean.slice::<f32>().iter().zip(rstd.slice::<f32>());
     let running = running_mean.slice_mut::<f32>().iter_mut().zip(running_variance.slice_mut::<f32>());

@@ -84,7 +84,7 @@ mod tests {
                         assert_eq!(part.shape(), [1, rows, at.len()]);
                         assert_eq!(part.to_f32(), columns(at));
                     }
-                    let mut changed = whole.duplicate(Category::Activations).unwrap();
+                    let mut changed = whole.duplicate(Category::Transient).unwrap();
                     put(&mut changed, c - cut, &tensor(device, dtype, &[rows, cut], &other)).unwrap();
                     let expected = x.chunks(c).enumerate();
                     let expected: Vec<f32> = expected

@@ -49,11 +49,11 @@ pub fn forward(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, conv: Conv) -> Res
     z.check_weight(w);
     assert_eq!(x.dtype(), w.dtype(), "a convolution's input and weight have one type");
     assert!(bias.is_none_or(|bias| bias.len() == z.o), "a convolution's bias is [output]");
-    if let Device::Cuda(card) = x.device() {
-        return cuda::forward(&card, x, w, bias, &z);
+    if let Device::Cuda(gpu) = x.device() {
+        return cuda::forward(&gpu, x, w, bias, &z);
     }
     let bias = bias.map(Tensor::to_f32);
-    let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Transient)?;
     match x.dtype() {
         DType::F32 => direct::forward(x, w, bias.as_deref(), &z, &mut y)?,
         _ => patches::forward(x, w, bias.as_deref(), &z, &mut y)?,
@@ -68,7 +68,7 @@ pub fn backward_input(dy: &Tensor, w: &Tensor, conv: Conv, input_shape: &[usize]
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
     assert_eq!(dy.dtype(), w.dtype(), "a convolution's gradient and weight have one type");
     match (dy.device(), dy.dtype()) {
-        (Device::Cuda(card), _) => cuda::backward_input(&card, dy, w, &z),
+        (Device::Cuda(gpu), _) => cuda::backward_input(&gpu, dy, w, &z),
         (Device::Cpu(_), DType::F32) => direct::backward_input(dy, w, &z),
         (Device::Cpu(_), _) => patches::backward_input(dy, w, &z),
     }
@@ -79,8 +79,8 @@ pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: Conv) -> Result<Tensor> {
     let z = Sizes::new(x.shape(), dy.width(), conv);
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
     assert_eq!(x.dtype(), dy.dtype(), "a convolution's input and gradient have one type");
-    if let Device::Cuda(card) = x.device() {
-        return cuda::backward_weight(&card, x, dy, &z);
+    if let Device::Cuda(gpu) = x.device() {
+        return cuda::backward_weight(&gpu, x, dy, &z);
     }
     let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Workspace)?;
     match x.dtype() {
@@ -224,7 +224,7 @@ mod tests {
 
     /// The first card, where there is one, with or without cuDNN, in TF32 where that is allowed; opened for this alone,
     /// since other tests use other settings at the same time.
-    fn card(cudnn: bool) -> Option<[Device; 3]> {
+    fn gpu(cudnn: bool) -> Option<[Device; 3]> {
         if !testing::devices().iter().any(|devices| matches!(devices[0], Device::Cuda(_))) {
             return None;
         }
@@ -234,10 +234,10 @@ mod tests {
             espalier_testing::skipped(espalier_testing::Need::Cudnn, why);
             return None;
         }
-        let card = Cuda::open(0).unwrap();
-        card.use_cudnn(cudnn);
-        card.allow_tf32_in_convolutions(cudnn);
-        Some([1, 2, 3].map(|_| Device::Cuda(card.clone())))
+        let gpu = Cuda::open(0).unwrap();
+        gpu.use_cudnn(cudnn);
+        gpu.allow_tf32_in_convolutions(cudnn);
+        Some([1, 2, 3].map(|_| Device::Cuda(gpu.clone())))
     }
 
     /// The host's devices and, where there is one, a card with our own kernels: f32 is exact on them.
@@ -245,14 +245,14 @@ mod tests {
         static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
         DEVICES.get_or_init(|| {
             let hosts = testing::devices().iter().filter(|devices| matches!(devices[0], Device::Cpu(_)));
-            hosts.cloned().chain(card(false)).collect()
+            hosts.cloned().chain(gpu(false)).collect()
         })
     }
 
     /// A card with cuDNN, where there is one.
     fn cudnn_devices() -> &'static [[Device; 3]] {
         static DEVICES: OnceLock<Vec<[Device; 3]>> = OnceLock::new();
-        DEVICES.get_or_init(|| card(true).into_iter().collect())
+        DEVICES.get_or_init(|| gpu(true).into_iter().collect())
     }
 
     /// All three passes against the plain loops, everywhere, on numbers that bf16 holds exactly. So does TF32, hence

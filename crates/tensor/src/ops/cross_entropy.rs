@@ -35,7 +35,7 @@ enum Found {
     /// Sums over pieces of rows, in their order.
     Host(Vec<Total>),
     /// Row by row, where they wait to be summed up.
-    Card(cuda::Rows),
+    Gpu(cuda::Rows),
 }
 
 /// What a batch of predictions was worth.
@@ -53,7 +53,7 @@ pub enum Summed {
     /// On the host.
     Host(Total),
     /// On a card, which may still be at work on them.
-    Card(Tensor),
+    Gpu(Tensor),
 }
 
 impl Summed {
@@ -61,7 +61,7 @@ impl Summed {
     pub fn read(&self) -> Result<Total> {
         match self {
             Summed::Host(total) => Ok(*total),
-            Summed::Card(sums) => cuda::read(sums),
+            Summed::Gpu(sums) => cuda::read(sums),
         }
     }
 }
@@ -72,7 +72,7 @@ impl Losses {
         assert_eq!(targets.dtype(), DType::U32, "cross_entropy: targets");
         let found = match targets.device() {
             Device::Cpu(_) => Found::Host(Vec::new()),
-            Device::Cuda(_) => Found::Card(cuda::Rows::new(targets)?),
+            Device::Cuda(_) => Found::Gpu(cuda::Rows::new(targets)?),
         };
         Ok(Losses { targets: targets.clone(), done: 0, found })
     }
@@ -95,7 +95,7 @@ impl Losses {
                 });
                 found.extend(partial);
             }
-            (Device::Cuda(cuda), Found::Card(found)) => {
+            (Device::Cuda(cuda), Found::Gpu(found)) => {
                 found.differentiate(&cuda, &mut logits, &self.targets, at.start, scale)?;
             }
             _ => panic!("cross_entropy: logits and targets are on two devices"),
@@ -113,7 +113,7 @@ impl Losses {
                     measure(cpu.isa(), &logits[at.start * v..at.end * v], &targets[at])
                 }));
             }),
-            (Device::Cuda(cuda), Found::Card(found)) => {
+            (Device::Cuda(cuda), Found::Gpu(found)) => {
                 found.measure(&cuda, logits, &self.targets, at.start)?;
             }
             _ => panic!("cross_entropy: logits and targets are on two devices"),
@@ -135,7 +135,7 @@ impl Losses {
                 loss_sum: sum.loss_sum + part.loss_sum,
                 correct: sum.correct + part.correct,
             }))),
-            Found::Card(found) => found.sum().map(Summed::Card),
+            Found::Gpu(found) => found.sum().map(Summed::Gpu),
         }
     }
 

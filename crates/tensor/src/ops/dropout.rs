@@ -43,7 +43,7 @@ pub fn apply(x: &Tensor, rate: f32, key: u64, numbers: Numbers) -> Result<Tensor
     assert!((0.0..1.0).contains(&rate), "dropout: a rate of {rate} is not in [0, 1)");
     let threshold = (f64::from(rate) * 4_294_967_296.0) as u32;
     let scale = 1.0 / (1.0 - rate);
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     match x.device() {
         Device::Cpu(cpu) => with_float!(x.dtype(), T => {
             let x = x.slice::<T>();

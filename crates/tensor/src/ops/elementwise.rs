@@ -13,7 +13,7 @@ use crate::{simd, with_float};
 /// a + b, in the type of a.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     assert_eq!(a.shape(), b.shape(), "add");
-    let mut y = a.empty_like(Category::Activations)?;
+    let mut y = a.empty_like(Category::Transient)?;
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => with_float!(b.dtype(), U => {
             let (a, b) = (a.slice::<T>(), b.slice::<U>());
@@ -40,7 +40,7 @@ pub fn add_into(a: &mut Tensor, b: &Tensor) -> Result<()> {
 /// a b, both of one type.
 pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     assert_eq!((a.shape(), a.dtype()), (b.shape(), b.dtype()), "mul");
-    let mut y = a.empty_like(Category::Activations)?;
+    let mut y = a.empty_like(Category::Transient)?;
     match a.device() {
         Device::Cpu(cpu) => with_float!(a.dtype(), T => {
             let (a, b) = (a.slice::<T>(), b.slice::<T>());

@@ -50,7 +50,7 @@ impl Rows {
 pub fn forward(ids: &Tensor, table: &Tensor, rows: Rows) -> Result<Tensor> {
     let (vocab, c) = (table.rows(), table.width());
     let shape = [ids.shape(), &[c]].concat();
-    let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&table.device(), &shape, table.dtype(), Category::Transient)?;
     let cpu = match table.device() {
         Device::Cpu(cpu) => cpu,
         Device::Cuda(cuda) => {

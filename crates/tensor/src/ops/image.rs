@@ -23,7 +23,7 @@ pub(super) fn sum(
     add: impl Fn(usize, &mut [f32]) + Sync + Send,
 ) -> Result<Tensor> {
     let Device::Cpu(cpu) = device else { crate::device::host_only() };
-    let mut y = Tensor::empty(device, shape, dtype, Category::Activations)?;
+    let mut y = Tensor::empty(device, shape, dtype, Category::Transient)?;
     let image = shape[1..].iter().product::<usize>().max(1);
     let len = image * group;
     with_float!(dtype, T => {

@@ -103,7 +103,7 @@ impl Added {
         let from = plus.as_ref().map_or(0, |plus| plus.cuda_buffer().address());
         let sum = match plus.take_if(|plus| plus.is_unique()) {
             Some(place) => place,
-            None => like.empty_like(Category::Activations)?,
+            None => like.empty_like(Category::Transient)?,
         };
         Ok(Added { from, sum, _plus: plus })
     }

@@ -51,10 +51,10 @@ fn resize(x: &Tensor, channels: usize) -> Result<Tensor> {
     let mut shape = x.shape().to_vec();
     *shape.last_mut().expect("a tensor with at least one dimension") = channels;
     let device = x.device();
-    let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Transient)?;
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::resize(card, x, &mut y).map(|()| y),
+        Device::Cuda(gpu) => return cuda::resize(gpu, x, &mut y).map(|()| y),
     };
     let kept = c.min(channels);
     with_float!(x.dtype(), T => {
@@ -76,10 +76,10 @@ fn transpose(x: &Tensor, rows: usize, columns: usize, shape: &[usize]) -> Result
         return Ok(x.clone().reshape(shape));
     }
     let device = x.device();
-    let mut y = Tensor::empty(&device, shape, x.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&device, shape, x.dtype(), Category::Transient)?;
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::transpose(card, x, &mut y, rows, columns).map(|()| y),
+        Device::Cuda(gpu) => return cuda::transpose(gpu, x, &mut y, rows, columns).map(|()| y),
     };
     with_float!(x.dtype(), T => {
         let x = x.slice::<T>();

@@ -93,15 +93,15 @@ pub fn matmul_activated<'a>(
 ) -> Result<(Tensor, Tensor)> {
     let (a, b) = (a.into(), b.into());
     let (m, n, _) = extents(a, b, bias);
-    let mut pre = Tensor::empty(&a.tensor.device(), &[m, n], a.tensor.dtype(), Category::Activations)?;
+    let mut pre = Tensor::empty(&a.tensor.device(), &[m, n], a.tensor.dtype(), Category::Transient)?;
     let activated = match (a.tensor.device(), activation) {
         (Device::Cpu(cpu), _) => {
-            let mut activated = pre.empty_like(Category::Activations)?;
+            let mut activated = pre.empty_like(Category::Transient)?;
             product(&cpu, a, b, bias, Some(activation), &mut activated, Some(&mut pre));
             activated
         }
         (Device::Cuda(_), Activation::Gelu) => {
-            let mut activated = pre.empty_like(Category::Activations)?;
+            let mut activated = pre.empty_like(Category::Transient)?;
             let gelu = blas::Epilogue::Gelu { bias, pre: &mut pre };
             blas::Product::new(a, b).then(gelu).into(&mut activated)?;
             activated

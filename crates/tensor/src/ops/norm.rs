@@ -52,7 +52,7 @@ pub(super) fn forward<F: Formula<N>, const N: usize>(
     };
     let weights = widened(weights)?;
     let weights = weights.each_ref().map(|weight| weight.slice::<f32>());
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     let mut statistics = empty_statistics::<N>(x)?;
     let (c, piece) = (x.width(), pieces::rows(x.width()));
     with_float!(x.dtype(), T => {
@@ -81,7 +81,7 @@ pub(super) fn backward_input<F: Formula<N>, const N: usize>(
     };
     let scale = pieces::widened(scale)?;
     let (scale, statistics) = (scale.slice::<f32>(), statistics.slice::<f32>());
-    let mut dx = x.empty_like(Category::Activations)?;
+    let mut dx = x.empty_like(Category::Transient)?;
     let (c, piece) = (x.width(), pieces::rows(x.width()));
     with_float!(x.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
@@ -113,7 +113,7 @@ pub(super) fn backward_remaking<F: Formula<N>, const N: usize>(
     let weights = widened(weights)?;
     let weights = weights.each_ref().map(|weight| weight.slice::<f32>());
     let statistics = statistics.slice::<f32>();
-    let (mut dx, mut y) = (x.empty_like(Category::Activations)?, x.empty_like(Category::Activations)?);
+    let (mut dx, mut y) = (x.empty_like(Category::Transient)?, x.empty_like(Category::Transient)?);
     let (c, piece) = (x.width(), pieces::rows(x.width()));
     with_float!(x.dtype(), T => {
         let (dy, x, plus) = (dy.slice::<T>(), x.slice::<T>(), plus.as_ref().map(|plus| plus.slice::<T>()));
@@ -173,7 +173,7 @@ fn statistics_shape<const N: usize>(x: &Tensor) -> Vec<usize> {
 }
 
 fn empty_statistics<const N: usize>(x: &Tensor) -> Result<Tensor> {
-    Tensor::empty(&x.device(), &statistics_shape::<N>(x), DType::F32, Category::Activations)
+    Tensor::empty(&x.device(), &statistics_shape::<N>(x), DType::F32, Category::Transient)
 }
 
 fn widened<const N: usize>(weights: [&Tensor; N]) -> Result<[Tensor; N]> {

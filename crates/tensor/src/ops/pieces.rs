@@ -27,12 +27,12 @@ pub(crate) fn writable(mut x: Tensor) -> Result<Tensor> {
     }
     match x.device() {
         Device::Cpu(cpu) => {
-            let mut copy = x.empty_like(Category::Activations)?;
+            let mut copy = x.empty_like(Category::Transient)?;
             let bytes = x.bytes();
             cpu.for_pieces(copy.bytes_mut(), 4 * PIECE, |at, copy| copy.copy_from_slice(&bytes[at]));
             Ok(copy)
         }
-        Device::Cuda(_) => x.duplicate(Category::Activations),
+        Device::Cuda(_) => x.duplicate(Category::Transient),
     }
 }
 

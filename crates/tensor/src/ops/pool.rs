@@ -105,7 +105,7 @@ pub fn max_forward(x: &Tensor, pool: Pool) -> Result<Tensor> {
     let grid = pool.grid(x.shape());
     match x.device() {
         Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, &grid, max_row::<T>)),
-        Device::Cuda(card) => cuda::max_forward(&card, x, &grid, pool),
+        Device::Cuda(gpu) => cuda::max_forward(&gpu, x, &grid, pool),
     }
 }
 
@@ -116,9 +116,9 @@ pub fn max_take(x: &Tensor, like: &Tensor, pool: Pool) -> Result<Tensor> {
     let device = x.device();
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::max_take(card, x, like, &grid, pool),
+        Device::Cuda(gpu) => return cuda::max_take(gpu, x, like, &grid, pool),
     };
-    let mut y = Tensor::empty(&device, &grid.output_shape(), x.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&device, &grid.output_shape(), x.dtype(), Category::Transient)?;
     let len = grid.output_shape()[1..].iter().product::<usize>().max(1);
     with_float!(x.dtype(), T => {
         let (x, like) = (x.slice::<T>(), like.slice::<T>());
@@ -138,7 +138,7 @@ pub fn max_backward(dy: &Tensor, x: &Tensor, pool: Pool) -> Result<Tensor> {
     let device = dy.device();
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::max_backward(card, dy, x, &grid, pool),
+        Device::Cuda(gpu) => return cuda::max_backward(gpu, dy, x, &grid, pool),
     };
     with_float!(dy.dtype(), T => {
         let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
@@ -235,7 +235,7 @@ fn fold<T: Float>(
 ) -> Result<Tensor> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    let mut y = Tensor::empty(&device, &grid.output_shape(), T::DTYPE, Category::Activations)?;
+    let mut y = Tensor::empty(&device, &grid.output_shape(), T::DTYPE, Category::Transient)?;
     let [_, oh, ow, c] = grid.output_shape();
     let x = x.slice::<T>();
     cpu.for_pieces(y.slice_mut::<T>(), (oh * ow * c).max(1), |range, y| {
@@ -251,7 +251,7 @@ fn fold<T: Float>(
 fn mean(x: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
     match x.device() {
         Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, grid, mean_row::<T>)),
-        Device::Cuda(card) => cuda::mean(&card, x, grid, pool),
+        Device::Cuda(gpu) => cuda::mean(&gpu, x, grid, pool),
     }
 }
 
@@ -261,7 +261,7 @@ fn spread(dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
     let device = dy.device();
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(card) => return cuda::spread(card, dy, grid, pool),
+        Device::Cuda(gpu) => return cuda::spread(gpu, dy, grid, pool),
     };
     with_float!(dy.dtype(), T => {
         let dy = dy.slice::<T>();

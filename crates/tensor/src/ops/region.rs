@@ -154,7 +154,7 @@ mod tests {
                 let x = tensor(device, dtype, &shape, &x);
                 let taken = take(&x, rows.clone(), columns.clone(), Category::Workspace).unwrap();
                 assert_eq!(taken.shape(), part);
-                let [mut into, mut onto] = [0; 2].map(|_| x.duplicate(Category::Activations).unwrap());
+                let [mut into, mut onto] = [0; 2].map(|_| x.duplicate(Category::Transient).unwrap());
                 put(&mut into, [rows.start, columns.start], &other).unwrap();
                 add(&mut onto, [rows.start, columns.start], &other).unwrap();
                 vec![taken, into, onto]

@@ -61,7 +61,7 @@ mod tests {
         for device in devices().iter().flatten() {
             for dtype in [DType::F32, DType::Bf16] {
                 let whole = tensor(device, dtype, &[7, 10, c], &x);
-                let mut changed = whole.duplicate(Category::Activations).unwrap();
+                let mut changed = whole.duplicate(Category::Transient).unwrap();
                 for at in [0..1, 3..3, 5..64, 69..70, 0..70] {
                     let part = take(&whole, at.clone(), Category::Workspace).unwrap();
                     assert_eq!(part.shape(), [at.len(), c]);

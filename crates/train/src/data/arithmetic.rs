@@ -17,7 +17,7 @@ pub(super) const VOCAB: usize = 16;
 /// Sums to make up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arithmetic {
-    /// How many.
+    /// Sums in all splits together.
     pub count: usize,
     /// Operands have at most this many digits: 1 to 9.
     pub digits: u32,

@@ -43,11 +43,11 @@ impl Under {
     }
 
     fn land(self, dtype: DType) -> Result<Batch> {
-        let mut inputs = self.inputs.land(Category::Activations)?;
+        let mut inputs = self.inputs.land(Category::Transient)?;
         if inputs.dtype() != DType::U32 && inputs.dtype() != dtype {
-            inputs = cast(&inputs, dtype, Category::Activations)?;
+            inputs = cast(&inputs, dtype, Category::Transient)?;
         }
-        Ok(Batch { inputs, targets: self.targets.land(Category::Activations)? })
+        Ok(Batch { inputs, targets: self.targets.land(Category::Transient)? })
     }
 }
 

@@ -86,10 +86,10 @@ impl Inputs {
     /// Copies the inputs to a device, images in the type that its kernels compute in.
     pub fn upload(&self, device: &Device, dtype: DType) -> espalier_tensor::Result<Tensor> {
         match self {
-            Inputs::Tokens { ids, shape } => Tensor::from_slice(device, shape, ids, Category::Activations),
+            Inputs::Tokens { ids, shape } => Tensor::from_slice(device, shape, ids, Category::Transient),
             Inputs::Images { pixels, shape } => {
-                let pixels = Tensor::from_slice(device, shape, pixels, Category::Activations)?;
-                if dtype == DType::F32 { Ok(pixels) } else { cast(&pixels, dtype, Category::Activations) }
+                let pixels = Tensor::from_slice(device, shape, pixels, Category::Transient)?;
+                if dtype == DType::F32 { Ok(pixels) } else { cast(&pixels, dtype, Category::Transient) }
             }
         }
     }

@@ -26,7 +26,7 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"shapes  ");
 /// Images to draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shapes {
-    /// How many.
+    /// Images in all splits together.
     pub count: usize,
     /// Rows and columns: at least 16.
     pub size: usize,

@@ -5,7 +5,7 @@ use espalier_tensor::ops::embedding::add_positions;
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer};
+use super::{Backward, Forward, Layer, WeightGradients};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -29,8 +29,8 @@ impl Layer for Bias {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let upstream = dy.clone();
-        let gradient = Box::new(move |_| Ok(vec![sum_rows(&upstream, Category::Workspace)?]));
-        pass.sink.accept(&[self.0], gradient)?;
+        let make = move |_| Ok(vec![sum_rows(&upstream, Category::Workspace)?]);
+        pass.sink.accept(&[self.0], WeightGradients::new([dy.clone()], make))?;
         Ok(Some(dy))
     }
 }

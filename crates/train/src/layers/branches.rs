@@ -95,7 +95,7 @@ impl Branches {
     fn side_by_side(&self, parts: &[Tensor]) -> Result<Tensor> {
         let mut shape = parts[0].shape().to_vec();
         *shape.last_mut().expect("at least one dimension") = self.widths.iter().sum();
-        let mut y = Tensor::empty(&parts[0].device(), &shape, parts[0].dtype(), Category::Activations)?;
+        let mut y = Tensor::empty(&parts[0].device(), &shape, parts[0].dtype(), Category::Transient)?;
         for (part, at) in parts.iter().zip(self.columns()) {
             columns::put(&mut y, at.start, part)?;
         }
@@ -117,7 +117,7 @@ impl Branches {
             Join::Sum => Ok(dy.clone()),
             Join::Concat => {
                 let at = self.columns().nth(i).expect("as many columns as branches");
-                Ok(columns::take(dy, at, Category::Activations)?)
+                Ok(columns::take(dy, at, Category::Transient)?)
             }
             Join::Product => {
                 let others = (0..factors.len()).filter(|other| *other != i);

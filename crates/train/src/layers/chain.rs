@@ -106,7 +106,7 @@ impl Chain {
 impl Layer for Chain {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let (h, linear) = self.before_last(x, pass)?;
-        linear.product(&h, pass.weights, Category::Activations)
+        linear.product(&h, pass.weights, Category::Transient)
     }
 
     fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {

@@ -4,7 +4,7 @@ use espalier_tensor::ops::conv::{self, Conv};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer};
+use super::{Backward, Forward, Layer, WeightGradients};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -29,12 +29,13 @@ impl Layer for ConvLayer {
         let shape = x.shape().to_vec();
         let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
         let (conv, bias, upstream) = (self.conv, self.bias, dy.clone());
-        let gradients = Box::new(move |_| {
+        let reads = [x.clone(), dy.clone()];
+        let make = move |_| {
             let weight = conv::backward_weight(&x, &upstream, conv)?;
             let bias = bias.map(|_| sum_rows(&upstream, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
-        });
-        pass.sink.accept(&ids, gradients)?;
+        };
+        pass.sink.accept(&ids, WeightGradients::new(reads, make))?;
         let input = |_| conv::backward_input(&dy, pass.weights.get(self.weight), self.conv, &shape);
         Ok(input_gradient.then_some(()).map(input).transpose()?)
     }

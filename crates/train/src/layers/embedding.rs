@@ -3,7 +3,7 @@
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::embedding::{self, Rows};
 
-use super::{Backward, Forward, Layer};
+use super::{Backward, Forward, Layer, WeightGradients};
 use crate::Result;
 use crate::weights::ParameterId;
 
@@ -25,8 +25,9 @@ impl Layer for Embedding {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let (ids, vocab, rows) = (pass.stash.pop(), self.vocab, self.rows);
-        let gradients = Box::new(move |_| Ok(vec![embedding::backward(&ids, &dy, vocab, rows)?]));
-        pass.sink.accept(&[self.table], gradients)?;
+        let reads = [ids.clone(), dy.clone()];
+        let make = move |_| Ok(vec![embedding::backward(&ids, &dy, vocab, rows)?]);
+        pass.sink.accept(&[self.table], WeightGradients::new(reads, make))?;
         Ok(None)
     }
 }
@@ -47,9 +48,8 @@ impl Layer for PositionEmbedding {
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
         let (upstream, context, first) = (dy.clone(), self.context, self.first);
-        let gradients =
-            Box::new(move |_| Ok(vec![embedding::positions_backward(&upstream, context, first)?]));
-        pass.sink.accept(&[self.table], gradients)?;
+        let make = move |_| Ok(vec![embedding::positions_backward(&upstream, context, first)?]);
+        pass.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
         Ok(Some(dy))
     }
 }

@@ -37,7 +37,7 @@ impl Exchange {
             Move::Slice(along) => {
                 let own = self.parts(&x, along).nth(self.spec.rank).expect("a part for each rank");
                 let (shape, matrix) = (self.shape_of(&x, along, self.own()), matrix(x, along));
-                Ok(columns::take(&matrix, own, Category::Activations)?.reshape(&shape))
+                Ok(columns::take(&matrix, own, Category::Transient)?.reshape(&shape))
             }
             Move::ReduceScatter(along) => self.reduce_scatter(x, along),
         }
@@ -77,11 +77,11 @@ impl Exchange {
         let all = self.group.all_gather(own.reshape(&[length]), room)?;
         if rows == 1 && parts.iter().all(|part| part.len() == widest) {
             let mut all = all;
-            all.book_as(Category::Activations);
+            all.book_as(Category::Transient);
             return Ok(all.reshape(&shape));
         }
         let width = parts.last().expect("several ranks").end;
-        let mut whole = Tensor::empty(&device, &[rows, width], dtype, Category::Activations)?;
+        let mut whole = Tensor::empty(&device, &[rows, width], dtype, Category::Transient)?;
         for (rank, part) in parts.into_iter().enumerate() {
             let from =
                 flat::take(&all, rank * rows * widest..(rank + 1) * rows * widest, Category::Workspace)?;
@@ -116,10 +116,10 @@ impl Exchange {
             }
         };
         let length = packed.len();
-        let room = Tensor::empty(&device, &[rows * widest], dtype, Category::Activations)?;
+        let room = Tensor::empty(&device, &[rows * widest], dtype, Category::Transient)?;
         let part = self.group.reduce_scatter(packed.reshape(&[length]), room, Reduce::Sum)?;
         let part = part.reshape(&[rows, widest]);
-        let part = if own == widest { part } else { columns::take(&part, 0..own, Category::Activations)? };
+        let part = if own == widest { part } else { columns::take(&part, 0..own, Category::Transient)? };
         Ok(part.reshape(&shape))
     }
 }

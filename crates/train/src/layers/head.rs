@@ -23,7 +23,7 @@ use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, DType, Device, Operand, Tensor};
 
-use super::{Backward, GradientSink, Linear};
+use super::{Backward, GradientSink, Linear, WeightGradients};
 use crate::Result;
 use crate::weights::Weights;
 
@@ -229,7 +229,7 @@ impl Split<'_> {
         let mut losses = Losses::new(targets)?;
         let mut sums = Sums::new(linear, operands, pass.weights)?;
         // The gradient of rows that are done takes their place, unless somebody still wants them.
-        let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Activations)?) };
+        let mut elsewhere = if x.is_unique() { None } else { Some(x.empty_like(Category::Transient)?) };
         for at in chunks(x.rows(), chunk) {
             let part = rows::take(&x, at.clone(), Category::Workspace)?;
             let dlogits = scale.differentiate(&mut losses, operands.logits(&part)?, classes)?;
@@ -304,7 +304,7 @@ impl Sums {
 
     fn send(self, linear: &Linear, sink: &mut dyn GradientSink) -> Result<()> {
         let Sums { weight, bias, dtype, classes } = self;
-        let gradients = Box::new(move |_| {
+        let make = move |_| {
             let whole = |sum: Tensor| match classes {
                 None => Ok(sum),
                 Some(classes) if sum.shape().len() == 1 => {
@@ -314,8 +314,8 @@ impl Sums {
             };
             let all = [weight].into_iter().chain(bias);
             all.map(|sum| rounded(whole(sum)?, dtype)).collect::<Result<_>>()
-        });
-        sink.accept(&linear.parameters(), gradients)
+        };
+        sink.accept(&linear.parameters(), WeightGradients::new([], make))
     }
 }
 
@@ -369,7 +369,7 @@ mod tests {
         let x: Vec<f32> = (0..(ROWS * WIDTH) as u64).map(|i| normal(key(1, 2), i) as f32).collect();
         let targets: Vec<u32> = (0..ROWS as u32).map(|i| i * 37 % CLASSES as u32).collect();
         let device = weight.device();
-        let category = Category::Activations;
+        let category = Category::Transient;
         let x = Tensor::from_f32(&device, &[5, ROWS / 5, WIDTH], weight.dtype(), &x, category).unwrap();
         (x, Tensor::from_slice(&device, &[ROWS], &targets, category).unwrap())
     }
@@ -493,7 +493,7 @@ mod tests {
         let peak = |rows: usize| {
             let (linear, weights) = head(WeightOrder::InOut, DType::Bf16);
             let (x, targets) = batch(&weights);
-            let (device, category) = (x.device(), Category::Activations);
+            let (device, category) = (x.device(), Category::Transient);
             let first = &x.to_f32()[..rows * WIDTH];
             let x = Tensor::from_f32(&device, &[1, rows, WIDTH], DType::Bf16, first, category).unwrap();
             let targets: Vec<u32> = targets.read_u32().unwrap()[..rows].to_vec();

@@ -8,7 +8,7 @@ use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Operand, Tensor};
 
-use super::{Backward, Wanted};
+use super::{Backward, Wanted, WeightGradients};
 use crate::Result;
 use crate::weights::{ParameterId, Weights};
 
@@ -61,14 +61,14 @@ impl Linear {
     /// `x W + b + plus`, which has the output's shape.
     pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &Weights) -> Result<Tensor> {
         if weights.sparse(self.weight).is_some() {
-            let mut y = self.product(x, weights, Category::Activations)?;
+            let mut y = self.product(x, weights, Category::Transient)?;
             add_into(&mut y, plus)?;
             return Ok(y);
         }
         let bias = self.bias.map(|id| weights.get(id));
         let transposed = self.order == WeightOrder::OutIn;
         let weight = weights.get(self.weight);
-        Ok(matmul_plus(x, Operand::new(weight, transposed), bias, plus, Category::Activations)?)
+        Ok(matmul_plus(x, Operand::new(weight, transposed), bias, plus, Category::Transient)?)
     }
 
     /// The values before and after an activation, which runs in the epilogue of the product.
@@ -79,7 +79,7 @@ impl Linear {
         weights: &Weights,
     ) -> Result<(Tensor, Tensor)> {
         if weights.sparse(self.weight).is_some() {
-            let before = self.product(x, weights, Category::Activations)?;
+            let before = self.product(x, weights, Category::Transient)?;
             let after = activation::forward(kind, &before)?;
             return Ok((before, after));
         }
@@ -93,7 +93,7 @@ impl Linear {
     /// The gradient of an input of the given shape.
     pub fn input_gradient(&self, dy: &Tensor, shape: &[usize], weights: &Weights) -> Result<Tensor> {
         let transposed = self.order == WeightOrder::InOut;
-        let dx = self.multiply(dy, transposed, None, weights, Category::Activations)?;
+        let dx = self.multiply(dy, transposed, None, weights, Category::Transient)?;
         Ok(dx.reshape(shape))
     }
 
@@ -101,7 +101,8 @@ impl Linear {
     pub fn send_gradients(&self, x: Tensor, dy: Tensor, pass: &mut Backward<'_>) -> Result<()> {
         let (order, bias) = (self.order, self.bias);
         let sparse = pass.weights.sparse(self.weight).cloned();
-        let gradients = Box::new(move |wanted| {
+        let reads = [x.clone(), dy.clone()];
+        let make = move |wanted| {
             let (rows, columns) = match order {
                 WeightOrder::OutIn => (&dy, &x),
                 WeightOrder::InOut => (&x, &dy),
@@ -112,8 +113,8 @@ impl Linear {
             };
             let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
-        });
-        pass.sink.accept(&self.parameters(), gradients)
+        };
+        pass.sink.accept(&self.parameters(), WeightGradients::new(reads, make))
     }
 }
 

@@ -25,7 +25,7 @@ pub mod spatial;
 use std::fmt::Debug;
 
 use espalier_comm::Communicator;
-use espalier_tensor::Tensor;
+use espalier_tensor::{Saved, Tensor};
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
@@ -151,7 +151,7 @@ pub struct BatchStatistics {
 /// Tensors that wait for the backward pass, last in, first out.
 #[derive(Debug)]
 pub struct Stash {
-    saved: Vec<Tensor>,
+    saved: Vec<Saved>,
     keep: bool,
 }
 
@@ -169,13 +169,13 @@ impl Stash {
     /// Saves a tensor.
     pub fn push(&mut self, tensor: Tensor) {
         if self.keep {
-            self.saved.push(tensor);
+            self.saved.push(Saved::new(tensor));
         }
     }
 
     /// Takes the last one saved.
     pub fn pop(&mut self) -> Tensor {
-        self.saved.pop().expect("every pop of a backward pass has its push in the forward pass")
+        self.saved.pop().expect("every pop of a backward pass has its push in the forward pass").take()
     }
 
     /// Whether nothing waits.
@@ -190,8 +190,28 @@ impl Default for Stash {
     }
 }
 
-/// Computes the gradients of some parameters when called: the product that needs no neighbour's result.
-pub type WeightGradients = Box<dyn FnOnce(Wanted) -> Result<Vec<Tensor>> + Send>;
+/// The gradients of some parameters, yet to be made: by the product that needs no neighbour's result.
+pub struct WeightGradients {
+    /// What they are made from, of activations and their gradients.
+    reads: Vec<Tensor>,
+    make: Box<dyn FnOnce(Wanted) -> Result<Vec<Tensor>> + Send>,
+}
+
+impl WeightGradients {
+    /// Made by `make`, which holds what it reads itself.
+    pub fn new(
+        reads: impl Into<Vec<Tensor>>,
+        make: impl FnOnce(Wanted) -> Result<Vec<Tensor>> + Send + 'static,
+    ) -> WeightGradients {
+        WeightGradients { reads: reads.into(), make: Box::new(make) }
+    }
+
+    /// Makes them, in the order of their parameters.
+    pub fn make(self, wanted: Wanted) -> Result<Vec<Tensor>> {
+        drop(self.reads);
+        (self.make)(wanted)
+    }
+}
 
 /// What a sink wants of gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,21 +229,22 @@ pub trait GradientSink {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()>;
 }
 
-/// A sink that keeps the closures for later, so that input gradients can run ahead of weight gradients.
+/// A sink that makes gradients later, so that those of inputs can run ahead. Until then it keeps what they read.
 #[derive(Default)]
 pub struct Deferred {
-    waiting: Vec<(Vec<ParameterId>, WeightGradients)>,
+    waiting: Vec<(Vec<ParameterId>, Vec<Saved>, WeightGradients)>,
 }
 
 impl Debug for Deferred {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.waiting.iter().map(|(parameters, _)| parameters)).finish()
+        f.debug_list().entries(self.waiting.iter().map(|(parameters, ..)| parameters)).finish()
     }
 }
 
 impl GradientSink for Deferred {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        self.waiting.push((parameters.to_vec(), gradients));
+        let saved = gradients.reads.iter().cloned().map(Saved::new).collect();
+        self.waiting.push((parameters.to_vec(), saved, gradients));
         Ok(())
     }
 }
@@ -231,6 +252,9 @@ impl GradientSink for Deferred {
 impl Deferred {
     /// Computes all that waits, in the order in which it came, into `sink`.
     pub fn run(self, sink: &mut dyn GradientSink) -> Result<()> {
-        self.waiting.into_iter().try_for_each(|(parameters, gradients)| sink.accept(&parameters, gradients))
+        self.waiting.into_iter().try_for_each(|(parameters, saved, gradients)| {
+            drop(saved);
+            sink.accept(&parameters, gradients)
+        })
     }
 }

@@ -6,7 +6,7 @@ use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::{batch_norm, layer_norm, rms_norm, rows};
 use espalier_tensor::{Category, DType, Tensor};
 
-use super::{Backward, BatchStatistics, Forward, Layer, Mode};
+use super::{Backward, BatchStatistics, Forward, Layer, Mode, WeightGradients};
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
 
@@ -59,21 +59,21 @@ impl Norm {
         statistics: Tensor,
         pass: &mut Backward<'_>,
     ) -> Result<()> {
+        let reads = [dy.clone(), x.clone(), statistics.clone()];
+        let (Norm::Layer { scale, .. } | Norm::Rms { scale, .. }) = *self;
+        let dtype = pass.weights.get(scale).dtype();
         match *self {
-            Norm::Layer { scale, shift, .. } => {
-                let dtype = pass.weights.get(scale).dtype();
-                let gradients = Box::new(move |_| {
+            Norm::Layer { shift, .. } => {
+                let make = move |_| {
                     let (of_scale, of_shift) = layer_norm::backward_weights(&dy, &x, &statistics, dtype)?;
                     Ok([of_scale].into_iter().chain(shift.map(|_| of_shift)).collect())
-                });
+                };
                 let parameters: Vec<ParameterId> = [scale].into_iter().chain(shift).collect();
-                pass.sink.accept(&parameters, gradients)
+                pass.sink.accept(&parameters, WeightGradients::new(reads, make))
             }
-            Norm::Rms { scale, .. } => {
-                let dtype = pass.weights.get(scale).dtype();
-                let gradients =
-                    Box::new(move |_| Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]));
-                pass.sink.accept(&[scale], gradients)
+            Norm::Rms { .. } => {
+                let make = move |_| Ok(vec![rms_norm::backward_weights(&dy, &x, &statistics, dtype)?]);
+                pass.sink.accept(&[scale], WeightGradients::new(reads, make))
             }
         }
     }
@@ -135,11 +135,17 @@ impl BatchNorm {
         BatchStatistics { mean_id, variance_id, mean, rstd, count, group, eps }
     }
 
+    /// Hands over gradients that come with that of the input: nothing is left to be read for them.
+    fn send_gradients(&self, scale: Tensor, shift: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+        let made = WeightGradients::new([], move |_| Ok(vec![scale, shift]));
+        pass.sink.accept(&[self.scale, self.shift], made)
+    }
+
     /// One group after the other: leaves the input, then mean and deviation of each.
     fn forward_groups(&self, x: Tensor, groups: usize, pass: &mut Forward<'_>) -> Result<Tensor> {
         let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
         let rows = x.rows() / groups;
-        let (mut y, mut left) = (x.empty_like(Category::Activations)?, Vec::new());
+        let (mut y, mut left) = (x.empty_like(Category::Transient)?, Vec::new());
         for group in 0..groups {
             let part = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
             let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, self.eps)?;
@@ -158,7 +164,7 @@ impl BatchNorm {
             (0..groups).map(|_| (pass.stash.pop(), pass.stash.pop())).collect();
         left.reverse();
         let (x, scale) = (pass.stash.pop(), pass.weights.get(self.scale));
-        let mut dx = x.empty_like(Category::Activations)?;
+        let mut dx = x.empty_like(Category::Transient)?;
         let mut sums: Option<(Tensor, Tensor)> = None;
         for (group, (rstd, mean)) in left.into_iter().enumerate() {
             let part = |of: &Tensor| rows::take(of, group * rows..(group + 1) * rows, Category::Workspace);
@@ -181,7 +187,7 @@ impl BatchNorm {
         let gradients = [of_scale, of_shift].map(|sum| cast(&sum, dtype, Category::Workspace));
         let [of_scale, of_shift] = gradients;
         let (of_scale, of_shift) = (of_scale?, of_shift?);
-        pass.sink.accept(&[self.scale, self.shift], Box::new(move |_| Ok(vec![of_scale, of_shift])))?;
+        self.send_gradients(of_scale, of_shift, pass)?;
         Ok(Some(dx))
     }
 }
@@ -225,7 +231,7 @@ impl Layer for BatchNorm {
                 batch_norm::backward_part(&dy, &x, scale, &mean, &rstd, |own| sum_over(group, own))?
             }
         };
-        pass.sink.accept(&[self.scale, self.shift], Box::new(move |_| Ok(vec![scale, shift])))?;
+        self.send_gradients(scale, shift, pass)?;
         Ok(Some(dx))
     }
 }

@@ -30,7 +30,7 @@ pub struct Groups {
     parameters: Vec<Option<usize>>,
     buffers: Vec<Option<usize>>,
     /// Whether this rank speaks for its piece of a parameter where each must be counted once in a replica.
-    speaks: Vec<bool>,
+    owned: Vec<bool>,
     /// Whether the first of its peers that holds the same piece of a parameter is this rank, or in its group.
     first_copy: Vec<bool>,
     /// Whether a statistic is measured on different samples by several ranks of one replica.
@@ -44,7 +44,7 @@ impl Groups {
         let mut groups = Groups {
             parameters: vec![None; parameters],
             buffers: vec![None; buffers],
-            speaks: vec![true; parameters],
+            owned: vec![true; parameters],
             first_copy: vec![true; parameters],
             copies: placement.copies() > 1,
             groups: Vec::new(),
@@ -104,7 +104,7 @@ impl Groups {
             let pieces = |peer: usize| &locals[peer].pieces[place];
             let first = (0..own).find(|peer| pieces(*peer) == pieces(own)).unwrap_or(own);
             groups.parameters[place] = known[key];
-            groups.speaks[place] = holders(&key.0)[0] == stage && first == own;
+            groups.owned[place] = holders(&key.0)[0] == stage && first == own;
             groups.first_copy[place] = key.1[own] == key.1[first];
         }
         for (place, key) in of_buffers.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Groups {
         Groups {
             groups: vec![ranks.data().clone()],
             parameters: vec![Some(0); parameters],
-            speaks: vec![true; parameters],
+            owned: vec![true; parameters],
             first_copy: vec![true; parameters],
             ..Groups::default()
         }
@@ -129,7 +129,7 @@ impl Groups {
         self.parameters.get(id.0).copied().flatten()
     }
 
-    /// A group.
+    /// The group of a [number](Groups::number).
     pub fn group(&self, number: usize) -> &Communicator {
         &self.groups[number]
     }
@@ -161,7 +161,7 @@ impl Groups {
 
     /// Whether this rank speaks for its piece of a parameter where each must be counted once in a replica.
     pub fn is_owner(&self, id: ParameterId) -> bool {
-        self.speaks.get(id.0).copied().unwrap_or(true)
+        self.owned.get(id.0).copied().unwrap_or(true)
     }
 
     /// Whether one replica measures a statistic on several ranks.

@@ -39,7 +39,7 @@ impl Join {
     pub fn new(
         launched: Launched,
         kind: DeviceKind,
-        cards: impl FnOnce() -> bool,
+        gpus: impl FnOnce() -> bool,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Join> {
         let place = || Place::from_variables(&variable);
@@ -48,14 +48,14 @@ impl Join {
             DeviceKind::Cpu => by_mpi(&launched)?,
             // Where nothing says how cards could be joined, the processors can be.
             DeviceKind::Auto => match place() {
-                Ok(place) if cards() => Carrier::Nccl(place),
+                Ok(place) if gpus() => Carrier::Nccl(place),
                 _ => by_mpi(&launched)?,
             },
         };
         Ok(Join { launched, carrier })
     }
 
-    /// Its number.
+    /// Its number in the world.
     pub fn rank(&self) -> usize {
         self.launched.rank
     }
@@ -74,7 +74,7 @@ impl Join {
     }
 
     /// Which of its machine's cards is its.
-    pub fn card(&self) -> usize {
+    pub fn gpu(&self) -> usize {
         match &self.carrier {
             Carrier::Mpi => 0,
             Carrier::Nccl(place) => place.local_rank,
@@ -163,12 +163,12 @@ mod tests {
     fn join(
         launcher: Launcher,
         kind: DeviceKind,
-        cards: bool,
+        gpus: bool,
         variables: &[(&str, &str)],
     ) -> Result<Join, String> {
         let launched = Launched { launcher, rank: 1, size: 2, local_size: Some(2), variable: "SIZE" };
         let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
-        Join::new(launched, kind, || cards, variable).map_err(|e| e.to_string())
+        Join::new(launched, kind, || gpus, variable).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -176,10 +176,7 @@ mod tests {
         for launcher in [Launcher::Mpi, Launcher::Slurm, Launcher::Torchrun] {
             for kind in [DeviceKind::Cuda, DeviceKind::Auto] {
                 let join = join(launcher, kind, true, &PLACE).unwrap();
-                assert_eq!(
-                    (join.transport(), join.device_kind(), join.card()),
-                    ("NCCL", DeviceKind::Cuda, 1)
-                );
+                assert_eq!((join.transport(), join.device_kind(), join.gpu()), ("NCCL", DeviceKind::Cuda, 1));
             }
         }
         let missing = join(Launcher::Slurm, DeviceKind::Cuda, true, &PLACE[..3]).unwrap_err();

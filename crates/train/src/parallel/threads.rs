@@ -1,5 +1,5 @@
 //! Ranks as threads of this process, each with its own device: a fair part of the processor's threads, or the one card
-//! with streams, books and memory of its own.
+//! with streams, a ledger and memory of its own.
 
 use std::time::Duration;
 

@@ -125,7 +125,7 @@ impl GradientSink for Sums {
         if !parameters.iter().any(|id| self.sums.contains_key(id)) {
             return Ok(());
         }
-        for (id, mut gradient) in parameters.iter().zip(gradients(Wanted::All)?) {
+        for (id, mut gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
             let Some(sum) = self.sums.get_mut(id) else { continue };
             if self.factor != 1.0 {
                 scale_into(&mut gradient, self.factor)?;

@@ -30,7 +30,7 @@ pub struct Lottery {
     output: Option<String>,
     /// Where the weights go back to, by name; empty where seed and name say it.
     early: BTreeMap<String, Vec<u32>>,
-    /// The early weights in the books of the host's memory.
+    /// The early weights, in the ledger of the host's memory.
     booked: Option<Booking>,
 }
 

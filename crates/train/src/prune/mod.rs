@@ -101,7 +101,7 @@ pub struct Moment {
 /// What a method does before a step.
 #[derive(Debug)]
 pub enum Decision {
-    /// Nothing.
+    /// It does not look at the weights before this step.
     Wait,
     /// It looked, and prunes nothing yet.
     Look(Observation),
@@ -142,14 +142,14 @@ pub struct Network<'a> {
     pub candidates: &'a [ParameterId],
     /// What is kept now.
     pub masks: &'a Masks,
-    /// The weights.
+    /// Those of this rank's stages, as they are now.
     pub weights: &'a mut Weights,
     /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
     pub passes: usize,
 }
 
 impl Network<'_> {
-    /// Now.
+    /// The time at which the method is asked.
     pub fn moment(&self) -> Moment {
         Moment { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
@@ -244,7 +244,7 @@ impl Network<'_> {
             |see: &mut select::See<'_>| walk(&mut |i, keys| see(i, self.exclude_pruned(ids[i], keys)?));
         let stages = select::Stages {
             places: ids.iter().map(|id| id.0).collect(),
-            speaks: ids.iter().map(|id| self.is_owner(*id)).collect(),
+            owned: ids.iter().map(|id| self.is_owner(*id)).collect(),
             all: self.weights.parameters(),
             piece: &|place| {
                 let id = ParameterId(place);

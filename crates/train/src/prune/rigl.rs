@@ -132,7 +132,7 @@ impl GradientSink for Growth<'_> {
         if parameters.iter().all(|id| self.moving(*id) == 0) {
             return Ok(());
         }
-        for (&id, gradient) in parameters.iter().zip(gradients(Wanted::All)?) {
+        for (&id, gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
             if self.moving(id) == 0 {
                 continue;
             }

@@ -20,7 +20,7 @@ pub struct Stages<'a> {
     /// The place of each tensor here among the tensors of all stages, ascending.
     pub places: Vec<usize>,
     /// Whether what is here of it is counted here: what several ranks hold is counted on one of them.
-    pub speaks: Vec<bool>,
+    pub owned: Vec<bool>,
     /// Tensors of all stages.
     pub all: usize,
     /// The piece of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut: all ranks say of
@@ -52,7 +52,7 @@ pub fn best_of_stages(
     let tensors = stages.places.len();
     let mut high = Histogram::default();
     walk(&mut |i, keys| {
-        if stages.speaks[i] {
+        if stages.owned[i] {
             high.add(&histogram(&keys, Digit::High)?);
         }
         Ok(())
@@ -62,7 +62,7 @@ pub fn best_of_stages(
     let mut low: Vec<Vec<u32>> = vec![Vec::new(); tensors];
     let mut sum = Histogram::default();
     walk(&mut |i, keys| {
-        if stages.speaks[i] {
+        if stages.owned[i] {
             let own = histogram(&keys, Digit::LowOf(digit))?;
             sum.add(&own);
             low[i] = own.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect();
@@ -93,7 +93,7 @@ pub fn best_of_stages(
         Ok(())
     })?;
     if let Some((place, piece)) = divided {
-        let own = ties.as_ref().filter(|(i, _)| stages.speaks[*i]).map(|(_, ties)| ties);
+        let own = ties.as_ref().filter(|(i, _)| stages.owned[*i]).map(|(_, ties)| ties);
         let end = first_to_go(own, piece, stay(place), stages.sum)?;
         if let Some((i, ties)) = ties {
             words[i] = ties.keep_before(end, piece);
@@ -106,10 +106,10 @@ pub fn best_of_stages(
 pub fn best_of_pieces(
     keys: &Tensor,
     keep: usize,
-    (piece, speaks): (&Piece, bool),
+    (piece, owned): (&Piece, bool),
     sum: &Sum<'_>,
 ) -> crate::Result<Words> {
-    let stages = Stages { places: vec![0], speaks: vec![speaks], all: 1, piece: &|_| Some(piece), sum };
+    let stages = Stages { places: vec![0], owned: vec![owned], all: 1, piece: &|_| Some(piece), sum };
     let words = best_of_stages(&stages, keep, one_by_one(1, |_| Ok(keys.clone())))?;
     Ok(words.into_iter().next().expect("one tensor"))
 }
@@ -173,7 +173,7 @@ mod tests {
     ) -> crate::Result<Vec<Words>> {
         let stages = Stages {
             places: (0..tensors).collect(),
-            speaks: vec![true; tensors],
+            owned: vec![true; tensors],
             all: tensors,
             piece: &|_| None,
             sum: &Ok,
@@ -209,21 +209,21 @@ mod tests {
             if keys.len() > 1 {
                 let cut = keys.len() / 2;
                 let (here, there) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
-                let stage = |own: Vec<usize>, speaks: Vec<bool>, give: std::sync::mpsc::Sender<Vec<u64>>, take: std::sync::mpsc::Receiver<Vec<u64>>| {
+                let stage = |own: Vec<usize>, owned: Vec<bool>, give: std::sync::mpsc::Sender<Vec<u64>>, take: std::sync::mpsc::Receiver<Vec<u64>>| {
                     let sum = move |counts: Vec<u64>| {
                         give.send(counts.clone()).unwrap();
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
-                    let stages = Stages { places: own.clone(), speaks, all: keys.len(), piece: &|_| None, sum: &sum };
+                    let stages = Stages { places: own.clone(), owned, all: keys.len(), piece: &|_| None, sum: &sum };
                     best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
                 };
                 let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
                 let first: Vec<usize> = (0..cut).collect();
-                let mut speaks = vec![true; second.len()];
-                speaks[0] = cut == 0;
+                let mut owned = vec![true; second.len()];
+                owned[0] = cut == 0;
                 let second = if cut == 0 { second[1..].to_vec() } else { second };
                 let (a, b) = std::thread::scope(|scope| {
-                    let other = scope.spawn(|| stage(second.clone(), speaks, there.0, here.1));
+                    let other = scope.spawn(|| stage(second.clone(), owned, there.0, here.1));
                     (stage(first.clone(), vec![true; cut], here.0, there.1), other.join().unwrap())
                 });
                 for (place, words) in first.iter().zip(a).chain(second.iter().zip(b)) {
@@ -292,7 +292,7 @@ mod tests {
                 let sum = |counts| world.sum_over_replica(counts);
                 let stages = Stages {
                     places: (0..tensors.len()).collect(),
-                    speaks: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),
+                    owned: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),
                     all: tensors.len(),
                     piece: &|t| cut[t].then(|| &pieces[t]),
                     sum: &sum,

@@ -23,10 +23,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use espalier_plan::Plan;
-use espalier_plan::mesh::Mesh;
 use espalier_plan::timetable::Length;
 use espalier_tensor::Device;
 use tracing::{error, info};
@@ -169,11 +167,11 @@ pub fn run_or_give_up(
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
     let dataset = Arc::new(dataset);
-    if mesh_of(&plan).size() == 1 {
+    if plan.mesh.size() == 1 {
         return device
             .enter(|| from_start_to_end(plan, dataset, device, place, Ranks::alone(), stop, observer));
     }
-    let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
+    let (mesh, limit) = (plan.mesh, plan.timeout);
     // Rank 0 takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
     let outcomes = on_threads_within(limit, give_up, &mesh, device, |ranks, device| {
@@ -200,7 +198,7 @@ pub fn run_launched(
     stop: &AtomicBool,
     observer: &mut (dyn Observer + Send),
 ) -> Result<Outcome> {
-    let (mesh, limit) = (mesh_of(&plan), limit_of(&plan));
+    let (mesh, limit) = (plan.mesh, plan.timeout);
     device.enter(|| {
         join.run(limit, &mesh, device, |ranks| {
             let mut quiet;
@@ -236,15 +234,6 @@ fn from_start_to_end(
         Err(error) => error!("the run ends here: {error}"),
     }
     outcome
-}
-
-fn mesh_of(plan: &Plan) -> Mesh {
-    plan.mesh
-}
-
-/// How long a rank waits for another.
-fn limit_of(plan: &Plan) -> Duration {
-    plan.timeout
 }
 
 /// Why a run that was resumed ends at once.

@@ -194,7 +194,7 @@ impl Measured {
 impl GradientSink for Gradients<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
         let wanted = if self.masks.compress() { Wanted::Kept } else { Wanted::All };
-        for (&id, mut gradient) in parameters.iter().zip(gradients(wanted)?) {
+        for (&id, mut gradient) in parameters.iter().zip(gradients.make(wanted)?) {
             // A layer may have made the kept elements alone.
             let whole = |mask: &&Mask| gradient.len() == mask.len();
             let mask = self.masks.compressing(id).filter(whole);

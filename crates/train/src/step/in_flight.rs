@@ -1,7 +1,7 @@
 //! A micro-batch on its way through a chunk: what its forward leaves for its backward.
 
-use espalier_tensor::Tensor;
 use espalier_tensor::ops::cross_entropy::Summed;
+use espalier_tensor::{Saved, Tensor};
 
 use super::Loss;
 use crate::Result;
@@ -18,7 +18,7 @@ pub(super) struct InFlight {
     share: BatchSlice,
     random: u64,
     /// What the head reads, where the chunk has it, and what it should say.
-    read: Option<(Tensor, Tensor)>,
+    read: Option<(Saved, Tensor)>,
     /// What batch norms have measured.
     pub statistics: Vec<BatchStatistics>,
     /// Gradients of weights that are made later.
@@ -54,7 +54,7 @@ impl InFlight {
         };
         let x = model.forward(inputs, &mut pass)?;
         let (read, sent) = match targets.filter(|_| model.is_last()) {
-            Some(targets) => (Some((x, targets)), None),
+            Some(targets) => (Some((Saved::new(x), targets)), None),
             None => (None, Some(x)),
         };
         Ok((InFlight { stash, share, random, read, statistics, put_off: None }, sent))
@@ -75,7 +75,7 @@ impl InFlight {
             None => (gradient.expect("the next part made it"), None),
             Some((x, targets)) => {
                 let scale = loss.scale(targets.len(), share.samples);
-                let Outcome { total, gradient } = model.loss(x, &targets, scale, &mut pass)?;
+                let Outcome { total, gradient } = model.loss(x.take(), &targets, scale, &mut pass)?;
                 (gradient, Some((total, targets.len())))
             }
         };

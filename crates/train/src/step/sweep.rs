@@ -93,7 +93,7 @@ impl Sweep<'_> {
 
     fn targets(&self, batch: &Option<HostBatch>) -> Result<Tensor> {
         let targets = &batch.as_ref().expect("a last part has read them").targets;
-        Ok(Tensor::from_slice(self.device, &[targets.len()], targets, Category::Activations)?)
+        Ok(Tensor::from_slice(self.device, &[targets.len()], targets, Category::Transient)?)
     }
 
     fn room(&self, message: &Message, samples: usize) -> Result<Tensor> {

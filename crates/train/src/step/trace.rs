@@ -9,7 +9,7 @@ use espalier_plan::schedule::Pass;
 pub enum Kind {
     /// A pass of a micro-batch through a chunk.
     Compute {
-        /// Which.
+        /// Forward, backward, or one half of that.
         pass: Pass,
         /// Counted through all batches of the list.
         micro_batch: usize,
@@ -42,7 +42,7 @@ pub struct Span {
     pub kind: Kind,
     /// Seconds since the trace began.
     pub start: f64,
-    /// Likewise.
+    /// Not before `start`, by the same clock.
     pub end: f64,
     /// Bytes that it sent; of a wait for a message, that it received.
     pub bytes: u64,

@@ -170,7 +170,7 @@ impl Trainer {
         &self.progress
     }
 
-    /// The weights.
+    /// The newest weights of this rank's stages.
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
@@ -185,7 +185,7 @@ impl Trainer {
         &self.masks
     }
 
-    /// The device.
+    /// What this rank computes on, with its ledger.
     pub fn device(&self) -> &Device {
         &self.context.device
     }

@@ -9,7 +9,7 @@ use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor, bf16};
-use espalier_train::layers::GradientSink;
+use espalier_train::layers::{GradientSink, WeightGradients};
 use espalier_train::parallel::data::Reducing;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::on_threads;
@@ -104,7 +104,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
             for parameter in 0..SIZES.len() {
                 let values = gradient(parameter, micro_batch);
                 let made = Tensor::from_slice(device, &[SIZES[parameter]], &values, Category::Workspace)?;
-                sink.accept(&[ParameterId(parameter)], Box::new(move |_| Ok(vec![made])))?;
+                sink.accept(&[ParameterId(parameter)], WeightGradients::new([], move |_| Ok(vec![made])))?;
             }
         }
         let (gradients, _) = sink.finish()?;

@@ -1,12 +1,12 @@
 //! What the crate promises as a whole, one file a promise.
 
 mod accumulation;
-mod card;
 mod compressed;
 mod damage;
 mod evaluate;
 mod fixture;
 mod golden;
+mod gpu;
 mod gradients;
 mod lattice;
 mod layouts;

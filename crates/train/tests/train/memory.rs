@@ -1,11 +1,9 @@
 //! Every byte is counted, and the plan's prediction is what the ledger measures.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use espalier_plan::schedule::Action;
 use espalier_plan::spec::Recompute;
-use espalier_tensor::{Category, DType, Tensor};
+use espalier_tensor::{Category, DType, Saved};
 use espalier_train::data::Split;
 use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
 use espalier_train::model::Model;
@@ -13,7 +11,10 @@ use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::Weights;
 
-use crate::support::{prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+
+const SCHEDULES: [&str; 8] =
+    ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1", "axonn"];
 
 #[test]
 fn kept_activations_are_exactly_those_predicted() {
@@ -43,6 +44,7 @@ fn kept_activations_are_exactly_those_predicted() {
             statistics: &mut statistics,
         };
         let x = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
+        let x = Saved::new(x);
         let measured = device.ledger().current(Category::Activations) as u64;
         let predicted = plan
             .model
@@ -55,84 +57,54 @@ fn kept_activations_are_exactly_those_predicted() {
     }
 }
 
-/// What every rank keeps of the micro-batches in flight, between any two actions of its list: the peak is the plan's, to the byte.
-/// The chunks' own forward passes make it; a backward pass frees all of it.
+/// What every rank keeps of the micro-batches in flight, at the peak of real steps: the plan's, to the byte.
 #[test]
 fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
-    let gpt = tiny_gpt(&["model.layers=3", "model.tied=false"]);
-    let cases = [
-        ("1f1b", 1, gpt.clone()),
-        ("1f1b", 2, gpt.clone()),
-        ("1f1b", 3, gpt.set("train.precision=bf16")),
-        ("gpipe", 3, gpt.set("model.norm=rms").set("model.activation=silu")),
-        ("interleaved", 2, gpt.clone()),
-        ("chimera", 2, gpt.clone()),
-        ("axonn", 2, gpt.clone()),
-        ("pipedream", 3, gpt.clone()),
-        ("2bw", 2, gpt.clone()),
-        ("gpipe", 2, tiny_cnn(&[])),
-        ("1f1b", 3, tiny_cnn(&["train.precision=bf16"])),
+    let gpt = tiny_gpt(&["model.tied=false"]);
+    let resnet = base(
+        "model = { name = \"resnet8\" }\ndata = { kind = \"shapes\", count = 64, size = 16 }\ntrain = { batch = 8 }",
+        &[],
+    );
+    let models = [
+        (2, gpt.clone()),
+        (2, gpt.set("train.precision=bf16").set("model.norm=rms").set("model.activation=silu")),
+        (4, gpt.set("model.layers=7")),
+        (2, tiny_llama(&[])),
+        (2, resnet),
+        (2, tiny_cnn(&[])),
+        (2, tiny_cnn(&["train.batch_norm_group=1", "train.precision=bf16"])),
     ];
-    for (schedule, stages, base) in cases {
-        let mut base = base.set("train.batch=8").set("train.micro_batches=4");
-        if stages > 1 {
-            base = base.set(format!("parallel.pipeline={stages}"));
-            base = base.set(format!("parallel.schedule={schedule}"));
-        }
-        let (plan, dataset, device) = prepare(&base, 1);
-        let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
-        let weights = Weights::initialise(&plan.model, &device, dtype, 0).unwrap();
-        let models = Model::build(&plan.model, false).cut(&plan.parts);
-        let samples: Vec<(u64, usize)> = (0..plan.batch.micro_batch).map(|i| (0, i)).collect();
-        let host = dataset.batch(Split::Train, &samples).unwrap();
-        let forward = |part: usize, x: Tensor| {
-            let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-            let mut pass = Forward {
-                weights: &weights,
-                mode: Mode::Train,
-                random: 0,
-                share: &BatchSlice::default(),
-                stash: &mut stash,
-                statistics: &mut statistics,
-            };
-            let y = models[part].forward(x, &mut pass).unwrap();
-            (y, stash, statistics)
-        };
-        // What enters each part.
-        let mut shapes: Vec<Vec<usize>> = Vec::new();
-        let mut x = host.inputs.upload(&device, dtype).unwrap();
-        for part in 0..models.len() {
-            shapes.push(x.shape().to_vec());
-            x = forward(part, x).0;
-        }
-        drop(x);
-        let batches = if plan.pipeline.is_asynchronous() { 2 + stages } else { 1 };
-        let list = plan.schedule(batches).unwrap();
-        for rank in 0..stages {
-            let (mut in_flight, mut peak) = (BTreeMap::new(), 0);
-            for action in &list.ranks[rank] {
-                match action {
-                    Action::Forward(work) => {
-                        let part = list.placement.chunks(rank)[work.chunk].part;
-                        let x = match part {
-                            0 => host.inputs.upload(&device, dtype).unwrap(),
-                            _ => Tensor::zeros(&device, &shapes[part], dtype, Category::Activations).unwrap(),
-                        };
-                        let (y, stash, statistics) = forward(part, x);
-                        // The head reads what the last part made; any other is sent on.
-                        let read = Some(y).filter(|_| models[part].is_last());
-                        in_flight.insert((work.micro_batch, work.chunk), (read, stash, statistics));
-                    }
-                    Action::Backward(work) => {
-                        drop(in_flight.remove(&(work.micro_batch, work.chunk)).expect("it went forward"));
-                    }
-                    _ => {}
+    for (number, (stages, base)) in models.into_iter().enumerate() {
+        for schedule in SCHEDULES {
+            for recompute in ["none", "block"] {
+                let base = ["train.batch=8", "train.micro_batches=4", "train.steps=6"]
+                    .iter()
+                    .fold(base.clone(), |base, change| base.set(change))
+                    .set(format!("parallel.pipeline={stages}"))
+                    .set(format!("parallel.schedule={schedule}"))
+                    .set(format!("train.recompute={recompute}"));
+                let (plan, ..) = prepare(&base, 1);
+                let peaks = on_every_rank(&base, |mut trainer| {
+                    (0..6).try_for_each(|_| trainer.step().map(drop))?;
+                    Ok(trainer.device().ledger().peak(Category::Activations) as u64)
+                });
+                let predicted: Vec<u64> =
+                    (0..stages).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
+                let case = format!("model {number}, {schedule} of {stages} stages, recompute = {recompute}");
+                if schedule == "axonn" && stages > 2 {
+                    // Ranks between the ends run what arrives first: backwards that come early leave less in flight, down to what
+                    // 1F1B has.
+                    let (plan, ..) = prepare(&base.set("parallel.schedule=1f1b"), 1);
+                    let least = (0..stages).map(|rank| plan.rank(rank).unwrap().memory.activations);
+                    let between = least
+                        .zip(&peaks)
+                        .zip(&predicted)
+                        .all(|((least, peak), most)| (least..=*most).contains(peak));
+                    assert!(between && peaks[0] == predicted[0], "{case}: {peaks:?} of {predicted:?}");
+                } else {
+                    assert_eq!(peaks, predicted, "{case}");
                 }
-                peak = peak.max(device.ledger().current(Category::Activations) as u64);
             }
-            assert!(in_flight.is_empty());
-            let predicted = plan.rank(rank).unwrap().memory.activations;
-            assert_eq!(peak, predicted, "{schedule} of {stages} stages, rank {rank}, {}", plan.model.name);
         }
     }
 }
@@ -190,7 +162,7 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
     }
 }
 
-/// What choosing masks takes is in the books: the keys of a parameter at a time, all of it gone afterwards, and the weights that a
+/// What choosing masks takes is in the ledger: the keys of a parameter at a time, all of it gone afterwards, and the weights that a
 /// lottery goes back to for as long as it may.
 #[test]
 fn what_pruning_takes_is_counted() {

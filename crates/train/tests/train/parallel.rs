@@ -8,7 +8,7 @@ use espalier_comm::Traffic;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, Mask, Tensor};
-use espalier_train::layers::GradientSink;
+use espalier_train::layers::{GradientSink, WeightGradients};
 use espalier_train::parallel::data::Reducing;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::{Ranks, on_threads};
@@ -227,7 +227,7 @@ fn buckets_of_any_size_give_the_same_sums() {
                 sink.last_micro_batch(last);
                 // The tied one comes twice.
                 for id in [0, 4, 2, 1, 0, 3] {
-                    sink.accept(&[ParameterId(id)], Box::new(gradient(id, own)))?;
+                    sink.accept(&[ParameterId(id)], WeightGradients::new([], gradient(id, own)))?;
                 }
             }
             let (gradients, _) = sink.finish()?;

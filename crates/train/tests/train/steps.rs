@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::layers::GradientSink;
+use espalier_train::layers::{GradientSink, WeightGradients};
 use espalier_train::run::{RunDir, run};
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
@@ -112,7 +112,7 @@ fn the_noise_scale_counts_tied_tables() {
     ] {
         for (id, values) in micro_batch {
             let gradient = Tensor::from_slice(&device, &[2], &values, Category::Workspace).unwrap();
-            sink.accept(&[ParameterId(id)], Box::new(move |_| Ok(vec![gradient]))).unwrap();
+            sink.accept(&[ParameterId(id)], WeightGradients::new([], move |_| Ok(vec![gradient]))).unwrap();
         }
         sink.end_micro_batch().unwrap();
     }

@@ -18,7 +18,7 @@ pub struct Report {
     batch: usize,
     sparsity: f64,
     /// On a card there is a third product.
-    card: bool,
+    gpu: bool,
     /// One for each size, ascending.
     pub rows: Vec<Row>,
     /// For the largest sizes, descending.
@@ -92,7 +92,7 @@ impl Report {
             precision: if contest.dtype == DType::F32 { "f32" } else { "bf16" },
             batch: contest.batch,
             sparsity,
-            card: contest.device.name() == "cuda",
+            gpu: contest.device.name() == "cuda",
             rows: Vec::new(),
             sweeps: Vec::new(),
         }
@@ -107,7 +107,7 @@ impl Report {
     pub fn heading(&self) -> String {
         let mut text = format!("{}\nmilliseconds at {} zeros\n", self.conditions(), percent(self.sparsity));
         let _ = write!(text, "{:>13} {:>10} {:>10} {:>13}", "W", "dense", "sparse", "sparse/dense");
-        if self.card {
+        if self.gpu {
             let _ = write!(text, " {:>10}  cuSPARSE's fastest way", "2:4");
         }
         text.push('\n');
@@ -120,7 +120,7 @@ impl Report {
         let ratio = row.ratio().map_or("-".into(), |ratio| format!("{ratio:.2}"));
         let mut line =
             format!("{:>13} {:>10.4} {:>10} {ratio:>13}", square(row.size), row.dense, ms(&row.sparse));
-        if self.card {
+        if self.gpu {
             let way = row.way.map_or(String::new(), |way| way.to_string());
             let _ = write!(line, " {:>10}  {way}", row.two_four.as_ref().map_or("-".into(), ms));
         }
@@ -168,7 +168,7 @@ impl Report {
         };
         let mut curves = vec![
             curve(0, "dense", &|row| Some(row.dense)),
-            curve(1, if self.card { "sparse (cuSPARSE)" } else { "sparse (CSR)" }, &|row| {
+            curve(1, if self.gpu { "sparse (cuSPARSE)" } else { "sparse (CSR)" }, &|row| {
                 row.sparse.clone().ok()
             }),
             curve(2, "2:4, half zeros", &|row| row.two_four.clone()?.ok()),
@@ -296,7 +296,7 @@ mod tests {
             precision: "bf16",
             batch: 576,
             sparsity: 0.9,
-            card: false,
+            gpu: false,
             rows: vec![row],
             sweeps: vec![sweep],
         }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::super::Init;
 use super::super::count::Parameter;
 use super::super::shape::Shape;
-use super::{Entry, expect_last, floats};
+use super::{Entry, Reads, expect_last, floats};
 
 /// Adds a learnt vector to every row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -38,5 +38,13 @@ impl Entry for Bias {
             decays: false,
             embedding: false,
         }]
+    }
+
+    fn weight_reads(&self) -> Reads {
+        Reads::GRADIENT
+    }
+
+    fn passes_gradient(&self) -> bool {
+        true
     }
 }

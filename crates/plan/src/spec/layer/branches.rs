@@ -60,7 +60,7 @@ pub struct Sides<'a> {
 pub struct Side<'a> {
     /// How messages call its layers, before their number.
     pub label: String,
-    /// In order.
+    /// In the order of execution.
     pub layers: &'a [Layer],
 }
 

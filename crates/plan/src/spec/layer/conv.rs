@@ -6,7 +6,7 @@ use super::super::Init;
 use super::super::count::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Padding, Saves, expect_last, image, windows};
+use super::{Entry, Layer, Padding, Reads, Saves, expect_last, image, windows};
 
 /// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -81,5 +81,9 @@ impl Entry for Conv {
 
     fn saves(&self, _: Shape, _: u64) -> Saves {
         Saves::INPUT
+    }
+
+    fn weight_reads(&self) -> Reads {
+        Reads::PRODUCT
     }
 }

@@ -6,7 +6,7 @@ use super::super::count::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::super::{Init, Input};
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Saves, expect_last, sequence};
+use super::{Entry, Layer, Reads, Saves, expect_last, sequence};
 
 /// Token ids to vectors.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -17,7 +17,7 @@ pub struct Embedding {
     pub vocab: usize,
     /// The id of the first row: a rank that has some of a table gives zeros for the ids of others.
     pub first: usize,
-    /// Columns.
+    /// Columns: elements of a vector.
     pub width: usize,
     /// How the table starts.
     pub init: Init,
@@ -32,7 +32,7 @@ pub struct PositionEmbedding {
     pub context: usize,
     /// The position of the first vector that comes in: that of a rank's part of a sequence.
     pub first: usize,
-    /// Columns.
+    /// Columns: elements of a vector.
     pub width: usize,
     /// How the table starts.
     pub init: Init,
@@ -93,6 +93,10 @@ impl Entry for Embedding {
     fn saves(&self, _: Shape, _: u64) -> Saves {
         Saves::INPUT
     }
+
+    fn weight_reads(&self) -> Reads {
+        Reads::PRODUCT
+    }
 }
 
 impl Entry for PositionEmbedding {
@@ -115,6 +119,14 @@ impl Entry for PositionEmbedding {
 
     fn parameters(&self) -> Vec<Parameter> {
         table(&self.name, self.context, self.width, self.init)
+    }
+
+    fn weight_reads(&self) -> Reads {
+        Reads::GRADIENT
+    }
+
+    fn passes_gradient(&self) -> bool {
+        true
     }
 }
 

@@ -40,7 +40,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// One.
+    /// A field under its key; what it takes says whether it may be left out.
     pub const fn new(name: &'static str, takes: Takes) -> Field {
         Field { name, takes }
     }

@@ -6,7 +6,7 @@ use super::super::Init;
 use super::super::count::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Saves, expect_last, needs_floats};
+use super::{Entry, Layer, Reads, Saves, expect_last, needs_floats};
 
 /// How a linear layer's weight lies in memory and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -93,6 +93,10 @@ impl Entry for Linear {
         Saves::INPUT
     }
 
+    fn weight_reads(&self) -> Reads {
+        Reads::PRODUCT
+    }
+
     fn takes_remade(&self) -> bool {
         true
     }
@@ -113,6 +117,10 @@ impl Entry for TiedLinear {
 
     fn saves(&self, _: Shape, _: u64) -> Saves {
         Saves::INPUT
+    }
+
+    fn weight_reads(&self) -> Reads {
+        Reads::PRODUCT
     }
 
     fn takes_remade(&self) -> bool {

@@ -153,6 +153,16 @@ pub trait Entry {
         Saves::default()
     }
 
+    /// What the gradients of its parameters are made from, where that is left to be done once the gradient of its input is there.
+    fn weight_reads(&self) -> Reads {
+        Reads::default()
+    }
+
+    /// Whether the gradient of its input is that of its output, the same tensor.
+    fn passes_gradient(&self) -> bool {
+        false
+    }
+
     /// Whether its output is a cheap function of what it saves, so that a linear layer behind it need not keep its input.
     fn remakes_output(&self) -> bool {
         false
@@ -183,6 +193,26 @@ pub struct Saves {
     pub output: bool,
     /// f32 numbers beside them, of the whole micro-batch: statistics.
     pub numbers: u64,
+}
+
+/// What the gradients of one layer's parameters read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reads {
+    /// What the layer read.
+    pub input: bool,
+    /// The gradient of what it made.
+    pub gradient: bool,
+    /// The numbers that it saved.
+    pub numbers: bool,
+}
+
+impl Reads {
+    /// Of a product of the two.
+    pub const PRODUCT: Reads = Reads { input: true, gradient: true, numbers: false };
+    /// Of a sum of it.
+    pub const GRADIENT: Reads = Reads { input: false, gradient: true, numbers: false };
+    /// All of them.
+    pub const ALL: Reads = Reads { input: true, gradient: true, numbers: true };
 }
 
 impl Saves {

@@ -6,7 +6,7 @@ use super::super::Init;
 use super::super::count::{Buffer, Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, Saves, expect_last, floats};
+use super::{Entry, Layer, Reads, Saves, expect_last, floats};
 
 /// The epsilon of the built-in models, which is PyTorch's.
 pub const NORM_EPS: f32 = 1e-5;
@@ -16,7 +16,7 @@ pub const NORM_EPS: f32 = 1e-5;
 pub struct BatchNorm {
     /// Prefix of `.weight`, `.bias`, `.running_mean`, `.running_var`.
     pub name: String,
-    /// Channels.
+    /// Channels, each with a scale, a shift and two running statistics.
     pub channels: usize,
     /// What the scale starts at: 1, or 0 for the last norm of a residual branch.
     pub scale: f32,
@@ -31,7 +31,7 @@ pub struct BatchNorm {
 pub struct LayerNorm {
     /// Prefix of `.weight` and `.bias`.
     pub name: String,
-    /// Width.
+    /// Elements of a row, each with a scale.
     pub width: usize,
     /// Added to the variance.
     pub eps: f32,
@@ -44,7 +44,7 @@ pub struct LayerNorm {
 pub struct RmsNorm {
     /// Prefix of `.weight`.
     pub name: String,
-    /// Width.
+    /// Elements of a row, each with a scale.
     pub width: usize,
     /// Added to the mean square.
     pub eps: f32,
@@ -154,6 +154,10 @@ impl Entry for LayerNorm {
         Saves { numbers: (2 * input.rows()).saturating_mul(samples), ..Saves::INPUT }
     }
 
+    fn weight_reads(&self) -> Reads {
+        Reads::ALL
+    }
+
     fn remakes_output(&self) -> bool {
         true
     }
@@ -179,6 +183,10 @@ impl Entry for RmsNorm {
     /// What each row is multiplied by.
     fn saves(&self, input: Shape, samples: u64) -> Saves {
         Saves { numbers: input.rows().saturating_mul(samples), ..Saves::INPUT }
+    }
+
+    fn weight_reads(&self) -> Reads {
+        Reads::ALL
     }
 
     fn remakes_output(&self) -> bool {

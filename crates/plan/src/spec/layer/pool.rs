@@ -11,7 +11,7 @@ use super::{Entry, Layer, Padding, Saves, image, windows};
 pub struct MaxPool {
     /// Rows and columns of the window.
     pub kernel: usize,
-    /// Step.
+    /// Pixels from one window to the next, along both sides.
     pub stride: usize,
     /// Border, never chosen as the largest.
     pub padding: Padding,
@@ -22,7 +22,7 @@ pub struct MaxPool {
 pub struct AvgPool {
     /// Rows and columns of the window.
     pub kernel: usize,
-    /// Step.
+    /// Pixels from one window to the next, along both sides.
     pub stride: usize,
 }
 

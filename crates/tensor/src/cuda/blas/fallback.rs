@@ -13,7 +13,7 @@ pub(super) fn run(cuda: &Cuda, product: &Product<'_>, epilogue: Epilogue<'_>, c:
     let kernel = |name| cuda.kernel(&EPILOGUE, Build::of(c.dtype()), name);
     let grid = u32::try_from(elements.div_ceil(THREADS as usize))
         .unwrap_or(u32::MAX)
-        .min(cuda.card().multiprocessors * 16);
+        .min(cuda.gpu().multiprocessors * 16);
     match epilogue {
         Epilogue::None => Ok(()),
         Epilogue::Bias(bias) => {

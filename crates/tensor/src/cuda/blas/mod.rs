@@ -266,7 +266,7 @@ impl Blas {
         library::cublas_lt()?;
         let handle = Handle::new()?;
         // What NVIDIA advises: Hopper's kernels keep more of a split product there.
-        let workspace_bytes = if cuda.card().capability >= 90 { 32 << 20 } else { 4 << 20 };
+        let workspace_bytes = if cuda.gpu().capability >= 90 { 32 << 20 } else { 4 << 20 };
         let workspace = Block::new(cuda, workspace_bytes, Category::Workspace)?;
         Ok(Blas {
             plans: HashMap::new(),

@@ -45,8 +45,8 @@ impl HalfProduct {
         a: u64,
         (x, y): (u64, u64),
     ) -> Result<HalfProduct> {
-        if cuda.card().capability < 80 {
-            let what = format!("{} cannot multiply the 2:4 pattern (cards since 8.0 can)", cuda.card());
+        if cuda.gpu().capability < 80 {
+            let what = format!("{} cannot multiply the 2:4 pattern (cards since 8.0 can)", cuda.gpu());
             return Err(Error::Unsupported { what });
         }
         cuda.bind()?;

@@ -38,7 +38,7 @@ pub(super) fn backward(
     assert_eq!(saved.dtype(), dy.dtype(), "activation: what was saved and dy");
     let n = dy.len();
     let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "activation_backward")?;
-    let mut other = if dy.is_unique() { None } else { Some(dy.empty_like(Category::Activations)?) };
+    let mut other = if dy.is_unique() { None } else { Some(dy.empty_like(Category::Transient)?) };
     let from = dy.cuda_buffer().address();
     let dx = other.as_mut().unwrap_or(&mut dy);
     let args = Args::new().input(saved).pointer(from).output(dx).optional_output(y);

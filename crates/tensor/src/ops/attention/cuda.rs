@@ -59,10 +59,10 @@ const fn head(d: usize) -> Build {
 pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
     let kernels = Kernels::new(cuda, qkv.dtype(), z)?;
     if kernels.dtype == qkv.dtype() {
-        return kernels.forward(qkv, Category::Activations);
+        return kernels.forward(qkv, Category::Transient);
     }
     let (y, logsumexp) = kernels.forward(&kernels.convert(qkv)?, Category::Workspace)?;
-    Ok((cast(&y, qkv.dtype(), Category::Activations)?, logsumexp))
+    Ok((cast(&y, qkv.dtype(), Category::Transient)?, logsumexp))
 }
 
 pub(super) fn backward(
@@ -75,11 +75,11 @@ pub(super) fn backward(
 ) -> Result<Tensor> {
     let kernels = Kernels::new(cuda, qkv.dtype(), z)?;
     if kernels.dtype == qkv.dtype() {
-        return kernels.backward(dy, qkv, y, logsumexp, Category::Activations);
+        return kernels.backward(dy, qkv, y, logsumexp, Category::Transient);
     }
     let [dy, wide, y] = [kernels.convert(dy)?, kernels.convert(qkv)?, kernels.convert(y)?];
     let dqkv = kernels.backward(&dy, &wide, &y, logsumexp, Category::Workspace)?;
-    cast(&dqkv, qkv.dtype(), Category::Activations)
+    cast(&dqkv, qkv.dtype(), Category::Transient)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -122,7 +122,7 @@ impl Kernels<'_> {
         let (z, device) = (self.z, qkv.device());
         let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], self.dtype, category)?;
         let mut logsumexp =
-            Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Activations)?;
+            Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Transient)?;
         let args = Args::new().input(qkv).output(&mut y).output(&mut logsumexp);
         // SAFETY: qkv is [batch, t, columns], y [batch, t, c] and the logsumexp [batch, heads, t].
         unsafe { self.launch(Pass::Forward, args)? };

@@ -24,8 +24,8 @@ pub(super) const KEYS: usize = 64;
 
 pub(super) fn forward(cpu: &Cpu, qkv: &Tensor, z: &Sizes) -> Result<(Tensor, Tensor)> {
     let device = qkv.device();
-    let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Activations)?;
-    let mut logsumexp = Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Activations)?;
+    let mut y = Tensor::empty(&device, &[z.batch, z.t, z.c], qkv.dtype(), Category::Transient)?;
+    let mut logsumexp = Tensor::empty(&device, &[z.batch, z.heads, z.t], DType::F32, Category::Transient)?;
     with_float!(qkv.dtype(), T => {
         let qkv = qkv.slice::<T>();
         let space = || Space::new(&device, T::DTYPE, &[QUERIES * z.d, 2 * QUERIES], 1);
@@ -56,7 +56,7 @@ pub(super) fn backward(
     z: &Sizes,
 ) -> Result<Tensor> {
     let device = qkv.device();
-    let mut dqkv = qkv.empty_like(Category::Activations)?;
+    let mut dqkv = qkv.empty_like(Category::Transient)?;
     with_float!(qkv.dtype(), T => {
         let (qkv, dy, y) = (qkv.slice::<T>(), dy.slice::<T>(), y.slice::<T>());
         let logsumexp = logsumexp.slice::<f32>();

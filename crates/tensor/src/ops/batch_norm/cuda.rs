@@ -48,7 +48,7 @@ pub(super) fn normalise(
     let (rows, c) = (x.rows(), x.width());
     let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
     let args = args.input(mean).input(rstd).output(&mut y).size(rows).size(c).size(piece);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_forward")?;
@@ -67,7 +67,7 @@ pub(super) fn input_gradient(
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
     let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
-    let mut dx = x.empty_like(Category::Activations)?;
+    let mut dx = x.empty_like(Category::Transient)?;
     let args = Args::new().input(dy).input(x).input(mean).input(line).output(&mut dx);
     let args = args.size(rows).size(c).size(piece);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_backward_input")?;
@@ -86,8 +86,8 @@ pub(super) fn forward(
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
     let Partial { numbers: partial, piece } = moments(cuda, x)?;
     let pieces = rows.div_ceil(piece);
-    let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
-    let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Activations)?;
+    let mut mean = Tensor::empty(&device, &[c], DType::F32, Category::Transient)?;
+    let mut rstd = Tensor::empty(&device, &[c], DType::F32, Category::Transient)?;
     let args = Args::new().input(&partial).output(&mut mean).output(&mut rstd);
     let args = args.size(rows).size(c).size(piece).size(pieces).f32(eps);
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_statistics")?;
@@ -108,7 +108,7 @@ pub(super) fn evaluate(
     let (rows, c) = (x.rows(), x.width());
     let Columns { grid, block, piece, .. } = lanes::columns(rows, c, x.dtype());
     let ([scale, shift], wide) = lanes::weights(x.dtype(), [scale, shift])?;
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
     let args = args.input(mean).input(variance).output(&mut y).size(rows).size(c).size(piece).f32(eps);
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_evaluate")?;

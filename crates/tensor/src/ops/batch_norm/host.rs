@@ -53,7 +53,7 @@ pub(super) fn normalise(
     mean: &[f32],
     rstd: &[f32],
 ) -> Result<Tensor> {
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     // Per channel: y = a (x - mean) + b.
     let a: Vec<f32> = scale.to_f32().iter().zip(rstd).map(|(scale, rstd)| scale * rstd).collect();
     let shift = shift.to_f32();
@@ -75,7 +75,7 @@ pub(super) fn input_gradient(
     line: &[f32],
 ) -> Result<Tensor> {
     let mean = mean.slice::<f32>();
-    let mut dx = x.empty_like(Category::Activations)?;
+    let mut dx = x.empty_like(Category::Transient)?;
     with_float!(x.dtype(), T => {
         let (dy, values) = (dy.slice::<T>(), x.slice::<T>());
         cpu.for_pieces(dx.slice_mut::<T>(), rows_of(x) * x.width(), |range, dx| {

@@ -25,7 +25,7 @@ impl Moments {
         let (device, c) = (x.device(), x.width());
         let Partial { numbers, piece } = match &device {
             Device::Cpu(cpu) => host::moments(cpu, x)?,
-            Device::Cuda(card) => cuda::moments(card, x)?,
+            Device::Cuda(gpu) => cuda::moments(gpu, x)?,
         };
         let (mut n, mut centre, mut squares) = (0.0f64, vec![0.0f64; c], vec![0.0f64; c]);
         for part in numbers.read_f32()?.chunks_exact(2 * c) {
@@ -64,7 +64,7 @@ impl Moments {
         let mean: Vec<f32> = self.mean.iter().map(|mean| *mean as f32).collect();
         let rstd = |squares: &f64| (1.0 / (squares / self.rows.max(1.0) + f64::from(eps)).sqrt()) as f32;
         let rstd: Vec<f32> = self.squares.iter().map(rstd).collect();
-        let tensor = |data: &[f32]| Tensor::from_slice(device, &[data.len()], data, Category::Activations);
+        let tensor = |data: &[f32]| Tensor::from_slice(device, &[data.len()], data, Category::Transient);
         Ok((tensor(&mean)?, tensor(&rstd)?))
     }
 }

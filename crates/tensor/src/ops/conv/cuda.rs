@@ -44,7 +44,7 @@ pub(super) fn forward(
         return Ok(y);
     }
     let rows = filter_rows(cuda, w, z.c)?;
-    let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Transient)?;
     let args = Args::new().input(x).input(&rows).optional_input(bias.as_ref()).output(&mut y);
     let (grid, shared) = tiles(z.batch * z.oh * z.ow, z.o, x.dtype());
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_forward")?;
@@ -62,7 +62,7 @@ pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) ->
     let kernel = cuda.kernel(&SOURCE, Build::of(w.dtype()), "conv_input_weight")?;
     // SAFETY: both have o c kernel kernel elements.
     unsafe { kernel.launch(lanes::blocks(w.len(), THREADS as usize), THREADS, 0, args)? };
-    let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), dy.dtype(), Category::Activations)?;
+    let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), dy.dtype(), Category::Transient)?;
     let args = Args::new().input(dy).input(&rows).output(&mut dx);
     let (grid, shared) = tiles(z.batch * z.h * z.w, z.c, dy.dtype());
     let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "conv_backward_input")?;

@@ -209,7 +209,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
         let steps: Vec<usize> = us.iter().flat_map(|u| vs.iter().map(move |v| u * kernel + v)).collect();
         weights.push(pack(w, z.o, z.window(), z.c, kernel * kernel, &steps)?);
     }
-    let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), DType::F32, Category::Activations)?;
+    let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), DType::F32, Category::Transient)?;
     let map = Map::backward(&dy.device(), z)?;
     map.run(&dy.device(), dy.slice(), &weights, None, dx.slice_mut());
     Ok(dx)

@@ -29,7 +29,7 @@ pub(super) fn forward(
     let Some(key) = planned(cuda, Pass::Forward, z, x.dtype())? else { return Ok(None) };
     let x = resized(cuda, x, key.x[3], Category::Workspace)?;
     let rows = filter_rows(cuda, w, key.x[3])?;
-    let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Activations)?;
+    let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Transient)?;
     run(cuda, &key, [address(&x), address(&rows), address_mut(&mut y)])?;
     if let Some(bias) = bias {
         add_bias(cuda, &mut y, bias)?;
@@ -40,9 +40,9 @@ pub(super) fn forward(
 pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Option<Tensor>> {
     let Some(key) = planned(cuda, Pass::Input, z, dy.dtype())? else { return Ok(None) };
     let rows = filter_rows(cuda, w, key.x[3])?;
-    let mut dx = Tensor::empty(&dy.device(), &key.x, dy.dtype(), Category::Activations)?;
+    let mut dx = Tensor::empty(&dy.device(), &key.x, dy.dtype(), Category::Transient)?;
     run(cuda, &key, [address_mut(&mut dx), address(&rows), address(dy)])?;
-    resized(cuda, &dx, z.c, Category::Activations).map(Some)
+    resized(cuda, &dx, z.c, Category::Transient).map(Some)
 }
 
 pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Option<Tensor>> {
@@ -145,7 +145,7 @@ mod tests {
         if let Err(why) = Cuda::cudnn() {
             return espalier_testing::skipped(espalier_testing::Need::Cudnn, why);
         }
-        let card = Cuda::open(0).unwrap();
+        let gpu = Cuda::open(0).unwrap();
         for z in [
             sizes(32, 64, 64, 3, 1, 1),
             sizes(16, 32, 64, 3, 2, 1),
@@ -155,7 +155,7 @@ mod tests {
             for (pass, dtype) in PASSES.into_iter().flat_map(|pass| [(pass, DType::F32), (pass, DType::Bf16)])
             {
                 let key = key(true, pass, &z, dtype).unwrap();
-                assert!(card.plans_convolution(&key).unwrap(), "{key:?}");
+                assert!(gpu.plans_convolution(&key).unwrap(), "{key:?}");
             }
         }
     }

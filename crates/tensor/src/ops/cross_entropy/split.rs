@@ -71,7 +71,7 @@ impl Losses {
                 });
                 found.push(total);
             }
-            (Device::Cuda(cuda), Found::Card(found)) => {
+            (Device::Cuda(cuda), Found::Gpu(found)) => {
                 found.join(&cuda, &self.targets, at.start, all)?;
                 super::cuda::differentiate_part(
                     &cuda,
@@ -95,7 +95,7 @@ impl Losses {
             (Device::Cpu(_), Found::Host(found)) => {
                 found.push(join(all.slice::<f32>(), &self.targets.slice::<u32>()[at]).1);
             }
-            (Device::Cuda(cuda), Found::Card(found)) => found.join(&cuda, &self.targets, at.start, all)?,
+            (Device::Cuda(cuda), Found::Gpu(found)) => found.join(&cuda, &self.targets, at.start, all)?,
             _ => panic!("cross_entropy: logits and targets are on two devices"),
         }
         Ok(())

@@ -74,7 +74,7 @@ pub(super) fn add_positions(
     let (n, c) = (x.rows(), x.width());
     let ([table], wide) = lanes::weights(x.dtype(), [table])?;
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "embedding_add_positions")?;
-    let mut other = if x.is_unique() { None } else { Some(x.empty_like(Category::Activations)?) };
+    let mut other = if x.is_unique() { None } else { Some(x.empty_like(Category::Transient)?) };
     let from = x.cuda_buffer().address();
     let y = other.as_mut().unwrap_or(&mut x);
     let args = Args::new().pointer(from).input(&table).i32(wide.into()).output(y);

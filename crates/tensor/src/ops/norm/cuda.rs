@@ -36,7 +36,7 @@ pub(super) fn forward<const N: usize>(
 ) -> Result<(Tensor, Tensor)> {
     let (rows, c) = (x.rows(), x.width());
     let (weights, wide) = lanes::weights(x.dtype(), weights)?;
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     let mut statistics = empty_statistics::<N>(x)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.forward)?;
     let args = weights.iter().fold(Args::new().input(x), Args::input).i32(wide.into());
@@ -58,7 +58,7 @@ pub(super) fn backward_input(
     let (rows, c) = (x.rows(), x.width());
     check_types(kernels, dy, x, statistics);
     let ([scale], wide) = lanes::weights(x.dtype(), [scale])?;
-    let mut dx = x.empty_like(Category::Activations)?;
+    let mut dx = x.empty_like(Category::Transient)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.backward_input)?;
     let args = Args::new().input(dy).input(x).input(&scale).i32(wide.into()).input(statistics);
     let args = args.output(&mut dx).size(rows).size(c);
@@ -81,7 +81,7 @@ pub(super) fn backward_remaking<const N: usize>(
     check_types(kernels, dy, x, statistics);
     let (weights, wide) = lanes::weights(x.dtype(), weights)?;
     let mut dx = lanes::Added::new(x, plus)?;
-    let mut y = x.empty_like(Category::Activations)?;
+    let mut y = x.empty_like(Category::Transient)?;
     let kernel = cuda.kernel(kernels.source, Build::of(x.dtype()), kernels.backward_remaking)?;
     let args = weights.iter().fold(Args::new().input(dy).input(x), Args::input);
     let args = args.i32(wide.into()).input(statistics);

@@ -52,7 +52,7 @@ pub(super) fn max_take(cuda: &Cuda, x: &Tensor, like: &Tensor, grid: &Grid, pool
 
 pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
     let places = places(cuda, x, grid, pool)?;
-    let mut dx = x.empty_like(Category::Activations)?;
+    let mut dx = x.empty_like(Category::Transient)?;
     let args = Args::new().input(dy).input(&places).output(&mut dx).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward")?;
     // SAFETY: dx has the grid's input shape, dy its output shape, and `places` a byte for each output.
@@ -83,7 +83,7 @@ pub(super) fn mean(cuda: &Cuda, x: &Tensor, grid: &Grid, pool: Option<Pool>) -> 
 
 /// The gradient of [`mean`]'s input.
 pub(super) fn spread(cuda: &Cuda, dy: &Tensor, grid: &Grid, pool: Option<Pool>) -> Result<Tensor> {
-    let mut dx = Tensor::empty(&dy.device(), &grid.shape, dy.dtype(), Category::Activations)?;
+    let mut dx = Tensor::empty(&dy.device(), &grid.shape, dy.dtype(), Category::Transient)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "pool_mean_backward")?;
     let args = Args::new().input(dy).output(&mut dx).fields(&size(grid, pool));
     // SAFETY: dx has the grid's input shape and dy its output shape.
@@ -92,7 +92,7 @@ pub(super) fn spread(cuda: &Cuda, dy: &Tensor, grid: &Grid, pool: Option<Pool>) 
 }
 
 fn output(x: &Tensor, grid: &Grid) -> Result<Tensor> {
-    Tensor::empty(&x.device(), &grid.output_shape(), x.dtype(), Category::Activations)
+    Tensor::empty(&x.device(), &grid.output_shape(), x.dtype(), Category::Transient)
 }
 
 /// The grid of a kernel that gives each thread some channels of a pixel.

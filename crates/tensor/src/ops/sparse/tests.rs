@@ -45,7 +45,7 @@ proptest! {
         let expected = reference(&x, &w, batch, rows, columns);
         check(&[expected], |device, dtype| {
             let sparse = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
-            let y = matmul(&tensor(device, dtype, &[batch, columns], &x), &sparse, Category::Activations).unwrap();
+            let y = matmul(&tensor(device, dtype, &[batch, columns], &x), &sparse, Category::Transient).unwrap();
             assert_eq!((y.shape(), y.dtype()), (&[batch, rows][..], dtype));
             vec![y]
         });
@@ -60,8 +60,8 @@ fn a_layer_of_several_tasks_agrees_with_the_dense_product() {
         for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
             let (x, w) =
                 (tensor(device, dtype, &[batch, columns], &x), tensor(device, dtype, &[rows, columns], &w));
-            let dense = dense_matmul(&x, w.t(), None, Category::Activations).unwrap();
-            let sparse = matmul(&x, &Csr::from_dense(&w).unwrap(), Category::Activations).unwrap();
+            let dense = dense_matmul(&x, w.t(), None, Category::Transient).unwrap();
+            let sparse = matmul(&x, &Csr::from_dense(&w).unwrap(), Category::Transient).unwrap();
             let expected: Vec<f64> = dense.to_f32().into_iter().map(f64::from).collect();
             assert_close(&sparse.to_f32(), &expected, tolerance);
         }
@@ -87,7 +87,7 @@ fn what_is_kept_is_counted_and_booked() {
 }
 
 /// The cards among the devices.
-fn cards() -> impl Iterator<Item = &'static Device> {
+fn gpus() -> impl Iterator<Item = &'static Device> {
     devices().iter().map(|threads| &threads[0]).filter(|device| matches!(device, Device::Cuda(_)))
 }
 
@@ -97,14 +97,14 @@ fn every_way_that_a_card_accepts_is_right() {
     let (batch, rows, columns) = (96, 130, 250);
     let (x, w) = (values(1, batch * columns, 1.0), pruned(2, rows, columns, 0.2));
     let expected = reference(&x, &w, batch, rows, columns);
-    for device in cards() {
+    for device in gpus() {
         for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)] {
             let x = tensor(device, dtype, &[batch, columns], &x);
             let w = Csr::from_dense(&tensor(device, dtype, &[rows, columns], &w)).unwrap();
             for way in cuda::Way::all() {
                 let ran = cuda::Plan::new(&w, batch, way).and_then(|mut plan| {
-                    let first = plan.run(&x, Category::Activations)?;
-                    let second = plan.run(&x, Category::Activations)?;
+                    let first = plan.run(&x, Category::Transient)?;
+                    let second = plan.run(&x, Category::Transient)?;
                     device.synchronize()?;
                     Ok([first, second])
                 });
@@ -128,14 +128,14 @@ fn two_in_four_agree_with_the_dense_product() {
         (four[i % 4], four[(i % 4 + 1 + i / 4 % 3) % 4]) = (0.0, 0.0);
     }
     let expected = reference(&x, &w, batch, rows, columns);
-    for device in cards() {
+    for device in gpus() {
         let (x, w) = (
             tensor(device, DType::Bf16, &[batch, columns], &x),
             tensor(device, DType::Bf16, &[rows, columns], &w),
         );
         match cuda::TwoFour::new(&w, batch) {
             Ok(mut product) => {
-                let y = product.run(&x, Category::Activations).unwrap();
+                let y = product.run(&x, Category::Transient).unwrap();
                 assert_close(&y.to_f32(), &expected, 1.0 / 128.0);
             }
             Err(Error::Unsupported { what }) => {
@@ -183,8 +183,8 @@ proptest! {
             let sparse = SparseWeight::new(&mask, [rows, columns]).unwrap();
             assert_eq!(device.ledger().current(Category::Mask) - alone, sparse.bytes());
             [
-                sparse.product(&x, &weight, true, Some(&bias), Category::Activations).unwrap(),
-                sparse.product(&dy, &weight, false, None, Category::Activations).unwrap(),
+                sparse.product(&x, &weight, true, Some(&bias), Category::Transient).unwrap(),
+                sparse.product(&dy, &weight, false, None, Category::Transient).unwrap(),
                 sparse.sampled_product(&dy, &x, Category::Gradients).unwrap(),
             ].map(|tensor| tensor.to_f32())
         };

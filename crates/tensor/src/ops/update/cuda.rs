@@ -73,7 +73,7 @@ const WORDS: usize = 11;
 struct Described<'a> {
     words: [u64; WORDS],
     blocks: u32,
-    card: &'a Cuda,
+    gpu: &'a Cuda,
     tensors: PhantomData<&'a mut Tensor>,
 }
 
@@ -81,9 +81,9 @@ impl<'a> Described<'a> {
     /// A target, whose lengths and types have been checked.
     fn target(target: &'a Target<'_>) -> Described<'a> {
         let Target { weight, master, gradient, states, mask, weight_decay, adapt } = target;
-        let card = gradient.cuda_buffer().cuda();
+        let gpu = gradient.cuda_buffer().cuda();
         let address = |tensor: &Tensor| {
-            assert!(tensor.cuda_buffer().cuda().is(card), "update: a target on two cards");
+            assert!(tensor.cuda_buffer().cuda().is(gpu), "update: a target on two cards");
             tensor.cuda_buffer().address()
         };
         let low = master.as_ref().is_some_and(|master| master.dtype() == DType::U16);
@@ -112,7 +112,7 @@ impl<'a> Described<'a> {
                 decay,
             ],
             blocks: mask.map_or(lanes::blocks(weight.len(), TILE), compress::cuda::blocks),
-            card,
+            gpu,
             tensors: PhantomData,
         }
     }
@@ -124,7 +124,7 @@ impl<'a> Described<'a> {
         Described {
             words: [0, 0, buffer.address(), 0, 0, 0, 0, 0, length, length, flags],
             blocks: lanes::blocks(gradient.len(), TILE),
-            card: buffer.cuda(),
+            gpu: buffer.cuda(),
             tensors: PhantomData,
         }
     }
@@ -236,7 +236,7 @@ struct Table {
 
 impl Table {
     fn new(cuda: &Cuda, all: &[Described<'_>], norms: &[SquaredNorms]) -> Result<Table> {
-        assert!(all.iter().all(|one| one.card.is(cuda)), "update: targets on two cards");
+        assert!(all.iter().all(|one| one.gpu.is(cuda)), "update: targets on two cards");
         let tensors = all.len();
         let blocks: usize = all.iter().map(|one| one.blocks as usize).sum();
         let mut words = Vec::with_capacity((2 + WORDS + 1) * tensors + blocks + 1);

@@ -17,7 +17,7 @@ use espalier_tensor::{Category, Tensor};
 use super::Halo;
 use super::halo::Like;
 use crate::Result;
-use crate::layers::{Backward, Forward, Layer};
+use crate::layers::{Backward, Forward, Layer, WeightGradients};
 use crate::weights::ParameterId;
 
 /// A convolution of an image that is cut over ranks.
@@ -89,7 +89,7 @@ impl Part {
         if self.seen == Region::all(self.size) {
             return Ok(dx);
         }
-        let mut all = Like::of(&dx).zeros(&Region::all(self.size), Category::Activations)?;
+        let mut all = Like::of(&dx).zeros(&Region::all(self.size), Category::Transient)?;
         region::put(&mut all, self.seen.first(), &dx)?;
         Ok(all)
     }
@@ -131,7 +131,9 @@ impl Layer for TiledConv {
         let (bias, ids) = (self.bias, [self.weight].into_iter().chain(self.bias).collect::<Vec<_>>());
         let own = (self.own.conv, self.own.seen(&x)?, dy);
         let halo: Vec<_> = halo.into_iter().map(|(part, pixels, dy)| (part.conv, pixels, dy)).collect();
-        let gradients = Box::new(move |_| {
+        let all = [&own].into_iter().chain(&halo);
+        let reads: Vec<Tensor> = all.flat_map(|(_, pixels, dy)| [pixels.clone(), dy.clone()]).collect();
+        let make = move |_| {
             let (conv, pixels, dy) = own;
             let mut weight = conv::backward_weight(&pixels, &dy, conv)?;
             for (conv, pixels, dy) in halo {
@@ -139,8 +141,8 @@ impl Layer for TiledConv {
             }
             let bias = bias.map(|_| sum_rows(&dy, Category::Workspace)).transpose()?;
             Ok([weight].into_iter().chain(bias).collect())
-        });
-        pass.sink.accept(&ids, gradients)?;
+        };
+        pass.sink.accept(&ids, WeightGradients::new(reads, make))?;
 
         let (Some(mut dx), Some(in_flight)) = (dx, in_flight) else { return Ok(None) };
         for (index, part) in in_flight.wait()? {

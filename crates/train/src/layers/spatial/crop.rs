@@ -18,7 +18,7 @@ pub(crate) struct Crop {
 impl Layer for Crop {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let Region { rows, columns } = self.tile.clone();
-        self.behind.forward(region::take(&x, rows, columns, Category::Activations)?, pass)
+        self.behind.forward(region::take(&x, rows, columns, Category::Transient)?, pass)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {

@@ -40,7 +40,7 @@ impl Layer for HaloExchange {
         let mut y = {
             let [rows, columns] = exchange.reads.size();
             let shape = [x.shape()[0], rows, columns, x.width()];
-            Tensor::empty(&x.device(), &shape, x.dtype(), Category::Activations)?
+            Tensor::empty(&x.device(), &shape, x.dtype(), Category::Transient)?
         };
         let kept = self.kept();
         let Region { rows, columns } = kept.within(&exchange.own);
@@ -69,9 +69,9 @@ impl Layer for HaloExchange {
         let ghosts = takes.map(|takes| cut(takes, Category::Communication)).collect::<Result<Vec<_>>>()?;
         let in_flight = self.0.start_backward(ghosts, Like::of(&dy))?;
         let kept = self.kept();
-        let mut dx = cut(&kept, Category::Activations)?;
+        let mut dx = cut(&kept, Category::Transient)?;
         if kept != exchange.own {
-            let seen = std::mem::replace(&mut dx, Like::of(&dy).zeros(&exchange.own, Category::Activations)?);
+            let seen = std::mem::replace(&mut dx, Like::of(&dy).zeros(&exchange.own, Category::Transient)?);
             region::put(&mut dx, kept.within(&exchange.own).first(), &seen)?;
         }
         for (index, part) in in_flight.wait()? {

@@ -117,7 +117,7 @@ struct Kept<'a> {
 
 impl GradientSink for Kept<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
-        for (id, gradient) in parameters.iter().zip(gradients(layers::Wanted::All)?) {
+        for (id, gradient) in parameters.iter().zip(gradients.make(layers::Wanted::All)?) {
             self.gradients.insert(self.weights.name(*id).to_owned(), gradient.to_f32());
         }
         Ok(())
@@ -255,7 +255,7 @@ fn pass(
     let output = y.to_f32();
     let mut sink = Kept { weights, gradients: BTreeMap::new() };
     let mut backward = Backward { weights, random: 1, share, stash: &mut stash, sink: &mut sink };
-    let mut dy = Some(Tensor::from_f32(&device, &[samples, CLASSES], dtype, dy, Category::Activations)?);
+    let mut dy = Some(Tensor::from_f32(&device, &[samples, CLASSES], dtype, dy, Category::Transient)?);
     for (i, layer) in built.iter().enumerate().rev() {
         let dx = layer.backward(dy.take().expect("a gradient"), &mut backward, input_gradient || i > 0)?;
         dy = dx;
@@ -301,7 +301,7 @@ fn compare(
     let one = || {
         let device = Device::cpu(1)?;
         let weights = Weights::initialise(&spec, &device, dtype, 7)?;
-        let x = Tensor::from_f32(&device, &[SAMPLES, h, w, 3], dtype, &image, Category::Activations)?;
+        let x = Tensor::from_f32(&device, &[SAMPLES, h, w, 3], dtype, &image, Category::Transient)?;
         let built = build(specs, size, &weights, None);
         pass(&built, &weights, x, &BatchSlice { samples: SAMPLES, ..Default::default() }, &dy, input_gradient)
     };
@@ -319,7 +319,7 @@ fn compare(
             let own = tiles.of(group.rank());
             let [rows, columns] = own.size();
             let x = cut_out(&image, [h, w, 3], samples.clone(), &own);
-            let x = Tensor::from_f32(&device, &[each, rows, columns, 3], dtype, &x, Category::Activations)?;
+            let x = Tensor::from_f32(&device, &[each, rows, columns, 3], dtype, &x, Category::Transient)?;
             let built = build(specs, size, &weights, Some(Cut { tiles: tiles.clone(), group: &group }));
             let share = BatchSlice { first: samples.start, samples: each, norm_group: Some(world.clone()) };
             let dy = &dy[samples.start * CLASSES..samples.end * CLASSES];

@@ -54,8 +54,8 @@ impl NetworkWorker<'_> {
         let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
         if flushes && !local {
             // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
-            let speaks = sharded || ranks.data().rank() == 0;
-            let own = if speaks { squares } else { 0.0 };
+            let owned = sharded || ranks.data().rank() == 0;
+            let own = if owned { squares } else { 0.0 };
             let counted = if ranks.counts() { totals } else { Totals::default() };
             let all = ranks.sum([vec![own], counted.to_numbers()].concat())?;
             (squares, totals) = (all[0], Totals::from_numbers(&all[1..]));

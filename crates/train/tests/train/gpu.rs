@@ -15,7 +15,7 @@ use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
 /// Steps of every run here.
 const STEPS: usize = 40;
 
-fn card() -> Option<Device> {
+fn gpu() -> Option<Device> {
     let probe = Cuda::probe();
     if !probe.usable() {
         skipped(Need::Cuda, probe.missing.join("; "));
@@ -89,57 +89,57 @@ fn all() -> Vec<(String, Base)> {
 
 #[test]
 fn a_card_learns_as_the_processor_does() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for (name, base) in all() {
-        let (here, there) = (run(&base, &Device::cpu(2).unwrap()), run(&base, &card));
+        let (here, there) = (run(&base, &Device::cpu(2).unwrap()), run(&base, &gpu));
         assert!(there.losses[STEPS - 1] < there.losses[0], "{name}: it learns");
         let far = apart(&here, &there);
         assert!(far < 1e-4, "{name}: {far:e} apart");
-        assert_eq!(run(&base, &card), there, "{name}: the same bits again");
+        assert_eq!(run(&base, &gpu), there, "{name}: the same bits again");
     }
 }
 
 #[test]
 fn ranks_that_share_a_card_learn_as_one() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let normed = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"])
         .set("parallel.batch_norm=synchronised");
     for (name, base) in all().into_iter().chain([("batch norm over ranks".into(), normed)]) {
-        let one = run(&base, &card);
+        let one = run(&base, &gpu);
         for ranks in [2, 4] {
             let base = base.set(format!("parallel.data={ranks}"));
-            let many = run(&base, &card);
+            let many = run(&base, &gpu);
             let far = apart(&one, &many);
             assert!(far < 1e-5, "{name}: {far:e} apart on {ranks} ranks");
             assert!(many.hashes.iter().all(|hash| *hash == many.hashes[0]), "{name}: all hold the same bits");
-            assert_eq!(run(&base, &card), many, "{name}: the same bits again on {ranks} ranks");
+            assert_eq!(run(&base, &gpu), many, "{name}: the same bits again on {ranks} ranks");
         }
     }
 }
 
 #[test]
 fn stages_that_share_a_card_learn_as_one() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for (name, base) in all() {
         let base = base.set("train.micro_batches=4");
-        let one = run(&base, &card);
+        let one = run(&base, &gpu);
         for (pipeline, data) in [(2, 1), (4, 1), (2, 2)] {
             let base = base
                 .set(format!("parallel.pipeline={pipeline}"))
                 .set(format!("parallel.data={data}"))
                 .set("parallel.schedule=1f1b");
-            let many = run(&base, &card);
+            let many = run(&base, &gpu);
             let far = apart(&one, &many);
             assert!(far < 1e-5, "{name}: {far:e} apart on {pipeline} stages of {data}");
-            assert_eq!(run(&base, &card), many, "{name}: the same bits again on {pipeline} stages");
+            assert_eq!(run(&base, &gpu), many, "{name}: the same bits again on {pipeline} stages");
         }
     }
 }
 
 /// Ranks with parts of the same layers, and with tiles of the same images. In bf16 a sum over ranks is rounded once more.
 #[test]
-fn parts_and_tiles_that_share_a_card_learn_as_one() {
-    let Some(card) = card() else { return };
+fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
+    let Some(gpu) = gpu() else { return };
     let smooth = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.2.type=gelu"])
         .set("model.layers.4.branch.1.type=gelu")
         .set("learning_rate.peak=0.01");
@@ -157,14 +157,14 @@ fn parts_and_tiles_that_share_a_card_learn_as_one() {
     ] {
         for (precision, tolerance) in [("f32", 1e-5), ("bf16", 0.02)] {
             let base = base.set(format!("train.precision={precision}"));
-            let one = run(&base, &card);
+            let one = run(&base, &gpu);
             for layout in layouts {
                 let base = layout.split(' ').fold(base.clone(), |base, field| base.set(field));
-                let many = run(&base, &card);
+                let many = run(&base, &gpu);
                 let far = apart(&one, &many);
                 assert!(far < tolerance, "{name} in {precision}: {far:e} apart with {layout}");
                 assert_eq!(
-                    run(&base, &card),
+                    run(&base, &gpu),
                     many,
                     "{name} in {precision}: the same bits again with {layout}"
                 );

@@ -17,7 +17,7 @@ use crate::mark::{Mark, check};
 use crate::transport::CallBuffers;
 
 /// The card that holds a rank's data, where one does.
-pub(super) fn card_of(data: &Data) -> Option<Cuda> {
+pub(super) fn gpu_of(data: &Data) -> Option<Cuda> {
     match data {
         Data::Tensor(tensor) => match tensor.device() {
             Device::Cuda(cuda) => Some(cuda),
@@ -38,15 +38,15 @@ impl Ready {
     /// `None` for data of the host; an error says why a call cannot be made with this data.
     pub(super) fn of(buffers: &CallBuffers) -> Result<Option<Ready>, String> {
         let data = [&buffers.read, &buffers.write];
-        let mut cards = data.into_iter().flatten().map(card_of);
-        let Some(Some(cuda)) = cards.next() else {
+        let mut gpus = data.into_iter().flatten().map(gpu_of);
+        let Some(Some(cuda)) = gpus.next() else {
             // A call has one or two pieces of data.
-            return match cards.next() {
+            return match gpus.next() {
                 Some(Some(_)) => Err("a part of its data is on the host, the other on a card".into()),
                 _ => Ok(None),
             };
         };
-        if cards.any(|other| !other.is_some_and(|other| other.is(&cuda))) {
+        if gpus.any(|other| !other.is_some_and(|other| other.is(&cuda))) {
             return Err("the two parts of its data are not on the same device".into());
         }
         cuda.bind().map_err(|e| e.to_string())?;
@@ -85,15 +85,15 @@ pub(super) struct TransferStream(Cuda);
 impl TransferStream {
     /// On the card of this rank.
     pub(super) fn beside(ready: &Ready) -> Result<TransferStream, String> {
-        Cuda::open(ready.cuda.card().ordinal).map(TransferStream).map_err(|e| e.to_string())
+        Cuda::open(ready.cuda.gpu().ordinal).map(TransferStream).map_err(|e| e.to_string())
     }
 
     /// Queues a call on which all its ranks have met, by slot; the mark passes when it is done.
     pub(super) fn carry(&self, call: &Call, ranks: &[(&CallBuffers, &Ready)]) -> Result<Mark, String> {
         let cuda = &self.0;
-        let elsewhere = ranks.iter().find(|(_, ready)| ready.cuda.card().ordinal != cuda.card().ordinal);
+        let elsewhere = ranks.iter().find(|(_, ready)| ready.cuda.gpu().ordinal != cuda.gpu().ordinal);
         if let Some((_, ready)) = elsewhere {
-            let [a, b] = [cuda, &ready.cuda].map(|cuda| cuda.card().ordinal);
+            let [a, b] = [cuda, &ready.cuda].map(|cuda| cuda.gpu().ordinal);
             return Err(format!("ranks of one process share one card; one is on card {a}, another on {b}"));
         }
         cuda.bind().map_err(|e| e.to_string())?;

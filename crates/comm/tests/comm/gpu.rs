@@ -13,7 +13,7 @@ use crate::data::{assert_holds, floats, message, receive_buffer, use_device};
 use crate::suite::CASES;
 
 const LONG: Duration = Duration::from_secs(60);
-const ON_CARD: [Element; 3] = [Element::F32, Element::Bf16, Element::U32];
+const ON_GPU: [Element; 3] = [Element::F32, Element::Bf16, Element::U32];
 
 /// Ranks on one card, each with streams and memory of its own; `None` where there is no card.
 fn run<R: Send>(
@@ -25,9 +25,9 @@ fn run<R: Send>(
         skipped(Need::Cuda, probe.missing.join("; "));
         return None;
     }
-    let card = Cuda::open(0).unwrap();
+    let gpu = Cuda::open(0).unwrap();
     Some(threads::run(ranks, LONG, |comm| {
-        use_device(Device::Cuda(card.another().unwrap()));
+        use_device(Device::Cuda(gpu.another().unwrap()));
         work(comm)
     }))
 }
@@ -49,7 +49,7 @@ fn the_suite() {
 #[test]
 fn parts_of_any_length() {
     for n in [1, 3, 4, 8, 33, 1000, 4099, 100_001] {
-        for element in ON_CARD {
+        for element in ON_GPU {
             let value = |r: usize, i: usize| ((5 * i + r + i / 997) % 11) as u32;
             let Some(result) = run(3, |comm| {
                 let whole = message(element, 3 * n, |i| value(comm.rank(), i));

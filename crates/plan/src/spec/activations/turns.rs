@@ -1,0 +1,241 @@
+//! A model's layers as turns: what each saves in its forward pass, and what it hands over in its backward pass.
+
+use std::collections::HashMap;
+
+use super::super::layer::Join;
+use super::super::shape::Shape;
+use super::super::{Entry, Layer, Move};
+use super::Precision;
+
+/// A tensor that may be kept: an edge, the gradient of one, or numbers beside them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    number: usize,
+    bytes: u64,
+}
+
+/// A layer, or a linear layer together with the one before it that makes its input again.
+#[derive(Debug)]
+pub(super) struct Turn {
+    /// What its forward pass saves. Its backward pass lets go of that first.
+    pub saves: Vec<Piece>,
+    /// What the gradients of its weights then read.
+    pub reads: Vec<Piece>,
+}
+
+/// A block.
+pub(super) struct Row {
+    /// The edge before it.
+    pub input: Piece,
+    /// In the order of execution; backwards in the reverse order.
+    pub turns: Vec<Turn>,
+}
+
+/// An edge.
+#[derive(Clone, Copy)]
+struct Edge {
+    shape: Shape,
+    piece: Piece,
+}
+
+/// A walk through consecutive blocks, forwards; the shapes in them were checked.
+pub(super) struct Walk {
+    samples: u64,
+    precision: Precision,
+    pieces: usize,
+    turns: Vec<Turn>,
+}
+
+impl Walk {
+    pub fn new(samples: u64, precision: Precision) -> Walk {
+        Walk { samples, precision, pieces: 0, turns: Vec::new() }
+    }
+
+    /// The blocks, of which the first reads `input`, and the edge behind the last.
+    pub fn rows(&mut self, blocks: &[&[Layer]], input: Shape) -> (Vec<Row>, Piece) {
+        let mut edge = self.edge(input);
+        let shapes: Vec<Shape> = blocks
+            .iter()
+            .scan(input, |shape, layers| {
+                let before = *shape;
+                *shape = layers.iter().fold(before, output);
+                Some(before)
+            })
+            .collect();
+        let end = blocks
+            .last()
+            .zip(shapes.last())
+            .map_or(input, |(layers, shape)| layers.iter().fold(*shape, output));
+        let mut behind = self.tensor(end);
+        let mut gradients: Vec<Vec<Piece>> = Vec::new();
+        for (layers, shape) in blocks.iter().zip(&shapes).rev() {
+            let (own, before) = self.gradients(layers, *shape, behind);
+            gradients.push(own);
+            behind = before;
+        }
+        let mut rows = Vec::with_capacity(blocks.len());
+        for (layers, gradients) in blocks.iter().zip(gradients.iter().rev()) {
+            let input = edge.piece;
+            edge = self.row(layers, edge, gradients);
+            rows.push(Row { input, turns: std::mem::take(&mut self.turns) });
+        }
+        (rows, edge.piece)
+    }
+
+    fn piece(&mut self, bytes: u64) -> Piece {
+        self.pieces += 1;
+        Piece { number: self.pieces, bytes }
+    }
+
+    /// A tensor of one micro-batch.
+    fn tensor(&mut self, shape: Shape) -> Piece {
+        let size = if matches!(shape, Shape::Tokens { .. }) { 4 } else { self.precision.size() };
+        self.piece(shape.elements().saturating_mul(size).saturating_mul(self.samples))
+    }
+
+    fn edge(&mut self, shape: Shape) -> Edge {
+        Edge { shape, piece: self.tensor(shape) }
+    }
+
+    /// The gradients of what each of some layers gives, of which the last is `behind`, and that of what they read.
+    fn gradients(&mut self, layers: &[Layer], input: Shape, behind: Piece) -> (Vec<Piece>, Piece) {
+        let mut shapes = vec![input];
+        shapes.extend(layers.iter().scan(input, |shape, layer| {
+            *shape = output(*shape, layer);
+            Some(*shape)
+        }));
+        let mut gradient = behind;
+        let mut all = vec![gradient; layers.len()];
+        for (i, layer) in layers.iter().enumerate().rev() {
+            all[i] = gradient;
+            if !layer.entry().passes_gradient() {
+                gradient = self.tensor(shapes[i]);
+            }
+        }
+        (all, gradient)
+    }
+
+    /// Layers one after the other, with the gradients of what each gives; gives the edge behind the last.
+    fn row(&mut self, layers: &[Layer], input: Edge, gradients: &[Piece]) -> Edge {
+        let mut edge = input;
+        // The last layer that made something.
+        let mut before: Option<&Layer> = None;
+        for (i, (layer, gradient)) in layers.iter().zip(gradients).enumerate() {
+            if is_entrance(layer, layers.get(i + 1)) {
+                edge.shape = output(edge.shape, layer);
+                continue;
+            }
+            let remade = before.is_some_and(|before| remakes(before, layer));
+            edge = match layer.entry().sides() {
+                Some(_) => self.ways(layer, edge, *gradient),
+                None => self.layer(layer, edge, *gradient, remade),
+            };
+            before = Some(layer);
+        }
+        edge
+    }
+
+    fn layer(&mut self, layer: &Layer, input: Edge, gradient: Piece, remade: bool) -> Edge {
+        let made = self.edge(output(input.shape, layer));
+        let (saves, reads) = (layer.entry().saves(input.shape, self.samples), layer.entry().weight_reads());
+        let numbers = self.piece(saves.numbers.saturating_mul(4));
+        let saves =
+            [(saves.input && !remade, input.piece), (saves.output, made.piece), (saves.numbers > 0, numbers)];
+        let read = if remade { self.tensor(input.shape) } else { input.piece };
+        let reads = [(reads.input, read), (reads.gradient, gradient), (reads.numbers, numbers)];
+        let chosen =
+            |pieces: [(bool, Piece); 3]| pieces.into_iter().filter(|(is, _)| *is).map(|(_, piece)| piece);
+        match self.turns.last_mut().filter(|_| remade) {
+            // Both go backwards at once, the linear layer's gradients first.
+            Some(before) => {
+                before.saves.extend(chosen(saves));
+                before.reads.splice(0..0, chosen(reads));
+            }
+            None => self.turns.push(Turn { saves: chosen(saves).collect(), reads: chosen(reads).collect() }),
+        }
+        made
+    }
+
+    /// Ways that part and meet again.
+    fn ways(&mut self, layer: &Layer, input: Edge, gradient: Piece) -> Edge {
+        let sides = layer.entry().sides().expect("a layer with ways through it");
+        let mut given = Vec::with_capacity(sides.all.len());
+        for side in &sides.all {
+            // A smooth activation before a product is a part of it.
+            let layers = match (sides.join, side.layers) {
+                (Join::Product, [before @ .., Layer::Activation(last)]) if last.remakes_output() => before,
+                (_, all) => all,
+            };
+            let behind = match sides.join {
+                Join::Sum => gradient,
+                Join::Product | Join::Concat => self.tensor(layers.iter().fold(input.shape, output)),
+            };
+            let (gradients, _) = self.gradients(layers, input.shape, behind);
+            given.push(self.row(layers, input, &gradients).piece);
+        }
+        if sides.join.reads_outputs() {
+            self.turns.push(Turn { saves: given, reads: Vec::new() });
+        }
+        self.edge(output(input.shape, layer))
+    }
+}
+
+fn output(input: Shape, layer: &Layer) -> Shape {
+    layer.output(input).expect("the shapes were checked")
+}
+
+/// Whether the edge between two layers is made again rather than kept.
+fn remakes(from: &Layer, to: &Layer) -> bool {
+    from.entry().remakes_output() && to.entry().takes_remade()
+}
+
+/// Whether the edges on both sides of a layer are one: an exchange whose result is its input, or is gathered again when a linear
+/// layer's gradient needs it.
+fn is_entrance(layer: &Layer, next: Option<&Layer>) -> bool {
+    match layer {
+        Layer::Exchange(exchange) if exchange.forward == Move::Nothing => true,
+        // What comes from neighbours is kept beside the tile, as what it is: a message.
+        Layer::Halo(_) => matches!(next, Some(Layer::Conv(_))),
+        Layer::Exchange(exchange) => {
+            exchange.is_entrance() && next.is_some_and(|next| next.entry().takes_remade())
+        }
+        _ => false,
+    }
+}
+
+/// What is kept at a moment, and the most that ever was.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Held {
+    /// How often each piece is.
+    counts: HashMap<usize, usize>,
+    pub now: u64,
+    pub most: u64,
+}
+
+impl Held {
+    pub fn save(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            let count = self.counts.entry(piece.number).or_default();
+            *count += 1;
+            if *count == 1 {
+                self.now = self.now.saturating_add(piece.bytes);
+            }
+        }
+        self.most = self.most.max(self.now);
+    }
+
+    /// All that a block saves.
+    pub fn save_all(&mut self, turns: &[Turn]) {
+        turns.iter().for_each(|turn| self.save(&turn.saves));
+    }
+
+    pub fn release(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            let count = self.counts.get_mut(&piece.number).expect("it was saved");
+            *count -= 1;
+            if *count == 0 {
+                self.now = self.now.saturating_sub(piece.bytes);
+            }
+        }
+    }
+}
