@@ -1,13 +1,13 @@
 //! A convolution of images that are cut over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32, at 128, 256 and 512
 //! pixels a side, which is what Dryden et al. (2019) measured on V100s.
-//! `cargo bench -p espalier-train --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7]`
+//! `cargo bench -p espalier-train --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7] [--passes 4]`
 //!
 //! Ranks are threads, each with one thread to compute. Forward is the exchange of halos and the convolution; backward is the
 //! gradients of tile and halo, the halo's return, the gradient of the weight and its sum over the ranks. The slowest rank counts.
 //!
-//! A round measures one rank, the ranks, and one rank again. Cores that others share change their speed, so the round that is
-//! reported is the steadiest: the one whose two measurements of one rank differ least. It is chosen by that alone; beside it stands
-//! the median of all rounds.
+//! A round measures one rank, the ranks, and one rank again, each in some passes, of which the shortest counts. Cores that others
+//! share change their speed, so the round that is reported is the steadiest: the one in which the passes of all three, for the same
+//! work on as many ranks, differ least. It is chosen by that alone; beside it stands the median of all rounds.
 
 use std::time::{Duration, Instant};
 
@@ -24,9 +24,6 @@ use espalier_train::{Error, Result};
 
 const CHANNELS: usize = 64;
 const WINDOW: usize = 3;
-/// Passes of a measurement: the first is not timed, of the others the shortest counts.
-const PASSES: usize = 3;
-
 /// Seconds of a forward and of a backward pass.
 type Times = [f64; 2];
 
@@ -64,8 +61,8 @@ fn image(device: &Device, shape: &[usize]) -> Result<Tensor> {
     Ok(Tensor::from_slice(device, shape, &pixels, Category::Transient)?)
 }
 
-/// One rank's part of a measurement.
-fn rank(world: &Communicator, tiles: &Tiles, batch: usize) -> Result<Times> {
+/// One rank's part of a measurement: the times of the slowest, of each pass but the first.
+fn rank(world: &Communicator, tiles: &Tiles, batch: usize, passes: usize) -> Result<Vec<Times>> {
     let device = Device::cpu(1)?;
     device.enter(|| {
         let spec = model(tiles.size()[0]);
@@ -80,8 +77,8 @@ fn rank(world: &Communicator, tiles: &Tiles, batch: usize) -> Result<Times> {
             image(&device, &[batch, rows, columns, CHANNELS])?,
         );
         let share = BatchSlice { samples: batch, ..Default::default() };
-        let mut best = [f64::INFINITY; 2];
-        for pass in 0..PASSES {
+        let mut times = Vec::new();
+        for _ in 0..=passes {
             let (mut stash, mut statistics, mut sink) = (Stash::new(), Vec::new(), Summed(world.clone()));
             world.barrier()?;
             let start = Instant::now();
@@ -102,34 +99,42 @@ fn rank(world: &Communicator, tiles: &Tiles, batch: usize) -> Result<Times> {
             layer.backward(dy.clone(), &mut backward, true)?;
             let backward = start.elapsed().as_secs_f64();
             let slowest = world.all_reduce(vec![forward, backward], Reduce::Max)?;
-            if pass > 0 {
-                best = [best[0].min(slowest[0]), best[1].min(slowest[1])];
-            }
+            times.push([slowest[0], slowest[1]]);
         }
-        Ok(best)
+        // The first pass takes new memory.
+        Ok(times.split_off(1))
     })
 }
 
-fn measured(side: usize, grid: [usize; 2], batch: usize) -> Times {
+fn measured(side: usize, grid: [usize; 2], batch: usize, passes: usize) -> Vec<Times> {
     let tiles = Tiles::cut([side, side], grid, &[]);
-    let run = |world: Communicator| rank(&world, &tiles, batch);
+    let run = |world: Communicator| rank(&world, &tiles, batch, passes);
     let ranks = threads::run(tiles.ranks(), Duration::from_secs(600), run).map_err(Error::from);
-    ranks.expect("all ranks end well")[0]
+    ranks.expect("all ranks end well").swap_remove(0)
+}
+
+/// The shortest and the longest of some passes, forward and backward.
+fn extremes<'a>(passes: impl Iterator<Item = &'a Times> + Clone) -> [(f64, f64); 2] {
+    [0, 1].map(|i| {
+        let times = || passes.clone().map(|times| times[i]);
+        (times().fold(f64::INFINITY, f64::min), times().fold(0.0, f64::max))
+    })
 }
 
 /// One rank before and after, and the ranks in between.
 struct Round {
     one: Times,
     many: Times,
+    /// How much longer the longest pass took than the shortest.
     spread: f64,
 }
 
 impl Round {
-    fn measure(side: usize, grid: [usize; 2], batch: usize) -> Round {
-        let [before, many, after] = [[1, 1], grid, [1, 1]].map(|grid| measured(side, grid, batch));
-        let mean = |i: usize| (before[i] + after[i]) / 2.0;
-        let spread = (0..2).map(|i| (before[i] - after[i]).abs() / mean(i)).fold(0.0, f64::max);
-        Round { one: [mean(0), mean(1)], many, spread }
+    fn measure(side: usize, grid: [usize; 2], batch: usize, passes: usize) -> Round {
+        let [before, many, after] = [[1, 1], grid, [1, 1]].map(|grid| measured(side, grid, batch, passes));
+        let (one, many) = (extremes(before.iter().chain(&after)), extremes(many.iter()));
+        let spread = one.iter().chain(&many).map(|(short, long)| long / short - 1.0).fold(0.0, f64::max);
+        Round { one: one.map(|(short, _)| short), many: many.map(|(short, _)| short), spread }
     }
 
     /// How many times faster the ranks are, forward and backward.
@@ -149,7 +154,7 @@ fn main() {
     };
     let grid = numbers(value("--grid", "2x1"), 'x');
     let number = |name: &str, default: &str| numbers(value(name, default), ',')[0];
-    let (batch, rounds) = (number("--batch", "32"), number("--rounds", "7"));
+    let (batch, rounds, passes) = (number("--batch", "32"), number("--rounds", "7"), number("--passes", "4"));
     println!(
         "{WINDOW} x {WINDOW}, {CHANNELS} channels, batch {batch}, f32; {} x {} ranks of one thread against one, {rounds} rounds",
         grid[0], grid[1]
@@ -160,7 +165,7 @@ fn main() {
     );
     for side in numbers(value("--sides", "128,256,512"), ',') {
         let mut of: Vec<Round> =
-            (0..rounds).map(|_| Round::measure(side, [grid[0], grid[1]], batch)).collect();
+            (0..rounds).map(|_| Round::measure(side, [grid[0], grid[1]], batch, passes)).collect();
         of.sort_by(|a, b| a.spread.total_cmp(&b.spread));
         let median = [0, 1].map(|pass: usize| {
             let mut gains: Vec<f64> = of.iter().map(|round| round.gain()[pass]).collect();

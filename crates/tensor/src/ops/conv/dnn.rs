@@ -108,6 +108,7 @@ fn address_mut(tensor: &mut Tensor) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Padding;
     use super::*;
     use crate::device::Device;
     use crate::testing;
@@ -116,6 +117,10 @@ mod tests {
 
     fn sizes(side: usize, c: usize, o: usize, kernel: usize, stride: usize, padding: usize) -> Sizes {
         Sizes::new(&[8, side, side, c], o, Conv { kernel, stride, padding: padding.into() })
+    }
+
+    fn slab(padding: Padding) -> Sizes {
+        Sizes::new(&[8, 18, 32, 64], 64, Conv { kernel: 3, stride: 1, padding })
     }
 
     #[test]
@@ -151,6 +156,9 @@ mod tests {
             sizes(16, 32, 64, 3, 2, 1),
             sizes(8, 256, 64, 1, 1, 0),
             sizes(32, 3, 64, 7, 2, 3),
+            // A slab of an image that is cut over ranks: one in the middle, and the first.
+            slab(Padding { top: 0, bottom: 0, left: 1, right: 1 }),
+            slab(Padding { top: 1, bottom: 0, left: 1, right: 1 }),
         ] {
             for (pass, dtype) in PASSES.into_iter().flat_map(|pass| [(pass, DType::F32), (pass, DType::Bf16)])
             {

@@ -9,9 +9,11 @@ use espalier_plan::spec::{
     self, Activation, AdaptiveAvgPool, BatchNorm, Block, Conv, Init, Input, Linear, MaxPool, Shape,
     WeightOrder,
 };
+use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::{activation, conv, padding, pool};
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_testing::{Need, skipped};
 
 use super::*;
 use crate::layers::{self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, WeightGradients};
@@ -284,8 +286,41 @@ fn assert_close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
     assert!(far <= tolerance * largest, "{what}: {far} apart, allowed are {tolerance} of {largest}");
 }
 
-/// Compares one rank with replicas x a grid of ranks.
+/// A processor's thread and, where there is one, a card.
+fn devices() -> Vec<Device> {
+    let probe = Cuda::probe();
+    if !probe.usable() {
+        skipped(Need::Cuda, probe.missing.join("; "));
+        return vec![Device::cpu(1).unwrap()];
+    }
+    vec![Device::cpu(1).unwrap(), Device::cuda(0).unwrap()]
+}
+
+/// A rank's own device like this one.
+fn another(device: &Device) -> Result<Device> {
+    Ok(match device {
+        Device::Cpu(_) => Device::cpu(1)?,
+        Device::Cuda(card) => Device::Cuda(card.another()?),
+    })
+}
+
+/// Compares one rank with replicas x a grid of ranks, everywhere.
 fn compare(
+    specs: &[spec::Layer],
+    size: [usize; 2],
+    replicas: usize,
+    grid: [usize; 2],
+    dtype: DType,
+    tolerance: f32,
+    input_gradient: bool,
+) {
+    for device in devices() {
+        compare_on(&device, specs, size, replicas, grid, dtype, tolerance, input_gradient);
+    }
+}
+
+fn compare_on(
+    device: &Device,
     specs: &[spec::Layer],
     size: [usize; 2],
     replicas: usize,
@@ -299,7 +334,7 @@ fn compare(
     let [h, w] = size;
     let (image, dy) = (noise(1, SAMPLES * h * w * 3), noise(2, SAMPLES * CLASSES));
     let one = || {
-        let device = Device::cpu(1)?;
+        let device = another(device)?;
         let weights = Weights::initialise(&spec, &device, dtype, 7)?;
         let x = Tensor::from_f32(&device, &[SAMPLES, h, w, 3], dtype, &image, Category::Transient)?;
         let built = build(specs, size, &weights, None);
@@ -314,7 +349,7 @@ fn compare(
             let replica = world.rank() / tiles.ranks();
             let group = world.split(Some(replica), world.rank())?.expect("a colour");
             let samples = replica * each..(replica + 1) * each;
-            let device = Device::cpu(1)?;
+            let device = another(device)?;
             let weights = Weights::initialise(&spec, &device, dtype, 7)?;
             let own = tiles.of(group.rank());
             let [rows, columns] = own.size();
