@@ -249,11 +249,11 @@ impl Builder<'_> {
                 Box::new(ConvLayer {
                     weight: self.weight(name),
                     bias: bias.then(|| self.bias(name)),
-                    conv: Conv { kernel: *kernel, stride: *stride, padding: sides(*padding) },
+                    conv: Conv { kernel: *kernel, stride: *stride, padding: padding_of(*padding) },
                 })
             }
             &spec::Layer::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
-                let pool = Pool { kernel, stride, padding: sides(padding) };
+                let pool = Pool { kernel, stride, padding: padding_of(padding) };
                 match &self.kinks {
                     Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
                     None => Box::new(MaxPool(pool)),
@@ -373,11 +373,6 @@ impl Builder<'_> {
     fn bias(&self, name: &str) -> ParameterId {
         self.parameter(&format!("{name}.bias"))
     }
-}
-
-fn sides(padding: spec::Padding) -> Padding {
-    let spec::Padding { top, bottom, left, right } = padding;
-    Padding { top, bottom, left, right }
 }
 
 fn activation(kind: spec::Activation) -> Activation {

@@ -25,6 +25,7 @@ pub mod spatial;
 use std::fmt::Debug;
 
 use espalier_comm::Communicator;
+use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::{Saved, Tensor};
 
 pub(crate) use activation::ActivationLayer;
@@ -48,6 +49,12 @@ pub(crate) use recompute::Recompute;
 
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
+
+/// Padding as the operations take it.
+pub(crate) fn padding_of(spec: espalier_plan::spec::Padding) -> Padding {
+    let espalier_plan::spec::Padding { top, bottom, left, right } = spec;
+    Padding { top, bottom, left, right }
+}
 
 /// A step of the forward pass and its reverse.
 pub trait Layer: Send + Sync + Debug {

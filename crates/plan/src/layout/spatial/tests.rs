@@ -81,7 +81,8 @@ fn check(tiles: &Tiles, output: &Tiles, exchanges: &[Exchange], window: Window) 
         let mut sum = Image::new(expected.size, |_, _| 0);
         for region in [&exchange.own].into_iter().chain(exchange.neighbours.iter().map(|peer| &peer.takes)) {
             let part = exchange.contribution(region);
-            if part.output.is_empty() {
+            assert_eq!(part.output.is_empty(), region.is_empty(), "whatever comes has a part in some output");
+            if region.is_empty() {
                 continue;
             }
             let added = image.cut(&part.input).convolved(window.kernel, window.stride, part.padding);

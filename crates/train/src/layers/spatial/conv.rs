@@ -5,11 +5,9 @@
 //! twice, and nothing is copied but the halo: each part is a convolution of its own with padding where its pixels end. Backwards
 //! the gradients of the halo are made first and sent; those of tile and weight are made while they travel.
 
-use espalier_plan::layout::spatial::{Contribution, Region};
-use espalier_plan::spec;
+use espalier_plan::layout::spatial::{Contribution, Region, Window};
 use espalier_tensor::ops::conv::{self, Conv};
 use espalier_tensor::ops::elementwise::add_into;
-use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, Tensor};
@@ -17,7 +15,7 @@ use espalier_tensor::{Category, Tensor};
 use super::Halo;
 use super::halo::Like;
 use crate::Result;
-use crate::layers::{Backward, Forward, Layer, WeightGradients};
+use crate::layers::{Backward, Forward, Layer, WeightGradients, padding_of};
 use crate::weights::ParameterId;
 
 /// A convolution of an image that is cut over ranks.
@@ -49,13 +47,12 @@ impl TiledConv {
         let exchange = halo.exchange();
         let part = |pixels: &Region| {
             let Contribution { input, output, padding } = exchange.contribution(pixels);
-            let spec::Padding { top, bottom, left, right } = padding;
-            let padding = Padding { top, bottom, left, right };
+            let Window { kernel, stride, .. } = exchange.window;
             (!output.is_empty()).then(|| Part {
                 size: pixels.size(),
                 seen: input.within(pixels),
                 output: output.within(&exchange.output),
-                conv: Conv { kernel: exchange.window.kernel, stride: exchange.window.stride, padding },
+                conv: Conv { kernel, stride, padding: padding_of(padding) },
             })
         };
         let own = part(&exchange.own).expect("an output belongs to the tile under the middle of its window");

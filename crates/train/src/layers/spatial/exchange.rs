@@ -37,14 +37,14 @@ impl Layer for HaloExchange {
         }
         let exchange = self.0.exchange();
         let in_flight = self.0.start_forward(&x)?;
-        let mut y = {
-            let [rows, columns] = exchange.reads.size();
-            let shape = [x.shape()[0], rows, columns, x.width()];
-            Tensor::empty(&x.device(), &shape, x.dtype(), Category::Transient)?
-        };
+        let mut y = Like::of(&x).empty(&exchange.reads, Category::Transient)?;
         let kept = self.kept();
-        let Region { rows, columns } = kept.within(&exchange.own);
-        let own = region::take(&x, rows, columns, Category::Workspace)?;
+        let own = if kept == exchange.own {
+            x
+        } else {
+            let Region { rows, columns } = kept.within(&exchange.own);
+            region::take(&x, rows, columns, Category::Workspace)?
+        };
         region::put(&mut y, kept.within(&exchange.reads).first(), &own)?;
         for (index, part) in in_flight.wait()? {
             let at = self.0.neighbour(index).takes.within(&exchange.reads);

@@ -3,6 +3,10 @@
 //! Forwards a rank sends pixels that neighbours read and receives those that it reads itself; backwards gradients go the same ways
 //! in reverse. Diagonal neighbours send their corners directly: all messages of an exchange start at once, and none waits for
 //! another, as it would if corners travelled along two sides.
+//!
+//! Where messages are carried out in the order of calls (NCCL, those to higher ranks apart from those to lower ones) that order must
+//! not close a circle. Receives come before sends; on the way up messages are in the order of senders and then of receivers, on the
+//! way down in the reverse of both: every rank calls in the order in which all of them can happen.
 
 use espalier_comm::{Communicator, Request};
 use espalier_plan::layout::spatial::{Exchange, Neighbour, Region};
@@ -47,48 +51,65 @@ impl Halo {
             let Region { rows, columns } = peer.gives.within(own);
             Ok(region::take(x, rows, columns, Category::Communication)?)
         };
-        let like = Like::of(x);
-        self.start(|peer| (!peer.gives.is_empty()).then(|| part(peer)), |peer| &peer.takes, like)
+        let goes = self
+            .exchange
+            .neighbours
+            .iter()
+            .map(|peer| (!peer.gives.is_empty()).then(|| part(peer)).transpose());
+        self.start(goes.collect::<Result<_>>()?, |peer| &peer.takes, &Like::of(x))
     }
 
     /// Sends back the gradients of what came, one for each neighbour that sent any, and makes room for those of what went.
     pub(super) fn start_backward(&self, ghosts: Vec<Tensor>, like: Like) -> Result<InFlight> {
         let mut ghosts = ghosts.into_iter();
         let next = |peer: &Neighbour| {
-            (!peer.takes.is_empty()).then(|| Ok(ghosts.next().expect("a gradient of each halo")))
+            (!peer.takes.is_empty()).then(|| ghosts.next().expect("a gradient of each halo"))
         };
-        self.start(next, |peer| &peer.gives, like)
+        let goes = self.exchange.neighbours.iter().map(next).collect();
+        self.start(goes, |peer| &peer.gives, &like)
     }
 
+    /// `goes` has what goes to each neighbour, where anything does.
     fn start(
         &self,
-        mut goes: impl FnMut(&Neighbour) -> Option<Result<Tensor>>,
+        mut goes: Vec<Option<Tensor>>,
         comes: impl Fn(&Neighbour) -> &Region,
-        like: Like,
+        like: &Like,
     ) -> Result<InFlight> {
         let (mut coming, mut going) = (Vec::new(), Vec::new());
-        for (index, peer) in self.exchange.neighbours.iter().enumerate() {
-            let [rows, columns] = comes(peer).size();
-            if rows * columns > 0 {
-                let shape = [like.batch, rows, columns, like.channels];
-                let room = Tensor::empty(&like.device, &shape, like.dtype, Category::Communication)?;
+        let neighbours = &self.exchange.neighbours;
+        let lower = neighbours.partition_point(|peer| peer.rank < self.group.rank());
+        let (from, to) = order_of_calls(lower, neighbours.len());
+        for index in from {
+            let peer = &neighbours[index];
+            if !comes(peer).is_empty() {
+                let room = like.empty(comes(peer), Category::Communication)?;
                 coming.push((index, self.group.start_receive(room, peer.rank, HALO)?));
             }
         }
-        for peer in &self.exchange.neighbours {
-            if let Some(part) = goes(peer) {
-                going.push(self.group.start_send(part?, peer.rank, HALO)?);
+        for index in to {
+            if let Some(part) = goes[index].take() {
+                going.push(self.group.start_send(part, neighbours[index].rank, HALO)?);
             }
         }
         Ok(InFlight { coming, going })
     }
 }
 
+/// In which order a rank receives from its neighbours, and then sends to them; the first `lower` of them have lower ranks.
+fn order_of_calls(
+    lower: usize,
+    neighbours: usize,
+) -> (impl Iterator<Item = usize>, impl Iterator<Item = usize>) {
+    ((0..lower).chain((lower..neighbours).rev()), (0..lower).rev().chain(lower..neighbours))
+}
+
 impl InFlight {
     /// What came, in the order of neighbours, each with its place among them.
     pub(super) fn wait(self) -> Result<Vec<(usize, Tensor)>> {
         let came = self.coming.into_iter().map(|(index, request)| Ok((index, request.wait()?)));
-        let came = came.collect::<Result<Vec<_>>>()?;
+        let mut came = came.collect::<Result<Vec<_>>>()?;
+        came.sort_by_key(|(index, _)| *index);
         for request in self.going {
             request.wait()?;
         }
@@ -110,10 +131,58 @@ impl Like {
         Like { batch: x.shape()[0], channels: x.width(), dtype: x.dtype(), device: x.device() }
     }
 
+    /// Room for a region.
+    pub(super) fn empty(&self, region: &Region, category: Category) -> Result<Tensor> {
+        Ok(Tensor::empty(&self.device, &self.shape(region), self.dtype, category)?)
+    }
+
     /// Zeros for a region.
     pub(super) fn zeros(&self, region: &Region, category: Category) -> Result<Tensor> {
+        Ok(Tensor::zeros(&self.device, &self.shape(region), self.dtype, category)?)
+    }
+
+    fn shape(&self, region: &Region) -> [usize; 4] {
         let [rows, columns] = region.size();
-        let shape = [self.batch, rows, columns, self.channels];
-        Ok(Tensor::zeros(&self.device, &shape, self.dtype, category)?)
+        [self.batch, rows, columns, self.channels]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use espalier_plan::layout::spatial::{Tiles, Window};
+
+    use super::*;
+
+    /// Calls that are carried out one after the other, each when both ranks have come to it: none waits for ever.
+    #[test]
+    fn messages_in_the_order_of_calls_do_not_wait_in_a_circle() {
+        for grid in [[2, 1], [5, 1], [2, 2], [3, 3], [4, 3]] {
+            let tiles = Tiles::cut([60, 60], grid, &[]);
+            let window = Window { kernel: 5, stride: 1, padding: 2.into() };
+            let (_, exchanges) = tiles.slide("conv", window).unwrap();
+            for up in [true, false] {
+                // Of each rank the messages of one direction, as sender and receiver.
+                let mut queues: Vec<VecDeque<(usize, usize)>> = Vec::new();
+                for (rank, exchange) in exchanges.iter().enumerate() {
+                    let peers: Vec<usize> = exchange.neighbours.iter().map(|peer| peer.rank).collect();
+                    let lower = peers.iter().filter(|peer| **peer < rank).count();
+                    let (from, to) = order_of_calls(lower, peers.len());
+                    let calls = from.map(|i| (peers[i], rank)).chain(to.map(|i| (rank, peers[i])));
+                    queues.push(calls.filter(|(from, to)| (from < to) == up).collect());
+                }
+                while let Some((from, to)) = queues.iter().flatten().next().copied() {
+                    let ready = queues.iter().filter_map(|queue| queue.front());
+                    let ready = ready.copied().find(|&(from, to)| {
+                        queues[from].front() == Some(&(from, to)) && queues[to].front() == Some(&(from, to))
+                    });
+                    let (from, to) =
+                        ready.unwrap_or_else(|| panic!("{from} to {to} never happens: {queues:?}"));
+                    queues[from].pop_front();
+                    queues[to].pop_front();
+                }
+            }
+        }
     }
 }

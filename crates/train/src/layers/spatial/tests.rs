@@ -10,7 +10,7 @@ use espalier_plan::spec::{
     WeightOrder,
 };
 use espalier_tensor::cuda::Cuda;
-use espalier_tensor::ops::{activation, conv, padding, pool};
+use espalier_tensor::ops::{activation, conv, pool};
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_testing::{Need, skipped};
@@ -142,11 +142,6 @@ impl Cut<'_> {
     }
 }
 
-fn sides(padding: spec::Padding) -> padding::Padding {
-    let spec::Padding { top, bottom, left, right } = padding;
-    padding::Padding { top, bottom, left, right }
-}
-
 /// The layers of a network; over tiles where the image is cut, else those that are there for whole images.
 fn build(
     specs: &[spec::Layer],
@@ -168,7 +163,11 @@ fn build(
                 match cut {
                     Some(cut) => built.push(Box::new(TiledConv::new(weight, bias, cut.halo(layer)))),
                     None => {
-                        let conv = conv::Conv { kernel: *kernel, stride: *stride, padding: sides(*padding) };
+                        let conv = conv::Conv {
+                            kernel: *kernel,
+                            stride: *stride,
+                            padding: layers::padding_of(*padding),
+                        };
                         built.push(Box::new(layers::ConvLayer { weight, bias, conv }));
                     }
                 }
@@ -181,7 +180,11 @@ fn build(
                     padding = exchange.contribution(&exchange.reads).padding;
                     built.push(Box::new(HaloExchange(halo)));
                 }
-                built.push(Box::new(layers::MaxPool(pool::Pool { kernel, stride, padding: sides(padding) })));
+                built.push(Box::new(layers::MaxPool(pool::Pool {
+                    kernel,
+                    stride,
+                    padding: layers::padding_of(padding),
+                })));
             }
             (spec::Layer::GlobalAvgPool, Some(cut)) => {
                 built.push(Box::new(TiledMean::global(&cut.tiles, image[2], cut.group)));
