@@ -59,7 +59,7 @@ impl Shapes {
             for (part, images) in pixels.chunks_mut(share * stride).enumerate() {
                 let draw = move || {
                     for (i, image) in images.chunks_exact_mut(stride).enumerate() {
-                        StepContext::new(key, part * share + i).paint(size, image);
+                        Scene::new(key, part * share + i).paint(size, image);
                     }
                 };
                 scope.spawn(draw);
@@ -92,7 +92,7 @@ fn label(i: usize) -> usize {
 type Colour = [f64; 3];
 
 /// What one image shows. Lengths are fractions of the image's side.
-struct StepContext {
+struct Scene {
     class: usize,
     centre: [f64; 2],
     radius: f64,
@@ -118,8 +118,8 @@ struct Stroke {
     above: bool,
 }
 
-impl StepContext {
-    fn new(key: u64, i: usize) -> StepContext {
+impl Scene {
+    fn new(key: u64, i: usize) -> Scene {
         let key = random::key(key, i as u64);
         let mut drawn = 0;
         let mut between = |low: f64, high: f64| {
@@ -151,7 +151,7 @@ impl StepContext {
         let clutter = clutter.collect();
         let noise = between(0.02, 0.11);
         let noise_key = random::key(key, 1);
-        StepContext {
+        Scene {
             class: label(i),
             centre,
             radius,

@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use espalier_train::Summary;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
-use espalier_train::parallel::{Ranks, on_threads};
+use espalier_train::parallel::Ranks;
 use espalier_train::prune::{count, differing};
 use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Heard, images, prepare, tiny_gpt, tiny_llama};
+use crate::support::{Base, Heard, images, prepare, save_again, tiny_gpt, tiny_llama};
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
@@ -103,19 +102,6 @@ fn what_is_said_of_pruning_is_of_all_stages() {
             assert_eq!(theirs, warnings, "{stages} stages");
         }
     }
-}
-
-/// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
-fn save_again(base: &Base, from: &Path, to: &Path) {
-    let (plan, dataset, device) = prepare(base, 2);
-    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
-    on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
-        trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
-        trainer.save(&at(to))
-    })
-    .unwrap();
 }
 
 /// From one rank through every layout and back: byte for byte, with the masks and what the method remembers.

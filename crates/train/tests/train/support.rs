@@ -1,5 +1,6 @@
 //! Small pieces that several tests use.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use espalier_plan::Plan;
@@ -7,6 +8,7 @@ use espalier_plan::config::RunFile;
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer, Linear, Model, WeightOrder};
 use espalier_tensor::Device;
 use espalier_train::Result;
+use espalier_train::checkpoint::Checkpoints;
 use espalier_train::data::Dataset;
 use espalier_train::parallel::on_threads;
 use espalier_train::run::Observer;
@@ -237,4 +239,17 @@ impl Observer for Heard {
     fn warning(&mut self, text: &str) {
         self.warnings.push(text.into());
     }
+}
+
+/// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
+pub fn save_again(base: &Base, from: &Path, to: &Path) {
+    let (plan, dataset, device) = prepare(base, 2);
+    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
+    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
+    on_threads(&mesh, &device, |ranks, device| {
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
+        trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
+        trainer.save(&at(to))
+    })
+    .unwrap();
 }

@@ -11,7 +11,7 @@ use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::{Error, Summary};
 
-use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, on_every_rank, prepare, save_again, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those of one rank alone.
 #[derive(Debug, Clone)]
@@ -275,19 +275,6 @@ fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let place = RunDir { resume: folder.join("run.toml").exists(), ..RunDir::at(folder) };
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
-}
-
-/// Loads the newest checkpoint of a folder as one layout, and saves it elsewhere.
-fn save_again(base: &Base, from: &Path, to: &Path) {
-    let (plan, dataset, device) = prepare(base, 2);
-    let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
-    let at = |folder: &Path| Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name());
-    on_threads(&mesh, &device, |ranks, device| {
-        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
-        trainer.load(&at(from), |broken| panic!("{broken}"))?.expect("a checkpoint is there");
-        trainer.save(&at(to))
-    })
-    .unwrap();
 }
 
 /// From one rank through other layouts and back: byte for byte, pruned and with state of kept weights alone.
