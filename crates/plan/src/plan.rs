@@ -25,7 +25,7 @@ use crate::scoring::{self, Scoring};
 use crate::sharing::Sharing;
 use crate::spec::custom::custom;
 use crate::spec::presets::{self, Gpt, ImageSize};
-use crate::spec::{Input, Model, Parameter, Precision};
+use crate::spec::{Input, Layer, Model, Parameter, Precision, Recompute};
 use crate::stages::{self, Parts};
 use crate::storage::Storage;
 use crate::timetable::{Length, Timetable};
@@ -146,6 +146,7 @@ impl Plan {
             check_pruning(pruning, &model, &parameters, timetable.length)?;
         }
         check_norms(&batch, &model)?;
+        check_recompute(storage.recompute, &model)?;
         let each = 2 * storage.precision.size() + storage.optimizer_bytes;
         let parts = stages::parts(&model, &pipeline, run.cut(), each)?;
         check_ties(&pipeline, &model, &parts)?;
@@ -390,6 +391,17 @@ fn check_norms(batch: &Batch, model: &Model) -> Result<(), Error> {
     }
 }
 
+/// Attention's inside is made again where there is attention.
+fn check_recompute(recompute: Recompute, model: &Model) -> Result<(), Error> {
+    let mut attends = false;
+    model.for_each(&mut |layer| attends |= matches!(layer, Layer::Attention(_)));
+    if recompute == Recompute::Attention && !attends {
+        let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
+        return Err(Error::NoEffect { field: "train.recompute".into(), why });
+    }
+    Ok(())
+}
+
 /// What a pruning method needs of the model and of the length of the run.
 fn check_pruning(
     prune: &Pruning,
@@ -485,6 +497,7 @@ mod tests {
     fn what_does_not_fit_the_data() {
         insta::assert_snapshot!(sentence("[model]\nvocab = 100", TEXT), @"`model.vocab` is 100, but the data has 256 tokens");
         insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\nclasses = 5", IMAGES), @"`model.classes` is 5, but the data has 10 classes");
+        insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\n[train]\nrecompute = \"attention\"", IMAGES), @r#"`train.recompute` has no effect as "attention" with `model.name` = "resnet8", which has none"#);
         insta::assert_snapshot!(sentence("", DataFacts::default()), @"`model.vocab` is missing: the data does not say how many tokens there are");
         insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"", TEXT), @"`data.kind` gives no images, but the model resnet8 takes them");
         let tiny = DataFacts { image: Some((16, 16, 3)), ..IMAGES };

@@ -1,11 +1,12 @@
 //! From the model as data to layers that run: names become parameter ids, linear layers and the cheap operations before
-//! them become chains, and each block is wrapped for recomputation where that is asked for.
+//! them become chains, and each block, or the inside of each attention, is wrapped for recomputation where that is asked for.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use espalier_plan::layout::LocalModel;
 use espalier_plan::mesh::Axis;
+use espalier_plan::spec::recompute::{Inside, attention_insides};
 use espalier_plan::spec::shape::Shape;
 use espalier_plan::spec::{self, Entry, WeightOrder};
 use espalier_tensor::Tensor;
@@ -35,12 +36,17 @@ pub struct Model {
 
 impl Model {
     /// Builds the layers of a whole model whose shapes have been checked.
-    pub fn build(spec: &spec::Model, recompute: bool) -> Model {
+    pub fn build(spec: &spec::Model, recompute: spec::Recompute) -> Model {
         Model::of_rank(&LocalModel::whole(spec), &Ranks::alone(), recompute, None)
     }
 
     /// Builds the layers of a rank's own model, where asked with kinks that can be held.
-    pub fn of_rank(local: &LocalModel, ranks: &Ranks, recompute: bool, kinks: Option<&FrozenGates>) -> Model {
+    pub fn of_rank(
+        local: &LocalModel,
+        ranks: &Ranks,
+        recompute: spec::Recompute,
+        kinks: Option<&FrozenGates>,
+    ) -> Model {
         let spec = &local.model;
         let mut builder = Builder {
             parameters: ids_by_name(local.parameters.iter().map(|p| p.name.as_str())),
@@ -54,6 +60,7 @@ impl Model {
                 spec::Input::Image { .. } => 0,
             },
             ranks,
+            recompute,
         };
         let last = spec.blocks.len() - 1;
         let blocks = spec
@@ -64,7 +71,10 @@ impl Model {
                 let head = usize::from(i == last && spec.head().is_some());
                 let layers = builder.sequence(&block.layers[..block.layers.len() - head]);
                 // The last block's backward pass follows at once: forgetting its activations would save nothing.
-                if recompute && i < last { Box::new(Recompute(layers)) } else { Box::new(layers) }
+                match recompute {
+                    spec::Recompute::Block if i < last => Box::new(Recompute(layers)),
+                    _ => Box::new(layers),
+                }
             })
             .collect();
         let classes = local.classes.as_ref().map(|own| {
@@ -154,6 +164,7 @@ struct Builder<'a> {
     vocab: usize,
     /// Whom its exchanges are with.
     ranks: &'a Ranks,
+    recompute: spec::Recompute,
 }
 
 impl Builder<'_> {
@@ -162,6 +173,34 @@ impl Builder<'_> {
             self.shape = crop.output(self.shape).expect("a spec whose shapes were checked");
             return Sequence(vec![Box::new(Crop { tile: region.clone(), behind: self.sequence(behind) })]);
         }
+        let insides = match self.recompute {
+            spec::Recompute::Attention => attention_insides(layers),
+            spec::Recompute::None | spec::Recompute::Block => Vec::new(),
+        };
+        let (mut built, mut done) = (Vec::new(), 0);
+        for (i, Inside { again, read }) in insides.iter().enumerate() {
+            built.extend(self.row(&layers[done..again.start]));
+            let inside = Recompute(Sequence(self.row(&layers[again.clone()])));
+            let next = insides.get(i + 1).map_or(layers.len(), |next| next.again.start);
+            let behind = &layers[again.end..next];
+            let (layer, count): (Box<dyn Layer>, usize) = match *read > again.end {
+                true => {
+                    let chain = self.chain_behind(Before::Again(inside), behind);
+                    let (chain, count) = chain.expect("a linear layer reads it");
+                    (Box::new(chain), count)
+                }
+                false => (Box::new(inside), 0),
+            };
+            built.push(layer);
+            self.advance(&behind[..count]);
+            done = again.end + count;
+        }
+        built.extend(self.row(&layers[done..]));
+        Sequence(built)
+    }
+
+    /// Layers one after the other, none of them made again.
+    fn row(&mut self, layers: &[spec::Layer]) -> Vec<Box<dyn Layer>> {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
         while let Some(layer) = rest.first() {
@@ -174,33 +213,45 @@ impl Builder<'_> {
                 (None, _) => (self.layer(layer), 1),
             };
             built.push(next);
-            for layer in &rest[..count] {
-                self.shape = layer.output(self.shape).expect("a spec whose shapes were checked");
-            }
+            self.advance(&rest[..count]);
             rest = &rest[count..];
         }
-        Sequence(built)
+        built
+    }
+
+    /// Goes on behind some layers.
+    fn advance(&mut self, layers: &[spec::Layer]) {
+        let output = |shape: Shape, layer: &spec::Layer| layer.output(shape);
+        self.shape = layers.iter().try_fold(self.shape, output).expect("a spec whose shapes were checked");
     }
 
     /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
     fn chain(&mut self, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
-        let (before, mut at) = match (&layers[0], layers.get(1)) {
+        let (before, at) = match (&layers[0], layers.get(1)) {
             (spec::Layer::Activation(kind), Some(_)) if !self.holds(*kind) => {
                 (Before::Activation(activation(*kind)), 1)
             }
             (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
             _ => (Before::Nothing, 0),
         };
-        let enter = match (&before, &layers[at..]) {
-            (Before::Nothing | Before::Norm(_), [spec::Layer::Exchange(exchange), _, ..])
-                if exchange.is_entrance() =>
-            {
+        let (chain, count) = self.chain_behind(before, &layers[at..])?;
+        Some((chain, at + count))
+    }
+
+    /// The chain of what stands `before` layers and the first of them; how many of these it takes.
+    fn chain_behind(&mut self, before: Before, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
+        let mut at = 0;
+        let enter = match (&before, layers) {
+            (
+                Before::Nothing | Before::Norm(_) | Before::Again(_),
+                [spec::Layer::Exchange(exchange), _, ..],
+            ) if exchange.is_entrance() => {
                 at += 1;
                 Some(self.exchange(exchange))
             }
             _ => None,
         };
-        let first = self.linear(&layers[at])?;
+        let first = self.linear(layers.get(at)?)?;
         at += 1;
         let mut rest = Vec::new();
         while let [spec::Layer::Activation(kind), next, ..] = &layers[at..]

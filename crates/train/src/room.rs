@@ -68,7 +68,7 @@ fn fits(memory: &Memory, times: f64, left: u64) -> Result<(), (u64, Category, u6
 /// What of a run could be set otherwise to need less of a category.
 fn advice(plan: &Plan, category: Category) -> String {
     let half = (plan.storage.precision == Precision::F32).then_some("train.precision = \"bf16\"");
-    let again = (plan.storage.recompute == Recompute::None).then_some("train.recompute = \"block\"");
+    let again = (plan.storage.recompute != Recompute::Block).then_some("train.recompute = \"block\"");
     let low_bits =
         plan.storage.precision == Precision::Bf16 && plan.optimization.optimizer.master != Master::LowBits;
     let low_bits = low_bits.then_some("optimizer.master = \"low-bits\"");

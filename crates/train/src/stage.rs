@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use espalier_plan::Plan;
 use espalier_plan::schedule::{Chunk, Placement};
-use espalier_plan::spec::Recompute;
 use espalier_plan::spec::Shape;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
@@ -40,11 +39,7 @@ impl Stage {
     /// What a rank of a plan runs.
     pub fn new(plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let local = plan.layout.of(ranks.place());
-        Stage::cut(
-            Model::of_rank(local, ranks, plan.storage.recompute == Recompute::Block, None),
-            plan,
-            ranks,
-        )
+        Stage::cut(Model::of_rank(local, ranks, plan.storage.recompute, None), plan, ranks)
     }
 
     /// What a rank of a plan runs of this model.

@@ -43,7 +43,8 @@ impl Choice for Precision {
 }
 
 impl Choice for Recompute {
-    const ALL: &'static [(&'static str, Self)] = &[("none", Recompute::None), ("block", Recompute::Block)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("none", Recompute::None), ("attention", Recompute::Attention), ("block", Recompute::Block)];
 }
 
 impl Train {

@@ -11,7 +11,8 @@
 //! its logits come and go in chunks, which are scratch space.
 //!
 //! With `recompute = "block"` every block but the model's last keeps its input edge alone, and its forward runs again just before
-//! its backward: then its own edges are there, and those of the blocks behind it are not any more.
+//! its backward: then its own edges are there, and those of the blocks behind it are not any more. With `"attention"` the same
+//! holds of what stands [inside](super::recompute::Inside) each attention, wherever it is.
 //!
 //! Where the gradients of weights are put off (zero-bubble schedules), what they read is kept in turn
 //! ([`Reads`](super::layer::Reads)): inputs of products, made again where need be, and gradients of outputs. A backward pass that
@@ -24,8 +25,8 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::shape::Shape;
-use super::{Layer, Model, ShapeError};
-use turns::{Held, Piece, Row, Walk};
+use super::{Layer, Model, Recompute, ShapeError};
+use turns::{Held, Piece, Step, Walk};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -54,17 +55,6 @@ impl Precision {
             Precision::Bf16 => 2,
         }
     }
-}
-
-/// What is computed twice to save memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// Nothing.
-    #[default]
-    None,
-    /// Every block but the last runs its forward again just before its backward.
-    Block,
 }
 
 /// What a part of a model keeps of a micro-batch, in bytes.
@@ -103,7 +93,7 @@ impl Model {
     ) -> Result<Vec<PartActivations>, ShapeError> {
         let borders = self.borders()?;
         let of_part = |part: Range<usize>| {
-            let part = Part::new(self, part, &borders, Walk::new(samples as u64, precision), recompute);
+            let part = Part::new(self, part, &borders, Walk::new(samples as u64, precision, recompute));
             let kept = part.forward();
             let (whole, split) = (part.backward(kept.clone(), false), part.backward(kept.clone(), true));
             PartActivations {
@@ -126,9 +116,7 @@ impl Model {
 
 /// A part of a model, as its passes go through it.
 struct Part {
-    blocks: Vec<Row>,
-    /// How many of them, the first ones, run again before their backward.
-    again: usize,
+    steps: Vec<Step>,
     /// What the loss is made from, where the model ends here.
     read: Option<Piece>,
     /// Whether a weight makes it, whose gradient can be put off.
@@ -136,35 +124,19 @@ struct Part {
 }
 
 impl Part {
-    fn new(
-        model: &Model,
-        part: Range<usize>,
-        borders: &[Shape],
-        mut walk: Walk,
-        recompute: Recompute,
-    ) -> Part {
+    fn new(model: &Model, part: Range<usize>, borders: &[Shape], walk: Walk) -> Part {
         let last = model.blocks.len() - 1;
         let layers: Vec<_> = part.clone().map(|block| model.layers_before_head(block)).collect();
-        let (blocks, read) = walk.rows(&layers, borders[part.start]);
         // The model's last block would run again just behind its own forward.
-        let before_last = blocks.len().min(last.saturating_sub(part.start));
-        Part {
-            blocks,
-            again: if recompute == Recompute::Block { before_last } else { 0 },
-            read: Some(read).filter(|_| part.contains(&last)),
-            has_head: model.head().is_some(),
-        }
+        let before_last = layers.len().min(last.saturating_sub(part.start));
+        let (steps, read) = walk.blocks(&layers, borders[part.start], before_last);
+        Part { steps, read: Some(read).filter(|_| part.contains(&last)), has_head: model.head().is_some() }
     }
 
     /// What is kept behind the forward pass.
     fn forward(&self) -> Held {
         let mut held = Held::default();
-        for (i, block) in self.blocks.iter().enumerate() {
-            match i < self.again {
-                true => held.save(&[block.input]),
-                false => held.save_all(&block.turns),
-            }
-        }
+        held.forward(&self.steps);
         held.save(self.read.as_slice());
         held
     }
@@ -175,18 +147,7 @@ impl Part {
         if put_off && self.has_head {
             held.save(self.read.as_slice());
         }
-        for (i, block) in self.blocks.iter().enumerate().rev() {
-            if i < self.again {
-                held.release(&[block.input]);
-                held.save_all(&block.turns);
-            }
-            for turn in block.turns.iter().rev() {
-                held.release(&turn.saves);
-                if put_off {
-                    held.save(&turn.reads);
-                }
-            }
-        }
+        held.backward(&self.steps, put_off);
         held
     }
 }
@@ -236,6 +197,16 @@ mod tests {
         // The gradient of the last layer's output, and of the first's input, are counted once.
         assert_eq!(parts(Recompute::None).put_off, (5 * 4 * s * put_off) as u64);
         assert_eq!(again.put_off, parts(Recompute::None).put_off, "whatever was made twice");
+        // Attention's inside again: a layer keeps the inputs of both norms, the second's statistics, and gelu's input; the last one
+        // runs again behind all the others' and its own.
+        let attention = parts(Recompute::Attention);
+        let outside = w + w + 2 + 4 * w;
+        assert_eq!(attention.kept, (5 * 4 * s * (1 + 2 * outside + head)) as u64);
+        // What the second half of that layer kept, and the head, is gone by then: the beginning of the backward pass is the peak,
+        // until the widths of attention are more than those of the perceptron.
+        let inside = (2 + 3 * w + w + h) as i64 - (2 * w + 2 + 4 * w + 2 + w) as i64;
+        assert_eq!(attention.backward as i64, attention.kept as i64 + (5 * 4 * s) as i64 * inside.max(0));
+        assert_eq!(attention.put_off, again.put_off, "whatever was made twice");
         // In bf16 the ids and the statistics keep four bytes.
         let four = 1 + 2 * (4 + h) + 2;
         let two = 2 * (layer - 4 - h) + head - 2;

@@ -6,6 +6,8 @@
 
 use serde::Serialize;
 
+use super::recompute::attention_insides;
+use super::shape::{Shape, step};
 use super::{Block, Init, Layer, Linear, Model, Recompute, ShapeError};
 
 /// A tensor that is trained.
@@ -154,15 +156,40 @@ impl Model {
 
     /// Flops of forward and backward: the backward costs twice the forward, one product for the gradient of the
     /// input and one for that of the weight. Recomputing adds the forward of every block but the last, whose
-    /// backward follows at once; for GPT this is the formula of Narayanan et al. 2021.
+    /// backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it adds attention, and what gives it
+    /// queries, keys and values.
     pub fn train_flops(&self, samples: usize, recompute: Recompute) -> Result<f64, ShapeError> {
         let blocks = self.block_flops(samples)?;
-        let again = match recompute {
-            Recompute::None => 0,
-            Recompute::Block => blocks.len().saturating_sub(1),
+        let again: f64 = match recompute {
+            Recompute::None => 0.0,
+            Recompute::Attention => {
+                let starts = self.blocks.iter().zip(self.borders()?);
+                let each = starts.map(|(block, shape)| inside_flops(&block.layers, shape));
+                each.sum::<Result<f64, ShapeError>>()? * samples as f64
+            }
+            Recompute::Block => blocks[..blocks.len().saturating_sub(1)].iter().sum(),
         };
-        Ok(3.0 * blocks.iter().sum::<f64>() + blocks[..again].iter().sum::<f64>())
+        Ok(3.0 * blocks.iter().sum::<f64>() + again)
     }
+}
+
+/// Flops of what stands inside the attentions of some layers, for one sample.
+fn inside_flops(layers: &[Layer], mut shape: Shape) -> Result<f64, ShapeError> {
+    let (insides, mut flops) = (attention_insides(layers), 0.0);
+    for (i, layer) in layers.iter().enumerate() {
+        let mut own = 0.0;
+        let behind = step(layer, shape, "", &mut |layer, from, to| own += layer.entry().flops(from, to))?;
+        flops += match layer.entry().sides() {
+            _ if insides.iter().any(|inside| inside.again.contains(&i)) => own,
+            Some(sides) => {
+                let each = sides.all.iter().map(|side| inside_flops(side.layers, shape));
+                each.sum::<Result<f64, ShapeError>>()?
+            }
+            None => 0.0,
+        };
+        shape = behind;
+    }
+    Ok(flops)
 }
 
 #[cfg(test)]
@@ -229,6 +256,9 @@ mod tests {
         assert!((model.flops(8).unwrap() / forward - 1.0).abs() < 1e-12);
         assert_eq!(model.train_flops(8, Recompute::None).unwrap(), 3.0 * model.flops(8).unwrap());
         assert!((model.train_flops(8, Recompute::Block).unwrap() / trained - 1.0).abs() < 1e-12);
+        // Queries, keys and values: 6 h^2 a token; attention itself 4 s h.
+        let attention = 3.0 * forward + b * s * l * (6.0 * h * h + 4.0 * s * h);
+        assert!((model.train_flops(8, Recompute::Attention).unwrap() / attention - 1.0).abs() < 1e-12);
     }
 
     #[test]

@@ -13,12 +13,14 @@ pub mod count;
 pub mod custom;
 pub mod layer;
 pub mod presets;
+pub mod recompute;
 pub mod shape;
 
-pub use activations::{Precision, Recompute};
+pub use activations::Precision;
 pub use channels::{Reader, ScaledChannels, Source};
 pub use count::{Buffer, Parameter};
 pub use layer::*;
+pub use recompute::Recompute;
 pub use shape::{Shape, ShapeError};
 
 use serde::Serialize;

@@ -12,6 +12,7 @@ use crate::layout::LocalModel;
 use crate::mesh::Axis;
 use crate::plan::Plan;
 use crate::schedule::{Action, Schedule};
+use crate::spec::recompute::attention_insides;
 use crate::spec::{Along, BatchNorm, Exchange, Halo, Layer, Move, Recompute, Shape};
 
 /// Numbers of a row of logits that ranks with some classes each tell each other: f32.
@@ -100,14 +101,20 @@ impl Walk<'_> {
 
     /// `wanted`: whether somebody wants the gradient of what enters. Nobody does of images, whole or cut.
     fn layers(&mut self, layers: &[Layer], mut shape: Shape, mut wanted: bool) {
+        let insides = match self.plan.storage.recompute {
+            Recompute::Attention => attention_insides(layers),
+            Recompute::None | Recompute::Block => Vec::new(),
+        };
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");
             match layer {
                 Layer::Exchange(exchange) => {
+                    let inside = insides.iter().any(|inside| inside.again.contains(&i));
+                    let forwards = self.forwards + u64::from(inside);
                     // A linear layer keeps what stands before it, and has it gathered again for its gradient.
                     let again = exchange.is_entrance()
                         && matches!(layers.get(i + 1), Some(Layer::Linear(_) | Layer::TiedLinear(_)));
-                    self.moved(exchange, exchange.forward, shape, self.forwards + u64::from(again));
+                    self.moved(exchange, exchange.forward, shape, forwards + u64::from(again));
                     self.moved(exchange, exchange.backward, output, u64::from(wanted));
                 }
                 Layer::Halo(halo) => self.halo(halo, shape, wanted),
@@ -226,6 +233,12 @@ mod tests {
             assert_eq!(rank.scatters, Sent { count: 18, bytes: 18 * half });
             assert_eq!(rank.gathers, Sent { count: 27, bytes: 26 * half + 32 * 64 * 4 * 4 });
             assert_eq!(rank.sums, Sent::default());
+        }
+        // Attention's inside begins with one of the gathers.
+        let again = text.replace("[train]", "[train]\nrecompute = \"attention\"");
+        for rank in exchanges(&format!("{again}\nsequence = true")) {
+            assert_eq!(rank.gathers.count, 27 + 4);
+            assert_eq!(rank.scatters.count, 18);
         }
     }
 }

@@ -9,13 +9,14 @@
 //! What was made again lives as long as the closure that the sink gets: a sink that puts gradients off keeps it till then.
 //! Of ReLU the output is kept, as its own backward pass reads it, and nothing is made again. An activation between two
 //! linear layers runs in the epilogue of the first one's product. What ranks do before the first linear layer is a part of the chain
-//! too: nothing is kept behind it, and what is gathered there is gathered again.
+//! too: nothing is kept behind it, and what is gathered there is gathered again. With `train.recompute = "attention"` an attention's
+//! inside stands before the linear layer that reads it, and is run again where that layer's gradient needs its input.
 
 use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::{Category, Tensor};
 
 use super::activation::saved_of;
-use super::{Backward, Exchange, Forward, Layer, Linear, Norm, sum};
+use super::{Backward, Exchange, Forward, Layer, Linear, Norm, Recompute, Stash, sum};
 use crate::Result;
 
 /// `before`, a linear layer, and then any number of activations, each followed by a linear layer.
@@ -35,6 +36,8 @@ pub(crate) enum Before {
     Nothing,
     Norm(Norm),
     Activation(Activation),
+    /// Whole layers that run again.
+    Again(Recompute),
 }
 
 impl Chain {
@@ -46,6 +49,7 @@ impl Chain {
                 x
             }
             Before::Norm(norm) => norm.forward(x, pass)?,
+            Before::Again(layers) => layers.forward(x, pass)?,
             &Before::Activation(kind) => {
                 let h = activation::forward(kind, &x)?;
                 pass.stash.push(saved_of(kind, x, &h));
@@ -101,6 +105,15 @@ impl Chain {
         norm.send_gradients(dh, x, statistics, pass)?;
         Ok(dx)
     }
+
+    /// Runs what stands before the first linear layer again, and goes back through that layer; what was left has yet to be gone
+    /// back through.
+    fn to_again(&self, layers: &Recompute, dy: Tensor, pass: &mut Backward<'_>) -> Result<(Tensor, Stash)> {
+        let (h, stash) = layers.again(pass)?;
+        let width = h.width();
+        self.first.send_gradients(self.entered(h)?, dy.clone(), pass)?;
+        Ok((self.before_first(&dy, width, pass)?, stash))
+    }
 }
 
 impl Layer for Chain {
@@ -125,6 +138,10 @@ impl Layer for Chain {
             }
             Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),
             Before::Activation(kind) => through_activation(*kind, &self.first, dy, pass).map(Some),
+            Before::Again(layers) => {
+                let (dh, stash) = self.to_again(layers, dy, pass)?;
+                layers.through(dh, stash, pass, input_gradient)
+            }
         }
     }
 
@@ -133,6 +150,11 @@ impl Layer for Chain {
             Before::Norm(norm) => {
                 let dy = self.after_first(dy, pass)?;
                 self.through_norm(norm, dy, Some(plus), pass)
+            }
+            Before::Again(layers) => {
+                let dy = self.after_first(dy, pass)?;
+                let (dh, stash) = self.to_again(layers, dy, pass)?;
+                layers.through_plus(dh, plus, stash, pass)
             }
             _ => {
                 let dx = self.backward(dy, pass, true)?.expect("it was asked for");

@@ -13,7 +13,6 @@
 //! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
 //! is what moves: the weights themselves are never touched.
 
-use espalier_plan::spec::Recompute;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
@@ -73,7 +72,7 @@ impl<'a> Curvature<'a> {
         let kinks = FrozenGates::default();
         let Context { plan, ranks, .. } = self.network.context;
         let local = plan.layout.of(ranks.place());
-        let model = Model::of_rank(local, ranks, plan.storage.recompute == Recompute::Block, Some(&kinks));
+        let model = Model::of_rank(local, ranks, plan.storage.recompute, Some(&kinks));
         let stage = Stage::cut(model, plan, ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {

@@ -5,8 +5,8 @@
 
 use espalier_plan::spec::{
     Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, Branches, Dropout, Embedding, Init, Input,
-    Join, Layer, LayerNorm, Linear, MaxPool, Model as Spec, PadChannels, PositionEmbedding, Residual,
-    RmsNorm, TiedLinear, WeightOrder,
+    Join, Layer, LayerNorm, Linear, MaxPool, Model as Spec, PadChannels, PositionEmbedding, Recompute,
+    Residual, RmsNorm, TiedLinear, WeightOrder,
 };
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -92,7 +92,7 @@ fn shift(weights: &mut Weights, id: ParameterId, direction: &[f32], by: f32) {
 fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
     let device = Device::cpu(2).unwrap();
     let spec = model(input_shape, layers, classes, false);
-    let built = Model::build(&spec, false);
+    let built = Model::build(&spec, Recompute::None);
     let mut weights = Weights::initialise(&spec, &device, DType::F32, 3).unwrap();
     // Scales of 1 and shifts of 0 would hide mistakes: move every parameter off its start.
     for id in weights.ids() {
@@ -130,7 +130,7 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
         }
     }
 
-    // The same bits when weight gradients are put off, and when blocks are recomputed.
+    // The same bits when weight gradients are put off, and when blocks or the insides of attentions are recomputed.
     let mut deferred = Deferred::default();
     backward(&built, &weights, x.clone(), &targets, &mut deferred);
     let masks = Masks::new(weights.ids().count(), false);
@@ -141,7 +141,10 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
     }
     let blocks = spec.blocks.iter().flat_map(|block| block.layers.clone()).collect();
     let split = model(input_shape, blocks, classes, true);
-    assert_eq!(gradients(&Model::build(&split, true), &weights, x, &targets), exact, "recomputed");
+    for again in [Recompute::Attention, Recompute::Block] {
+        let built = Model::build(&split, again);
+        assert_eq!(gradients(&built, &weights, x.clone(), &targets), exact, "{} recomputed", again.name());
+    }
 }
 
 const TEXT: Input = Input::Tokens { seq: 6, vocab: 11 };

@@ -73,7 +73,15 @@ fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
         let (got, wanted) = (loss(&on(&base, stages, data, schedule), 6), alone.loss.unwrap());
         assert!((got - wanted).abs() < 2e-5, "{stages} stages of {data}, {schedule}: {got}, alone {wanted}");
     }
-    assert_eq!(summary(&base.set("train.recompute=block"), 6).weights_hash, alone.weights_hash, "recomputed");
+    for again in ["block", "attention"] {
+        let recomputed = base.set(format!("train.recompute={again}"));
+        assert_eq!(summary(&recomputed, 6).weights_hash, alone.weights_hash, "{again} recomputed");
+        for schedule in ["1f1b", "zb-h1"] {
+            let [kept, made] =
+                [&base, &recomputed].map(|base| summary(&on(base, 2, 1, schedule), 6).weights_hash);
+            assert_eq!(made, kept, "{again} recomputed in stages, {schedule}");
+        }
+    }
     let pruned = base.set("prune.method=magnitude").set("prune.sparsity=0.7");
     let [dense, compressed] =
         ["dense", "compressed"].map(|state| summary(&pruned.set(format!("prune.state={state}")), 6));

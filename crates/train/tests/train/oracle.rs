@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use espalier_plan::config::RunFile;
+use espalier_plan::spec::Recompute;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::matmul::matmul;
@@ -185,7 +186,15 @@ impl Oracle {
                 masks.set(id, mask);
             }
         }
-        Network { oracle: self, case, model: Model::build(&plan.model, false), plan, device, weights, masks }
+        Network {
+            oracle: self,
+            case,
+            model: Model::build(&plan.model, Recompute::None),
+            plan,
+            device,
+            weights,
+            masks,
+        }
     }
 
     /// What is expected of a parameter; of kept weights alone where it is masked.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use espalier_comm::Communicator;
 use espalier_plan::schedule::Name;
+use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
 use espalier_train::data::{Order, Split};
@@ -148,7 +149,7 @@ fn by_hand(
     let order = Order::new(plan.seed, dataset.len(Split::Train));
     let batch = plan.batch.samples;
     let fresh = || Weights::initialise(&plan.model, &device, DType::F32, plan.seed).unwrap();
-    let stage = Stage::whole(Model::build(&plan.model, false), &plan);
+    let stage = Stage::whole(Model::build(&plan.model, Recompute::None), &plan);
     let stage_of: HashMap<ParameterId, usize> = plan
         .parts
         .iter()

@@ -11,7 +11,7 @@ use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::weights::ParameterId;
 
-use crate::support::{self, Base, Heard, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{self, Base, Heard, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
 fn steps(base: &Base, count: usize, threads: usize) -> (Vec<StepReport>, String) {
     let (plan, dataset, device) = prepare(base, threads);
@@ -62,6 +62,13 @@ fn micro_batches_add_up_to_the_batch() {
 fn recomputation_changes_no_bit() {
     for base in [tiny_gpt(&["model.dropout=0.2"]), tiny_cnn(&[])] {
         assert_eq!(steps(&base, 3, 2).1, steps(&base.set("train.recompute=block"), 3, 2).1);
+    }
+    for base in [
+        tiny_gpt(&["model.dropout=0.2"]),
+        tiny_gpt(&["train.precision=bf16", "train.micro_batches=2"]),
+        tiny_llama(&[]),
+    ] {
+        assert_eq!(steps(&base, 3, 2).1, steps(&base.set("train.recompute=attention"), 3, 2).1);
     }
 }
 

@@ -136,6 +136,8 @@ fn all_axes_together_are_one_run() {
     both(&data, "replicas");
     both(&data.set("parallel.zero=true"), "shared state");
     both(&base.set("train.recompute=block"), "recomputed");
+    both(&base.set("train.recompute=attention"), "attention recomputed");
+    both(&set(&base, &["train.recompute=attention", "parallel.pipeline=2"]), "attention recomputed, stages");
     for schedule in ["1f1b", "zb-h1", "chimera", "axonn"] {
         let stages = set(&base, &["parallel.pipeline=2", &format!("parallel.schedule={schedule}")]);
         both(&stages, schedule);

@@ -116,6 +116,8 @@ fn layers_exchange_what_the_plan_says() {
         check("tensor", &base);
         check("sequence", &base.set("parallel.sequence=true"));
         check("sequence, recomputed", &base.set("parallel.sequence=true").set("train.recompute=block"));
+        let again = base.set("parallel.sequence=true").set("train.recompute=attention");
+        check("sequence, attention recomputed", &again);
         let stages = base.set("parallel.pipeline=2").set("parallel.data=2").set("parallel.sequence=true");
         check("sequence, stages, replicas", &stages);
         check("sequence, stages, shared state", &stages.set("parallel.zero=true"));

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use super::super::layer::Join;
+use super::super::recompute::{Inside, attention_insides};
 use super::super::shape::Shape;
-use super::super::{Entry, Layer, Move};
+use super::super::{Entry, Layer, Move, Recompute};
 use super::Precision;
 
 /// A tensor that may be kept: an edge, the gradient of one, or numbers beside them.
@@ -23,12 +24,15 @@ pub(super) struct Turn {
     pub reads: Vec<Piece>,
 }
 
-/// A block.
-pub(super) struct Row {
-    /// The edge before it.
-    pub input: Piece,
-    /// In the order of execution; backwards in the reverse order.
-    pub turns: Vec<Turn>,
+/// What follows on each other in the forward pass; backwards in the reverse order.
+#[derive(Debug)]
+pub(super) enum Step {
+    Turn(Turn),
+    /// Some that run again just before their backward. Until then the edge before them is all that is kept.
+    Again {
+        input: Piece,
+        steps: Vec<Step>,
+    },
 }
 
 /// An edge.
@@ -42,17 +46,19 @@ struct Edge {
 pub(super) struct Walk {
     samples: u64,
     precision: Precision,
+    recompute: Recompute,
     pieces: usize,
-    turns: Vec<Turn>,
+    steps: Vec<Step>,
 }
 
 impl Walk {
-    pub fn new(samples: u64, precision: Precision) -> Walk {
-        Walk { samples, precision, pieces: 0, turns: Vec::new() }
+    pub fn new(samples: u64, precision: Precision, recompute: Recompute) -> Walk {
+        Walk { samples, precision, recompute, pieces: 0, steps: Vec::new() }
     }
 
-    /// The blocks, of which the first reads `input`, and the edge behind the last.
-    pub fn rows(&mut self, blocks: &[&[Layer]], input: Shape) -> (Vec<Row>, Piece) {
+    /// The steps of blocks, of which the first reads `input` and the first `before_last` are not the model's last, and the edge
+    /// behind them.
+    pub fn blocks(mut self, blocks: &[&[Layer]], input: Shape, before_last: usize) -> (Vec<Step>, Piece) {
         let mut edge = self.edge(input);
         let shapes: Vec<Shape> = blocks
             .iter()
@@ -73,13 +79,13 @@ impl Walk {
             gradients.push(own);
             behind = before;
         }
-        let mut rows = Vec::with_capacity(blocks.len());
-        for (layers, gradients) in blocks.iter().zip(gradients.iter().rev()) {
-            let input = edge.piece;
-            edge = self.row(layers, edge, gradients);
-            rows.push(Row { input, turns: std::mem::take(&mut self.turns) });
+        for (i, (layers, gradients)) in blocks.iter().zip(gradients.iter().rev()).enumerate() {
+            edge = match self.recompute == Recompute::Block && i < before_last {
+                true => self.again(layers, edge, gradients),
+                false => self.row(layers, edge, gradients),
+            };
         }
-        (rows, edge.piece)
+        (self.steps, edge.piece)
     }
 
     fn piece(&mut self, bytes: u64) -> Piece {
@@ -117,6 +123,30 @@ impl Walk {
 
     /// Layers one after the other, with the gradients of what each gives; gives the edge behind the last.
     fn row(&mut self, layers: &[Layer], input: Edge, gradients: &[Piece]) -> Edge {
+        let (mut edge, mut done) = (input, 0);
+        if self.recompute == Recompute::Attention {
+            for Inside { again, read } in attention_insides(layers) {
+                let before = done..again.start;
+                edge = self.plain_row(&layers[before.clone()], edge, &gradients[before]);
+                // The linear layer behind reads what is made again before its own gradient.
+                let again = again.start..read;
+                edge = self.again(&layers[again.clone()], edge, &gradients[again]);
+                done = read;
+            }
+        }
+        self.plain_row(&layers[done..], edge, &gradients[done..])
+    }
+
+    /// Layers that run again.
+    fn again(&mut self, layers: &[Layer], input: Edge, gradients: &[Piece]) -> Edge {
+        let before = std::mem::take(&mut self.steps);
+        let behind = self.plain_row(layers, input, gradients);
+        let steps = std::mem::replace(&mut self.steps, before);
+        self.steps.push(Step::Again { input: input.piece, steps });
+        behind
+    }
+
+    fn plain_row(&mut self, layers: &[Layer], input: Edge, gradients: &[Piece]) -> Edge {
         let mut edge = input;
         // The last layer that made something.
         let mut before: Option<&Layer> = None;
@@ -145,15 +175,19 @@ impl Walk {
         let reads = [(reads.input, read), (reads.gradient, gradient), (reads.numbers, numbers)];
         let chosen =
             |pieces: [(bool, Piece); 3]| pieces.into_iter().filter(|(is, _)| *is).map(|(_, piece)| piece);
-        match self.turns.last_mut().filter(|_| remade) {
+        match self.steps.last_mut().filter(|_| remade) {
             // Both go backwards at once, the linear layer's gradients first.
-            Some(before) => {
+            Some(Step::Turn(before)) => {
                 before.saves.extend(chosen(saves));
                 before.reads.splice(0..0, chosen(reads));
             }
-            None => self.turns.push(Turn { saves: chosen(saves).collect(), reads: chosen(reads).collect() }),
+            _ => self.turn(chosen(saves).collect(), chosen(reads).collect()),
         }
         made
+    }
+
+    fn turn(&mut self, saves: Vec<Piece>, reads: Vec<Piece>) {
+        self.steps.push(Step::Turn(Turn { saves, reads }));
     }
 
     /// Ways that part and meet again.
@@ -174,7 +208,7 @@ impl Walk {
             given.push(self.row(layers, input, &gradients).piece);
         }
         if sides.join.reads_outputs() {
-            self.turns.push(Turn { saves: given, reads: Vec::new() });
+            self.turn(given, Vec::new());
         }
         self.edge(output(input.shape, layer))
     }
@@ -224,9 +258,33 @@ impl Held {
         self.most = self.most.max(self.now);
     }
 
-    /// All that a block saves.
-    pub fn save_all(&mut self, turns: &[Turn]) {
-        turns.iter().for_each(|turn| self.save(&turn.saves));
+    /// All that a forward pass saves.
+    pub fn forward(&mut self, steps: &[Step]) {
+        for step in steps {
+            match step {
+                Step::Turn(turn) => self.save(&turn.saves),
+                Step::Again { input, .. } => self.save(&[*input]),
+            }
+        }
+    }
+
+    /// What a backward pass lets go of and, where the gradients of weights are put off, takes in.
+    pub fn backward(&mut self, steps: &[Step], put_off: bool) {
+        for step in steps.iter().rev() {
+            match step {
+                Step::Turn(turn) => {
+                    self.release(&turn.saves);
+                    if put_off {
+                        self.save(&turn.reads);
+                    }
+                }
+                Step::Again { input, steps } => {
+                    self.release(&[*input]);
+                    self.forward(steps);
+                    self.backward(steps, put_off);
+                }
+            }
+        }
     }
 
     pub fn release(&mut self, pieces: &[Piece]) {

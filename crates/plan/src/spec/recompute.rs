@@ -1,0 +1,136 @@
+//! What is computed twice to save memory: nothing, attention's inside, or blocks.
+//!
+//! Korthikanti et al. 2022 make again what attention keeps alone, since that is large and cheap. Their kernels kept matrices of
+//! positions by positions; ours keep none, so what is left is the way from the norm to what attention gives: queries, keys,
+//! values and output, four of the ten widths that a layer of a GPT keeps of each token, for the product that makes three of
+//! them and for attention itself.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::Layer;
+
+/// What is computed twice to save memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Every attention, and what gives it queries, keys and values, run again just before attention's backward.
+    Attention,
+    /// Every block but the last runs its forward again just before its backward.
+    Block,
+}
+
+impl Recompute {
+    /// As the run file writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::Attention => "attention",
+            Recompute::Block => "block",
+        }
+    }
+}
+
+/// An attention in a row of layers, with what is run again for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inside {
+    /// The norm, what ranks do behind it, the linear layers, and attention: of these as many as stand there.
+    pub again: Range<usize>,
+    /// The place behind the linear layer that reads what attention gives, and so need not keep it; where there is none, behind
+    /// attention.
+    pub read: usize,
+}
+
+/// The attentions of a row of layers, without those in layers of it.
+pub fn attention_insides(layers: &[Layer]) -> Vec<Inside> {
+    let is_attention = |place: &usize| matches!(layers[*place], Layer::Attention(_));
+    let again: Vec<Range<usize>> =
+        (0..layers.len()).filter(is_attention).map(|place| first(layers, place)..place + 1).collect();
+    let inside = |(i, own): (usize, &Range<usize>)| {
+        let next = again.get(i + 1).map_or(layers.len(), |next| next.start);
+        let read = own.end + reader(&layers[own.end..next]);
+        Inside { again: own.clone(), read }
+    };
+    again.iter().enumerate().map(inside).collect()
+}
+
+/// The first layer that is run again for the attention at a place.
+fn first(layers: &[Layer], attention: usize) -> usize {
+    let mut at = attention;
+    let mut goes_back = |over: fn(&Layer) -> bool| {
+        let does = at > 0 && over(&layers[at - 1]);
+        at -= usize::from(does);
+        does
+    };
+    if goes_back(projects) {
+        goes_back(enters);
+        goes_back(|layer| matches!(layer, Layer::LayerNorm(_) | Layer::RmsNorm(_)));
+    }
+    at
+}
+
+/// Whether a layer makes queries, keys and values: one linear layer, or several side by side.
+fn projects(layer: &Layer) -> bool {
+    match layer {
+        Layer::Linear(_) => true,
+        Layer::Branches(branches) => {
+            let mut inner = branches.branches.iter().flatten();
+            inner.all(|layer| layer.entry().sides().is_none() && !matches!(layer, Layer::Attention(_)))
+        }
+        _ => false,
+    }
+}
+
+fn enters(layer: &Layer) -> bool {
+    matches!(layer, Layer::Exchange(exchange) if exchange.is_entrance())
+}
+
+/// How many of the layers behind an attention end in the one that reads it: none, or a linear layer and what ranks do before.
+fn reader(behind: &[Layer]) -> usize {
+    match behind {
+        [linear, ..] if linear.entry().takes_remade() => 1,
+        [exchange, linear, ..] if enters(exchange) && linear.entry().takes_remade() => 2,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::presets::{Gpt, gpt};
+    use super::super::{Activation, Attention, Branches, Init, Join, Linear, Residual, WeightOrder};
+    use super::*;
+
+    fn linear(name: &str) -> Layer {
+        let (name, order) = (name.to_owned(), WeightOrder::InOut);
+        Layer::Linear(Linear { name, input: 8, output: 8, bias: false, order, init: Init::Constant(1.0) })
+    }
+
+    #[test]
+    fn what_runs_again_goes_from_the_norm_to_attention() {
+        let shape = Gpt { layers: 1, ..Gpt::default() };
+        let model = gpt("gpt", &shape);
+        let Layer::Residual(Residual { branch, .. }) = &model.blocks[1].layers[0] else {
+            panic!("a residual")
+        };
+        assert_eq!(attention_insides(branch), [Inside { again: 0..3, read: 4 }]);
+        assert_eq!(attention_insides(&model.blocks[1].layers), [], "those in residuals are theirs");
+    }
+
+    #[test]
+    fn a_layer_between_two_attentions_belongs_to_the_second() {
+        let attention = || Layer::Attention(Attention { heads: 1, kv_heads: 1, width: 8 });
+        let smooth = || Layer::Activation(Activation::Gelu);
+        let row = [linear("a"), smooth(), linear("b"), attention(), linear("c"), attention(), smooth()];
+        let insides = attention_insides(&row);
+        assert_eq!(insides, [Inside { again: 2..4, read: 4 }, Inside { again: 4..6, read: 6 }]);
+        // Attention alone, where something else stands before it.
+        assert_eq!(attention_insides(&[smooth(), attention()]), [Inside { again: 1..2, read: 2 }]);
+        let branches = vec![vec![linear("q")], vec![linear("k"), smooth()]];
+        let wide = Layer::Branches(Branches { join: Join::Concat, branches });
+        assert_eq!(attention_insides(&[wide, attention(), linear("o")]), [Inside { again: 0..2, read: 3 }]);
+    }
+}
