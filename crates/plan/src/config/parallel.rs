@@ -192,6 +192,11 @@ impl Parallel {
                 format!("is {}, {apart}: of a model in parts it would be {} ranks", self.tensor, self.tensor);
             return conflict("parallel.tensor", problem);
         }
+        if self.spatial.ranks() > 1 {
+            let ranks = self.spatial.ranks();
+            let problem = format!("is {ranks}, {apart}: of an image in tiles it would be {ranks} ranks");
+            return conflict("parallel.spatial", problem);
+        }
         if self.zero {
             return conflict("parallel.zero", format!("is true, {apart} and needs all of its state"));
         }

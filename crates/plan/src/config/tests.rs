@@ -503,6 +503,8 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
     insta::assert_snapshot!(sentence("data = 2\nzero = true\n[prune]\nmethod = \"magnitude\"\nstate = \"dense\""), @r#"`prune.state` is "dense", but with `parallel.zero` ranks share out the state of kept weights alone: leave it out"#);
     insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nbatch_norm = \"synchronised\""), @r#"`parallel.batch_norm` is "synchronised", but with `parallel.average_every` = 4 each rank steps by itself"#);
     insta::assert_snapshot!(sentence("data = 2\nzero = true\npipeline = 2\nschedule = \"2bw\""), @r#"`parallel.zero` is true, but with `parallel.schedule` = "2bw" weights change while batches are under way: use a schedule that ends every step"#);
+    insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nspatial = 3"), @"`parallel.spatial` is 3, but with `parallel.average_every` = 4 each rank steps by itself: of an image in tiles it would be 3 ranks");
+    insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\ntensor = 2"), @"`parallel.tensor` is 2, but with `parallel.average_every` = 4 each rank steps by itself: of a model in parts it would be 2 ranks");
     let low = "[train]\nprecision = \"bf16\"\nbatch = 8\n[optimizer]\nmaster = \"low-bits\"\n[parallel]\ndata = 2\naverage_every = 4";
     insta::assert_snapshot!(RunFile::parse(low, &[]).unwrap_err(), @r#"`optimizer.master` is "low-bits", but with `parallel.average_every` = 4 each rank steps by itself and their exact weights are averaged: set it to "f32""#);
     let noisy = RunFile::parse(
