@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use anyhow::Result;
-use espalier_plan::layout::spatial::Region;
 use espalier_plan::plan::RankPlan;
+use espalier_plan::tiles::Region;
 use espalier_plan::traffic::{Sent, StepTraffic};
 use espalier_plan::{Axis, PerAxis, Plan};
 use espalier_train::Error;

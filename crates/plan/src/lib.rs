@@ -29,6 +29,7 @@ pub mod sharing;
 pub mod spec;
 pub mod stages;
 pub mod storage;
+pub mod tiles;
 pub mod timetable;
 pub mod traffic;
 

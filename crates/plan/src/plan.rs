@@ -11,7 +11,6 @@ use crate::config::{self, Change, Family, RunFile};
 use crate::data::Data;
 use crate::device::Device;
 use crate::error::Error;
-use crate::layout::spatial::Region;
 use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
 use crate::memory::{Memory, Prediction, StateBytes};
@@ -28,6 +27,7 @@ use crate::spec::presets::{self, Gpt, ImageSize};
 use crate::spec::{Input, Layer, Model, Parameter, Precision, Recompute};
 use crate::stages::{self, Parts};
 use crate::storage::Storage;
+use crate::tiles::Region;
 use crate::timetable::{Length, Timetable};
 
 /// What only the data knows. What does not apply is `None`.

@@ -12,8 +12,8 @@
 use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Reduce, threads};
-use espalier_plan::layout::spatial::{Tiles, Window};
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
+use espalier_plan::tiles::{Tiles, Window};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::layers::spatial::{Halo, TiledConv};
 use espalier_train::layers::{

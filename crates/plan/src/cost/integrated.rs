@@ -2,7 +2,7 @@
 //!
 //! What one layer gives lies on the ranks in some way, and the next may want it in another: that exchange costs messages too.
 //! So the cheapest choice for each layer by itself need not be the cheapest for all of them. It is a shortest path: a layer is
-//! a table of what it costs to come from one [`Split`] of its input to one of its output, layers behind one another add up,
+//! a table of what it costs to come from one `Split` of its input to one of its output, layers behind one another add up,
 //! ways that part and meet add up from the same split to the same split, and between any two layers there may be an exchange.
 //!
 //! A layer that multiplies is shared out by samples, by rows of the image, by its outputs (its input whole on every rank) or

@@ -17,9 +17,9 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::{Cost, Exchange, Setting};
-use crate::layout::spatial::Window;
 use crate::pruning::Pruning;
 use crate::spec::{Layer, Model, Shape, ShapeError};
+use crate::tiles::Window;
 
 /// How the work of a layer is shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

@@ -11,8 +11,8 @@ mod tensor;
 use std::collections::HashSet;
 use std::ops::Range;
 
+use crate::tiles::Region;
 pub use piece::{Piece, Run, Runs};
-use spatial::Region;
 
 use crate::error::Error;
 use crate::mesh::PerAxis;
@@ -131,7 +131,7 @@ impl Layout {
         for tile in 0..tiles {
             let (image, summed) = match tiles {
                 1 => (None, HashSet::new()),
-                _ => spatial::shard::shard(model, grid, tile).map(|(model, summed)| (Some(model), summed))?,
+                _ => spatial::shard(model, grid, tile).map(|(model, summed)| (Some(model), summed))?,
             };
             let model = image.as_ref().unwrap_or(model);
             for rank in 0..tensor {

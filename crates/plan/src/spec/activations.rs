@@ -16,7 +16,7 @@
 //!
 //! Where the gradients of weights are put off (zero-bubble schedules), what they read is kept in turn
 //! ([`Reads`](super::layer::Reads)): inputs of products, made again where need be, and gradients of outputs. A backward pass that
-//! puts off lets go of the one while it takes in the other, so its peak is found by going through it layer by layer ([`turns`]).
+//! puts off lets go of the one while it takes in the other, so its peak is found by going through it layer by layer (`turns`).
 
 mod turns;
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::{Entry, image};
-use crate::layout::spatial::{Exchange, Region, Tiles};
+use crate::tiles::{Exchange, Region, Tiles};
 
 /// From a whole image to the tile of a rank: nothing is sent.
 #[derive(Debug, Clone, PartialEq, Serialize)]

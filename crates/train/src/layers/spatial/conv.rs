@@ -5,7 +5,7 @@
 //! twice, and nothing is copied but the halo: each part is a convolution of its own with padding where its pixels end. Backwards
 //! the gradients of the halo are made first and sent; those of tile and weight are made while they travel.
 
-use espalier_plan::layout::spatial::{Contribution, Region, Window};
+use espalier_plan::tiles::{Contribution, Region, Window};
 use espalier_tensor::ops::conv::{self, Conv};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::reduce::sum_rows;

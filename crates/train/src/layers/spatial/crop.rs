@@ -1,6 +1,6 @@
 //! The tile of a rank out of whole images, where these enter.
 
-use espalier_plan::layout::spatial::Region;
+use espalier_plan::tiles::Region;
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, Tensor};
 

@@ -3,7 +3,7 @@
 //! It copies the tile, so a convolution, whose windows see much of the tile and little of the halo, does better with
 //! [`TiledConv`](super::TiledConv). It serves layers that are not linear: max pool.
 
-use espalier_plan::layout::spatial::Region;
+use espalier_plan::tiles::Region;
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, Tensor};
 

@@ -9,7 +9,7 @@
 //! way down in the reverse of both: every rank calls in the order in which all of them can happen.
 
 use espalier_comm::{Communicator, Request};
-use espalier_plan::layout::spatial::{Exchange, Neighbour, Region};
+use espalier_plan::tiles::{Exchange, Neighbour, Region};
 use espalier_tensor::ops::region;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
@@ -151,7 +151,7 @@ impl Like {
 mod tests {
     use std::collections::VecDeque;
 
-    use espalier_plan::layout::spatial::{Tiles, Window};
+    use espalier_plan::tiles::{Tiles, Window};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 //! ends; what follows, a classifier, is the same on every rank of it, and so are the gradients of its weights.
 
 use espalier_comm::{Communicator, Reduce};
-use espalier_plan::layout::spatial::Tiles;
+use espalier_plan::tiles::Tiles;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::pool::{self, Tile};
 

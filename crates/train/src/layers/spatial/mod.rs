@@ -1,6 +1,6 @@
 //! Layers over an image that is cut over ranks: each holds a tile, and what its windows see of a neighbour's comes here first.
 //!
-//! Which pixels those are is the plan's matter ([`espalier_plan::layout::spatial`]). Here a [`Halo`] sends and receives them;
+//! Which pixels those are is the plan's matter ([`espalier_plan::tiles`]). Here a [`Halo`] sends and receives them;
 //! `Crop` begins a cut; [`HaloExchange`] is a layer that does it before any other; [`TiledConv`] is a convolution that goes on meanwhile; [`TiledMean`]
 //! ends the cut. Batch norm needs nothing of its own: the ranks of a cut join the group over which it measures.
 

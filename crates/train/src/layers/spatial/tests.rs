@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use espalier_comm::{Communicator, threads};
-use espalier_plan::layout::spatial::{Exchange, Region, Tiles, Window, strides};
+use espalier_plan::layout::spatial::strides;
 use espalier_plan::spec::{
     self, Activation, AdaptiveAvgPool, BatchNorm, Block, Conv, Init, Input, Linear, MaxPool, Shape,
     WeightOrder,
 };
+use espalier_plan::tiles::{Exchange, Region, Tiles, Window};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::{activation, conv, pool};
 use espalier_tensor::random::{key, normal};

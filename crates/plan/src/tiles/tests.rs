@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::layout::spatial::strides;
+use crate::spec::Layer;
 use crate::spec::presets::{Form, ResNet, resnet};
 
 /// A number for each pixel of an image.
