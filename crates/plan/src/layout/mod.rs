@@ -11,12 +11,12 @@ mod tensor;
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::tiles::Region;
 pub use piece::{Piece, Run, Runs};
 
 use crate::error::Error;
 use crate::mesh::PerAxis;
 use crate::spec::{Input, Layer, Model, Parameter, Shape};
+use crate::tiles::Region;
 
 /// The models of all ranks.
 #[derive(Debug, Clone, PartialEq)]
