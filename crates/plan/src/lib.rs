@@ -6,6 +6,7 @@
 //! lottery ticket's trainings divide the steps.
 
 pub mod batch;
+pub mod cluster;
 pub mod config;
 pub mod cost;
 pub mod cut;

@@ -1,0 +1,220 @@
+//! A cluster as a planner sees it: what one device computes and holds, and how fast messages travel inside a node and between
+//! nodes. It is read from a file that a person can write or `espalier bench` measures.
+//!
+//! Rates are the datasheet's; what is reached of them is a share that grows with the size of the operation. Sizes, rates and
+//! times are in the units that datasheets use, and each field's name says which.
+
+mod builtin;
+mod read;
+
+pub use builtin::{NAMES, builtin};
+pub use read::Error;
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::Precision;
+
+/// Devices, and what joins them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// What a person calls it.
+    pub name: String,
+    /// Where its numbers come from.
+    #[serde(default)]
+    pub note: String,
+    /// One device; all are alike.
+    pub device: Device,
+    /// The devices that one machine has.
+    pub node: Node,
+    /// What joins machines; without it there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Fabric>,
+}
+
+/// What a rank runs on: a card, or a core.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// As the datasheet has it.
+    pub name: String,
+    /// What a run can take of it, and what the driver and the kernels have before.
+    pub memory_gb: f64,
+    /// What of it the driver, the kernels and the communicators have before a run begins.
+    #[serde(default)]
+    pub reserved_gb: f64,
+    /// From the beginning of one small kernel to that of the next.
+    pub launch_us: f64,
+    /// Products of 16-bit numbers.
+    pub bf16: Matrix,
+    /// Products of 32-bit numbers.
+    pub f32: Matrix,
+    /// What passes through its memory.
+    pub memory: Copy,
+}
+
+/// How fast products of matrices are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Matrix {
+    /// The datasheet's.
+    pub peak_tflops: f64,
+    /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the line over the
+    /// logarithm of the size.
+    pub efficiency: Vec<[f64; 2]>,
+    /// What a convolution reaches of a product of as many flops.
+    #[serde(default = "whole")]
+    pub convolution: f64,
+}
+
+/// How fast numbers are read and written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copy {
+    /// Read and written together, by the datasheet.
+    pub gb_per_s: f64,
+    /// `[MB, share]`: what an operation over so many bytes reaches of it.
+    pub efficiency: Vec<[f64; 2]>,
+}
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// How many devices it has.
+    pub devices: usize,
+    /// What joins them.
+    pub link: Fabric,
+}
+
+/// What messages travel over.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    /// Time to start a message.
+    pub alpha_us: f64,
+    /// One way.
+    pub gb_per_s: f64,
+    /// How many devices share that; 1: each has it for itself.
+    #[serde(default = "one")]
+    pub shared_by: usize,
+    /// What of its rate a ring of many devices reaches.
+    #[serde(default = "whole")]
+    pub efficiency: f64,
+    /// The share of a device's computing that a collective takes away while it runs.
+    #[serde(default)]
+    pub occupies: f64,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+fn one() -> usize {
+    1
+}
+
+impl Cluster {
+    /// Bytes that a run can have of a device.
+    pub fn memory(&self) -> u64 {
+        ((self.device.memory_gb - self.device.reserved_gb) * 1e9) as u64
+    }
+
+    /// What joins two ranks of neighbouring numbers that are so far apart; ranks fill one node after the other.
+    pub fn fabric(&self, ranks: usize, stride: usize) -> &Fabric {
+        match &self.network {
+            Some(network) if ranks.saturating_mul(stride) > self.node.devices => network,
+            _ => &self.node.link,
+        }
+    }
+}
+
+impl Device {
+    /// How fast products of a precision are.
+    pub fn matrix(&self, precision: Precision) -> &Matrix {
+        match precision {
+            Precision::F32 => &self.f32,
+            Precision::Bf16 => &self.bf16,
+        }
+    }
+
+    /// Seconds from one small kernel to the next.
+    pub fn launch(&self) -> f64 {
+        self.launch_us * 1e-6
+    }
+}
+
+impl Matrix {
+    /// Flops a second of the datasheet.
+    pub fn peak(&self) -> f64 {
+        self.peak_tflops * 1e12
+    }
+
+    /// Seconds of a product of so many flops.
+    pub fn seconds(&self, flops: f64) -> f64 {
+        if flops == 0.0 { 0.0 } else { flops / (self.peak() * share(&self.efficiency, flops * 1e-9)) }
+    }
+}
+
+impl Copy {
+    /// Seconds to pass over so many bytes.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        if bytes == 0.0 {
+            0.0
+        } else {
+            bytes / (self.gb_per_s * 1e9 * share(&self.efficiency, bytes * 1e-6))
+        }
+    }
+}
+
+impl Fabric {
+    /// Seconds to start a message.
+    pub fn alpha(&self) -> f64 {
+        self.alpha_us * 1e-6
+    }
+
+    /// Bytes a second that each of so many devices of a node has when all of them send at once.
+    pub fn bandwidth(&self, senders: usize) -> f64 {
+        self.gb_per_s * 1e9 / senders.clamp(1, self.shared_by) as f64
+    }
+}
+
+/// The share at a size, from points in the order of sizes.
+fn share(points: &[[f64; 2]], size: f64) -> f64 {
+    let after = points.partition_point(|point| point[0] <= size);
+    match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
+        (None, Some(first)) => {
+            // Below the first point time stays what it is there, down to nothing.
+            first[1] * (size / first[0]).max(f64::MIN_POSITIVE)
+        }
+        (Some(last), None) => last[1],
+        (Some(low), Some(high)) => {
+            let along = (size / low[0]).ln() / (high[0] / low[0]).ln();
+            low[1] + along * (high[1] - low[1])
+        }
+        (None, None) => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_lies_on_the_line_between_two_sizes() {
+        let points = [[1.0, 0.2], [100.0, 0.6]];
+        assert_eq!([share(&points, 1.0), share(&points, 100.0), share(&points, 1e9)], [0.2, 0.6, 0.6]);
+        assert!((share(&points, 10.0) - 0.4).abs() < 1e-12);
+        let matrix = Matrix { peak_tflops: 1e-3, efficiency: points.to_vec(), convolution: 1.0 };
+        // Smaller than the first: as long as that.
+        assert!((matrix.seconds(1e8) / matrix.seconds(1e9) - 1.0).abs() < 1e-12);
+        assert_eq!(matrix.seconds(0.0), 0.0);
+    }
+
+    #[test]
+    fn ranks_that_fit_into_a_node_use_its_links() {
+        let cluster = builtin("summit").unwrap();
+        assert_eq!(cluster.fabric(6, 1), &cluster.node.link);
+        assert_eq!(Some(cluster.fabric(2, 6)), cluster.network.as_ref());
+    }
+}

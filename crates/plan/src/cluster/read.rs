@@ -1,0 +1,136 @@
+//! Reading a cluster file: one sentence for what is missing, unknown, or no rate.
+
+use super::{Cluster, Fabric};
+
+/// What is wrong with a cluster file.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// Not TOML, or without a field that it must have.
+    #[error("line {line}: {message}")]
+    Text {
+        /// Counted from 1.
+        line: usize,
+        /// What the reader says.
+        message: String,
+    },
+    /// A number that nothing can be computed from.
+    #[error("`{field}` must be {expected}, got {got}")]
+    Value {
+        /// Its full path.
+        field: String,
+        /// What it takes.
+        expected: &'static str,
+        /// What was written.
+        got: String,
+    },
+}
+
+impl Cluster {
+    /// Reads a file's text.
+    pub fn parse(text: &str) -> Result<Cluster, Error> {
+        let cluster: Cluster = toml::from_str(text).map_err(|error| {
+            let before = error.span().map_or("", |span| &text[..span.start.min(text.len())]);
+            Error::Text { line: before.matches('\n').count() + 1, message: error.message().to_owned() }
+        })?;
+        cluster.check()?;
+        Ok(cluster)
+    }
+
+    /// As it is written.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("numbers and texts can be written")
+    }
+
+    /// That every rate is one.
+    fn check(&self) -> Result<(), Error> {
+        let device = &self.device;
+        above_zero("device.memory_gb", device.memory_gb)?;
+        at_least_zero("device.reserved_gb", device.reserved_gb)?;
+        if device.reserved_gb >= device.memory_gb {
+            return Err(wrong("device.reserved_gb", "less than `device.memory_gb`", device.reserved_gb));
+        }
+        at_least_zero("device.launch_us", device.launch_us)?;
+        for (name, matrix) in [("bf16", &device.bf16), ("f32", &device.f32)] {
+            above_zero(&format!("device.{name}.peak_tflops"), matrix.peak_tflops)?;
+            above_zero(&format!("device.{name}.convolution"), matrix.convolution)?;
+            shares(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
+        }
+        above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
+        shares("device.memory.efficiency", &device.memory.efficiency)?;
+        if self.node.devices == 0 {
+            return Err(wrong("node.devices", "at least 1", 0));
+        }
+        self.node.link.check("node.link")?;
+        self.network.iter().try_for_each(|network| network.check("network"))
+    }
+}
+
+impl Fabric {
+    fn check(&self, name: &str) -> Result<(), Error> {
+        at_least_zero(&format!("{name}.alpha_us"), self.alpha_us)?;
+        above_zero(&format!("{name}.gb_per_s"), self.gb_per_s)?;
+        above_zero(&format!("{name}.efficiency"), self.efficiency)?;
+        if !(0.0..1.0).contains(&self.occupies) {
+            return Err(wrong(&format!("{name}.occupies"), "a share in [0, 1)", self.occupies));
+        }
+        match self.shared_by {
+            0 => Err(wrong(&format!("{name}.shared_by"), "at least 1", 0)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn wrong(field: &str, expected: &'static str, got: impl ToString) -> Error {
+    Error::Value { field: field.into(), expected, got: got.to_string() }
+}
+
+fn above_zero(field: &str, number: f64) -> Result<(), Error> {
+    let fits = number.is_finite() && number > 0.0;
+    if fits { Ok(()) } else { Err(wrong(field, "a number above 0", number)) }
+}
+
+fn at_least_zero(field: &str, number: f64) -> Result<(), Error> {
+    let fits = number.is_finite() && number >= 0.0;
+    if fits { Ok(()) } else { Err(wrong(field, "a number of at least 0", number)) }
+}
+
+/// Sizes that grow, each with a share that can be reached.
+fn shares(field: &str, points: &[[f64; 2]]) -> Result<(), Error> {
+    let expected = "a list of [size, share] with sizes that grow and shares above 0";
+    let grow = points.windows(2).all(|pair| pair[0][0] < pair[1][0]);
+    let fit = |point: &[f64; 2]| point.iter().all(|number| number.is_finite() && *number > 0.0);
+    if grow && !points.is_empty() && points.iter().all(fit) {
+        Ok(())
+    } else {
+        Err(wrong(field, expected, format!("{points:?}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::builtin;
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for name in super::super::NAMES {
+            let cluster = builtin(name).unwrap();
+            assert_eq!(Cluster::parse(&cluster.to_toml()).unwrap(), cluster);
+        }
+    }
+
+    #[test]
+    fn wrong_numbers_get_a_sentence() {
+        let text = builtin("summit").unwrap().to_toml();
+        let said = |from: &str, to: &str| {
+            assert!(text.contains(from), "{text}");
+            Cluster::parse(&text.replacen(from, to, 1)).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(said("memory_gb = 16.0", "memory_gb = 0.0"), @"`device.memory_gb` must be a number above 0, got 0");
+        insta::assert_snapshot!(said("devices = 6", "devices = 0"), @"`node.devices` must be at least 1, got 0");
+        insta::assert_snapshot!(said("peak_tflops = 125.0", "peak_tflops = -125.0"), @"`device.bf16.peak_tflops` must be a number above 0, got -125");
+        assert!(said("gb_per_s = 50.0\n", "").ends_with(": missing field `gb_per_s`"));
+        assert!(said("devices = 6", "cards = 6").ends_with(": unknown field `cards`, expected `devices` or `link`"));
+        assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("sizes that grow"));
+    }
+}
