@@ -210,6 +210,9 @@ impl Builder<'_> {
                     let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
                     (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
                 }
+                (None, [spec::Layer::SharedStatistics(shared), spec::Layer::BatchNorm(norm), ..]) => {
+                    (Box::new(self.sync_batch_norm(shared, norm)), 2)
+                }
                 (None, _) => (self.layer(layer), 1),
             };
             built.push(next);
@@ -322,14 +325,8 @@ impl Builder<'_> {
             &spec::Layer::PadChannels(spec::PadChannels { output, .. }) => {
                 Box::new(PadChannels { input: self.image(), channels: output })
             }
-            spec::Layer::BatchNorm(spec::BatchNorm { name, group, eps, .. }) => Box::new(BatchNorm {
-                group: *group,
-                eps: *eps,
-                scale: self.weight(name),
-                shift: self.bias(name),
-                running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
-                running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
-            }),
+            spec::Layer::BatchNorm(norm) => Box::new(self.batch_norm(norm)),
+            spec::Layer::SharedStatistics(_) => unreachable!("it stands before a batch norm"),
             spec::Layer::LayerNorm(_) | spec::Layer::RmsNorm(_) => {
                 Box::new(self.norm(layer).expect("it is one"))
             }
@@ -381,6 +378,26 @@ impl Builder<'_> {
                 let (all, widths) = branches.iter().enumerate().map(&mut way).unzip();
                 Box::new(Branches { join: *join, all, widths, gates })
             }
+        }
+    }
+
+    fn batch_norm(&self, spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm) -> BatchNorm {
+        BatchNorm {
+            group: *group,
+            eps: *eps,
+            scale: self.weight(name),
+            shift: self.bias(name),
+            running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
+            running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
+        }
+    }
+
+    fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
+        let over_tiles = shared.over.contains(&Axis::Spatial);
+        SyncBatchNorm {
+            norm: self.batch_norm(norm),
+            in_step: self.ranks.over(&shared.over).clone(),
+            in_sweep: over_tiles.then(|| self.ranks.along(Axis::Spatial).clone()),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Parallel, Pipeline as Written, Precision, RunFile};
-use crate::batch::Batch;
+use crate::batch::{Batch, BatchNorm};
 use crate::layout::Cuts;
 use crate::mesh::Mesh;
 use crate::optimization::Optimization;
@@ -86,8 +86,9 @@ impl RunFile {
 
     /// How tensors are cut.
     pub(crate) fn cuts(&self) -> Cuts {
-        let Parallel { tensor, sequence, spatial, .. } = self.parallel;
-        Cuts { tensor, sequence, grid: spatial.0 }
+        let Parallel { tensor, sequence, spatial, data, batch_norm, .. } = self.parallel;
+        let synchronised = data > 1 && batch_norm == BatchNorm::Synchronised;
+        Cuts { tensor, sequence, grid: spatial.0, synchronised }
     }
 
     /// Which ranks there are.

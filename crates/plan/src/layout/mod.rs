@@ -4,6 +4,7 @@
 //! own. Its parameters are as many as the whole's, in the same order and of the same names; a [`Piece`] says where each lies in the
 //! whole. All that counts, builds, saves or masks reads that model, so an axis that cuts tensors is known here alone.
 
+mod norms;
 mod piece;
 pub mod spatial;
 mod tensor;
@@ -102,17 +103,19 @@ pub struct Cuts {
     pub sequence: bool,
     /// Rows and columns of the grid of ranks over which images are cut.
     pub grid: [usize; 2],
+    /// Whether batch norms measure over the samples of all replicas.
+    pub synchronised: bool,
 }
 
 impl Cuts {
     /// Nothing is cut.
-    pub const NONE: Cuts = Cuts { tensor: 1, sequence: false, grid: [1, 1] };
+    pub const NONE: Cuts = Cuts { tensor: 1, sequence: false, grid: [1, 1], synchronised: false };
 }
 
 impl Layout {
     /// That of a model of these parameters whose shapes were checked.
     pub fn new(model: &Model, parameters: &[Parameter], cuts: Cuts) -> Result<Layout, Error> {
-        let Cuts { tensor, sequence, grid } = cuts;
+        let Cuts { tensor, sequence, grid, synchronised } = cuts;
         match model.input {
             Input::Image { .. } if sequence => {
                 let why = format!("with `model.name` = \"{}\", which reads no sequence", model.name);
@@ -126,6 +129,8 @@ impl Layout {
             }
             _ => {}
         }
+        let shared = synchronised.then(|| norms::over_replicas(model));
+        let model = shared.as_ref().unwrap_or(model);
         let tiles = grid[0] * grid[1];
         let mut locals = Vec::with_capacity(tiles * tensor);
         for tile in 0..tiles {

@@ -5,11 +5,12 @@
 
 use std::collections::HashSet;
 
-use super::through;
+use super::{norms, through};
 use crate::error::Error;
+use crate::mesh::Axis;
 use crate::spec::{
     AdaptiveAvgPool, AvgPool, Branches, Conv, Counted, Crop, Dropout, Halo, Input, Layer, MaxPool, Model,
-    Residual, Shape, TiledMean,
+    Residual, Shape, SharedStatistics, TiledMean,
 };
 use crate::tiles::{Padding, Tiles, Window};
 
@@ -133,6 +134,16 @@ impl Sharder {
                 let (first, run, of) = (own.rows.start * row, own.rows.len() * row, height * row);
                 built
                     .push(Layer::Dropout(Dropout { rate: *rate, counted: Some(Counted { first, run, of }) }));
+            }
+            Layer::SharedStatistics(SharedStatistics { channels, over }) => {
+                let over = over.iter().copied().chain([Axis::Spatial]).collect();
+                built.push(Layer::SharedStatistics(SharedStatistics { channels: *channels, over }));
+            }
+            Layer::BatchNorm(norm) => {
+                if !matches!(built.last(), Some(Layer::SharedStatistics(_))) {
+                    built.push(norms::shared(norm, Axis::Spatial));
+                }
+                built.push(layer.clone());
             }
             Layer::Residual(Residual { branch, shortcut }) => {
                 let mut ways = self.ways([branch, shortcut], &tiles, shape)?.into_iter();

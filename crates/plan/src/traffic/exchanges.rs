@@ -13,7 +13,7 @@ use crate::mesh::Axis;
 use crate::plan::Plan;
 use crate::schedule::{Action, Schedule};
 use crate::spec::recompute::attention_insides;
-use crate::spec::{Along, BatchNorm, Exchange, Halo, Layer, Move, Recompute, Shape};
+use crate::spec::{Along, Exchange, Halo, Layer, Move, Recompute, Shape, SharedStatistics};
 
 /// Numbers of a row of logits that ranks with some classes each tell each other: f32.
 const NUMBERS_OF_A_ROW: u64 = 4;
@@ -123,7 +123,7 @@ impl Walk<'_> {
                     let bytes = all_reduce(self.along(&[Axis::Spatial]), elements, self.element());
                     self.sent.sums.add(self.runs * self.forwards, bytes);
                 }
-                Layer::BatchNorm(norm) => self.batch_norm(norm),
+                Layer::SharedStatistics(statistics) => self.statistics(statistics),
                 other => {
                     let sides = other.entry().sides();
                     let sides = sides.iter().flat_map(|sides| &sides.all);
@@ -170,16 +170,10 @@ impl Walk<'_> {
         }
     }
 
-    /// Two sums a channel and the number of rows, forward and backward, in f64.
-    fn batch_norm(&mut self, norm: &BatchNorm) {
-        let group = match self.plan.batch.synchronises_norms() {
-            true => self.along(&[Axis::Data, Axis::Spatial]),
-            false => self.along(&[Axis::Spatial]),
-        };
-        if group.ranks > 1 {
-            let bytes = all_reduce(group, 2 * norm.channels as u64 + 1, 8);
-            self.sent.norms.add(self.runs * (self.forwards + 1), bytes);
-        }
+    /// Once on the way forward and once on the way back.
+    fn statistics(&mut self, statistics: &SharedStatistics) {
+        let bytes = all_reduce(self.along(&statistics.over), statistics.numbers(), 8);
+        self.sent.norms.add(self.runs * (self.forwards + 1), bytes);
     }
 
     fn samples(&self) -> u64 {

@@ -10,9 +10,10 @@
 //! Statistics are taken over pieces of rows, in two passes while a piece is in the cache, and joined in f64 by
 //! the rule of Chan, Golub and LeVeque (1979): no cancellation, and the same bits on any number of threads.
 //!
-//! Where x holds only some of the rows of a batch ([`forward_part`], [`backward_part`]), the caller adds up a few
-//! numbers a channel over all that hold the others: `sum x` and `sum x^2` on the way forward, `sum dy` and
-//! `sum dy (x - mean)` on the way back. They travel in f64, in which the squares of f32 numbers leave room enough.
+//! Where x holds only some of the rows of a batch, both ways come in two halves: [`measure`] and [`normalise`],
+//! [`measure_gradient`] and [`input_gradient`]. Between them the caller adds up a few numbers a channel over all that hold the
+//! others: `sum x` and `sum x^2` on the way forward, `sum dy` and `sum dy (x - mean)` on the way back. They travel in f64, in
+//! which the squares of f32 numbers leave room enough.
 
 pub(crate) mod cuda;
 mod host;
@@ -21,7 +22,7 @@ mod moments;
 mod tests;
 
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
 use moments::Moments;
@@ -42,18 +43,21 @@ pub fn forward(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<(
     Ok((y, mean, rstd))
 }
 
-/// The same by the statistics of all rows of which x holds some: `(y, mean, rstd, rows)`. `everywhere` adds numbers up
-/// over all that hold a part, and all must call this.
-pub fn forward_part<E: From<Error>>(
+/// What x has to say of a batch of which it holds some rows: numbers that add up over all that hold the others.
+pub fn measure(x: &Tensor) -> Result<Vec<f64>> {
+    Ok(Moments::of(x)?.to_sums())
+}
+
+/// Normalises by such numbers, added up: `(y, mean, rstd, rows)`.
+pub fn normalise(
     x: &Tensor,
     scale: &Tensor,
     shift: &Tensor,
     eps: f32,
-    everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>, E>,
-) -> Result<(Tensor, Tensor, Tensor, usize), E> {
+    sums: &[f64],
+) -> Result<(Tensor, Tensor, Tensor, usize)> {
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
-    let sums = everywhere(Moments::of(x)?.to_sums())?;
-    let moments = Moments::from_sums(&sums);
+    let moments = Moments::from_sums(sums);
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = match x.device() {
         Device::Cpu(cpu) => host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?,
@@ -92,26 +96,9 @@ pub fn backward(
     if let Device::Cuda(gpu) = x.device() {
         return cuda::backward(&gpu, dy, x, scale, mean, rstd);
     }
-    let sums = sums_of(dy, x, mean)?;
-    let dx = through_statistics(dy, x, scale, mean, rstd, &sums)?;
+    let sums = measure_gradient(dy, x, mean)?;
+    let dx = input_gradient(dy, x, scale, mean, rstd, &sums)?;
     let (dscale, dshift) = scale_and_shift(scale, rstd, &sums)?;
-    Ok((dx, dscale, dshift))
-}
-
-/// The gradients of [`forward_part`]: those of scale and shift are this part's own, and add up over all parts.
-pub fn backward_part<E: From<Error>>(
-    dy: &Tensor,
-    x: &Tensor,
-    scale: &Tensor,
-    mean: &Tensor,
-    rstd: &Tensor,
-    everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>, E>,
-) -> Result<(Tensor, Tensor, Tensor), E> {
-    check_gradient(dy, x, scale, mean, rstd);
-    let own = sums_of(dy, x, mean)?;
-    let all = everywhere(own.clone())?;
-    let dx = through_statistics(dy, x, scale, mean, rstd, &all)?;
-    let (dscale, dshift) = scale_and_shift(scale, rstd, &own)?;
     Ok((dx, dscale, dshift))
 }
 
@@ -122,8 +109,8 @@ fn check_gradient(dy: &Tensor, x: &Tensor, scale: &Tensor, mean: &Tensor, rstd: 
     check_channels(x.width(), [(scale, "scale"), (mean, "mean"), (rstd, "deviation")]);
 }
 
-/// Each channel's sum of dy, its sum of dy (x - mean), and the rows: numbers that add up over parts.
-fn sums_of(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
+/// Each channel's sum of dy, its sum of dy (x - mean), and the rows: numbers that add up over all that hold rows of a batch.
+pub fn measure_gradient(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
     let (device, c) = (x.device(), x.width());
     let parts = match &device {
         Device::Cpu(cpu) => host::gradient_sums(cpu, dy, x, mean)?,
@@ -137,8 +124,8 @@ fn sums_of(dy: &Tensor, x: &Tensor, mean: &Tensor) -> Result<Vec<f64>> {
     Ok(sums)
 }
 
-/// dx, from the sums over all rows of the batch.
-fn through_statistics(
+/// dx, from such sums over all rows of the batch.
+pub fn input_gradient(
     dy: &Tensor,
     x: &Tensor,
     scale: &Tensor,
@@ -146,6 +133,7 @@ fn through_statistics(
     rstd: &Tensor,
     sums: &[f64],
 ) -> Result<Tensor> {
+    check_gradient(dy, x, scale, mean, rstd);
     let (device, c) = (x.device(), x.width());
     let (rstd, n) = (rstd.read_f32()?, sums[2 * c].max(1.0));
     // Per channel: dx = a dy + b (x - mean) + d.
@@ -166,8 +154,8 @@ fn through_statistics(
     }
 }
 
-/// `(dscale, dshift)` from the sums over some rows.
-fn scale_and_shift(scale: &Tensor, rstd: &Tensor, sums: &[f64]) -> Result<(Tensor, Tensor)> {
+/// `(dscale, dshift)` of some rows, from their sums: those of a batch's parts add up.
+pub fn scale_and_shift(scale: &Tensor, rstd: &Tensor, sums: &[f64]) -> Result<(Tensor, Tensor)> {
     let c = scale.len();
     let products = sums[c..2 * c].iter().zip(rstd.read_f32()?);
     let dscale: Vec<f32> = products.map(|(sum, rstd)| (sum * f64::from(rstd)) as f32).collect();

@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod batch_norm;
 mod bias;
 mod branches;
 mod chain;
@@ -21,15 +22,16 @@ mod norm;
 mod pool;
 mod recompute;
 pub mod spatial;
+mod sync_batch_norm;
 
 use std::fmt::Debug;
 
-use espalier_comm::Communicator;
 use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::{Saved, Tensor};
 
 pub(crate) use activation::ActivationLayer;
 pub(crate) use attention::Attention;
+pub(crate) use batch_norm::BatchNorm;
 pub(crate) use bias::Bias;
 use branches::sum;
 pub(crate) use branches::{Branches, Residual, Sequence};
@@ -43,9 +45,10 @@ pub use head::{Outcome, Scale};
 pub use held::FrozenGates;
 pub(crate) use held::{HeldMaxPool, HeldRelu};
 pub(crate) use linear::Linear;
-pub(crate) use norm::{BatchNorm, Norm};
+pub(crate) use norm::Norm;
 pub(crate) use pool::{AdaptiveAvgPool, AvgPool, Flatten, GlobalAvgPool, MaxPool, PadChannels};
 pub(crate) use recompute::Recompute;
+pub(crate) use sync_batch_norm::SyncBatchNorm;
 
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, Weights};
@@ -118,15 +121,16 @@ pub struct Backward<'a> {
 }
 
 /// A micro-batch among the samples of its step. The default is one that is alone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct BatchSlice {
     /// Samples of the step before its first, over all micro-batches and ranks. Random numbers are counted from there, so
     /// that they do not depend on how a batch is cut.
     pub first: usize,
     /// How many samples it has.
     pub samples: usize,
-    /// Those whose micro-batches batch norm looks at together with this one; where there are none, at this one alone.
-    pub norm_group: Option<Communicator>,
+    /// Whether every replica has a micro-batch beside this one, as in the steps of training. Where samples are only looked at, some
+    /// may have fewer, and batch norms do not measure over replicas.
+    pub in_step: bool,
 }
 
 impl BatchSlice {

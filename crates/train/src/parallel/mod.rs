@@ -151,15 +151,13 @@ impl Ranks {
         &self.peers
     }
 
-    /// Those over whose pixels batch norm measures: the ranks that hold the same images and, where it is `synchronised`, all other
-    /// samples. None where it measures its own alone.
-    pub fn norm_group(&self, synchronised: bool) -> Option<Communicator> {
-        let group = match (synchronised, self.spatial.size()) {
-            (true, 1) => &self.data,
-            (true, _) => &self.pixels,
-            (false, _) => &self.spatial,
-        };
-        (group.size() > 1).then(|| group.clone())
+    /// Those along the axes over which a layer of the plan sums.
+    pub fn over(&self, axes: &[Axis]) -> &Communicator {
+        match axes {
+            [axis] => self.along(*axis),
+            [Axis::Data, Axis::Spatial] => &self.pixels,
+            other => unreachable!("no layer sums over {other:?}"),
+        }
     }
 
     /// All that hold something of the same replica of the model.

@@ -63,10 +63,9 @@ impl<'a> Scored<'a> {
     pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], BatchSlice)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
         let own = self.context.ranks.part(samples.len());
-        let norm_group = self.context.ranks.norm_group(false);
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
             let first = own.start + piece * micro_batch;
-            (part, BatchSlice { first, samples: part.len(), norm_group: norm_group.clone() })
+            (part, BatchSlice { first, samples: part.len(), in_step: false })
         })
     }
 

@@ -52,8 +52,7 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
     let data = network.context.ranks.data();
     let (all, first) = (each * data.size(), each * data.rank());
     let samples = network.context.order.indices(network.step * batch.samples as u64 + first as u64, each);
-    let norm_group = network.context.ranks.norm_group(false);
-    let place = BatchSlice { first, samples: each, norm_group };
+    let place = BatchSlice { first, samples: each, in_step: false };
     let moving = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
     let moving = moving.collect::<Result<_>>()?;
     let mut sink = Growth { network, moving, chosen: HashMap::new(), parts: BTreeMap::new() };

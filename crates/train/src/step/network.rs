@@ -144,8 +144,7 @@ impl<'a> NetworkWorker<'a> {
         let Context { plan, ranks, .. } = self.scene.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.part(batch);
-        let norm_group = ranks.norm_group(plan.batch.synchronises_norms());
-        BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, norm_group }
+        BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, in_step: true }
     }
 
     /// The samples of a micro-batch: for the stages where they enter and where they are judged.

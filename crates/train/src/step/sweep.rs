@@ -119,7 +119,7 @@ impl Worker for Differentiating<'_> {
         let (sweep, model) = (self.sweep, self.sweep.stage.model(work.chunk));
         let inputs = sweep.input(input, &self.batch)?;
         let targets = if model.is_last() { Some(sweep.targets(&self.batch)?) } else { None };
-        let (share, random) = (self.share.clone(), self.loss.random);
+        let (share, random) = (*self.share, self.loss.random);
         let (mut passing, sent) = InFlight::forward(model, sweep.weights, inputs, targets, share, random)?;
         self.statistics.append(&mut passing.statistics);
         self.in_flight.insert((work.micro_batch, work.chunk), passing);

@@ -284,7 +284,7 @@ impl Network<'_> {
     fn pass(&self, i: usize, samples: f32, sink: &mut Gradients<'_>) -> (f64, Tensor, Vec<BatchStatistics>) {
         let (x, targets) = self.oracle.batch(i, &self.device, self.case.dtype);
         let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-        let share = BatchSlice { first: 0, samples: x.shape()[0], norm_group: None };
+        let share = BatchSlice { first: 0, samples: x.shape()[0], in_step: false };
         let (weights, random) = (&self.weights, 0);
         let mut forward = Forward {
             weights,

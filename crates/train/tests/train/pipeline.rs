@@ -188,7 +188,7 @@ fn by_hand(
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
                 let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
-                let share = BatchSlice { first, samples: size, norm_group: None };
+                let share = BatchSlice { first, samples: size, in_step: false };
                 let sweep = Sweep {
                     stage: &stage,
                     others: &Communicator::alone(),

@@ -227,6 +227,7 @@ fn remakes(from: &Layer, to: &Layer) -> bool {
 /// layer's gradient needs it.
 fn is_entrance(layer: &Layer, next: Option<&Layer>) -> bool {
     match layer {
+        Layer::SharedStatistics(_) => true,
         Layer::Exchange(exchange) if exchange.forward == Move::Nothing => true,
         // What comes from neighbours is kept beside the tile, as what it is: a message.
         Layer::Halo(_) => matches!(next, Some(Layer::Conv(_))),

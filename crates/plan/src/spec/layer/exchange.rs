@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::super::shape::Shape;
-use super::{Entry, floats};
+use super::{Entry, expect_last, floats};
 use crate::mesh::Axis;
 
 /// A tensor on its way from one sharding to the next, forward, and its gradient on the way back.
@@ -46,6 +46,38 @@ pub enum Along {
     Sequence,
     /// The last: channels, columns.
     Last,
+}
+
+/// What the batch norm behind it measures, summed over ranks before it normalises; backwards likewise what the gradient of its input
+/// needs of all rows. The tensor itself stays where it is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SharedStatistics {
+    /// Channels of that norm.
+    pub channels: usize,
+    /// The axes whose ranks measure together. Those along the data axis do in the steps of training alone: elsewhere some may have
+    /// fewer micro-batches than others.
+    pub over: Vec<Axis>,
+}
+
+impl SharedStatistics {
+    /// Numbers that travel each way, in f64: two sums for each channel, and the rows.
+    pub fn numbers(&self) -> u64 {
+        2 * self.channels as u64 + 1
+    }
+}
+
+impl Entry for SharedStatistics {
+    fn word(&self) -> &'static str {
+        "shared_statistics"
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        expect_last(input, self.channels)
+    }
+
+    fn passes_gradient(&self) -> bool {
+        true
+    }
 }
 
 impl Exchange {

@@ -29,7 +29,7 @@ pub use branches::{Branches, Join, Residual, Side, Sides};
 pub use conv::Conv;
 pub use dropout::{Counted, Dropout};
 pub use embedding::{Embedding, PositionEmbedding};
-pub use exchange::{Along, Exchange, Move};
+pub use exchange::{Along, Exchange, Move, SharedStatistics};
 pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
@@ -109,6 +109,8 @@ pub enum Layer {
     Branches(Branches),
     /// What ranks do with a tensor between two layers.
     Exchange(Exchange),
+    /// A sum over ranks of what the batch norm behind it measures.
+    SharedStatistics(SharedStatistics),
     /// A learnt vector that is added to every row.
     Bias(Bias),
     /// The tile of a rank out of a whole image.
@@ -245,6 +247,7 @@ impl Layer {
             Layer::Residual(layer) => layer,
             Layer::Branches(layer) => layer,
             Layer::Exchange(layer) => layer,
+            Layer::SharedStatistics(layer) => layer,
             Layer::Bias(layer) => layer,
             Layer::Crop(layer) => layer,
             Layer::Halo(layer) => layer,

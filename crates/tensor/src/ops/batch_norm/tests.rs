@@ -90,24 +90,21 @@ fn parts_of_a_batch_are_normalised_as_the_whole() {
         let (y, mean, rstd) = forward(&whole, &scale, &shift, EPS).unwrap();
         let (dx, dscale, dshift) = backward(&part(&dy, 0..rows), &whole, &scale, &mean, &rstd).unwrap();
         let brought = |at: &std::ops::Range<usize>| {
-            sums_of(&part(&dy, at.clone()), &part(&x, at.clone()), &mean).unwrap()
+            measure_gradient(&part(&dy, at.clone()), &part(&x, at.clone()), &mean).unwrap()
         };
         let back = add(cuts.iter().map(brought).collect());
 
         let (mut ys, mut dxs, mut dscales, mut dshifts) = (vec![], vec![], vec![0.0; c], vec![0.0; c]);
         for at in cuts {
             let (x, dy) = (part(&x, at.clone()), part(&dy, at.clone()));
-            let mut seen = 0;
-            let (y, m, r, n) = forward_part::<Error>(&x, &scale, &shift, EPS, |own| {
-                seen = own[2 * c] as usize;
-                Ok(all.clone())
-            })
-            .unwrap();
+            let seen = measure(&x).unwrap()[2 * c] as usize;
+            let (y, m, r, n) = normalise(&x, &scale, &shift, EPS, &all).unwrap();
             assert_eq!((seen, n), (at.len(), rows));
             assert_close(&m.to_f32(), &wide(&mean.to_f32()), 1e-6);
             assert_close(&r.to_f32(), &wide(&rstd.to_f32()), 1e-6);
-            let (dx, dscale, dshift) =
-                backward_part::<Error>(&dy, &x, &scale, &m, &r, |_| Ok(back.clone())).unwrap();
+            let own = measure_gradient(&dy, &x, &m).unwrap();
+            let dx = input_gradient(&dy, &x, &scale, &m, &r, &back).unwrap();
+            let (dscale, dshift) = scale_and_shift(&scale, &r, &own).unwrap();
             ys.extend(y.to_f32());
             dxs.extend(dx.to_f32());
             dscales.iter_mut().zip(dscale.to_f32()).for_each(|(sum, part)| *sum += part);

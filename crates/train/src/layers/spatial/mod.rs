@@ -2,7 +2,7 @@
 //!
 //! Which pixels those are is the plan's matter ([`espalier_plan::tiles`]). Here a [`Halo`] sends and receives them;
 //! `Crop` begins a cut; [`HaloExchange`] is a layer that does it before any other; [`TiledConv`] is a convolution that goes on meanwhile; [`TiledMean`]
-//! ends the cut. Batch norm needs nothing of its own: the ranks of a cut join the group over which it measures.
+//! ends the cut. Batch norm needs nothing of its own: the ranks of a cut are among those with whom `SyncBatchNorm` measures.
 
 mod conv;
 mod crop;

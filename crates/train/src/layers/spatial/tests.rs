@@ -130,7 +130,10 @@ impl GradientSink for Kept<'_> {
 /// How an image is cut: what a rank knows of it on its way through the layers.
 struct Cut<'a> {
     tiles: Tiles,
+    /// Those with tiles of the same images.
     group: &'a Communicator,
+    /// Those whose pixels batch norms measure together.
+    world: &'a Communicator,
 }
 
 impl Cut<'_> {
@@ -200,15 +203,22 @@ fn build(
                 built.push(Box::new(layers::AdaptiveAvgPool { input: image, size: *size }));
             }
             (spec::Layer::Flatten, _) => built.push(Box::new(layers::Flatten { input: image })),
-            (spec::Layer::BatchNorm(BatchNorm { name, eps, .. }), _) => {
-                built.push(Box::new(layers::BatchNorm {
+            (spec::Layer::BatchNorm(BatchNorm { name, eps, .. }), cut) => {
+                let norm = layers::BatchNorm {
                     scale: id(name, "weight"),
                     shift: id(name, "bias"),
                     running_mean: weights.statistic(&format!("{name}.running_mean")).unwrap(),
                     running_variance: weights.statistic(&format!("{name}.running_var")).unwrap(),
                     group: 0,
                     eps: *eps,
-                }))
+                };
+                built.push(match cut {
+                    Some(cut) => {
+                        let (in_step, in_sweep) = (cut.world.clone(), Some(cut.group.clone()));
+                        Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep })
+                    }
+                    None => Box::new(norm),
+                });
             }
             (spec::Layer::Activation(kind), _) => built.push(Box::new(layers::ActivationLayer(match kind {
                 Activation::Relu => activation::Activation::Relu,
@@ -359,8 +369,13 @@ fn compare_on(
             let [rows, columns] = own.size();
             let x = cut_out(&image, [h, w, 3], samples.clone(), &own);
             let x = Tensor::from_f32(&device, &[each, rows, columns, 3], dtype, &x, Category::Transient)?;
-            let built = build(specs, size, &weights, Some(Cut { tiles: tiles.clone(), group: &group }));
-            let share = BatchSlice { first: samples.start, samples: each, norm_group: Some(world.clone()) };
+            let built = build(
+                specs,
+                size,
+                &weights,
+                Some(Cut { tiles: tiles.clone(), group: &group, world: &world }),
+            );
+            let share = BatchSlice { first: samples.start, samples: each, in_step: true };
             let dy = &dy[samples.start * CLASSES..samples.end * CLASSES];
             pass(&built, &weights, x, &share, dy, input_gradient)
         });

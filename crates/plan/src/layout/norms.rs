@@ -1,0 +1,88 @@
+//! Batch norms that replicas measure together: before each stands the sum of what they measure, so that the norm itself need not know
+//! of other ranks. Over tiles of images `spatial` puts it there.
+
+use crate::mesh::Axis;
+use crate::spec::{BatchNorm, Branches, Layer, Model, Residual, SharedStatistics};
+
+/// The sum before a batch norm, over an axis.
+pub(super) fn shared(norm: &BatchNorm, axis: Axis) -> Layer {
+    Layer::SharedStatistics(SharedStatistics { channels: norm.channels, over: vec![axis] })
+}
+
+/// A model whose batch norms measure over the samples of all replicas.
+pub(super) fn over_replicas(model: &Model) -> Model {
+    let mut model = model.clone();
+    for block in &mut model.blocks {
+        block.layers = in_row(&block.layers);
+    }
+    model
+}
+
+fn in_row(layers: &[Layer]) -> Vec<Layer> {
+    let mut built = Vec::with_capacity(layers.len());
+    for layer in layers {
+        if let Layer::BatchNorm(norm) = layer {
+            built.push(shared(norm, Axis::Data));
+        }
+        built.push(match layer {
+            Layer::Residual(Residual { branch, shortcut }) => {
+                Layer::Residual(Residual { branch: in_row(branch), shortcut: in_row(shortcut) })
+            }
+            Layer::Branches(Branches { join, branches }) => {
+                let branches = branches.iter().map(|branch| in_row(branch)).collect();
+                Layer::Branches(Branches { join: *join, branches })
+            }
+            other => other.clone(),
+        });
+    }
+    built
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cuts, Layout};
+    use crate::mesh::Axis;
+    use crate::spec::presets::{Form, ResNet, resnet};
+    use crate::spec::{BatchNorm, Layer, Model};
+
+    /// The axes over which each batch norm of the first rank measures.
+    fn axes(model: &Model, cuts: Cuts) -> Vec<Vec<Axis>> {
+        let layout = Layout::new(model, &model.parameters(), cuts).unwrap();
+        let (mut found, mut before): (Vec<Vec<Axis>>, Option<&Layer>) = (Vec::new(), None);
+        layout.peers()[0].model.for_each(&mut |layer| {
+            if let Layer::BatchNorm(_) = layer {
+                found.push(match before {
+                    Some(Layer::SharedStatistics(shared)) => shared.over.clone(),
+                    _ => Vec::new(),
+                });
+            }
+            before = Some(layer);
+        });
+        found
+    }
+
+    #[test]
+    fn a_norm_measures_over_the_axes_that_cut_what_it_sees() {
+        let mut model = resnet(ResNet::R18, (32, 32, 3), 10, Form::Small);
+        let last = model.blocks.last_mut().unwrap();
+        let pool = last.layers.iter().position(|layer| matches!(layer, Layer::GlobalAvgPool)).unwrap();
+        let channels = 512;
+        // Behind the mean over the image every tile's rank sees the same.
+        let norm = BatchNorm { name: "late".into(), channels, scale: 1.0, group: 0, eps: 1e-5 };
+        last.layers.insert(pool + 1, Layer::BatchNorm(norm));
+        let tiles = Cuts { grid: [2, 1], ..Cuts::NONE };
+        let cases = [
+            (Cuts::NONE, vec![], vec![]),
+            (Cuts { synchronised: true, ..Cuts::NONE }, vec![Axis::Data], vec![Axis::Data]),
+            (tiles, vec![Axis::Spatial], vec![]),
+            (Cuts { synchronised: true, ..tiles }, vec![Axis::Data, Axis::Spatial], vec![Axis::Data]),
+            (Cuts { tensor: 2, ..tiles }, vec![Axis::Spatial], vec![]),
+        ];
+        for (cuts, early, late) in cases {
+            let found = axes(&model, cuts);
+            let (behind, before) = found.split_last().unwrap();
+            assert!(before.iter().all(|axes| *axes == early), "{cuts:?}: {before:?}");
+            assert_eq!((before.len(), behind), (20, &late), "{cuts:?}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Batch norm, with its learnt scale and shift, its running statistics and its groups of samples.
+
+use espalier_tensor::ops::cast::cast;
+use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::ops::{batch_norm, rows};
+use espalier_tensor::{Category, DType, Tensor};
+
+use super::{Backward, BatchStatistics, Forward, Layer, Mode, WeightGradients};
+use crate::Result;
+use crate::weights::{BufferId, ParameterId, Weights};
+
+/// Over batch, height and width; running statistics serve evaluation.
+///
+/// With a `group`, over so many samples at a time: ghost batch norm (Hoffer, Hubara & Soudry 2017), which makes the
+/// statistics of a large batch as noisy as those of a small one. A group is a batch of its own, forwards and backwards.
+#[derive(Debug)]
+pub(crate) struct BatchNorm {
+    pub scale: ParameterId,
+    pub shift: ParameterId,
+    pub running_mean: BufferId,
+    pub running_variance: BufferId,
+    /// Samples; 0: all there are.
+    pub group: usize,
+    /// Added to variances.
+    pub eps: f32,
+}
+
+impl BatchNorm {
+    /// How many groups samples are cut into; those that do not fit (a few that a pruning method looks at) are one.
+    fn groups(&self, x: &Tensor) -> usize {
+        let samples = x.shape()[0];
+        if self.group > 0 && samples.is_multiple_of(self.group) { samples / self.group } else { 1 }
+    }
+
+    fn measured(&self, mean: &Tensor, rstd: &Tensor, count: usize, group: usize) -> BatchStatistics {
+        let (mean_id, variance_id) = (self.running_mean, self.running_variance);
+        let (mean, rstd, eps) = (mean.clone(), rstd.clone(), self.eps);
+        BatchStatistics { mean_id, variance_id, mean, rstd, count, group, eps }
+    }
+
+    /// Leaves what the backward pass needs, and what was measured over `count` rows.
+    fn leave(&self, x: Tensor, mean: Tensor, rstd: Tensor, count: usize, pass: &mut Forward<'_>) {
+        pass.statistics.push(self.measured(&mean, &rstd, count, 0));
+        pass.stash.push(x);
+        pass.stash.push(mean);
+        pass.stash.push(rstd);
+    }
+
+    /// Normalises by the numbers of [`batch_norm::measure`], added up over all that hold rows of the batch.
+    pub fn normalise(&self, x: Tensor, sums: &[f64], pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+        let (y, mean, rstd, count) = batch_norm::normalise(&x, scale, shift, self.eps, sums)?;
+        self.leave(x, mean, rstd, count, pass);
+        Ok(y)
+    }
+
+    /// The way back through [`BatchNorm::normalise`]. `everywhere` adds up what it is given over all that hold rows of the batch;
+    /// gradients of scale and shift are those of the own rows.
+    pub fn backward_through(
+        &self,
+        dy: Tensor,
+        everywhere: impl FnOnce(Vec<f64>) -> Result<Vec<f64>>,
+        pass: &mut Backward<'_>,
+    ) -> Result<Tensor> {
+        let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
+        let scale = pass.weights.get(self.scale);
+        let own = batch_norm::measure_gradient(&dy, &x, &mean)?;
+        let all = everywhere(own.clone())?;
+        let dx = batch_norm::input_gradient(&dy, &x, scale, &mean, &rstd, &all)?;
+        let (of_scale, of_shift) = batch_norm::scale_and_shift(scale, &rstd, &own)?;
+        self.send_gradients(of_scale, of_shift, pass)?;
+        Ok(dx)
+    }
+
+    /// Hands over gradients that come with that of the input: nothing is left to be read for them.
+    fn send_gradients(&self, scale: Tensor, shift: Tensor, pass: &mut Backward<'_>) -> Result<()> {
+        let made = WeightGradients::new([], move |_| Ok(vec![scale, shift]));
+        pass.sink.accept(&[self.scale, self.shift], made)
+    }
+
+    /// One group after the other: leaves the input, then mean and deviation of each.
+    fn forward_groups(&self, x: Tensor, groups: usize, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+        let rows = x.rows() / groups;
+        let (mut y, mut left) = (x.empty_like(Category::Transient)?, Vec::new());
+        for group in 0..groups {
+            let part = rows::take(&x, group * rows..(group + 1) * rows, Category::Workspace)?;
+            let (part, mean, rstd) = batch_norm::forward(&part, scale, shift, self.eps)?;
+            rows::put(&mut y, group * rows, &part)?;
+            pass.statistics.push(self.measured(&mean, &rstd, rows, group));
+            left.extend([mean, rstd]);
+        }
+        pass.stash.push(x);
+        left.into_iter().for_each(|tensor| pass.stash.push(tensor));
+        Ok(y)
+    }
+
+    fn backward_groups(&self, dy: Tensor, groups: usize, pass: &mut Backward<'_>) -> Result<Option<Tensor>> {
+        let rows = dy.rows() / groups;
+        let mut left: Vec<(Tensor, Tensor)> =
+            (0..groups).map(|_| (pass.stash.pop(), pass.stash.pop())).collect();
+        left.reverse();
+        let (x, scale) = (pass.stash.pop(), pass.weights.get(self.scale));
+        let mut dx = x.empty_like(Category::Transient)?;
+        let mut sums: Option<(Tensor, Tensor)> = None;
+        for (group, (rstd, mean)) in left.into_iter().enumerate() {
+            let part = |of: &Tensor| rows::take(of, group * rows..(group + 1) * rows, Category::Workspace);
+            let (part, of_scale, of_shift) =
+                batch_norm::backward(&part(&dy)?, &part(&x)?, scale, &mean, &rstd)?;
+            rows::put(&mut dx, group * rows, &part)?;
+            // Summed in f32, whatever the weights are.
+            let wide = |own: Tensor| cast(&own, DType::F32, Category::Workspace);
+            let (of_scale, of_shift) = (wide(of_scale)?, wide(of_shift)?);
+            match &mut sums {
+                None => sums = Some((of_scale, of_shift)),
+                Some((scale, shift)) => {
+                    add_into(scale, &of_scale)?;
+                    add_into(shift, &of_shift)?;
+                }
+            }
+        }
+        let (of_scale, of_shift) = sums.expect("there is a group");
+        let dtype = scale.dtype();
+        let gradients = [of_scale, of_shift].map(|sum| cast(&sum, dtype, Category::Workspace));
+        let [of_scale, of_shift] = gradients;
+        let (of_scale, of_shift) = (of_scale?, of_shift?);
+        self.send_gradients(of_scale, of_shift, pass)?;
+        Ok(Some(dx))
+    }
+}
+
+impl Layer for BatchNorm {
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (scale, shift) = (pass.weights.get(self.scale), pass.weights.get(self.shift));
+        if pass.mode == Mode::Evaluate {
+            let (mean, variance) =
+                (pass.weights.buffer(self.running_mean), pass.weights.buffer(self.running_variance));
+            return Ok(batch_norm::evaluate(&x, scale, shift, mean, variance, self.eps)?);
+        }
+        let groups = self.groups(&x);
+        if groups > 1 {
+            return self.forward_groups(x, groups, pass);
+        }
+        let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps)?;
+        let count = x.rows();
+        self.leave(x, mean, rstd, count, pass);
+        Ok(y)
+    }
+
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let groups = self.groups(&dy);
+        if groups > 1 {
+            return self.backward_groups(dy, groups, pass);
+        }
+        let (rstd, mean, x) = (pass.stash.pop(), pass.stash.pop(), pass.stash.pop());
+        let scale = pass.weights.get(self.scale);
+        let (dx, scale, shift) = batch_norm::backward(&dy, &x, scale, &mean, &rstd)?;
+        self.send_gradients(scale, shift, pass)?;
+        Ok(Some(dx))
+    }
+}
+
+impl BatchStatistics {
+    /// Folds the batch's statistics into the running ones.
+    pub fn fold_into(&self, weights: &mut Weights) -> Result<()> {
+        let [mean, variance] = weights.buffers_mut(self.mean_id, self.variance_id);
+        Ok(batch_norm::fold(&self.mean, &self.rstd, self.count, self.eps, mean, variance)?)
+    }
+}
