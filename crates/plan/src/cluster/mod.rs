@@ -5,6 +5,9 @@
 //! times are in the units that datasheets use, and each field's name says which.
 
 mod builtin;
+pub mod datasheet;
+pub mod measured;
+pub mod merge;
 mod read;
 
 pub use builtin::{NAMES, builtin};
@@ -38,7 +41,7 @@ pub struct Cluster {
 pub struct Device {
     /// As the datasheet has it.
     pub name: String,
-    /// What a run can take of it, and what the driver and the kernels have before.
+    /// All that it has.
     pub memory_gb: f64,
     /// What of it the driver, the kernels and the communicators have before a run begins.
     #[serde(default)]
@@ -59,12 +62,16 @@ pub struct Device {
 pub struct Matrix {
     /// The datasheet's.
     pub peak_tflops: f64,
-    /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the line over the
-    /// logarithm of the size.
+    /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the line where both
+    /// are logarithms; below the first a product takes as long as there.
     pub efficiency: Vec<[f64; 2]>,
     /// What a convolution reaches of a product of as many flops.
     #[serde(default = "whole")]
     pub convolution: f64,
+    /// What this program's attention reaches of a product of as many flops: of scores that are not masked, the backward pass
+    /// counted as twice the forward one. None where nobody measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<f64>,
 }
 
 /// How fast numbers are read and written.
@@ -83,8 +90,9 @@ pub struct Copy {
 pub struct Node {
     /// How many devices it has.
     pub devices: usize,
-    /// What joins them.
-    pub link: Fabric,
+    /// What joins them; one device needs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Fabric>,
 }
 
 /// What messages travel over.
@@ -124,7 +132,7 @@ impl Cluster {
     pub fn fabric(&self, ranks: usize, stride: usize) -> &Fabric {
         match &self.network {
             Some(network) if ranks.saturating_mul(stride) > self.node.devices => network,
-            _ => &self.node.link,
+            _ => self.node.link.as_ref().unwrap_or(&Fabric::NONE),
         }
     }
 }
@@ -159,15 +167,15 @@ impl Matrix {
 impl Copy {
     /// Seconds to pass over so many bytes.
     pub fn seconds(&self, bytes: f64) -> f64 {
-        if bytes == 0.0 {
-            0.0
-        } else {
-            bytes / (self.gb_per_s * 1e9 * share(&self.efficiency, bytes * 1e-6))
-        }
+        if bytes == 0.0 { 0.0 } else { bytes / (self.gb_per_s * 1e9 * share(&self.efficiency, bytes * 1e-6)) }
     }
 }
 
 impl Fabric {
+    /// Of a device that is alone: what is sent nowhere takes no time.
+    pub const NONE: Fabric =
+        Fabric { alpha_us: 0.0, gb_per_s: f64::INFINITY, shared_by: 1, efficiency: 1.0, occupies: 0.0 };
+
     /// Seconds to start a message.
     pub fn alpha(&self) -> f64 {
         self.alpha_us * 1e-6
@@ -189,8 +197,9 @@ fn share(points: &[[f64; 2]], size: f64) -> f64 {
         }
         (Some(last), None) => last[1],
         (Some(low), Some(high)) => {
+            // Of the logarithms: where no point takes less time than the one before, nothing between them does.
             let along = (size / low[0]).ln() / (high[0] / low[0]).ln();
-            low[1] + along * (high[1] - low[1])
+            low[1] * (high[1] / low[1]).powf(along)
         }
         (None, None) => 1.0,
     }
@@ -202,19 +211,29 @@ mod tests {
 
     #[test]
     fn a_share_lies_on_the_line_between_two_sizes() {
-        let points = [[1.0, 0.2], [100.0, 0.6]];
-        assert_eq!([share(&points, 1.0), share(&points, 100.0), share(&points, 1e9)], [0.2, 0.6, 0.6]);
+        let points = [[1.0, 0.2], [100.0, 0.8]];
+        assert_eq!([share(&points, 1.0), share(&points, 100.0), share(&points, 1e9)], [0.2, 0.8, 0.8]);
         assert!((share(&points, 10.0) - 0.4).abs() < 1e-12);
-        let matrix = Matrix { peak_tflops: 1e-3, efficiency: points.to_vec(), convolution: 1.0 };
+        let matrix =
+            Matrix { peak_tflops: 1e-3, efficiency: points.to_vec(), convolution: 1.0, attention: None };
         // Smaller than the first: as long as that.
         assert!((matrix.seconds(1e8) / matrix.seconds(1e9) - 1.0).abs() < 1e-12);
         assert_eq!(matrix.seconds(0.0), 0.0);
     }
 
+    /// Points of which none takes less time than a smaller one: the way between them does not either.
+    #[test]
+    fn more_flops_never_take_less_time() {
+        let efficiency = vec![[0.1, 0.02], [10.0, 0.3], [1000.0, 0.7]];
+        let matrix = Matrix { peak_tflops: 989.0, efficiency, convolution: 1.0, attention: None };
+        let seconds: Vec<f64> = (0..60).map(|i| matrix.seconds(1e7 * 1.3f64.powi(i))).collect();
+        assert!(seconds.windows(2).all(|pair| pair[0] <= pair[1] * (1.0 + 1e-12)), "{seconds:?}");
+    }
+
     #[test]
     fn ranks_that_fit_into_a_node_use_its_links() {
         let cluster = builtin("summit").unwrap();
-        assert_eq!(cluster.fabric(6, 1), &cluster.node.link);
+        assert_eq!(Some(cluster.fabric(6, 1)), cluster.node.link.as_ref());
         assert_eq!(Some(cluster.fabric(2, 6)), cluster.network.as_ref());
     }
 }

@@ -23,11 +23,28 @@ pub enum Error {
         /// What was written.
         got: String,
     },
+    /// Several devices, and nothing said of what joins them.
+    #[error(
+        "`node.link` is missing: {devices} devices of a node are joined by something, which `espalier bench comm` measures"
+    )]
+    NoLink {
+        /// How many there are.
+        devices: usize,
+    },
 }
 
 impl Cluster {
     /// Reads a file's text.
     pub fn parse(text: &str) -> Result<Cluster, Error> {
+        let cluster = Cluster::parse_unlinked(text)?;
+        match (cluster.node.devices, &cluster.node.link) {
+            (devices @ 2.., None) => Err(Error::NoLink { devices }),
+            _ => Ok(cluster),
+        }
+    }
+
+    /// The same of a file that is not finished: what joins the devices may be missing.
+    pub fn parse_unlinked(text: &str) -> Result<Cluster, Error> {
         let cluster: Cluster = toml::from_str(text).map_err(|error| {
             let before = error.span().map_or("", |span| &text[..span.start.min(text.len())]);
             Error::Text { line: before.matches('\n').count() + 1, message: error.message().to_owned() }
@@ -53,6 +70,9 @@ impl Cluster {
         for (name, matrix) in [("bf16", &device.bf16), ("f32", &device.f32)] {
             above_zero(&format!("device.{name}.peak_tflops"), matrix.peak_tflops)?;
             above_zero(&format!("device.{name}.convolution"), matrix.convolution)?;
+            matrix
+                .attention
+                .map_or(Ok(()), |share| above_zero(&format!("device.{name}.attention"), share))?;
             shares(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
         }
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
@@ -60,7 +80,7 @@ impl Cluster {
         if self.node.devices == 0 {
             return Err(wrong("node.devices", "at least 1", 0));
         }
-        self.node.link.check("node.link")?;
+        self.node.link.iter().try_for_each(|link| link.check("node.link"))?;
         self.network.iter().try_for_each(|network| network.check("network"))
     }
 }
@@ -130,7 +150,21 @@ mod tests {
         insta::assert_snapshot!(said("devices = 6", "devices = 0"), @"`node.devices` must be at least 1, got 0");
         insta::assert_snapshot!(said("peak_tflops = 125.0", "peak_tflops = -125.0"), @"`device.bf16.peak_tflops` must be a number above 0, got -125");
         assert!(said("gb_per_s = 50.0\n", "").ends_with(": missing field `gb_per_s`"));
-        assert!(said("devices = 6", "cards = 6").ends_with(": unknown field `cards`, expected `devices` or `link`"));
+        assert!(
+            said("devices = 6", "cards = 6")
+                .ends_with(": unknown field `cards`, expected `devices` or `link`")
+        );
         assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("sizes that grow"));
+    }
+
+    #[test]
+    fn devices_are_joined_by_something_and_one_by_nothing() {
+        let mut cluster = Cluster { network: None, ..builtin("summit").unwrap() };
+        cluster.node.link = None;
+        assert_eq!(Cluster::parse_unlinked(&cluster.to_toml()).unwrap(), cluster);
+        insta::assert_snapshot!(Cluster::parse(&cluster.to_toml()).unwrap_err(), @"`node.link` is missing: 6 devices of a node are joined by something, which `espalier bench comm` measures");
+        cluster.node.devices = 1;
+        assert_eq!(Cluster::parse(&cluster.to_toml()).unwrap(), cluster);
+        assert_eq!(cluster.fabric(1, 1), &Fabric::NONE);
     }
 }
