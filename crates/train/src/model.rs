@@ -355,6 +355,7 @@ impl Builder<'_> {
                     Some(size) => Box::new(TiledMean::adaptive(tiles, channels, *size, group)),
                 }
             }
+            spec::Layer::Columns(spec::Columns { at, of }) => Box::new(Columns { at: at.clone(), of: *of }),
             spec::Layer::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
             &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
                 Box::new(Attention { heads, kv_heads })

@@ -20,8 +20,8 @@ use super::{Piece, through};
 use crate::error::Error;
 use crate::mesh::Axis;
 use crate::spec::{
-    Along, Attention, Bias, Branches, Conv, Counted, Dropout, Embedding, Exchange, Join, Layer, Linear,
-    Model, Move, Parameter, PositionEmbedding, Residual, Shape, TiedLinear, WeightOrder,
+    Along, Attention, Bias, Branches, Columns, Conv, Counted, Dropout, Embedding, Exchange, Join, Layer,
+    Linear, Model, Move, Parameter, PositionEmbedding, Residual, Shape, TiedLinear, WeightOrder,
 };
 
 /// What one of several ranks along the tensor axis has.
@@ -84,6 +84,8 @@ struct Pair {
     opening: Vec<Range<usize>>,
     /// Whether other ranks have some of these columns too.
     repeated: bool,
+    /// What stands behind the opening layer, where that makes only parts of the keys and values that the rank reads.
+    gather: Option<Layer>,
     /// Columns of what the closing layer reads that are the rank's.
     closing: Range<usize>,
     /// The closing layer's place.
@@ -147,23 +149,23 @@ impl Sharder {
             Some(attention) => {
                 let heads = self.heads(attention)?;
                 if heads.repeated && !side_by_side {
-                    return Err(self.conflict(format!(
-                        "but the {} heads of keys and values of an attention would be repeated, which queries, keys and values \
-                         in one linear layer cannot be: write them as branches",
-                        attention.kv_heads
-                    )));
+                    let (opening, gather) = self.parts_of_keys(attention, &heads)?;
+                    let (gather, closing) = (Some(gather), heads.queries);
+                    return Ok(Some(Pair { opening, repeated: false, gather, closing, end }));
                 }
-                Ok(Some(Pair {
-                    opening: heads.columns,
-                    repeated: heads.repeated,
-                    closing: heads.queries,
-                    end,
-                }))
+                let (opening, repeated, closing) = (heads.columns, heads.repeated, heads.queries);
+                Ok(Some(Pair { opening, repeated, gather: None, closing, end }))
             }
             None if side_by_side || width < self.ranks => Ok(None),
             None => {
                 let own = self.part(width);
-                Ok(Some(Pair { opening: vec![own.clone()], repeated: false, closing: own, end }))
+                Ok(Some(Pair {
+                    opening: vec![own.clone()],
+                    repeated: false,
+                    gather: None,
+                    closing: own,
+                    end,
+                }))
             }
         }
     }
@@ -207,6 +209,7 @@ impl Sharder {
             }
             _ => unreachable!("nothing else opens a pair"),
         }
+        built.extend(pair.gather.clone());
         shape = through(&layers[..1], shape);
         let (closing, between) = rest.split_last().expect("a pair has two layers");
         let mut own = &pair.opening;
@@ -215,12 +218,11 @@ impl Sharder {
             built.push(match layer {
                 Layer::Attention(Attention { heads, kv_heads, width }) => {
                     let each = width / heads;
-                    let all: usize = pair.opening.iter().map(ExactSizeIterator::len).sum();
-                    let kv = (all - pair.closing.len()) / (2 * each);
-                    debug_assert!(kv <= *kv_heads);
+                    // Of those that are repeated a rank reads one.
+                    let kv_heads = self.part(*kv_heads).len().max(1);
                     own = &queries;
                     let (heads, width) = (pair.closing.len() / each, pair.closing.len());
-                    Layer::Attention(Attention { heads, kv_heads: kv, width })
+                    Layer::Attention(Attention { heads, kv_heads, width })
                 }
                 Layer::Dropout(Dropout { rate, .. }) => {
                     let [Range { start, end }] = own[..] else {
@@ -435,6 +437,35 @@ impl Sharder {
             |range: &Range<usize>, first: usize| first + range.start * each..first + range.end * each;
         let columns = vec![scaled(&queries, 0), scaled(&kv, width), scaled(&kv, width + kv_heads * each)];
         Ok(Heads { repeated: kv_heads < self.ranks, queries: scaled(&queries, 0), columns })
+    }
+
+    /// Keys and values that several ranks read, made by one linear layer together with the queries. A weight has one owner for each of
+    /// its columns, so each rank makes a part of all keys and of all values beside its queries; behind them stands a layer that
+    /// gathers all and takes the rank's head. On the way back gradients of all who read a head are summed.
+    fn parts_of_keys(
+        &self,
+        attention: &Attention,
+        heads: &Heads,
+    ) -> Result<(Vec<Range<usize>>, Layer), Error> {
+        let [queries, keys, _] = &heads.columns[..] else { unreachable!("queries, keys and values") };
+        let width = attention.width;
+        let all = keys.len() * attention.kv_heads;
+        if all < self.ranks {
+            let few = format!("but the keys of an attention have {all} columns in one linear layer");
+            return Err(self.conflict(few));
+        }
+        let own = self.part(all);
+        let part = |first: usize| first + own.start..first + own.end;
+        let opening = vec![queries.clone(), part(width), part(width + all)];
+        let (made, head) = (queries.len() + 2 * own.len(), keys.start - width..keys.end - width);
+        let take = |at: Range<usize>, of| Layer::Columns(Columns { at, of });
+        let gathered = |first: usize| {
+            let gather = self.exchange(Move::Gather(Along::Last), Move::ReduceScatter(Along::Last), all);
+            vec![take(first..first + own.len(), made), gather, take(head.clone(), all)]
+        };
+        let first = queries.len();
+        let branches = vec![vec![take(0..first, made)], gathered(first), gathered(first + own.len())];
+        Ok((opening, Layer::Branches(Branches { join: Join::Concat, branches })))
     }
 
     fn exchange(&self, forward: Move, backward: Move, extent: usize) -> Layer {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::Layer;
+use super::{Branches, Layer};
 
 /// What is computed twice to save memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -66,6 +66,7 @@ fn first(layers: &[Layer], attention: usize) -> usize {
         at -= usize::from(does);
         does
     };
+    goes_back(gathers);
     if goes_back(projects) {
         goes_back(enters);
         goes_back(|layer| matches!(layer, Layer::LayerNorm(_) | Layer::RmsNorm(_)));
@@ -83,6 +84,11 @@ fn projects(layer: &Layer) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether a layer brings together keys and values that one linear layer makes on several ranks.
+fn gathers(layer: &Layer) -> bool {
+    matches!(layer, Layer::Branches(Branches { branches, .. }) if matches!(branches[0][..], [Layer::Columns(_)]))
 }
 
 fn enters(layer: &Layer) -> bool {

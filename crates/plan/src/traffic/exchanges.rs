@@ -107,10 +107,10 @@ impl Walk<'_> {
         };
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");
+            let is_inside = insides.iter().any(|inside| inside.again.contains(&i));
+            let forwards = self.forwards + u64::from(is_inside);
             match layer {
                 Layer::Exchange(exchange) => {
-                    let inside = insides.iter().any(|inside| inside.again.contains(&i));
-                    let forwards = self.forwards + u64::from(inside);
                     // A linear layer keeps what stands before it, and has it gathered again for its gradient.
                     let again = exchange.is_entrance()
                         && matches!(layers.get(i + 1), Some(Layer::Linear(_) | Layer::TiedLinear(_)));
@@ -125,9 +125,11 @@ impl Walk<'_> {
                 }
                 Layer::SharedStatistics(statistics) => self.statistics(statistics),
                 other => {
+                    let once = std::mem::replace(&mut self.forwards, forwards);
                     let sides = other.entry().sides();
                     let sides = sides.iter().flat_map(|sides| &sides.all);
                     sides.for_each(|side| self.layers(side.layers, shape, wanted));
+                    self.forwards = once;
                 }
             }
             wanted = !matches!(layer, Layer::Crop(_));

@@ -115,19 +115,24 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
 /// Ranks that have their heads of each attention, and perhaps their part of the sequence around it, keep what the plan says.
 #[test]
 fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
-    for sequence in [false, true] {
-        for recompute in ["none", "attention", "block"] {
-            let base = tiny_gpt(&["model.tied=false", "parallel.tensor=2"])
-                .set(format!("parallel.sequence={sequence}"))
-                .set(format!("train.recompute={recompute}"));
-            let (plan, ..) = prepare(&base, 1);
-            let peaks = on_every_rank(&base, |mut trainer| {
-                trainer.step()?;
-                Ok(trainer.device().ledger().peak(Category::Activations) as u64)
-            });
-            let predicted: Vec<u64> =
-                (0..2).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
-            assert_eq!(peaks, predicted, "sequence = {sequence}, recompute = {recompute}");
+    let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
+    // Four ranks read the keys and values of two heads, and of one.
+    let llama = tiny_llama(&["parallel.tensor=4"]);
+    for (ranks, base) in [(2, gpt), (4, llama)] {
+        for sequence in [false, true] {
+            for recompute in ["none", "attention", "block"] {
+                let base = base
+                    .set(format!("parallel.sequence={sequence}"))
+                    .set(format!("train.recompute={recompute}"));
+                let (plan, ..) = prepare(&base, 1);
+                let peaks = on_every_rank(&base, |mut trainer| {
+                    trainer.step()?;
+                    Ok(trainer.device().ledger().peak(Category::Activations) as u64)
+                });
+                let predicted: Vec<u64> =
+                    (0..ranks).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
+                assert_eq!(peaks, predicted, "{ranks} ranks, sequence = {sequence}, recompute = {recompute}");
+            }
         }
     }
 }

@@ -169,12 +169,11 @@ fn trust_ratios_are_those_of_whole_tensors() {
     }
 }
 
-/// Separate projections, gates, and fewer heads of keys and values than ranks: these are repeated.
+/// Separate projections, gates, and fewer heads of keys and values than ranks: these are repeated where they have weights of their
+/// own, and gathered where one weight makes queries, keys and values.
 #[test]
 fn llama_s_layers_are_cut_by_heads() {
     let base = tiny_llama(&["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"]);
-    // One linear layer for queries, keys and values has as many heads of each.
-    let base = set(&base, &["model.layers.4.branch.1.output=48", "model.layers.4.branch.2.kv_heads=4"]);
     let base = set(&base, &["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"]);
     let alone = on(&base, 8).remove(0);
     for ranks in [2, 4] {

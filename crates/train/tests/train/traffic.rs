@@ -10,7 +10,7 @@ use espalier_train::parallel::on_threads;
 use espalier_train::step::Kind;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// Under which name the transport counts what an action sends.
 fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
@@ -121,6 +121,12 @@ fn layers_exchange_what_the_plan_says() {
         let stages = base.set("parallel.pipeline=2").set("parallel.data=2").set("parallel.sequence=true");
         check("sequence, stages, replicas", &stages);
         check("sequence, stages, shared state", &stages.set("parallel.zero=true"));
+    }
+    // Keys and values of fewer heads than ranks: as weights of their own, and out of one weight with the queries.
+    for recompute in ["none", "attention", "block"] {
+        let llama = tiny_llama(&["parallel.tensor=4"]).set(format!("train.recompute={recompute}"));
+        check(&format!("repeated heads, recompute = {recompute}"), &llama);
+        check("repeated heads, sequence", &llama.set("parallel.sequence=true"));
     }
     let cnn = tiny_cnn(&["train.batch=8", "model.layers.0.stride=2"]);
     let resnet = images().set("model.name=resnet8").set("data.size=20").set("data.count=120");

@@ -34,7 +34,7 @@ pub use kind::{Field, Kind, Place, Takes, Then, Value, Written, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
-pub use reshape::{Flatten, PadChannels};
+pub use reshape::{Columns, Flatten, PadChannels};
 pub use tiles::{Crop, Halo, TiledMean};
 
 use serde::Serialize;
@@ -109,6 +109,8 @@ pub enum Layer {
     Branches(Branches),
     /// What ranks do with a tensor between two layers.
     Exchange(Exchange),
+    /// Some columns of what comes.
+    Columns(Columns),
     /// A sum over ranks of what the batch norm behind it measures.
     SharedStatistics(SharedStatistics),
     /// A learnt vector that is added to every row.
@@ -247,6 +249,7 @@ impl Layer {
             Layer::Residual(layer) => layer,
             Layer::Branches(layer) => layer,
             Layer::Exchange(layer) => layer,
+            Layer::Columns(layer) => layer,
             Layer::SharedStatistics(layer) => layer,
             Layer::Bias(layer) => layer,
             Layer::Crop(layer) => layer,

@@ -1,10 +1,12 @@
 //! Layers that move elements and compute nothing.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
-use super::{Entry, Layer, expect_last, image};
+use super::{Entry, Layer, expect_last, floats, image};
 
 /// `[h, w, c]` becomes `[c h w]`, in the order in which PyTorch flattens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,6 +19,15 @@ pub struct PadChannels {
     pub input: usize,
     /// Channels out.
     pub output: usize,
+}
+
+/// Some columns of what comes. A person does not write it: the layout does, for what ranks exchange of a part of a tensor alone.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Columns {
+    /// Those that go on,
+    pub at: Range<usize>,
+    /// of so many.
+    pub of: usize,
 }
 
 /// As a run file writes it.
@@ -64,5 +75,15 @@ impl Entry for PadChannels {
             return Err(format!("cannot pad {} channels to {}", self.input, self.output));
         }
         Ok(expect_last(image(input)?, self.input)?.with_last(self.output))
+    }
+}
+
+impl Entry for Columns {
+    fn word(&self) -> &'static str {
+        "columns"
+    }
+
+    fn output(&self, input: Shape) -> Result<Shape, String> {
+        Ok(expect_last(floats(input)?, self.of)?.with_last(self.at.len()))
     }
 }

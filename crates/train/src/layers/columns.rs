@@ -1,0 +1,30 @@
+//! Some columns of a tensor; backwards, zeros around their gradient.
+
+use std::ops::Range;
+
+use espalier_tensor::ops::columns;
+use espalier_tensor::{Category, Tensor};
+
+use super::{Backward, Forward, Layer};
+use crate::Result;
+
+/// `[.., of]` to `[.., at.len()]`.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    pub at: Range<usize>,
+    pub of: usize,
+}
+
+impl Layer for Columns {
+    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
+        Ok(columns::take(&x, self.at.clone(), Category::Transient)?)
+    }
+
+    fn backward(&self, dy: Tensor, _: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
+        let mut shape = dy.shape().to_vec();
+        *shape.last_mut().expect("at least one dimension") = self.of;
+        let mut dx = Tensor::zeros(&dy.device(), &shape, dy.dtype(), Category::Transient)?;
+        columns::put(&mut dx, self.at.start, &dy)?;
+        Ok(Some(dx))
+    }
+}
