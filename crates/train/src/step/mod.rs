@@ -12,7 +12,7 @@ mod totals;
 mod trace;
 
 pub use executor::Executor;
-pub(crate) use network::{Flights, NetworkWorker, StepContext, StepOutcome};
+pub(crate) use network::{NetworkWorker, PipelineState, StepContext, StepOutcome};
 pub use sweep::Sweep;
 pub use totals::{Loss, Totals};
 pub use trace::{Flown, Kind, Span, Trace};

@@ -26,23 +26,23 @@ use crate::weights::{ParameterId, Weights};
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
-pub(crate) struct Flights {
-    flights: HashMap<(usize, usize), InFlight>,
+pub(crate) struct PipelineState {
+    in_flight: HashMap<(usize, usize), InFlight>,
     versions: HashMap<usize, Weights>,
     /// The number of the newest weights, counted from the beginning of the list.
     newest: usize,
-    /// What makes them, while it is put off.
+    /// The update that makes them, while it is put off.
     waiting: Option<Waiting>,
 }
 
-impl Flights {
+impl PipelineState {
     /// Forgets the numbers of a list that is at its end.
     pub fn restart(&mut self) {
         debug_assert!(
-            self.flights.is_empty() && self.waiting.is_none(),
+            self.in_flight.is_empty() && self.waiting.is_none(),
             "a list ends with nothing under way"
         );
-        *self = Flights::default();
+        *self = PipelineState::default();
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct StepContext<'a> {
     pub weights: &'a mut Weights,
     pub optimizer: &'a mut Optimizer,
     pub progress: &'a mut Progress,
-    pub flights: &'a mut Flights,
+    pub pipeline: &'a mut PipelineState,
     /// Steps that had been taken before the list began.
     pub first_step: u64,
     pub updates: Updates,
@@ -91,7 +91,7 @@ impl StepContext<'_> {
 
 /// The network's own worker, for the actions of one step.
 pub(crate) struct NetworkWorker<'a> {
-    scene: StepContext<'a>,
+    step: StepContext<'a>,
     sink: Reducing<'a>,
     /// Backward passes of each chunk before its gradients are whole.
     missing: Vec<usize>,
@@ -112,14 +112,14 @@ pub(crate) struct NetworkWorker<'a> {
 }
 
 impl<'a> NetworkWorker<'a> {
-    pub fn new(scene: StepContext<'a>) -> NetworkWorker<'a> {
+    pub fn new(step: StepContext<'a>) -> NetworkWorker<'a> {
         let outcome =
             StepOutcome { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
-        let sink = sink(&scene);
-        let missing = missing(&scene);
+        let sink = sink(&step);
+        let missing = missing(&step);
         let (sums, statistics) = (Vec::new(), Vec::new());
         NetworkWorker {
-            scene,
+            step,
             sink,
             missing,
             sums,
@@ -135,13 +135,13 @@ impl<'a> NetworkWorker<'a> {
 
     /// Where a micro-batch of the list stands: the number of its step, and its place among the step's own.
     fn place(&self, micro_batch: usize) -> (u64, usize) {
-        let count = self.scene.context.plan.batch.micro_batches;
-        (self.scene.first_step + (micro_batch / count) as u64, micro_batch % count)
+        let count = self.step.context.plan.batch.micro_batches;
+        (self.step.first_step + (micro_batch / count) as u64, micro_batch % count)
     }
 
     /// Where a micro-batch stands among the samples of its step.
     fn share(&self, micro_batch: usize) -> BatchSlice {
-        let Context { plan, ranks, .. } = self.scene.context;
+        let Context { plan, ranks, .. } = self.step.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.part(batch);
         BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, in_step: true }
@@ -149,32 +149,32 @@ impl<'a> NetworkWorker<'a> {
 
     /// The samples of a micro-batch: for the stages where they enter and where they are judged.
     fn samples(&self, micro_batch: usize) -> Samples {
-        let (step, batch) = (self.place(micro_batch).0, self.scene.context.plan.batch.samples as u64);
+        let (step, batch) = (self.place(micro_batch).0, self.step.context.plan.batch.samples as u64);
         let BatchSlice { first, samples, .. } = self.share(micro_batch);
-        self.scene.context.order.indices(step * batch + first as u64, samples)
+        self.step.context.order.indices(step * batch + first as u64, samples)
     }
 
     fn random(&self, micro_batch: usize) -> u64 {
         let (step, _) = self.place(micro_batch);
-        random::key(random::key(self.scene.context.plan.seed, step), 0)
+        random::key(random::key(self.step.context.plan.seed, step), 0)
     }
 
     /// The number of the update that is next, from 0.
     fn update_number(&self) -> u64 {
-        let each = match self.scene.updates {
-            Updates::EveryMicroBatch => self.scene.context.plan.batch.micro_batches as u64,
+        let each = match self.step.updates {
+            Updates::EveryMicroBatch => self.step.context.plan.batch.micro_batches as u64,
             _ => 1,
         };
-        self.scene.first_step * each + self.scene.flights.newest as u64
+        self.step.first_step * each + self.step.pipeline.newest as u64
     }
 
     /// Samples whose mean is one step's loss.
     fn samples_of_a_step(&self) -> usize {
-        let batch = &self.scene.context.plan.batch;
-        match self.scene.updates {
+        let batch = &self.step.context.plan.batch;
+        match self.step.updates {
             Updates::EveryMicroBatch => batch.samples / batch.micro_batches,
             // A rank that steps by itself takes the mean over its own samples.
-            _ if self.scene.local => batch.samples / self.scene.replicas(),
+            _ if self.step.local => batch.samples / self.step.replicas(),
             _ => batch.samples,
         }
     }
@@ -183,32 +183,32 @@ impl<'a> NetworkWorker<'a> {
     fn accumulate(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.missing[chunk] -= 1;
         // Copies of a part send when they are told to: each sees other micro-batches.
-        self.sink.last_micro_batch(self.missing[chunk] == 0 && !self.scene.groups.has_copies());
+        self.sink.last_micro_batch(self.missing[chunk] == 0 && !self.step.groups.has_copies());
         run(self)?;
         self.sink.end_micro_batch()
     }
 }
 
-fn sink<'a>(scene: &StepContext<'a>) -> Reducing<'a> {
-    let mut gradients = Gradients::new(scene.masks);
-    if scene.context.plan.storage.accumulates {
-        gradients = gradients.accumulating(scene.context.dtype);
+fn sink<'a>(step: &StepContext<'a>) -> Reducing<'a> {
+    let mut gradients = Gradients::new(step.masks);
+    if step.context.plan.storage.accumulates {
+        gradients = gradients.accumulating(step.context.dtype);
     }
-    if scene.context.plan.optimization.noise_scale {
+    if step.context.plan.optimization.noise_scale {
         // All parts know what is tied anywhere.
-        let tied = scene.context.stage.model(0).tied().clone();
-        let ids = scene.weights.ids().filter(|id| !scene.context.pieces.is_owner(*id));
+        let tied = step.context.stage.model(0).tied().clone();
+        let ids = step.weights.ids().filter(|id| !step.context.pieces.is_owner(*id));
         gradients = gradients.measuring(tied, ids.collect());
     }
-    let shares = scene.context.plan.sharing.is_sharded();
-    Reducing::new(gradients, scene.groups, &scene.traffic.buckets, shares)
+    let shares = step.context.plan.sharing.is_sharded();
+    Reducing::new(gradients, step.groups, &step.traffic.buckets, shares)
 }
 
-fn missing(scene: &StepContext<'_>) -> Vec<usize> {
-    let chunks = scene.context.stage.chunks().iter();
-    match scene.updates {
+fn missing(step: &StepContext<'_>) -> Vec<usize> {
+    let chunks = step.context.stage.chunks().iter();
+    match step.updates {
         Updates::EveryMicroBatch => chunks.map(|_| 1).collect(),
-        _ => chunks.map(|chunk| scene.context.stage.placement().routed(chunk.pipeline).count()).collect(),
+        _ => chunks.map(|chunk| step.context.stage.placement().routed(chunk.pipeline).count()).collect(),
     }
 }
 
@@ -223,10 +223,10 @@ fn spoil(gradients: &mut Gradients<'_>) -> Result<()> {
 }
 
 /// The weights of a version.
-fn version<'b>(newest: &'b Weights, flights: &'b Flights, version: usize) -> &'b Weights {
-    match version == flights.newest {
+fn version<'b>(newest: &'b Weights, pipeline: &'b PipelineState, version: usize) -> &'b Weights {
+    match version == pipeline.newest {
         true => newest,
-        false => flights.versions.get(&version).expect("a list keeps the versions that it uses"),
+        false => pipeline.versions.get(&version).expect("a list keeps the versions that it uses"),
     }
 }
 
@@ -234,7 +234,7 @@ impl Worker for NetworkWorker<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let Work { micro_batch, chunk, .. } = work;
         let (share, random) = (self.share(micro_batch), self.random(micro_batch));
-        let StepContext { context: Context { stage, feed, .. }, ref weights, ref flights, .. } = self.scene;
+        let StepContext { context: Context { stage, feed, .. }, ref weights, ref pipeline, .. } = self.step;
         let model = stage.model(chunk);
         let (mut inputs, mut targets) = (input, None);
         if model.is_first() || model.is_last() {
@@ -246,9 +246,9 @@ impl Worker for NetworkWorker<'_> {
             targets = Some(batch.targets).filter(|_| model.is_last());
         }
         let inputs = inputs.expect("samples, or what the part before made");
-        let weights = version(weights, flights, work.version);
+        let weights = version(weights, pipeline, work.version);
         let (passing, sent) = InFlight::forward(model, weights, inputs, targets, share, random)?;
-        self.scene.flights.flights.insert((micro_batch, chunk), passing);
+        self.step.pipeline.in_flight.insert((micro_batch, chunk), passing);
         Ok(sent)
     }
 
@@ -257,12 +257,12 @@ impl Worker for NetworkWorker<'_> {
         let loss =
             Loss { random: self.random(micro_batch), samples: self.samples_of_a_step(), temperature: 1.0 };
         let mut passing =
-            self.scene.flights.flights.remove(&(micro_batch, chunk)).expect("a forward came before");
+            self.step.pipeline.in_flight.remove(&(micro_batch, chunk)).expect("a forward came before");
         self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
         let (mut put_off, mut sent) = (Deferred::default(), None);
         let run = |worker: &mut Self| {
-            let StepContext { context: Context { stage, .. }, ref weights, ref flights, .. } = worker.scene;
-            let (model, weights) = (stage.model(chunk), version(weights, flights, work.version));
+            let StepContext { context: Context { stage, .. }, ref weights, ref pipeline, .. } = worker.step;
+            let (model, weights) = (stage.model(chunk), version(weights, pipeline, work.version));
             let sink: &mut dyn GradientSink = if whole { &mut worker.sink } else { &mut put_off };
             let returned = passing.backward(model, weights, gradient, loss, sink)?;
             worker.sums.extend(returned.total);
@@ -274,22 +274,22 @@ impl Worker for NetworkWorker<'_> {
         } else {
             run(self)?;
             passing.put_off = Some(put_off);
-            self.scene.flights.flights.insert((micro_batch, chunk), passing);
+            self.step.pipeline.in_flight.insert((micro_batch, chunk), passing);
         }
         Ok(sent)
     }
 
     fn room(&mut self, message: &Message) -> Result<Tensor> {
-        let Context { plan, stage, device, dtype, .. } = self.scene.context;
+        let Context { plan, stage, device, dtype, .. } = self.step.context;
         stage.room(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
     }
 
     fn bytes(&self, action: &Action) -> u64 {
-        if self.scene.local { 0 } else { self.scene.traffic.bytes(action) }
+        if self.step.local { 0 } else { self.step.traffic.bytes(action) }
     }
 
     fn flown(&mut self) -> Vec<Flown> {
-        let traffic = self.scene.traffic;
+        let traffic = self.step.traffic;
         let flown = |BucketTime { bucket: number, start, end }: BucketTime| {
             let bucket = &traffic.buckets.list()[number];
             let kind = Kind::Bucket { number, block: bucket.block, parameters: bucket.parameters.len() };
@@ -317,7 +317,7 @@ impl Worker for NetworkWorker<'_> {
             Action::Gather => self.gather(),
             Action::Stash { version } => self.stash(version),
             Action::Drop { version } => {
-                self.scene.flights.versions.remove(&version);
+                self.step.pipeline.versions.remove(&version);
                 Ok(())
             }
             _ => unreachable!("{action:?} is the executor's, or in no list that trains"),
@@ -328,47 +328,47 @@ impl Worker for NetworkWorker<'_> {
 impl NetworkWorker<'_> {
     fn backward_weight(&mut self, work: Work) -> Result<()> {
         let key = (work.micro_batch, work.chunk);
-        let flight = self.scene.flights.flights.remove(&key).expect("its input half came before");
-        let put_off = flight.put_off.expect("its input half put them off");
+        let passing = self.step.pipeline.in_flight.remove(&key).expect("its input half came before");
+        let put_off = passing.put_off.expect("its input half put them off");
         self.accumulate(work.chunk, |worker| put_off.run(&mut worker.sink))
     }
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
-        if !self.scene.groups.has_copies() {
+        if !self.step.groups.has_copies() {
             // The backwards that completed them have started all sums.
             return Ok(());
         }
-        let StepContext { masks, ref weights, .. } = self.scene;
+        let StepContext { masks, ref weights, .. } = self.step;
         let zeros = |id| {
             let weight = weights.get(id);
             let shape = masks.compressing(id).map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
             Ok(Tensor::zeros(&weight.device(), &shape, weight.dtype(), Category::Gradients)?)
         };
-        self.sink.send_all(self.scene.context.stage.parameters(chunk), zeros)
+        self.sink.send_all(self.step.context.stage.parameters(chunk), zeros)
     }
 
     /// Waits for the sums of this update's gradients.
     fn wait_reduce(&mut self) -> Result<()> {
-        let fresh = sink(&self.scene);
+        let fresh = sink(&self.step);
         let (mut gradients, times) = std::mem::replace(&mut self.sink, fresh).finish()?;
         self.flown.extend(times);
-        self.missing = missing(&self.scene);
-        if self.scene.fault == Some(self.update_number()) {
+        self.missing = missing(&self.step);
+        if self.step.fault == Some(self.update_number()) {
             spoil(&mut gradients)?;
         }
-        let scene = &self.scene;
+        let step = &self.step;
         for (id, strength) in
-            scene.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
+            step.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
         {
-            gradients.add_l1(id, scene.weights.get(id), strength)?;
+            gradients.add_l1(id, step.weights.get(id), strength)?;
         }
         self.reduced = Some(gradients);
         Ok(())
     }
 
     fn stash(&mut self, version: usize) -> Result<()> {
-        let copy = self.scene.weights.version()?;
-        self.scene.flights.versions.insert(version, copy);
+        let copy = self.step.weights.version()?;
+        self.step.pipeline.versions.insert(version, copy);
         Ok(())
     }
 }

@@ -28,7 +28,7 @@ use crate::parallel::pieces::Pieces;
 use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, Flights, NetworkWorker, StepContext, StepOutcome, Totals, Trace};
+use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Totals, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
@@ -40,7 +40,7 @@ pub use crate::checkpoint::Progress;
 pub struct Trainer {
     context: Context,
     executor: Executor,
-    flights: Flights,
+    pipeline: PipelineState,
     /// Steps that had been taken when the executor's list began.
     list_began: u64,
     weights: Weights,
@@ -137,7 +137,7 @@ impl Trainer {
         let mut trainer = Trainer {
             executor,
             traffic,
-            flights: Flights::default(),
+            pipeline: PipelineState::default(),
             list_began: 0,
             masks: Masks::new(weights.parameters(), plan.storage.compressed),
             pruner: prune::pruner(plan, *steps)?,
@@ -252,7 +252,7 @@ impl Trainer {
             weights: &mut self.weights,
             optimizer: self.optimizer.as_mut().expect("made before the first step"),
             progress: &mut self.progress,
-            flights: &mut self.flights,
+            pipeline: &mut self.pipeline,
             first_step: self.list_began,
             updates,
             local,
@@ -375,7 +375,7 @@ impl Trainer {
                 self.executor.load(self.context.plan.schedule(batches as usize)?);
             }
         }
-        self.flights.restart();
+        self.pipeline.restart();
         self.list_began = step;
         Ok(())
     }

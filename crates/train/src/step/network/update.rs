@@ -44,13 +44,13 @@ impl NetworkWorker<'_> {
         for (sum, predictions) in self.sums.drain(..) {
             totals.add(Totals::of(sum.read()?, predictions));
         }
-        let StepContext { context: Context { plan, ranks, .. }, groups, local, .. } = self.scene;
+        let StepContext { context: Context { plan, ranks, .. }, groups, local, .. } = self.step;
         let sharded = plan.sharing.is_sharded();
         let mut squares = match sharded {
             true => gradients.squared_norm_of(|id| groups.is_first_copy(id))?,
             false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
         };
-        let flushes = self.scene.updates == Updates::Flush;
+        let flushes = self.step.updates == Updates::Flush;
         let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
         if flushes && !local {
             // Each has its parts, or replicas have the same gradients: then the first ones speak for all.
@@ -81,7 +81,7 @@ impl NetworkWorker<'_> {
                 vec![f64::from(u8::from(agreed.finite))]
             }
             Topic::Totals => self.outcome.totals.to_numbers(),
-            Topic::Counts => vec![self.scene.progress.updates as f64, self.bad_steps() as f64],
+            Topic::Counts => vec![self.step.progress.updates as f64, self.bad_steps() as f64],
         }
     }
 
@@ -92,7 +92,7 @@ impl NetworkWorker<'_> {
                 self.agreed.as_mut().expect("ranks agree before they hear").finite &= told[0] > 0.0;
             }
             Topic::Decision => {
-                self.scene.flights.waiting.as_mut().expect("a step was put off").finite = told[0] > 0.0;
+                self.step.pipeline.waiting.as_mut().expect("a step was put off").finite = told[0] > 0.0;
             }
             Topic::Totals => self.outcome.totals = Totals::from_numbers(told),
             Topic::Counts => self.counts = Some((told[0] as u64, told[1] as u64)),
@@ -101,28 +101,28 @@ impl NetworkWorker<'_> {
 
     pub(super) fn step(&mut self) -> Result<()> {
         let mut agreed = self.agreed.take().expect("a step is agreed before it is taken");
-        let (lr, statistics) = (self.scene.lr, std::mem::take(&mut self.statistics));
+        let (lr, statistics) = (self.step.lr, std::mem::take(&mut self.statistics));
         self.outcome.grad_norm = agreed.grad_norm;
-        let bytes = self.scene.candidates.iter().map(|id| agreed.gradients.bytes(*id));
+        let bytes = self.step.candidates.iter().map(|id| agreed.gradients.bytes(*id));
         self.outcome.gradient_bytes = bytes.sum();
-        let behind = self.scene.context.ranks.stages().rank() > 0;
-        if behind && self.scene.updates == Updates::DoubleBuffered {
+        let behind = self.step.context.ranks.stages().rank() > 0;
+        if behind && self.step.updates == Updates::DoubleBuffered {
             let ids = agreed.gradients.ids();
             let sums = ids.filter_map(|id| Some((id, agreed.gradients.take(id)?))).collect();
             let Agreed { grad_norm, finite, .. } = agreed;
-            self.scene.flights.waiting = Some(Waiting { sums, grad_norm, finite, lr, statistics });
+            self.step.pipeline.waiting = Some(Waiting { sums, grad_norm, finite, lr, statistics });
         } else {
             self.update(agreed, lr, statistics)?;
         }
-        self.scene.flights.newest += 1;
+        self.step.pipeline.newest += 1;
         Ok(())
     }
 
     /// Takes the update that was put off, or skips it.
     pub(super) fn commit(&mut self) -> Result<()> {
-        let waiting = self.scene.flights.waiting.take().expect("a step was put off");
+        let waiting = self.step.pipeline.waiting.take().expect("a step was put off");
         let Waiting { sums, grad_norm, finite, lr, statistics } = waiting;
-        let mut gradients = Gradients::new(self.scene.masks);
+        let mut gradients = Gradients::new(self.step.masks);
         sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
         self.update(Agreed { gradients, grad_norm, finite }, lr, statistics)
     }
@@ -130,20 +130,20 @@ impl NetworkWorker<'_> {
     /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
     pub(super) fn gather(&mut self) -> Result<()> {
         let stepped = std::mem::take(&mut self.stepped);
-        let StepContext { masks, groups, .. } = self.scene;
-        gather_weights(self.scene.weights, masks, &stepped, groups)
+        let StepContext { masks, groups, .. } = self.step;
+        gather_weights(self.step.weights, masks, &stepped, groups)
     }
 
     /// What the steps came to; those that were skipped are counted.
     pub fn finish(self) -> StepOutcome {
-        let counted = (self.scene.progress.updates, self.bad_steps());
-        (self.scene.progress.updates, self.scene.progress.bad_steps) = self.counts.unwrap_or(counted);
+        let counted = (self.step.progress.updates, self.bad_steps());
+        (self.step.progress.updates, self.step.progress.bad_steps) = self.counts.unwrap_or(counted);
         self.outcome
     }
 
     /// Steps in a row, up to this one, that were not taken.
     fn bad_steps(&self) -> u64 {
-        if self.outcome.taken { 0 } else { self.scene.progress.bad_steps + 1 }
+        if self.outcome.taken { 0 } else { self.step.progress.bad_steps + 1 }
     }
 
     /// Takes an update, or skips it.
@@ -158,17 +158,17 @@ impl NetworkWorker<'_> {
         if !finite {
             return Ok(());
         }
-        let StepContext { context: Context { plan, ranks, pieces, .. }, groups, masks, .. } = self.scene;
-        let (scene, sharded) = (&mut self.scene, plan.sharing.is_sharded());
+        let StepContext { context: Context { plan, ranks, pieces, .. }, groups, masks, .. } = self.step;
+        let (context, sharded) = (&mut self.step, plan.sharing.is_sharded());
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
-        scene.progress.updates += 1;
-        let number = scene.progress.updates;
+        context.progress.updates += 1;
+        let number = context.progress.updates;
         let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
         match sharded && !groups.is_empty() {
-            false => scene.optimizer.step_pieces(scene.weights, masks, &gradients, step, Some(pieces))?,
+            false => context.optimizer.step_pieces(context.weights, masks, &gradients, step, Some(pieces))?,
             true => {
                 self.stepped =
-                    step_shared(scene.optimizer, scene.weights, masks, &gradients, step, groups, pieces)?;
+                    step_shared(context.optimizer, context.weights, masks, &gradients, step, groups, pieces)?;
             }
         }
         if let Some((small, large)) = gradients.noise_norms()? {
@@ -180,7 +180,7 @@ impl NetworkWorker<'_> {
             let small = sums[0];
             let (batch, size) = (plan.batch.samples as f64, plan.batch.micro_batch as f64);
             // The parts were scaled by their share of the batch: undo that to get the gradient of a micro-batch's mean.
-            scene.progress.noise.observe(size, small * (batch / size), batch, large);
+            context.progress.noise.observe(size, small * (batch / size), batch, large);
         }
         self.fold(statistics)
     }
@@ -188,12 +188,12 @@ impl NetworkWorker<'_> {
     /// Folds what the batch norms of an update have measured into their running statistics, in the order of micro-batches
     /// whatever the order of the schedule.
     fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
-        let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.scene.replicas());
-        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.scene;
-        let weights = &mut *self.scene.weights;
+        let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.step.replicas());
+        let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.step;
+        let weights = &mut *self.step.weights;
         let is_ghost = plan.batch.norm_group.is_some();
         measured.sort_by_key(|(micro_batch, _)| *micro_batch);
-        let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.scene.local);
+        let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.step.local);
         if !several {
             measured.iter().try_for_each(|(_, one)| one.fold_into(weights))?;
             if !plan.batch.synchronises_norms() {
@@ -217,9 +217,9 @@ impl NetworkWorker<'_> {
 
     /// How many micro-batches an update is made of.
     fn micro_batches_of_an_update(&self) -> usize {
-        match self.scene.updates {
+        match self.step.updates {
             Updates::EveryMicroBatch => 1,
-            _ => self.scene.context.plan.batch.micro_batches,
+            _ => self.step.context.plan.batch.micro_batches,
         }
     }
 }
