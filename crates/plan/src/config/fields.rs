@@ -35,6 +35,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "zero",
             "average_every",
             "sequence",
+            "linear",
             "spatial",
             "tensor",
             "local_after",

@@ -39,6 +39,7 @@ use crate::batch::BatchNorm;
 use crate::data::{Data, Source};
 use crate::device::{Device, DeviceKind};
 use crate::error::Error;
+use crate::layout::LinearForm;
 use crate::learning_rate::LearningRate;
 use crate::mesh::PerAxis;
 use crate::near::nearest;
@@ -201,6 +202,7 @@ impl RunFile {
             data: 1,
             tensor: 1,
             sequence: false,
+            linear: LinearForm::Paired,
             spatial: Grid([1, 1]),
             batch_norm: BatchNorm::Local,
             zero: false,

@@ -4,6 +4,7 @@ use serde::{Serialize, Serializer};
 use toml::Value;
 
 use crate::batch::BatchNorm;
+use crate::layout::{LinearForm, Named};
 use crate::mesh::{Mesh, PerAxis};
 
 use super::reader::{Choice, LARGEST, MOST, Section, whole};
@@ -21,6 +22,8 @@ pub struct Parallel {
     pub tensor: usize,
     /// Whether these cut what lies between such layers along the sequence.
     pub sequence: bool,
+    /// How linear layers are cut over them.
+    pub linear: LinearForm,
     /// Ranks that each hold a tile of every image.
     pub spatial: Grid,
     /// Over which samples batch norm takes its statistics.
@@ -73,6 +76,31 @@ impl Serialize for Grid {
     }
 }
 
+fn linear_form(section: &mut Section) -> Result<LinearForm, Error> {
+    let expected = "\"paired\", \"plain\", or a list of layers' names";
+    let Some(value) = section.get("linear") else { return Ok(LinearForm::Paired) };
+    match value.as_str() {
+        Some("paired") => Ok(LinearForm::Paired),
+        Some("plain") => Ok(LinearForm::Plain),
+        Some(_) => Err(section.wrong("linear", expected, value)),
+        None => Ok(LinearForm::PlainFor(names(section, "linear", expected)?)),
+    }
+}
+
+/// A list of layers, at least one.
+fn names(section: &mut Section, key: &'static str, expected: &str) -> Result<Named, Error> {
+    let names = section.texts(key, expected)?;
+    match names.is_empty() {
+        true => Err(Error::Value {
+            field: section.field(key),
+            expected: expected.into(),
+            got: "an empty list".into(),
+            hint: None,
+        }),
+        false => Ok(Named(names.into_iter().map(String::from).collect())),
+    }
+}
+
 impl Choice for BatchNorm {
     const ALL: &'static [(&'static str, Self)] =
         &[("local", BatchNorm::Local), ("synchronised", BatchNorm::Synchronised)];
@@ -92,6 +120,7 @@ impl Parallel {
             data: written.or(started.map(|started| started / others)).unwrap_or(1).max(1),
             tensor,
             sequence: section.boolean("sequence", false)?,
+            linear: linear_form(section)?,
             spatial,
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             zero: section.boolean("zero", false)?,
@@ -103,6 +132,17 @@ impl Parallel {
         if parallel.sequence && tensor == 1 {
             let why = "with `parallel.tensor` = 1: no layer is cut".into();
             return Err(Error::NoEffect { field: section.field("sequence"), why });
+        }
+        if parallel.linear != LinearForm::Paired {
+            let field = section.field("linear");
+            if tensor == 1 {
+                let why = "with `parallel.tensor` = 1: no layer is cut".into();
+                return Err(Error::NoEffect { field, why });
+            }
+            if parallel.sequence {
+                let problem = "asks for layers by themselves, but with `parallel.sequence` what lies between two layers is cut";
+                return Err(Error::Conflict { field, problem: problem.into() });
+            }
         }
         if parallel.local_after > 0 && !parallel.is_local() {
             let why = "with `parallel.average_every` = 1: ranks take every step together".into();

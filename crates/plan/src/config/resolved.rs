@@ -86,9 +86,9 @@ impl RunFile {
 
     /// How tensors are cut.
     pub(crate) fn cuts(&self) -> Cuts {
-        let Parallel { tensor, sequence, spatial, data, batch_norm, .. } = self.parallel;
+        let Parallel { tensor, sequence, ref linear, spatial, data, batch_norm, .. } = self.parallel;
         let synchronised = data > 1 && batch_norm == BatchNorm::Synchronised;
-        Cuts { tensor, sequence, grid: spatial.0, synchronised }
+        Cuts { tensor, sequence, linear: linear.clone(), grid: spatial.0, synchronised }
     }
 
     /// Which ranks there are.

@@ -71,6 +71,7 @@ fn an_empty_file_is_a_run() {
     data = 1
     tensor = 1
     sequence = false
+    linear = "paired"
     spatial = 1
     batch_norm = "local"
     zero = false

@@ -4,6 +4,7 @@
 //! own. Its parameters are as many as the whole's, in the same order and of the same names; a [`Piece`] says where each lies in the
 //! whole. All that counts, builds, saves or masks reads that model, so an axis that cuts tensors is known here alone.
 
+mod named;
 mod norms;
 mod piece;
 pub mod spatial;
@@ -12,6 +13,7 @@ mod tensor;
 use std::collections::HashSet;
 use std::ops::Range;
 
+pub use named::{LinearForm, Named};
 pub use piece::{Piece, Run, Runs};
 
 use crate::error::Error;
@@ -95,12 +97,14 @@ impl LocalModel {
 }
 
 /// How tensors are cut along the axes that cut them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cuts {
     /// Ranks that have a part of every large layer,
     pub tensor: usize,
-    /// and whether these cut what lies between along the sequence.
+    /// whether these cut what lies between along the sequence,
     pub sequence: bool,
+    /// and how linear layers follow each other on them.
+    pub linear: LinearForm,
     /// Rows and columns of the grid of ranks over which images are cut.
     pub grid: [usize; 2],
     /// Whether batch norms measure over the samples of all replicas.
@@ -109,13 +113,14 @@ pub struct Cuts {
 
 impl Cuts {
     /// Nothing is cut.
-    pub const NONE: Cuts = Cuts { tensor: 1, sequence: false, grid: [1, 1], synchronised: false };
+    pub const NONE: Cuts =
+        Cuts { tensor: 1, sequence: false, linear: LinearForm::Paired, grid: [1, 1], synchronised: false };
 }
 
 impl Layout {
     /// That of a model of these parameters whose shapes were checked.
     pub fn new(model: &Model, parameters: &[Parameter], cuts: Cuts) -> Result<Layout, Error> {
-        let Cuts { tensor, sequence, grid, synchronised } = cuts;
+        let Cuts { tensor, sequence, linear, grid, synchronised } = cuts;
         match model.input {
             Input::Image { .. } if sequence => {
                 let why = format!("with `model.name` = \"{}\", which reads no sequence", model.name);
@@ -128,6 +133,14 @@ impl Layout {
                 return Err(Error::Conflict { field: "parallel.tensor".into(), problem });
             }
             _ => {}
+        }
+        if let Some(name) = linear.unknown(model) {
+            return Err(Error::Value {
+                field: "parallel.linear".into(),
+                expected: "of linear layers' names in the model, or what such names begin with".into(),
+                got: format!("\"{name}\""),
+                hint: None,
+            });
         }
         let shared = synchronised.then(|| norms::over_replicas(model));
         let model = shared.as_ref().unwrap_or(model);
@@ -142,7 +155,10 @@ impl Layout {
             for rank in 0..tensor {
                 let mut local = match tensor {
                     1 => LocalModel::uncut(model, parameters.to_vec()),
-                    _ => LocalModel::of(tensor::shard(model, parameters, tensor, rank, sequence)?),
+                    _ => {
+                        let part = tensor::Part { ranks: tensor, rank, sequence, linear: &linear };
+                        LocalModel::of(tensor::shard(model, parameters, part)?)
+                    }
                 };
                 for (partial, parameter) in local.partial.iter_mut().zip(parameters) {
                     partial.spatial = summed.contains(&parameter.name);

@@ -70,16 +70,16 @@ mod tests {
         // Behind the mean over the image every tile's rank sees the same.
         let norm = BatchNorm { name: "late".into(), channels, scale: 1.0, group: 0, eps: 1e-5 };
         last.layers.insert(pool + 1, Layer::BatchNorm(norm));
-        let tiles = Cuts { grid: [2, 1], ..Cuts::NONE };
+        let tiles = || Cuts { grid: [2, 1], ..Cuts::NONE };
         let cases = [
             (Cuts::NONE, vec![], vec![]),
             (Cuts { synchronised: true, ..Cuts::NONE }, vec![Axis::Data], vec![Axis::Data]),
-            (tiles, vec![Axis::Spatial], vec![]),
-            (Cuts { synchronised: true, ..tiles }, vec![Axis::Data, Axis::Spatial], vec![Axis::Data]),
-            (Cuts { tensor: 2, ..tiles }, vec![Axis::Spatial], vec![]),
+            (tiles(), vec![Axis::Spatial], vec![]),
+            (Cuts { synchronised: true, ..tiles() }, vec![Axis::Data, Axis::Spatial], vec![Axis::Data]),
+            (Cuts { tensor: 2, ..tiles() }, vec![Axis::Spatial], vec![]),
         ];
         for (cuts, early, late) in cases {
-            let found = axes(&model, cuts);
+            let found = axes(&model, cuts.clone());
             let (behind, before) = found.split_last().unwrap();
             assert!(before.iter().all(|axes| *axes == early), "{cuts:?}: {before:?}");
             assert_eq!((before.len(), behind), (20, &late), "{cuts:?}");

@@ -6,7 +6,7 @@
 //! | linear, activations or attention, linear | `enter`, its columns, its channels or heads, its rows, `leave`, bias |
 //! | the head | `enter`, its classes; the loss takes a maximum and a sum over ranks |
 //! | an embedding | its rows, zeros for other ids, `leave` |
-//! | another linear layer, a convolution | `enter`, its outputs, a gather of them |
+//! | another linear layer, or any that is to be plain; a convolution | `enter`, its outputs, a gather of them |
 //! | norms, positions, dropout, all else | the same on every rank |
 //!
 //! `enter` is nothing forward and a sum backward, `leave` a sum forward and nothing backward. Where nothing before a layer is trained
@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use self::exchanges::positions;
 use self::held::Held;
-use super::{Piece, through};
+use super::{LinearForm, Piece, through};
 use crate::error::Error;
 use crate::spec::{
     Along, Branches, Counted, Dropout, Embedding, Layer, Model, Move, Parameter, PositionEmbedding, Residual,
@@ -39,15 +39,20 @@ pub(super) struct Shard {
     pub classes: Option<Range<usize>>,
 }
 
+/// Which of the ranks along the tensor axis one is, and how they cut.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub ranks: usize,
+    pub rank: usize,
+    /// Whether what lies between layers that are cut is cut along the sequence.
+    pub sequence: bool,
+    /// How linear layers follow each other.
+    pub linear: &'a LinearForm,
+}
+
 /// That of a rank.
-pub(super) fn shard(
-    model: &Model,
-    whole: &[Parameter],
-    ranks: usize,
-    rank: usize,
-    sequence: bool,
-) -> Result<Shard, Error> {
-    let mut sharder = Sharder { ranks, rank, sequence, trained: false, held: HashMap::new(), classes: None };
+pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Result<Shard, Error> {
+    let mut sharder = Sharder { part, trained: false, held: HashMap::new(), classes: None };
     let (mut local, mut shape) = (model.clone(), model.input.shape());
     let last = model.blocks.len() - 1;
     for (i, block) in model.blocks.iter().enumerate() {
@@ -70,10 +75,8 @@ pub(super) fn shard(
 }
 
 /// Makes the layers of one rank.
-struct Sharder {
-    ranks: usize,
-    rank: usize,
-    sequence: bool,
+struct Sharder<'a> {
+    part: Part<'a>,
     /// Whether a layer before the place reached is trained: what comes behind it has a gradient.
     trained: bool,
     /// What the rank holds of a parameter, by name; of the others it is all, and its gradient the same on every rank.
@@ -81,17 +84,17 @@ struct Sharder {
     classes: Option<Range<usize>>,
 }
 
-impl Sharder {
+impl Sharder<'_> {
     /// The layers of a rank for a row of layers that begins and ends with what every rank has.
     fn layers(&mut self, layers: &[Layer], mut shape: Shape, ends: bool) -> Result<Vec<Layer>, Error> {
         let (mut built, mut rest) = (Vec::new(), layers);
         while let Some(layer) = rest.first() {
             let is_head = ends && rest.len() == 1;
             let taken = if let [halo @ Layer::Halo(_), Layer::Conv(conv), ..] = rest
-                && conv.output >= self.ranks
+                && conv.output >= self.part.ranks
             {
                 // What comes from neighbours stays beside the convolution, which goes on meanwhile.
-                let own = self.part(conv.output);
+                let own = self.own(conv.output);
                 built.extend(self.enter(shape));
                 built.extend([halo.clone(), Layer::Conv(self.channels(conv, &own))]);
                 built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), conv.output));
@@ -131,16 +134,17 @@ impl Sharder {
         is_head: bool,
         built: &mut Vec<Layer>,
     ) -> Result<(), Error> {
-        let fits = |outputs: usize| outputs >= self.ranks;
+        let fits = |outputs: usize| outputs >= self.part.ranks;
+        let is_head = is_head && !self.part.linear.is_plain(layer);
         match layer {
             Layer::Linear(linear) if is_head && fits(linear.output) => {
-                let own = self.part(linear.output);
+                let own = self.own(linear.output);
                 built.extend(self.enter(shape));
                 built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
                 self.classes = Some(own);
             }
             Layer::TiedLinear(TiedLinear { weight, input, output }) if is_head && fits(*output) => {
-                let own = self.part(*output);
+                let own = self.own(*output);
                 built.extend(self.enter(shape));
                 let (weight, input, output) = (weight.clone(), *input, own.len());
                 built.push(Layer::TiedLinear(TiedLinear { weight, input, output }));
@@ -151,13 +155,20 @@ impl Sharder {
                 built.push(layer.clone());
             }
             Layer::Linear(linear) if fits(linear.output) && !self.cuts(shape) => {
-                let own = self.part(linear.output);
+                let own = self.own(linear.output);
                 built.extend(self.enter(shape));
                 built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
                 built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), linear.output));
             }
+            Layer::TiedLinear(TiedLinear { weight, input, output }) if fits(*output) && !self.cuts(shape) => {
+                let own = self.own(*output);
+                built.extend(self.enter(shape));
+                let (weight, input) = (weight.clone(), *input);
+                built.push(Layer::TiedLinear(TiedLinear { weight, input, output: own.len() }));
+                built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), *output));
+            }
             Layer::Conv(conv) if fits(conv.output) => {
-                let own = self.part(conv.output);
+                let own = self.own(conv.output);
                 built.extend(self.enter(shape));
                 built.push(Layer::Conv(self.channels(conv, &own)));
                 built.push(self.exchange(Move::Gather(Along::Last), Move::Slice(Along::Last), conv.output));
@@ -171,7 +182,7 @@ impl Sharder {
                 }
             }
             Layer::Embedding(embedding) => {
-                let own = self.part(embedding.vocab);
+                let own = self.own(embedding.vocab);
                 let piece =
                     Piece::whole(&[embedding.vocab, embedding.width]).cut(0, std::slice::from_ref(&own));
                 self.hold(&format!("{}.weight", embedding.name), piece, false);
@@ -182,7 +193,7 @@ impl Sharder {
             Layer::PositionEmbedding(positions) => {
                 self.whole_of(layer);
                 let first = if let (true, Shape::Sequence { seq, .. }) = (self.cuts(shape), shape) {
-                    self.part(seq).start
+                    self.own(seq).start
                 } else {
                     0
                 };
@@ -190,8 +201,8 @@ impl Sharder {
             }
             Layer::Dropout(Dropout { rate, .. }) => {
                 let counted = match shape {
-                    Shape::Sequence { seq, width } if self.sequence => {
-                        let own = self.part(seq);
+                    Shape::Sequence { seq, width } if self.part.sequence => {
+                        let own = self.own(seq);
                         Some(Counted { first: own.start * width, run: own.len() * width, of: seq * width })
                     }
                     _ => None,
@@ -224,12 +235,15 @@ impl Sharder {
     }
 
     /// Which of so many a rank has: equal parts, but for one more in some.
-    fn part(&self, extent: usize) -> Range<usize> {
-        part(extent, self.ranks, self.rank)
+    fn own(&self, extent: usize) -> Range<usize> {
+        part(extent, self.part.ranks, self.part.rank)
     }
 
     fn conflict(&self, problem: String) -> Error {
-        Error::Conflict { field: "parallel.tensor".into(), problem: format!("is {}, {problem}", self.ranks) }
+        Error::Conflict {
+            field: "parallel.tensor".into(),
+            problem: format!("is {}, {problem}", self.part.ranks),
+        }
     }
 }
 

@@ -110,7 +110,12 @@ impl Model {
 
     /// The weights of linear layers other than the head, by name.
     pub fn linear_weights(&self) -> Vec<String> {
-        let (mut all, head) = (Vec::new(), self.head());
+        // Of a rank's own model too: there its logits may be gathered behind it.
+        let behind = self
+            .blocks
+            .last()
+            .and_then(|block| block.layers.iter().rev().find(|layer| !matches!(layer, Layer::Exchange(_))));
+        let (mut all, head) = (Vec::new(), behind);
         self.for_each(&mut |layer| {
             if let Layer::Linear(Linear { name, .. }) = layer
                 && head != Some(layer)

@@ -122,6 +122,29 @@ fn a_gpt_in_parts_learns_what_a_whole_one_learns() {
     }
 }
 
+/// The lecture's form of a linear layer, for all of them or for those that are named: the same weights by other messages.
+#[test]
+fn plain_linear_layers_learn_what_pairs_learn() {
+    for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
+        let alone = on(&base, 8).remove(0);
+        for form in ["plain", "[\"h.0\"]", "[\"h.0.mlp.c_fc\",\"h.1.attn\"]"] {
+            for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.pipeline=2"]] {
+                let parts = set(&base, layout).set(format!("parallel.linear={form}"));
+                same_as(&alone, &parts, 8, 1e-5, &format!("{how}, {form} on {layout:?}"));
+            }
+        }
+    }
+    let net = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"]);
+    let alone = on(&net, 8).remove(0);
+    same_as(
+        &alone,
+        &set(&net, &["parallel.tensor=2", "parallel.linear=plain"]),
+        8,
+        1e-5,
+        "the head of a net",
+    );
+}
+
 /// With every other axis and what goes with them.
 #[test]
 fn all_axes_together_are_one_run() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use espalier_comm::Traffic as Counted;
 use espalier_plan::Traffic;
+use espalier_plan::cost::{AllReduce, LayerSizes, Link, Parallelism, Setting};
 use espalier_plan::schedule::Action;
 use espalier_train::parallel::on_threads;
 use espalier_train::step::Kind;
@@ -140,6 +141,30 @@ fn layers_exchange_what_the_plan_says() {
     let synchronised = tiny_cnn(&["parallel.data=2", "parallel.batch_norm=synchronised"]);
     check("synchronised", &synchronised);
     check("synchronised over tiles", &synchronised.set("parallel.spatial=2"));
+}
+
+/// The lecture's form: of each linear layer a gather of its outputs forward, a sum of its inputs' gradient backward, whose words are
+/// those of the formulas; so are the bytes that the transport counts.
+#[test]
+fn plain_linear_layers_send_what_the_formulas_say() {
+    let base = images().set("model.name=mlp").set("model.hidden=[48,24,36]").set("data.count=120");
+    let base = base.set("train.batch=6").set("model.classes=12").set("parallel.linear=plain");
+    for ranks in [2, 3, 4] {
+        let base = base.set(format!("parallel.tensor={ranks}"));
+        let (plan, ..) = prepare(&base, 1);
+        let at = Setting { ranks, batch: 6, link: Link::published(4), all_reduce: AllReduce::Ring };
+        let layers = LayerSizes::of_model(&plan.model, None).unwrap();
+        let costs = layers.iter().filter_map(|layer| layer.cost(Parallelism::Model, &at));
+        let words = costs.map(|cost| cost.words).sum::<f64>();
+        let schedule = plan.schedule(1).unwrap();
+        let sent = (0..ranks).map(|rank| plan.exchanges(rank, &schedule).unwrap());
+        let bytes = sent.map(|sent| sent.sums.bytes + sent.gathers.bytes).sum::<u64>();
+        assert_eq!(bytes as f64, 4.0 * words * ranks as f64, "{ranks} ranks");
+        check("plain", &base);
+        check("plain, pruned", &base.set("prune.method=magnitude").set("prune.state=compressed"));
+    }
+    let gpt = tiny_gpt(&["model.heads=5", "model.width=20", "train.batch=8", "train.micro_batches=2"]);
+    check("plain gpt", &gpt.set("parallel.tensor=3").set("parallel.linear=plain"));
 }
 
 #[test]

@@ -4,15 +4,15 @@ use super::{Sharder, part};
 use crate::mesh::Axis;
 use crate::spec::{Along, Exchange, Layer, Move, Shape};
 
-impl Sharder {
+impl Sharder<'_> {
     /// Whether what every rank has in plain tensor parallelism is cut along the sequence here.
     pub(super) fn cuts(&self, shape: Shape) -> bool {
-        self.sequence && matches!(shape, Shape::Sequence { .. })
+        self.part.sequence && matches!(shape, Shape::Sequence { .. })
     }
 
     pub(super) fn exchange(&self, forward: Move, backward: Move, extent: usize) -> Layer {
-        let parts = (0..self.ranks).map(|rank| part(extent, self.ranks, rank).len()).collect();
-        Layer::Exchange(Exchange { axis: Axis::Tensor, forward, backward, parts, rank: self.rank })
+        let parts = (0..self.part.ranks).map(|rank| part(extent, self.part.ranks, rank).len()).collect();
+        Layer::Exchange(Exchange { axis: Axis::Tensor, forward, backward, parts, rank: self.part.rank })
     }
 
     /// Before a layer that is cut by its outputs; nothing where nobody wants the gradient of what it reads.

@@ -13,14 +13,14 @@ pub(super) struct Held {
     pub is_partial: bool,
 }
 
-impl Sharder {
+impl Sharder<'_> {
     pub(super) fn hold(&mut self, name: &str, piece: Piece, is_partial: bool) {
         self.held.insert(name.to_owned(), Held { piece, is_partial });
     }
 
     /// A parameter that every rank has, where activations are cut along the sequence.
     pub(super) fn whole(&mut self, name: &str, shape: &[usize]) {
-        self.hold(name, Piece::whole(shape), self.sequence);
+        self.hold(name, Piece::whole(shape), self.part.sequence);
     }
 
     pub(super) fn whole_of(&mut self, layer: &Layer) {

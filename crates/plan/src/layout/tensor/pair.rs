@@ -32,17 +32,21 @@ struct Heads {
     repeated: bool,
 }
 
-impl Sharder {
+impl Sharder<'_> {
     /// The pair that layers begin with, where they do and it can be cut.
     pub(super) fn pair(&self, layers: &[Layer], shape: Shape, ends: bool) -> Result<Option<Pair>, Error> {
-        if !opens(&layers[0]) {
+        let is_plain = |layer: &Layer| self.part.linear.is_plain(layer);
+        if !opens(&layers[0], &is_plain) {
             return Ok(None);
         }
         let between = layers[1..].iter().take_while(|layer| {
             matches!(layer, Layer::Activation(_) | Layer::Dropout(_) | Layer::Attention(_))
         });
         let end = 1 + between.count();
-        let closes = matches!(layers.get(end), Some(Layer::Linear(_))) && !(ends && end + 1 == layers.len());
+        let is_last = ends && end + 1 == layers.len();
+        let closes =
+            layers.get(end).is_some_and(|layer| matches!(layer, Layer::Linear(_)) && !is_plain(layer))
+                && !is_last;
         if !closes {
             return Ok(None);
         }
@@ -63,9 +67,9 @@ impl Sharder {
                 let (opening, repeated, closing) = (heads.columns, heads.repeated, heads.queries);
                 Ok(Some(Pair { opening, repeated, gather: None, closing, end }))
             }
-            None if side_by_side || width < self.ranks => Ok(None),
+            None if side_by_side || width < self.part.ranks => Ok(None),
             None => {
-                let own = self.part(width);
+                let own = self.own(width);
                 Ok(Some(Pair {
                     opening: vec![own.clone()],
                     repeated: false,
@@ -126,7 +130,7 @@ impl Sharder {
                 Layer::Attention(Attention { heads, kv_heads, width }) => {
                     let each = width / heads;
                     // Of those that are repeated a rank reads one.
-                    let kv_heads = self.part(*kv_heads).len().max(1);
+                    let kv_heads = self.own(*kv_heads).len().max(1);
                     own = &queries;
                     let (heads, width) = (pair.closing.len() / each, pair.closing.len());
                     Layer::Attention(Attention { heads, kv_heads, width })
@@ -157,30 +161,30 @@ impl Sharder {
     fn heads(&self, attention: &Attention) -> Result<Heads, Error> {
         let &Attention { heads, kv_heads, width } = attention;
         let (each, group) = (width / heads, heads / kv_heads);
-        if heads < self.ranks {
+        if heads < self.part.ranks {
             return Err(self.conflict(format!("but an attention has {heads} heads")));
         }
-        let (kv, queries) = if kv_heads >= self.ranks {
-            let kv = self.part(kv_heads);
+        let (kv, queries) = if kv_heads >= self.part.ranks {
+            let kv = self.own(kv_heads);
             (kv.clone(), kv.start * group..kv.end * group)
         } else {
-            if !self.ranks.is_multiple_of(kv_heads) {
+            if !self.part.ranks.is_multiple_of(kv_heads) {
                 return Err(self.conflict(format!(
                     "but the {kv_heads} heads of keys and values of an attention cannot be repeated evenly on them"
                 )));
             }
-            let sharers = self.ranks / kv_heads;
+            let sharers = self.part.ranks / kv_heads;
             if group < sharers {
                 return Err(self.conflict(format!("but an attention has {heads} heads")));
             }
-            let kv = self.rank / sharers;
-            let own = part(group, sharers, self.rank % sharers);
+            let kv = self.part.rank / sharers;
+            let own = part(group, sharers, self.part.rank % sharers);
             (kv..kv + 1, kv * group + own.start..kv * group + own.end)
         };
         let scaled =
             |range: &Range<usize>, first: usize| first + range.start * each..first + range.end * each;
         let columns = vec![scaled(&queries, 0), scaled(&kv, width), scaled(&kv, width + kv_heads * each)];
-        Ok(Heads { repeated: kv_heads < self.ranks, queries: scaled(&queries, 0), columns })
+        Ok(Heads { repeated: kv_heads < self.part.ranks, queries: scaled(&queries, 0), columns })
     }
 
     /// Keys and values that several ranks read, made by one linear layer together with the queries. A weight has one owner for each of
@@ -194,11 +198,11 @@ impl Sharder {
         let [queries, keys, _] = &heads.columns[..] else { unreachable!("queries, keys and values") };
         let width = attention.width;
         let all = keys.len() * attention.kv_heads;
-        if all < self.ranks {
+        if all < self.part.ranks {
             let few = format!("but the keys of an attention have {all} columns in one linear layer");
             return Err(self.conflict(few));
         }
-        let own = self.part(all);
+        let own = self.own(all);
         let part = |first: usize| first + own.start..first + own.end;
         let opening = vec![queries.clone(), part(width), part(width + all)];
         let (made, head) = (queries.len() + 2 * own.len(), keys.start - width..keys.end - width);
@@ -214,12 +218,12 @@ impl Sharder {
 }
 
 /// Whether a layer can be cut by its outputs.
-fn opens(layer: &Layer) -> bool {
+fn opens(layer: &Layer, is_plain: &dyn Fn(&Layer) -> bool) -> bool {
     match layer {
-        Layer::Linear(_) => true,
+        Layer::Linear(_) => !is_plain(layer),
         Layer::Branches(Branches { branches, .. }) => branches.iter().all(|branch| {
-            matches!(&branch[..], [Layer::Linear(_), rest @ ..]
-                if rest.iter().all(|layer| matches!(layer, Layer::Activation(_))))
+            matches!(&branch[..], [linear @ Layer::Linear(_), rest @ ..]
+                if !is_plain(linear) && rest.iter().all(|layer| matches!(layer, Layer::Activation(_))))
         }),
         _ => false,
     }
