@@ -6,6 +6,8 @@
 //! Everything is compared with f64. How far PyTorch itself is off that in the same precision stands in the file, and
 //! [`SLACK`] times as much is allowed here: sums are taken in another order, and bf16 is rounded at other places.
 
+mod cut;
+
 use std::collections::BTreeMap;
 
 use espalier_plan::config::RunFile;
@@ -263,6 +265,37 @@ fn sink(masks: &Masks, case: Case, micro_batches: usize) -> Gradients<'_> {
     if micro_batches > 1 { gradients.accumulating(case.dtype) } else { gradients }
 }
 
+/// Sends a micro-batch through a model: its loss, what the head read, and what batch norm measured; gradients of the loss, divided by
+/// `samples`, go to the sink.
+fn pass(
+    model: &Model,
+    weights: &Weights,
+    (x, targets): (Tensor, Tensor),
+    in_step: bool,
+    samples: f32,
+    sink: &mut Gradients<'_>,
+) -> (f64, Tensor, Vec<BatchStatistics>) {
+    let (mut stash, mut statistics) = (Stash::new(), Vec::new());
+    let share = BatchSlice { first: 0, samples: x.shape()[0], in_step };
+    let random = 0;
+    let mut forward = Forward {
+        weights,
+        mode: Mode::Train,
+        random,
+        share: &share,
+        stash: &mut stash,
+        statistics: &mut statistics,
+    };
+    let x = model.forward(x, &mut forward).unwrap();
+    let read = x.duplicate(Category::Workspace).unwrap();
+    let mut backward = Backward { weights, random, share: &share, stash: &mut stash, sink };
+    let rows = targets.len() as f32;
+    let scale = Scale { loss: 1.0 / (rows * samples), temperature: 1.0 };
+    let outcome = model.loss(x, &targets, scale, &mut backward).unwrap();
+    model.backward(outcome.gradient, &mut backward).unwrap();
+    (outcome.total.read().unwrap().loss_sum / f64::from(rows), read, statistics)
+}
+
 /// A network with the weights and masks of the file.
 struct Network<'a> {
     oracle: &'a Oracle,
@@ -280,28 +313,10 @@ impl Network<'_> {
         format!("{}/{result}", if self.case.masked { "masked" } else { "dense" })
     }
 
-    /// Sends a micro-batch through: its loss, and what batch norm measured; gradients of the loss by `scale` go to the sink.
+    /// Sends a micro-batch of the file through.
     fn pass(&self, i: usize, samples: f32, sink: &mut Gradients<'_>) -> (f64, Tensor, Vec<BatchStatistics>) {
-        let (x, targets) = self.oracle.batch(i, &self.device, self.case.dtype);
-        let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-        let share = BatchSlice { first: 0, samples: x.shape()[0], in_step: false };
-        let (weights, random) = (&self.weights, 0);
-        let mut forward = Forward {
-            weights,
-            mode: Mode::Train,
-            random,
-            share: &share,
-            stash: &mut stash,
-            statistics: &mut statistics,
-        };
-        let x = self.model.forward(x, &mut forward).unwrap();
-        let read = x.duplicate(Category::Workspace).unwrap();
-        let mut backward = Backward { weights, random, share: &share, stash: &mut stash, sink };
-        let rows = targets.len() as f32;
-        let scale = Scale { loss: 1.0 / (rows * samples), temperature: 1.0 };
-        let outcome = self.model.loss(x, &targets, scale, &mut backward).unwrap();
-        self.model.backward(outcome.gradient, &mut backward).unwrap();
-        (outcome.total.read().unwrap().loss_sum / f64::from(rows), read, statistics)
+        let batch = self.oracle.batch(i, &self.device, self.case.dtype);
+        pass(&self.model, &self.weights, batch, false, samples, sink)
     }
 
     /// The kept ones of values that may be all of a parameter's.

@@ -1,0 +1,111 @@
+//! Models that are cut over ranks, against the same file: their loss and their gradients, put together from the pieces and the
+//! summands that the ranks have, are PyTorch's. So a cut is held against something that nobody here wrote, not against one rank alone.
+
+use espalier_plan::layout::{LocalModel, Partial};
+use espalier_train::Result;
+use espalier_train::parallel::{Ranks, on_threads};
+use espalier_train::weights::Held;
+
+use super::*;
+
+/// What a rank made of the first micro-batch: its loss, and by parameter the gradient of its piece.
+type Made = (f64, Vec<Vec<f32>>);
+
+/// Sends the first micro-batch through a rank's own model, with its pieces of the file's weights.
+fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &Device) -> Result<Made> {
+    let local = plan.layout.of(ranks.place());
+    let held = Held::all(&plan.model);
+    let mut weights = Weights::initialise_held(local, &held, device, DType::F32, 0)?;
+    for id in weights.ids().collect::<Vec<_>>() {
+        let whole = start(oracle, weights.name(id), masked);
+        let runs = local.pieces[id.0].runs();
+        let own: Vec<f32> =
+            runs.flat_map(|run| whole[run.in_whole..run.in_whole + run.length].to_vec()).collect();
+        let shape = weights.get(id).shape().to_vec();
+        *weights.get_mut(id) = Tensor::from_f32(device, &shape, DType::F32, &own, Category::Weights)?;
+    }
+    let model = Model::of_rank(local, ranks, Recompute::None, None);
+    let masks = Masks::new(weights.parameters(), false);
+    let mut gradients = Gradients::new(&masks);
+    let batch = oracle.batch(0, device, DType::F32);
+    let (loss, ..) = pass(&model, &weights, batch, true, 1.0, &mut gradients);
+    let of = |id| gradients.get(id).expect("every parameter has a gradient").to_f32();
+    Ok((loss, weights.ids().map(of).collect()))
+}
+
+/// A parameter as the file has it, with zeros for what is pruned.
+fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
+    let mut values = oracle.tensors[&format!("init/{name}")].clone();
+    if let Some(words) = oracle.words.get(&format!("mask/{name}")).filter(|_| masked) {
+        let pruned = |i: usize| words[i / 32] >> (i % 32) & 1 == 0;
+        values.iter_mut().enumerate().filter(|(i, _)| pruned(*i)).for_each(|(_, value)| *value = 0.0);
+    }
+    values
+}
+
+/// The gradient of a whole parameter. A rank's counts unless one before it has the same: the same piece, and not another summand of it.
+fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made: &[Made]) -> Vec<f32> {
+    let mut whole = vec![0.0; length];
+    for (rank, local) in locals.iter().enumerate() {
+        let Partial { tensor: parts, spatial: tiles } = local.partial[id];
+        let is_same = |other: usize| {
+            locals[other].pieces[id] == local.pieces[id]
+                && (!parts || other % tensor == rank % tensor)
+                && (!tiles || other / tensor == rank / tensor)
+        };
+        if (0..rank).any(is_same) {
+            continue;
+        }
+        for run in local.pieces[id].runs() {
+            let own = &made[rank].1[id][run.at..run.at + run.length];
+            whole[run.in_whole..run.in_whole + run.length].iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
+        }
+    }
+    whole
+}
+
+fn check(oracle: &Oracle, layout: &[&str]) {
+    let set: Vec<String> = layout.iter().map(|setting| format!("parallel.{setting}")).collect();
+    let plan = Plan::new(RunFile::parse(oracle.text, &set).unwrap(), oracle.facts).unwrap();
+    let device = Device::cpu(1).unwrap();
+    for case in [F32[0], F32[1]] {
+        let network = oracle.network(case);
+        let made = on_threads(&plan.mesh, &device, |ranks, device| {
+            made_by(oracle, &plan, case.masked, &ranks, device)
+        })
+        .unwrap();
+        let expected = f64::from(oracle.tensors[&network.what("loss")][0]);
+        for (rank, (loss, _)) in made.iter().enumerate() {
+            assert!((loss - expected).abs() < LEAST * expected, "{layout:?}, rank {rank}: {loss}");
+        }
+        let tensor = plan.mesh.extents().tensor;
+        let what = network.what("gradient");
+        let compared = |id: ParameterId| {
+            let name = network.weights.name(id).to_owned();
+            let length = network.weights.get(id).len();
+            let ours = network.kept(id, together(id.0, length, plan.layout.peers(), tensor, &made));
+            let truth = oracle.expected(&what, &name).to_vec();
+            Compared { ours, start: vec![0.0; truth.len()], truth, name }
+        };
+        oracle.assert_close(&what, &network.weights.ids().map(compared).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn gradients_of_parts_of_layers_are_pytorchs() {
+    for sequence in ["sequence=false", "sequence=true"] {
+        check(&Oracle::gpt(), &["tensor=2", sequence]);
+        // Two heads of keys and values on four ranks.
+        check(&Oracle::llama(), &["tensor=2", sequence]);
+        check(&Oracle::llama(), &["tensor=4", sequence]);
+    }
+    check(&Oracle::cnn(), &["tensor=2"]);
+    check(&Oracle::cnn(), &["tensor=3"]);
+}
+
+#[test]
+fn gradients_over_tiles_of_images_are_pytorchs() {
+    for layout in [&["spatial=2"][..], &["spatial=[2,2]"], &["spatial=2", "tensor=2"]] {
+        check(&Oracle::cnn(), layout);
+    }
+}
