@@ -1,12 +1,18 @@
 //! `espalier bench`: measures this machine, one subcommand a question.
 
+mod cluster_file;
+mod comm;
+mod compute;
+mod draft;
 mod sparse;
 mod timing;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use espalier_plan::device::DeviceKind;
 
 #[derive(Args)]
 #[command(arg_required_else_help = true)]
@@ -17,6 +23,10 @@ pub struct BenchArguments {
 
 #[derive(Subcommand)]
 enum Question {
+    /// How fast a device is: products, convolutions, attention, passes over memory; into a cluster file.
+    Compute(compute::ComputeArguments),
+    /// How fast messages between devices are; into the cluster file that `bench compute` wrote.
+    Comm(comm::CommArguments),
     /// Why dense kernels: a linear layer whose weights are mostly zero, multiplied densely and sparsely.
     Sparse(sparse::SparseArguments),
 }
@@ -24,6 +34,16 @@ enum Question {
 /// Runs the command.
 pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     match &arguments.question {
+        Question::Compute(arguments) => compute::compute(arguments),
+        Question::Comm(arguments) => comm::comm(arguments),
         Question::Sparse(arguments) => sparse::sparse(arguments),
     }
+}
+
+fn device_kind() -> impl TypedValueParser<Value = DeviceKind> {
+    PossibleValuesParser::new(["auto", "cpu", "cuda"]).map(|name| match name.as_str() {
+        "cpu" => DeviceKind::Cpu,
+        "cuda" => DeviceKind::Cuda,
+        _ => DeviceKind::Auto,
+    })
 }

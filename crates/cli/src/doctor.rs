@@ -111,13 +111,7 @@ impl Findings {
 
     fn table(&self) -> String {
         let mut lines = vec![("espalier", env!("CARGO_PKG_VERSION").to_owned())];
-        let instructions = match self.isa {
-            Isa::Portable => "no AVX2: slow",
-            Isa::Avx2(_) => "AVX2",
-            Isa::Avx512(_) => "AVX-512",
-            Isa::Amx(_) => "AVX-512, AMX with bf16",
-        };
-        lines.push(("cpu", format!("{} cores, {instructions}", self.cores)));
+        lines.push(("cpu", format!("{} cores, {}", self.cores, instructions(self.isa))));
         for gpu in &self.cuda.gpus {
             lines.push(("card", gpu.to_string()));
         }
@@ -159,6 +153,16 @@ impl Findings {
         let free = self.disk.map_or("unknown".into(), |free| Size(free as usize).to_string());
         lines.push(("disk", format!("{free} free here")));
         lines.into_iter().map(|(name, text)| format!("{name:<13}{text}\n")).collect()
+    }
+}
+
+/// What a processor's products are made with.
+pub fn instructions(isa: Isa) -> &'static str {
+    match isa {
+        Isa::Portable => "no AVX2: slow",
+        Isa::Avx2(_) => "AVX2",
+        Isa::Avx512(_) => "AVX-512",
+        Isa::Amx(_) => "AVX-512, AMX with bf16",
     }
 }
 

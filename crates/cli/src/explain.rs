@@ -18,6 +18,7 @@ use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
 use espalier_train::data::Dataset;
 
+use crate::messages::Links;
 use crate::say;
 use crate::train::{conflict, in_file, read, resolve};
 
@@ -68,7 +69,7 @@ pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
     let published = Link::published(precision.size());
     let mut at = Setting { ranks: arguments.ranks, batch: plan.batch.samples, link: published, all_reduce };
     let links = if arguments.measure { Some(measure::links(&at, precision)?) } else { None };
-    let known = links.as_ref().map_or(published, measure::Links::fitted);
+    let known = links.as_ref().map_or(published, Links::fitted);
     at.link =
         Link { alpha: arguments.alpha.unwrap_or(known.alpha), beta: arguments.beta.unwrap_or(known.beta) };
     let explanation = Explanation::new(&plan.model, pruning.as_ref(), at).map_err(PlanError::Shape);

@@ -9,6 +9,7 @@ mod device;
 mod doctor;
 mod explain;
 mod log;
+mod messages;
 mod picture;
 mod profile;
 mod progress;

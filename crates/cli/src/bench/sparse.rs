@@ -8,8 +8,7 @@
 mod contest;
 mod report;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,8 +17,9 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::DType;
-use espalier_train::Error;
 
+use super::device_kind;
+use super::draft::Draft;
 use crate::device;
 use crate::say::{self, say};
 use contest::Contest;
@@ -67,14 +67,6 @@ pub struct SparseArguments {
     json: bool,
 }
 
-fn device_kind() -> impl TypedValueParser<Value = DeviceKind> {
-    PossibleValuesParser::new(["auto", "cpu", "cuda"]).map(|name| match name.as_str() {
-        "cpu" => DeviceKind::Cpu,
-        "cuda" => DeviceKind::Cuda,
-        _ => DeviceKind::Auto,
-    })
-}
-
 fn precision() -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(["f32", "bf16"])
         .map(|name| if name == "f32" { DType::F32 } else { DType::Bf16 })
@@ -92,7 +84,7 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     let mut sizes: Vec<usize> = arguments.sizes.iter().map(|&size| size as usize).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let draft = Draft::open(&arguments.out)?;
+    let draft = Draft::open(&arguments.out, "--out")?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
     let contest = Contest { device, dtype: arguments.precision, batch: arguments.batch as usize };
     let mut report = Report::new(&contest, arguments.sparsity);
@@ -123,41 +115,4 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
         say::json(&report.json(&arguments.out));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The figure's file while it is being made: a place that can be written to is found before a minute is spent, and
-/// nothing half-written is left under the name.
-struct Draft {
-    file: PathBuf,
-    part: PathBuf,
-}
-
-impl Draft {
-    fn open(file: &Path) -> Result<Draft> {
-        let refused = |why: String| Error::File { path: file.into(), why };
-        if file.is_dir() || file.file_name().is_none() {
-            return Err(refused("a folder; --out takes the name of a file".into()).into());
-        }
-        if let Some(folder) = file.parent() {
-            fs::create_dir_all(folder).map_err(|why| refused(why.to_string()))?;
-        }
-        let mut part = file.as_os_str().to_owned();
-        part.push(".part");
-        let draft = Draft { file: file.into(), part: part.into() };
-        fs::write(&draft.part, "").map_err(|why| refused(why.to_string()))?;
-        Ok(draft)
-    }
-
-    fn finish(&self, text: &str) -> Result<()> {
-        let written = fs::write(&self.part, text).and_then(|()| fs::rename(&self.part, &self.file));
-        written.map_err(|why| Error::File { path: self.file.clone(), why: why.to_string() })?;
-        Ok(())
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // Already renamed where all went well.
-        let _ = fs::remove_file(&self.part);
-    }
 }

@@ -1,8 +1,11 @@
-//! How things are timed beside each other: in turns, so that a machine that slows down slows all of them down.
+//! How things are timed beside each other: in turns, so that a machine that slows down slows all of them down; and, where ranks
+//! share a machine, by all of them at once, since each is slower then.
 
 use std::time::{Duration, Instant};
 
-use espalier_tensor::{Device, Result};
+use espalier_comm::{Reduce, threads};
+use espalier_plan::cluster::measured::median;
+use espalier_tensor::{Device, Error, Result};
 
 /// One of the things to be timed: does its work once, or queues it on a card.
 pub type Contestant<'a> = Box<dyn FnMut() -> Result<()> + Send + 'a>;
@@ -13,15 +16,42 @@ const SAMPLE: Duration = Duration::from_millis(2);
 const MOST_REPEATS: f64 = 500.0;
 /// The fewest and the most rounds.
 const ROUNDS: (usize, usize) = (3, 41);
+/// How long a device waits for another.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The median milliseconds of each, over as many rounds as fit into about `budget`. In a round each has one turn;
 /// one run of each comes before and does not count.
 pub fn in_turns(device: &Device, budget: Duration, contestants: &mut [Contestant<'_>]) -> Result<Vec<f64>> {
+    rounds(device, budget, contestants, Ok)
+}
+
+/// The same on several devices that all do the same at the same time, each with contestants of its own: means over devices.
+pub fn at_once(
+    devices: &[Device],
+    budget: Duration,
+    prepare: impl Fn(&Device) -> Result<Vec<Contestant<'static>>> + Sync,
+) -> Result<Vec<f64>, espalier_train::Error> {
+    let each = threads::run(devices.len(), PATIENCE, |comm| -> Result<_, espalier_train::Error> {
+        let device = &devices[comm.rank()];
+        let mean = |ms: f64| Ok(comm.all_reduce(vec![ms], Reduce::Sum)?[0] / devices.len() as f64);
+        rounds(device, budget, &mut prepare(device)?, mean)
+    });
+    // All have the same means.
+    Ok(each?.swap_remove(0))
+}
+
+/// `mean` waits for the others, where there are any: so all begin each sample together.
+fn rounds<E: From<Error> + Send>(
+    device: &Device,
+    budget: Duration,
+    contestants: &mut [Contestant<'_>],
+    mean: impl Fn(f64) -> Result<f64, E> + Sync,
+) -> Result<Vec<f64>, E> {
     device.enter(|| {
         let mut plans = Vec::new();
         for contestant in &mut *contestants {
             sample(device, contestant, 1)?;
-            let once = sample(device, contestant, 1)?.max(1e-6);
+            let once = mean(sample(device, contestant, 1)?)?.max(1e-6);
             let repeats = (SAMPLE.as_secs_f64() / once).ceil().clamp(1.0, MOST_REPEATS);
             plans.push((repeats as usize, once * repeats));
         }
@@ -30,10 +60,10 @@ pub fn in_turns(device: &Device, budget: Duration, contestants: &mut [Contestant
         let mut times = vec![Vec::new(); contestants.len()];
         for _ in 0..rounds {
             for ((contestant, (repeats, _)), times) in contestants.iter_mut().zip(&plans).zip(&mut times) {
-                times.push(sample(device, contestant, *repeats)? * 1e3);
+                times.push(mean(sample(device, contestant, *repeats)?)? * 1e3);
             }
         }
-        Ok(times.iter_mut().map(|times| median(times)).collect())
+        Ok(times.into_iter().map(median).collect())
     })
 }
 
@@ -47,24 +77,11 @@ fn sample(device: &Device, contestant: &mut Contestant<'_>, repeats: usize) -> R
     Ok(start.elapsed().as_secs_f64() / repeats as f64)
 }
 
-/// The middle one, or the mean of the two in the middle.
-fn median(times: &mut [f64]) -> f64 {
-    times.sort_by(f64::total_cmp);
-    let half = times.len() / 2;
-    if times.len().is_multiple_of(2) { (times[half - 1] + times[half]) / 2.0 } else { times[half] }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
 
     use super::*;
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
-    }
 
     #[test]
     fn turns_alternate_and_an_error_ends_them() {
@@ -90,5 +107,23 @@ mod tests {
         let refused = || espalier_tensor::Error::Unsupported { what: "no".into() };
         let mut bad: [Contestant<'_>; 1] = [Box::new(|| Err(refused()))];
         assert_eq!(in_turns(&device, Duration::ZERO, &mut bad).unwrap_err().to_string(), "no");
+    }
+
+    #[test]
+    fn devices_work_at_once_and_one_that_cannot_ends_it() {
+        let devices = [Device::cpu(1).unwrap(), Device::cpu(1).unwrap()];
+        let begun = Mutex::new(0);
+        let prepare = |_: &Device| -> Result<Vec<Contestant<'static>>> {
+            *begun.lock().unwrap() += 1;
+            Ok(vec![Box::new(|| {
+                std::thread::sleep(SAMPLE);
+                Ok(())
+            })])
+        };
+        let times = at_once(&devices, Duration::ZERO, prepare).unwrap();
+        assert!(times.len() == 1 && times[0] >= 2.0, "{times:?}");
+        assert_eq!(*begun.lock().unwrap(), 2);
+        let refused = |_: &Device| Err(Error::Unsupported { what: "no".into() });
+        assert!(at_once(&devices, Duration::ZERO, refused).unwrap_err().to_string().ends_with("no"));
     }
 }

@@ -1,14 +1,20 @@
-//! `espalier bench sparse`: what it prints, what it draws, and what it refuses.
+//! `espalier bench`: what it prints, draws and writes, and what it refuses.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use espalier_plan::cluster::Cluster;
+
 use crate::{json, outputs, said};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
+    run(folder, "sparse", arguments)
+}
+
+fn run(folder: &Path, question: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(["bench", "sparse"]).args(arguments).output().unwrap()
+    command.current_dir(folder).args(["bench", question]).args(arguments).output().unwrap()
 }
 
 /// On any machine.
@@ -113,4 +119,70 @@ fn a_card_is_measured_or_missed() {
         assert!(said(&output).contains("CUDA cannot be used"), "{}", said(&output));
         assert!(!folder.path().join("out/bench-sparse.svg.part").exists());
     }
+}
+
+/// `bench compute` and `bench comm`, with sizes that take a moment.
+fn quick(folder: &Path, question: &str, arguments: &[&str]) -> Output {
+    run(folder, question, &[&["--quick"], &CPU[..], arguments].concat())
+}
+
+#[test]
+fn a_cluster_file_is_measured_in_two_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cluster.toml");
+    let output = quick(folder.path(), "compute", &["--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let found = json(&output.stdout);
+    outputs::compare("espalier bench compute --json", std::slice::from_ref(&found));
+    assert_eq!(found["file"], "cluster.toml");
+    assert!(found["rows"].as_array().unwrap().iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0));
+    let first = fs::read_to_string(&file).unwrap();
+    let cluster = Cluster::parse_unlinked(&first).unwrap();
+    assert_eq!((cluster.name.as_str(), cluster.node.link), ("cluster", None));
+    assert_eq!(serde_json::to_value(&cluster.device).unwrap(), found["device"]);
+
+    // A person's own words stay.
+    fs::write(&file, first.replace("[node]", "# mine\n[node]")).unwrap();
+    let output = quick(folder.path(), "comm", &["--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let found = json(&output.stdout);
+    outputs::compare("espalier bench comm --json", std::slice::from_ref(&found));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("# mine\n[node]"), "{text}");
+    let linked = Cluster::parse(&text).unwrap();
+    assert_eq!(linked.device, cluster.device, "the other part is kept");
+    let link = linked.node.link.unwrap();
+    assert!(link.gb_per_s > 0.0 && link.alpha_us >= 0.0, "{link:?}");
+
+    let output = quick(folder.path(), "compute", &[]);
+    assert!(output.status.success() && output.stdout.is_empty(), "{}", said(&output));
+    let text = fs::read_to_string(&file).unwrap();
+    assert_eq!(Cluster::parse(&text).unwrap().node, linked.node, "and so is this one");
+    assert_eq!(text.matches("espalier bench compute`").count(), 1, "{text}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+}
+
+#[test]
+fn files_that_cannot_be_a_cluster_s() {
+    let folder = tempfile::tempdir().unwrap();
+    let run_file = "[model]\nname = \"gpt\"\n";
+    fs::write(folder.path().join("run.toml"), run_file).unwrap();
+    let refused = |question: &str, arguments: &[&str], words: &[&str]| {
+        let output = quick(folder.path(), question, arguments);
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "one sentence: {text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
+        assert_eq!(fs::read_to_string(folder.path().join("run.toml")).unwrap(), run_file, "left alone");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    };
+    for question in ["compute", "comm"] {
+        refused(question, &["-o", "run.toml"], &["run.toml", "no cluster file"]);
+        refused(question, &["-o", "run.toml/below"], &["run.toml/below"]);
+        refused(question, &["-o", "."], &["--out", "folder"]);
+        let output = run(folder.path(), question, &["--device", "abacus"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said(&output).contains("abacus") && said(&output).contains("cuda"), "{}", said(&output));
+    }
+    refused("comm", &["-o", "none.toml"], &["none.toml", "espalier bench compute --out none.toml"]);
 }

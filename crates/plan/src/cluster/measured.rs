@@ -1,6 +1,6 @@
 //! From what was seen on a machine to the few numbers of a cluster file. Only arithmetic: who measures is `espalier bench`.
 
-use super::{Fabric, Matrix};
+use super::Fabric;
 use crate::cost::{Cost, Link};
 
 /// An operation that was timed.
@@ -46,9 +46,9 @@ pub fn efficiency(samples: &[Sample], unit: f64, peak: f64) -> Vec<[f64; 2]> {
     points.into_iter().map(|[size, share]| [size, rounded(share)]).collect()
 }
 
-/// What passes that are no products reach of a product: the median over what was seen, each of so many flops a pass.
-pub fn share_of_products(matrix: &Matrix, seen: &[Sample]) -> f64 {
-    rounded(median(seen.iter().map(|sample| matrix.seconds(sample.size) / sample.seconds)))
+/// What samples reach of the rate by which an operation of a size is expected to take so many seconds: their median.
+pub fn share_of(expected: impl Fn(f64) -> f64, seen: &[Sample]) -> f64 {
+    rounded(median(seen.iter().map(|sample| expected(sample.size) / sample.seconds)))
 }
 
 impl Fabric {
@@ -89,6 +89,7 @@ pub fn rounded(number: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Matrix;
     use super::*;
 
     fn took(size: f64, seconds: f64) -> Sample {
@@ -122,7 +123,7 @@ mod tests {
             attention: None,
         };
         let seen = [took(1e9, 4e-3), took(2e9, 8e-3), took(4e9, 8e-3)];
-        assert_eq!(share_of_products(&matrix, &seen), 0.5);
+        assert_eq!(share_of(|flops| matrix.seconds(flops), &seen), 0.5);
     }
 
     /// 5 microseconds, 20 GB/s between two, and half of that in rings.

@@ -80,8 +80,12 @@ pub struct Matrix {
 pub struct Copy {
     /// Read and written together, by the datasheet.
     pub gb_per_s: f64,
-    /// `[MB, share]`: what an operation over so many bytes reaches of it.
+    /// `[MB, share]`: what an operation over so many bytes reaches of it, of 32-bit numbers.
     pub efficiency: Vec<[f64; 2]>,
+    /// What an operation over as many bytes of 16-bit numbers reaches of that: less than 1 where a device takes its time for each
+    /// number, as a core does.
+    #[serde(default = "whole")]
+    pub bf16: f64,
 }
 
 /// A machine.
@@ -132,8 +136,15 @@ impl Cluster {
     pub fn fabric(&self, ranks: usize, stride: usize) -> &Fabric {
         match &self.network {
             Some(network) if ranks.saturating_mul(stride) > self.node.devices => network,
-            _ => self.node.link.as_ref().unwrap_or(&Fabric::NONE),
+            _ => self.node.link(),
         }
+    }
+}
+
+impl Node {
+    /// What joins its devices, also where there is one.
+    pub fn link(&self) -> &Fabric {
+        self.link.as_ref().unwrap_or(&Fabric::NONE)
     }
 }
 
@@ -165,7 +176,15 @@ impl Matrix {
 }
 
 impl Copy {
-    /// Seconds to pass over so many bytes.
+    /// Seconds to pass over so many bytes of numbers of a precision.
+    pub fn pass(&self, precision: Precision, bytes: f64) -> f64 {
+        match precision {
+            Precision::F32 => self.seconds(bytes),
+            Precision::Bf16 => self.seconds(bytes) / self.bf16,
+        }
+    }
+
+    /// Seconds to pass over so many bytes of 32-bit numbers.
     pub fn seconds(&self, bytes: f64) -> f64 {
         if bytes == 0.0 { 0.0 } else { bytes / (self.gb_per_s * 1e9 * share(&self.efficiency, bytes * 1e-6)) }
     }

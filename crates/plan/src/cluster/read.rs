@@ -76,6 +76,7 @@ impl Cluster {
             shares(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
         }
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
+        above_zero("device.memory.bf16", device.memory.bf16)?;
         shares("device.memory.efficiency", &device.memory.efficiency)?;
         if self.node.devices == 0 {
             return Err(wrong("node.devices", "at least 1", 0));

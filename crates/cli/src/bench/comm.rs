@@ -1,0 +1,125 @@
+//! `espalier bench comm`: how fast messages between the devices of this machine are, as the `[node.link]` of a cluster file says it.
+//!
+//! Ranks are threads of this process on a processor, and cards joined by NCCL where there are several. All send at once, so what they
+//! share is shared.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_plan::cluster::Fabric;
+use espalier_plan::cluster::measured::rounded;
+use espalier_plan::cluster::merge::Part;
+use espalier_plan::cost::AllReduce;
+use espalier_plan::device::DeviceKind;
+use espalier_plan::spec::Precision;
+use espalier_tensor::cuda::Cuda;
+use espalier_train::Error;
+use serde_json::json;
+
+use super::cluster_file::ClusterFile;
+use super::device_kind;
+use crate::messages::{self, Links, POINT_TO_POINT, Ranks};
+use crate::say::{self, say};
+
+/// Words of messages: those that only have to start, and those that fill a link.
+const SIZES: [f64; 5] = [256.0, 4096.0, 65_536.0, 1_048_576.0, 4_194_304.0];
+/// Of the sum beside which a rank computes: a bucket of gradients.
+const OVERLAPPED: f64 = 1_048_576.0;
+
+#[derive(Args)]
+#[command(after_help = "docs/plan.md explains every field of a cluster file.
+
+Examples:
+  espalier bench compute && espalier bench comm
+  espalier bench comm --device cuda --out h200.toml --json")]
+pub struct CommArguments {
+    /// Who sends: cards where there are some (auto), or what is named; cpu is threads of this process, one for each core.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    device: DeviceKind,
+    /// The cluster file, which `espalier bench compute` wrote: its [node.link] is replaced.
+    #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]
+    out: PathBuf,
+    /// Print what was measured as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+    /// Sizes that say nothing of the machine, for tests.
+    #[arg(long, hide = true)]
+    quick: bool,
+}
+
+/// Runs the command.
+pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
+    let file = ClusterFile::open(&arguments.out)?;
+    if !file.exists() {
+        let why = format!(
+            "there is no such file; `espalier bench compute --out {}` begins it",
+            arguments.out.display()
+        );
+        return Err(Error::File { path: arguments.out.clone(), why }.into());
+    }
+    let ranks = ranks(arguments.device)?;
+    let (carrier, precision) = match ranks {
+        Ranks::Threads(_) => ("threads", Precision::F32),
+        Ranks::Cards(_) => ("NCCL", Precision::Bf16),
+    };
+    say!("measuring messages among {} ranks: {carrier}, {} at once", ranks.count(), precision.name());
+    let sizes = if arguments.quick { &SIZES[..2] } else { &SIZES[..] };
+    let links = messages::links(ranks, AllReduce::Ring, precision, sizes)?;
+    let bytes = precision.size() as f64;
+    say::on_standard_error(format_args!("{}", table(&links, bytes)));
+    let two = links.costs(|pattern| pattern == POINT_TO_POINT);
+    let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
+    let overlapped = if arguments.quick { SIZES[0] } else { OVERLAPPED };
+    let occupies = rounded(messages::occupies(ranks, precision, overlapped)?);
+    let link = Fabric { occupies, ..Fabric::fit(&two, &rings, bytes) };
+    say!(
+        "link: {} us to start a message, {} GB/s, of which rings reach {:.0} %; a sum takes {:.0} % of computing beside it",
+        link.alpha_us,
+        link.gb_per_s,
+        100.0 * link.efficiency,
+        100.0 * link.occupies
+    );
+    let comment = format!("Measured by `espalier bench comm`: {} ranks, {carrier}.", ranks.count());
+    file.finish(&Part::link(link), &comment, |_| unreachable!("there is a file"))?;
+    if arguments.json {
+        let rows = links.0.iter().map(
+            |seen| json!({ "pattern": seen.pattern, "bytes": seen.words * bytes, "seconds": seen.seconds }),
+        );
+        say::json(&json!({
+            "file": arguments.out,
+            "ranks": ranks.count(),
+            "carrier": carrier,
+            "link": link,
+            "rows": rows.collect::<Vec<_>>(),
+        }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Those that there are: cards where two are found, or a thread for each core.
+fn ranks(kind: DeviceKind) -> Result<Ranks> {
+    let cards = if kind == DeviceKind::Cpu { 0 } else { Cuda::probe().gpus.len() };
+    match (kind, cards) {
+        (DeviceKind::Cuda, 0) => Cuda::probe().require()?,
+        (_, 2..) => return Ok(Ranks::Cards(cards)),
+        (DeviceKind::Cuda, _) => {
+            let what = "there is one card here, and messages take two: --device cpu measures threads".into();
+            return Err(espalier_tensor::Error::Unsupported { what }.into());
+        }
+        _ => {}
+    }
+    Ok(Ranks::Threads(std::thread::available_parallelism()?.get().max(2)))
+}
+
+/// A line for each pattern and size.
+fn table(links: &Links, word_bytes: f64) -> String {
+    let lines = links.0.iter().map(|seen| {
+        let sent = seen.cost.words * word_bytes;
+        let (kb, us, rate) = (seen.words * word_bytes * 1e-3, seen.seconds * 1e6, sent / seen.seconds * 1e-9);
+        let pattern = seen.pattern.replace('_', "-");
+        format!("  {pattern:<15} {kb:>10.1} kB {us:>11.1} us {rate:>8.2} GB/s sent by each rank\n")
+    });
+    lines.collect()
+}

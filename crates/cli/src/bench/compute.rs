@@ -1,0 +1,353 @@
+//! `espalier bench compute`: how fast a device is, as the `[device]` of a cluster file says it.
+//!
+//! On a processor a device is one core, and all cores work at once: that is what a rank has when all ranks are busy. A core alone is
+//! timed too, which gives the peak that shares are of, and shows what company costs.
+
+mod sizes;
+mod work;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_plan::cluster::datasheet::{self, Datasheet};
+use espalier_plan::cluster::measured::{self, Sample, best_rate, rounded};
+use espalier_plan::cluster::merge::{self, Part};
+use espalier_plan::cluster::{self, Copy, Matrix};
+use espalier_plan::device::DeviceKind;
+use espalier_tensor::cpu::Isa;
+use espalier_tensor::cuda::Cuda;
+use espalier_tensor::machine::memory_left;
+use espalier_tensor::{DType, Device, Error};
+use serde_json::{Value, json};
+
+use super::cluster_file::ClusterFile;
+use super::device_kind;
+use super::timing::at_once;
+use crate::say::{self, say};
+use crate::{device, doctor};
+use sizes::Sizes;
+use work::Work;
+
+/// About how long things that take turns are timed together.
+const TURN: Duration = Duration::from_millis(600);
+
+const PRECISIONS: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::Bf16)];
+
+#[derive(Args)]
+#[command(after_help = "docs/plan.md explains every field of a cluster file.
+
+Examples:
+  espalier bench compute
+  espalier bench compute --device cuda --out h200.toml --json")]
+pub struct ComputeArguments {
+    /// What to measure: a card where one is found (auto), or what is named; cpu is one core while all are busy.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device_kind())]
+    device: DeviceKind,
+    /// The cluster file: a new one, or one whose [device] is replaced.
+    #[arg(short, long, value_name = "FILE", default_value = "cluster.toml")]
+    out: PathBuf,
+    /// Print what was measured as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+    /// Sizes that say nothing of the machine, for tests.
+    #[arg(long, hide = true)]
+    quick: bool,
+}
+
+/// Runs the command.
+pub fn compute(arguments: &ComputeArguments) -> Result<ExitCode> {
+    let file = ClusterFile::open(&arguments.out)?;
+    let machine = Machine::open(arguments.device, arguments.quick)?;
+    say!("measuring {}", machine.in_words());
+    let mut rows = Vec::new();
+    let device = machine.measure(&mut rows)?;
+    say!("{}", summary(&device));
+    let comment = format!("Measured by `espalier bench compute`: {}.", machine.in_words());
+    let note = "measured by `espalier bench`";
+    let part = Part::device(device.clone());
+    file.finish(&part, &comment, |name| merge::begin(name, note, device.clone(), machine.count(), &comment))?;
+    if arguments.json {
+        say::json(&json!({
+            "file": arguments.out,
+            "devices": machine.count(),
+            "device": device,
+            "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The devices that this machine has, all alike.
+struct Machine {
+    /// Those that work at once: a card, or all cores.
+    devices: Vec<Device>,
+    sizes: &'static Sizes,
+    turn: Duration,
+}
+
+/// What was measured of one thing.
+struct Row {
+    work: Work,
+    precision: &'static str,
+    /// Of a pass, when all devices are busy,
+    busy: Sample,
+    /// and when no other is; none where there is no other.
+    alone: Option<Sample>,
+}
+
+impl Machine {
+    fn open(kind: DeviceKind, quick: bool) -> Result<Machine> {
+        let first = device::choose(kind, 1)?;
+        let (devices, sizes) = match &first {
+            Device::Cuda(gpu) => {
+                // As a run does unless it says otherwise.
+                gpu.allow_tf32_in_convolutions(true);
+                (vec![first], &sizes::CARD)
+            }
+            Device::Cpu(_) => {
+                let cores = std::thread::available_parallelism()?.get();
+                let others = (1..cores).map(|_| Device::cpu(1));
+                let devices: Result<Vec<Device>, Error> = [Ok(first)].into_iter().chain(others).collect();
+                (devices?, &sizes::CORE)
+            }
+        };
+        let (sizes, turn) = if quick { (&sizes::QUICK, Duration::ZERO) } else { (sizes, TURN) };
+        Ok(Machine { devices, sizes, turn })
+    }
+
+    /// How many devices a node of these has.
+    fn count(&self) -> usize {
+        match &self.devices[0] {
+            Device::Cpu(_) => self.devices.len(),
+            Device::Cuda(_) => Cuda::probe().gpus.len(),
+        }
+    }
+
+    fn in_words(&self) -> String {
+        match (&self.devices[0], self.devices.len()) {
+            (Device::Cpu(_), 1) => "one core".into(),
+            (Device::Cpu(_), cores) => format!("a core of {cores} while all of them work"),
+            (Device::Cuda(gpu), _) => format!("one {}", gpu.name()),
+        }
+    }
+
+    /// What a person calls one of the devices.
+    fn device_name(&self) -> String {
+        match &self.devices[0] {
+            Device::Cpu(_) => format!("a core, {}", doctor::instructions(Isa::best())),
+            Device::Cuda(gpu) => gpu.name().into(),
+        }
+    }
+
+    /// A device as a cluster file has it. What was seen goes to `rows`, and line by line to standard error.
+    fn measure(&self, rows: &mut Vec<Row>) -> Result<cluster::Device> {
+        let sheet = match &self.devices[0] {
+            Device::Cpu(_) => None,
+            Device::Cuda(gpu) => datasheet::of(gpu.name()),
+        };
+        let start = self.time(&[Work::Start], "f32", DType::F32)?;
+        let launch_us = rounded(start[0].busy.seconds * 1e6);
+        rows.extend(start);
+        let [f32, bf16] = PRECISIONS.map(|(name, dtype)| self.matrix(name, dtype, sheet, rows));
+        let memory = self.passes(sheet, rows)?;
+        let [memory_gb, reserved_gb] = self.memory()?;
+        let name = self.device_name();
+        Ok(cluster::Device { name, memory_gb, reserved_gb, launch_us, bf16: bf16?, f32: f32?, memory })
+    }
+
+    /// Products, and convolutions and attention held against them.
+    fn matrix(
+        &self,
+        precision: &'static str,
+        dtype: DType,
+        sheet: Option<Datasheet>,
+        rows: &mut Vec<Row>,
+    ) -> Result<Matrix> {
+        let mut products = Vec::new();
+        for decade in (self.sizes.products)(dtype) {
+            products.extend(self.time(&self.sizes.layers(decade), precision, dtype)?);
+        }
+        let peak = match (sheet, dtype) {
+            (Some(sheet), DType::F32) => sheet.f32_tflops,
+            (Some(sheet), _) => sheet.bf16_tflops,
+            (None, _) => rounded_up(best(&products) * 1e-12),
+        };
+        let efficiency = measured::efficiency(&busy(&products), 1e9, peak * 1e12);
+        let mut matrix = Matrix { peak_tflops: peak, efficiency, convolution: 1.0, attention: None };
+        let mut share = |work: &[Work]| -> Result<f64> {
+            let seen = self.time(work, precision, dtype)?;
+            let share = measured::share_of(|flops| matrix.seconds(flops), &busy(&seen));
+            rows.extend(seen);
+            Ok(share)
+        };
+        let (convolution, attention) = (share(self.sizes.convolutions)?, share(self.sizes.attention)?);
+        (matrix.convolution, matrix.attention) = (convolution, Some(attention));
+        rows.extend(products);
+        Ok(matrix)
+    }
+
+    /// What passes through memory: of 32-bit numbers, and what 16-bit numbers reach of that.
+    fn passes(&self, sheet: Option<Datasheet>, rows: &mut Vec<Row>) -> Result<Copy> {
+        let [mut wide, mut narrow] = [Vec::new(), Vec::new()];
+        for decade in self.sizes.passes.clone() {
+            for ((precision, dtype), seen) in PRECISIONS.into_iter().zip([&mut wide, &mut narrow]) {
+                seen.extend(self.time(&[self.sizes.passes_of(decade, dtype)], precision, dtype)?);
+            }
+        }
+        let gb_per_s = sheet.map_or_else(|| rounded_up(best(&wide) * 1e-9), |sheet| sheet.gb_per_s);
+        let efficiency = measured::efficiency(&busy(&wide), 1e6, gb_per_s * 1e9);
+        let mut memory = Copy { gb_per_s, efficiency, bf16: 1.0 };
+        memory.bf16 = measured::share_of(|bytes| memory.seconds(bytes), &busy(&narrow));
+        rows.extend(wide.into_iter().chain(narrow));
+        Ok(memory)
+    }
+
+    /// Times some work in turns: on all devices at once, then on one alone where there are others.
+    fn time(&self, work: &[Work], precision: &'static str, dtype: DType) -> Result<Vec<Row>> {
+        let prepare =
+            |device: &Device| work.iter().map(|work| work.prepare(device, dtype)).collect::<Result<_, _>>();
+        let samples = |devices: &[Device]| -> Result<Vec<Sample>> {
+            let times = at_once(devices, self.turn, prepare)?;
+            let sample = |(work, ms): (&Work, f64)| Sample {
+                size: work.size(dtype),
+                seconds: ms * 1e-3 / work.passes(),
+            };
+            Ok(work.iter().zip(times).map(sample).collect())
+        };
+        let busy = samples(&self.devices)?;
+        let alone: Vec<Option<Sample>> = match self.devices.len() {
+            1 => vec![None; work.len()],
+            _ => samples(&self.devices[..1])?.into_iter().map(Some).collect(),
+        };
+        let seen = work.iter().zip(busy).zip(alone);
+        let rows: Vec<Row> =
+            seen.map(|((work, busy), alone)| Row { work: *work, precision, busy, alone }).collect();
+        rows.iter().for_each(|row| say!("{}", row.line()));
+        Ok(rows)
+    }
+
+    /// GB that a device has, and what of it is taken before a run begins: by the driver and by what was loaded.
+    fn memory(&self) -> Result<[f64; 2]> {
+        let tenths = |bytes: usize| (bytes as f64 * 1e-8).floor() / 10.0;
+        match &self.devices[0] {
+            Device::Cuda(gpu) => {
+                gpu.release_unused()?;
+                let for_runs = gpu.memory_left()? + gpu.ledger().total();
+                Ok([tenths(gpu.gpu().memory), rounded(tenths(gpu.gpu().memory) - tenths(for_runs))])
+            }
+            Device::Cpu(_) => {
+                let unknown =
+                    || Error::Unsupported { what: "the system does not say what memory is left".into() };
+                let left = memory_left().ok_or_else(unknown)? as usize;
+                Ok([tenths(left / self.devices.len()), 0.0])
+            }
+        }
+    }
+}
+
+/// What rows reach when all devices are busy.
+fn busy(rows: &[Row]) -> Vec<Sample> {
+    rows.iter().map(|row| row.busy).collect()
+}
+
+/// The best rate of any row, alone or not.
+fn best(rows: &[Row]) -> f64 {
+    let all: Vec<Sample> = rows.iter().flat_map(|row| [Some(row.busy), row.alone]).flatten().collect();
+    best_rate(&all)
+}
+
+/// Two digits: a best rate that was measured is a peak, which nothing exceeds.
+fn rounded_up(rate: f64) -> f64 {
+    let unit = 10f64.powf(rate.log10().floor() - 1.0);
+    rounded((rate / unit).ceil() * unit)
+}
+
+impl Row {
+    fn line(&self) -> String {
+        let (kind, work) = (self.work.kind(), self.work.to_string());
+        let rate = |sample: Sample| match self.work {
+            Work::Start => format!("{:.2} us", sample.seconds * 1e6),
+            Work::Passes { .. } => format!("{:.1} GB/s", sample.rate() * 1e-9),
+            _ => format!("{:.3} TFLOP/s", sample.rate() * 1e-12),
+        };
+        let size = match self.work {
+            Work::Start => String::new(),
+            Work::Passes { .. } => format!("{} MB", rounded(self.busy.size * 1e-6)),
+            _ => format!("{} Gflop", rounded(self.busy.size * 1e-9)),
+        };
+        let alone = self.alone.map_or(String::new(), |alone| format!("   alone {}", rate(alone)));
+        format!("  {kind:<11} {:<4} {work:<36} {size:>16} {:>15}{alone}", self.precision, rate(self.busy))
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "work": self.work.kind(),
+            "precision": self.precision,
+            "sizes": self.work.to_string(),
+            "size": self.busy.size,
+            "seconds": self.busy.seconds,
+            "seconds_alone": self.alone.map(|alone| alone.seconds),
+        })
+    }
+}
+
+/// What was found, in a few lines.
+fn summary(device: &cluster::Device) -> String {
+    let points = |points: &[[f64; 2]], unit: &str| {
+        let each = points.iter().map(|[size, share]| format!("{:.0} % at {size} {unit}", 100.0 * share));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    let matrix = |name: &str, matrix: &Matrix| {
+        format!(
+            "{name}: of {} TFLOP/s products reach {}; convolutions {:.2} of a product, attention {:.2}\n",
+            matrix.peak_tflops,
+            points(&matrix.efficiency, "Gflop"),
+            matrix.convolution,
+            matrix.attention.unwrap_or(1.0),
+        )
+    };
+    let memory = &device.memory;
+    format!(
+        "{}: {} GB, of which {} are taken; an operation starts in {} us\n{}{}memory: of {} GB/s passes reach {}; in bf16 {:.2} of that",
+        device.name,
+        device.memory_gb,
+        device.reserved_gb,
+        device.launch_us,
+        matrix("f32", &device.f32),
+        matrix("bf16", &device.bf16),
+        memory.gb_per_s,
+        points(&memory.efficiency, "MB"),
+        memory.bf16,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All of it in a moment: what is written is read, and its sizes grow.
+    #[test]
+    fn what_is_measured_is_a_cluster() {
+        let machine = Machine::open(DeviceKind::Cpu, true).unwrap();
+        let mut rows = Vec::new();
+        let device = machine.measure(&mut rows).unwrap();
+        let text = merge::begin("here", "", device.clone(), 1, "measured");
+        let read = cluster::Cluster::parse(&text).unwrap();
+        assert_eq!(read.device, device);
+        for matrix in [&device.f32, &device.bf16] {
+            assert_eq!(matrix.efficiency.len(), 2);
+            assert!(matrix.efficiency.iter().all(|[_, share]| *share > 0.0 && *share <= 1.0), "{matrix:?}");
+            assert!(matrix.seconds(1e5) <= matrix.seconds(1e6), "{matrix:?}");
+        }
+        assert_eq!(rows.iter().filter(|row| row.work.kind() == "product").count(), 2 * 2 * 3);
+        assert!(rows.iter().all(|row| row.busy.seconds > 0.0));
+    }
+
+    #[test]
+    fn a_peak_is_not_exceeded() {
+        assert_eq!([rounded_up(0.1234), rounded_up(18.01), rounded_up(2.0)], [0.13, 19.0, 2.0]);
+    }
+}

@@ -1,0 +1,123 @@
+//! How large what is timed is: from where only the start of an operation counts to where a device is at its best.
+
+use std::ops::RangeInclusive;
+
+use espalier_tensor::DType;
+
+use super::work::Work;
+
+/// What is timed on a device, smaller ones first.
+pub struct Sizes {
+    /// Decades of flops of a product, by precision.
+    pub products: fn(DType) -> RangeInclusive<i32>,
+    /// Widths are multiples of this.
+    pub granule: usize,
+    /// Convolutions, from narrow layers on large images to wide ones on small images.
+    pub convolutions: &'static [Work],
+    /// Attention.
+    pub attention: &'static [Work],
+    /// Decades of bytes of a pass.
+    pub passes: RangeInclusive<i32>,
+    /// The width of its rows.
+    pub width: usize,
+}
+
+/// Of a core.
+pub const CORE: Sizes = Sizes {
+    products: |dtype| if dtype == DType::F32 { 5..=9 } else { 5..=10 },
+    granule: 16,
+    convolutions: &[
+        convolution(8, 32, 3, 32, 3, 1),
+        convolution(8, 32, 16, 16, 3, 1),
+        convolution(8, 16, 64, 64, 3, 1),
+        convolution(8, 16, 64, 128, 1, 2),
+        convolution(8, 8, 128, 128, 3, 1),
+    ],
+    attention: &[attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
+    passes: 3..=8,
+    width: 256,
+};
+
+/// Of a card.
+pub const CARD: Sizes = Sizes {
+    products: |dtype| if dtype == DType::F32 { 7..=12 } else { 7..=13 },
+    granule: 64,
+    convolutions: &[
+        convolution(64, 224, 3, 64, 7, 2),
+        convolution(64, 56, 64, 64, 3, 1),
+        convolution(64, 56, 64, 256, 1, 1),
+        convolution(64, 28, 128, 128, 3, 1),
+        convolution(64, 14, 256, 256, 3, 1),
+        convolution(64, 7, 512, 512, 3, 1),
+    ],
+    attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
+    passes: 4..=9,
+    width: 1024,
+};
+
+/// So small that a test has time for it.
+pub const QUICK: Sizes = Sizes {
+    products: |_| 5..=6,
+    granule: 16,
+    convolutions: &[convolution(1, 8, 3, 8, 3, 1)],
+    attention: &[attention(1, 16, 2, 32)],
+    passes: 3..=4,
+    width: 64,
+};
+
+const fn convolution(
+    batch: usize,
+    side: usize,
+    input: usize,
+    output: usize,
+    kernel: usize,
+    stride: usize,
+) -> Work {
+    Work::Convolution { batch, side, input, output, kernel, stride }
+}
+
+const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> Work {
+    Work::Attention { batch, positions, heads, width }
+}
+
+impl Sizes {
+    /// Linear layers of about so many flops a product: square, with eight times as many rows as they are wide, and with an eighth.
+    pub fn layers(&self, decade: i32) -> Vec<Work> {
+        let layer = |ratio: f64| {
+            let width = (10f64.powi(decade) / (2.0 * ratio)).cbrt() / self.granule as f64;
+            let width = self.granule * width.round().max(1.0) as usize;
+            let rows = ((ratio * width as f64) as usize).max(1);
+            Work::Linear { rows, input: width, output: width }
+        };
+        [1.0, 8.0, 0.125].map(layer).to_vec()
+    }
+
+    /// Passes of about so many bytes.
+    pub fn passes_of(&self, decade: i32, dtype: DType) -> Work {
+        let row = Work::Passes { rows: 1, width: self.width }.size(dtype);
+        Work::Passes { rows: (10f64.powi(decade) / row).round().max(1.0) as usize, width: self.width }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_and_passes_are_of_their_decade() {
+        for sizes in [&CORE, &CARD, &QUICK] {
+            for dtype in [DType::F32, DType::Bf16] {
+                let nearest = |work: &Work| work.size(dtype).log10().round() as i32;
+                for decade in (sizes.products)(dtype) {
+                    for work in sizes.layers(decade) {
+                        assert_eq!(nearest(&work), decade, "{work}");
+                    }
+                }
+                for decade in sizes.passes.clone() {
+                    let work = sizes.passes_of(decade, dtype);
+                    assert_eq!(nearest(&work), decade, "{work}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What is timed: the operations of layers, each with what a planner counts of it.
+
+use std::fmt;
+
+use espalier_tensor::ops::activation::{self, Activation};
+use espalier_tensor::ops::conv::{self, Conv};
+use espalier_tensor::ops::matmul::matmul;
+use espalier_tensor::ops::{attention, elementwise, flat, layer_norm};
+use espalier_tensor::{Category, DType, Device, Result, Tensor, random};
+
+use crate::bench::timing::Contestant;
+
+/// Numbers that are made on the host; larger tensors repeat them.
+const DRAWN: usize = 1 << 20;
+
+/// An operation of a layer, forward and backward.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Work {
+    /// The three products of a linear layer.
+    Linear { rows: usize, input: usize, output: usize },
+    /// The three passes of a convolution over square images, padded so that windows are as many as pixels over strides.
+    Convolution { batch: usize, side: usize, input: usize, output: usize, kernel: usize, stride: usize },
+    /// Both passes of causal attention.
+    Attention { batch: usize, positions: usize, heads: usize, width: usize },
+    /// A sum, an activation, and both passes of a norm.
+    Passes { rows: usize, width: usize },
+    /// So few numbers that only the start of an operation takes time.
+    Start,
+}
+
+impl Work {
+    /// Flops of a pass, or bytes that it reads and writes.
+    pub fn size(&self, dtype: DType) -> f64 {
+        let product = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
+        match *self {
+            Work::Linear { rows, input, output } => 2.0 * product(&[rows, input, output]),
+            Work::Convolution { batch, side, input, output, kernel, stride } => {
+                let windows = side.div_ceil(stride);
+                2.0 * product(&[batch, windows, windows, input, output, kernel, kernel])
+            }
+            // Two products of all positions with half of them.
+            Work::Attention { batch, positions, heads: _, width } => {
+                2.0 * product(&[batch, positions, positions, width])
+            }
+            // The sum moves three tensors, the activation two, the norm two and three.
+            Work::Passes { rows, width } => 2.5 * product(&[rows, width, dtype.bytes()]),
+            Work::Start => 0.0,
+        }
+    }
+
+    /// Passes that are timed together. Attention's backward pass counts as two.
+    pub fn passes(&self) -> f64 {
+        match self {
+            Work::Linear { .. } | Work::Convolution { .. } | Work::Attention { .. } => 3.0,
+            Work::Passes { .. } => 4.0,
+            Work::Start => 1.0,
+        }
+    }
+
+    /// In one word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Work::Linear { .. } => "product",
+            Work::Convolution { .. } => "convolution",
+            Work::Attention { .. } => "attention",
+            Work::Passes { .. } => "pass",
+            Work::Start => "start",
+        }
+    }
+
+    /// All its passes, ready to be run again and again.
+    pub fn prepare(&self, device: &Device, dtype: DType) -> Result<Contestant<'static>> {
+        let tensor = |shape: &[usize]| drawn(device, shape, dtype);
+        let activations = Category::Activations;
+        Ok(match *self {
+            Work::Linear { rows, input, output } => {
+                let (x, w, dy) =
+                    (tensor(&[rows, input])?, tensor(&[output, input])?, tensor(&[rows, output])?);
+                Box::new(move || {
+                    matmul(&x, w.t(), None, activations)?;
+                    matmul(&dy, &w, None, activations)?;
+                    matmul(dy.t(), &x, None, activations).map(drop)
+                })
+            }
+            Work::Convolution { batch, side, input, output, kernel, stride } => {
+                let conv = Conv { kernel, stride, padding: (kernel / 2).into() };
+                let [height, width] = conv.output_size([side, side]);
+                let x = tensor(&[batch, side, side, input])?;
+                let w = tensor(&[output, input, kernel, kernel])?;
+                let dy = tensor(&[batch, height, width, output])?;
+                Box::new(move || {
+                    conv::forward(&x, &w, None, conv)?;
+                    conv::backward_input(&dy, &w, conv, x.shape())?;
+                    conv::backward_weight(&x, &dy, conv).map(drop)
+                })
+            }
+            Work::Attention { batch, positions, heads, width } => {
+                let qkv = tensor(&[batch, positions, 3 * width])?;
+                let dy = tensor(&[batch, positions, width])?;
+                Box::new(move || {
+                    let (y, logsumexp) = attention::forward(&qkv, heads, heads)?;
+                    attention::backward(&dy, &qkv, &y, &logsumexp, heads, heads).map(drop)
+                })
+            }
+            Work::Passes { rows, width } => {
+                let (x, dy) = (tensor(&[rows, width])?, tensor(&[rows, width])?);
+                let (scale, shift) = (tensor(&[width])?, tensor(&[width])?);
+                Box::new(move || {
+                    elementwise::add(&x, &dy)?;
+                    activation::forward(Activation::Gelu, &x)?;
+                    let (_, statistics) = layer_norm::forward(&x, &scale, &shift, 1e-5)?;
+                    layer_norm::backward_input(&dy, &x, &scale, &statistics).map(drop)
+                })
+            }
+            Work::Start => {
+                let (x, y) = (tensor(&[16])?, tensor(&[16])?);
+                Box::new(move || elementwise::add(&x, &y).map(drop))
+            }
+        })
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Work::Linear { rows, input, output } => write!(f, "{rows} x {input} x {output}"),
+            Work::Convolution { batch, side, input, output, kernel, stride } => {
+                write!(f, "{batch} of {side} x {side}, {input} to {output}, {kernel} x {kernel}")?;
+                if stride > 1 { write!(f, " / {stride}") } else { Ok(()) }
+            }
+            Work::Attention { batch, positions, heads, width } => {
+                write!(f, "{batch} of {positions} x {width}, {heads} heads")
+            }
+            Work::Passes { rows, width } => write!(f, "{rows} x {width}"),
+            Work::Start => write!(f, "16"),
+        }
+    }
+}
+
+/// Numbers around zero: a card that multiplies zeros is cooler, and faster than it would be.
+fn drawn(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    let len: usize = shape.iter().product();
+    let key = random::key(4, len as u64);
+    let some: Vec<f32> = (0..len.min(DRAWN) as u64).map(|i| random::uniform(key, i) as f32 - 0.5).collect();
+    let some = Tensor::from_f32(device, &[some.len()], dtype, &some, Category::Activations)?;
+    if some.len() == len {
+        return Ok(some.reshape(shape));
+    }
+    let mut whole = Tensor::empty(device, &[len], dtype, Category::Activations)?;
+    for first in (0..len).step_by(DRAWN) {
+        flat::put(&mut whole, first, &some, 0..DRAWN.min(len - first))?;
+    }
+    Ok(whole.reshape(shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_that_a_planner_counts() {
+        let linear = Work::Linear { rows: 3, input: 5, output: 7 };
+        assert_eq!(linear.size(DType::F32), 210.0);
+        let conv = Work::Convolution { batch: 2, side: 7, input: 3, output: 5, kernel: 3, stride: 2 };
+        assert_eq!(conv.size(DType::F32), 2.0 * 2.0 * 16.0 * 3.0 * 5.0 * 9.0);
+        let attention = Work::Attention { batch: 2, positions: 8, heads: 2, width: 4 };
+        assert_eq!(attention.size(DType::Bf16), 0.5 * 4.0 * 2.0 * 64.0 * 4.0);
+        assert_eq!(Work::Passes { rows: 4, width: 8 }.size(DType::Bf16), 2.5 * 64.0);
+    }
+
+    /// Larger than what is drawn, and by no multiple of it.
+    #[test]
+    fn numbers_repeat_to_the_end() {
+        let device = Device::cpu(1).unwrap();
+        let x = drawn(&device, &[DRAWN + 5], DType::F32).unwrap().to_f32();
+        assert_eq!(x[..5], x[DRAWN..]);
+        assert!(x[0] != x[1] && x.iter().all(|x| x.abs() <= 0.5));
+    }
+}
