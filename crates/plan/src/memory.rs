@@ -231,15 +231,15 @@ impl<'a> Prediction<'a> {
 
 /// What a rank holds at most in the course of its list.
 #[derive(Default)]
-struct Held {
+pub(crate) struct Held {
     /// Bytes kept of micro-batches in flight.
-    activations: u64,
+    pub activations: u64,
     /// Old versions of the weights.
-    versions: u64,
+    pub versions: u64,
 }
 
 /// Walks a list; `of` is what a chunk keeps of a micro-batch.
-fn in_flight(list: &[Action], of: impl Fn(usize) -> PartActivations) -> Held {
+pub(crate) fn in_flight(list: &[Action], of: impl Fn(usize) -> PartActivations) -> Held {
     let (mut now, mut most) = (Held::default(), Held::default());
     for action in list {
         // What one micro-batch keeps before the action, at most in its course, and behind it.

@@ -1,0 +1,44 @@
+//! What kernels take on a device: products by their flops, everything else by the bytes that pass through memory, and never less
+//! than it takes to start them.
+
+use crate::cluster::Device;
+use crate::spec::Precision;
+
+/// A device at some precision.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels<'a> {
+    /// What they run on.
+    pub device: &'a Device,
+    /// Of what is multiplied.
+    pub precision: Precision,
+}
+
+impl Kernels<'_> {
+    /// Seconds of a product of `[rows, depth]` by `[depth, columns]`.
+    pub fn product(&self, rows: f64, depth: f64, columns: f64) -> f64 {
+        let bytes = self.element() * (rows * depth + depth * columns + rows * columns);
+        self.work(2.0 * rows * depth * columns, 1.0, bytes)
+    }
+
+    /// Seconds of a convolution of so many flops that touches so many elements.
+    pub fn convolution(&self, flops: f64, elements: f64) -> f64 {
+        self.work(flops, self.device.matrix(self.precision).convolution, self.element() * elements)
+    }
+
+    /// Seconds of a kernel that multiplies and reads and writes so many bytes: whichever is longer. `share` is what it reaches
+    /// of a product of as many flops.
+    pub fn work(&self, flops: f64, share: f64, bytes: f64) -> f64 {
+        let matrix = self.device.matrix(self.precision);
+        (matrix.seconds(flops) / share).max(self.pass(bytes))
+    }
+
+    /// Seconds of a kernel that reads and writes so many bytes.
+    pub fn pass(&self, bytes: f64) -> f64 {
+        if bytes == 0.0 { 0.0 } else { self.device.memory.seconds(bytes).max(self.device.launch()) }
+    }
+
+    /// Bytes of an element.
+    pub fn element(&self) -> f64 {
+        self.precision.size() as f64
+    }
+}

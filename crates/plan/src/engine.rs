@@ -1,0 +1,191 @@
+//! Engines: what a program that trains keeps, runs again, hides and waits for, apart from the machine it runs on.
+//!
+//! Ours is exact: its memory is what [`memory`](crate::memory) predicts and the ledger measures. The others are what their papers
+//! say of them, so that published runs can be predicted through the engine that made them.
+
+use crate::near::nearest;
+use crate::schedule::Name;
+use crate::spec::Recompute;
+
+/// What an engine is like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Engine {
+    /// As `--engine` takes it.
+    pub name: &'static str,
+    /// Bytes of what it keeps for each weight.
+    pub state: State,
+    /// What it keeps of a forward pass.
+    pub stash: Stash,
+    /// How it computes attention.
+    pub attention: AttentionKernel,
+    /// Bytes that its norms, activations and sums move, of those that ours do.
+    pub passes: f64,
+    /// The share of a message between stages during which neither end computes.
+    pub blocking: f64,
+    /// Whether sums of gradients start within the last backward pass.
+    pub overlaps_sums: bool,
+    /// Whether each stage has an equal share of the model's time, as its authors reckon, or whole blocks.
+    pub even_stages: bool,
+    /// Whether stages are next to each other on a node, and replicas apart.
+    pub stages_near: bool,
+    /// Whether weights are shared out over replicas and gathered block by block (ZeRO-3),
+    pub gathers_weights: bool,
+    /// and the share of a block's computing that hides the gathering of the next.
+    pub hides: f64,
+    /// Bytes that handling a weight's gradient moves in every micro-batch, of each weight and of each kept one.
+    pub sink: [f64; 2],
+    /// Whether recomputing attention begins with the linear layer that makes queries, keys and values, or with their product.
+    pub remakes_queries: bool,
+    /// Whether layers can be cut over ranks.
+    pub tensor: bool,
+    /// The orders of a pipeline that it has; none: it has no pipeline.
+    pub schedules: &'static [Name],
+    /// What it can compute twice.
+    pub recomputes: &'static [Recompute],
+}
+
+/// Bytes for each weight, in mixed precision with Adam.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum State {
+    /// As the plan predicts them, to the byte.
+    Exact,
+    /// By the paper.
+    Bytes {
+        /// Of every weight,
+        weight: f64,
+        /// of every kept one,
+        kept: f64,
+        /// and what of its gradient is summed over replicas.
+        summed: f64,
+    },
+}
+
+/// What is kept of a forward pass.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Stash {
+    /// What the layers of the spec save, to the byte.
+    Exact,
+    /// Of a transformer block of width h over s positions with a heads, s h (34 + 5 a s/h) bytes a sample (Korthikanti et al. 2022);
+    /// without the second term where scores are not kept. Other blocks: twice what ours keep.
+    Megatron,
+}
+
+/// How attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum AttentionKernel {
+    /// Without ever writing the scores down.
+    Fused {
+        /// The flops that it does of all positions by all positions.
+        flops: f64,
+        /// What it reaches of a product's rate.
+        share: f64,
+    },
+    /// Two products with the scores between them.
+    Unfused {
+        /// Bytes that pass through memory for each score, forward.
+        bytes: f64,
+    },
+}
+
+const EVERY_SCHEDULE: &[Name] = &[Name::OneFOneB, Name::Interleaved, Name::ZbH1, Name::Gpipe];
+const EVERY_RECOMPUTE: &[Recompute] = &[Recompute::None, Recompute::Attention, Recompute::Block];
+
+impl Engine {
+    /// This program.
+    pub const ESPALIER: Engine = Engine {
+        name: "espalier",
+        state: State::Exact,
+        stash: Stash::Exact,
+        attention: AttentionKernel::Fused { flops: 0.5, share: 0.7 },
+        passes: 1.0,
+        blocking: 0.0,
+        overlaps_sums: true,
+        even_stages: false,
+        stages_near: false,
+        gathers_weights: false,
+        hides: 1.0,
+        sink: [2.0, 8.0],
+        remakes_queries: true,
+        tensor: true,
+        schedules: EVERY_SCHEDULE,
+        recomputes: EVERY_RECOMPUTE,
+    };
+
+    /// AxoNN with dense state (Singh & Bhatele 2022), as SAMO's paper measures it on Summit.
+    pub const AXONN: Engine = Engine {
+        name: "axonn",
+        state: State::Bytes { weight: 20.0, kept: 0.0, summed: 2.0 },
+        stash: Stash::Megatron,
+        attention: AttentionKernel::Unfused { bytes: 7.0 },
+        passes: 1.7,
+        blocking: 1.0,
+        overlaps_sums: false,
+        even_stages: true,
+        stages_near: false,
+        gathers_weights: false,
+        hides: 1.0,
+        sink: [6.0, 0.0],
+        remakes_queries: false,
+        tensor: false,
+        schedules: &[Name::Axonn],
+        recomputes: &[Recompute::Block],
+    };
+
+    /// AxoNN with SAMO: 24 f + 2 bytes a weight (Singh & Bhatele 2023).
+    pub const SAMO: Engine = Engine {
+        name: "samo",
+        state: State::Bytes { weight: 2.0, kept: 24.0, summed: 2.0 },
+        sink: [20.0, 0.0],
+        ..Engine::AXONN
+    };
+
+    /// Megatron-LM (Narayanan et al. 2021, Korthikanti et al. 2022).
+    pub const MEGATRON: Engine = Engine {
+        name: "megatron",
+        state: State::Bytes { weight: 18.0, kept: 0.0, summed: 4.0 },
+        stash: Stash::Megatron,
+        attention: AttentionKernel::Unfused { bytes: 14.0 },
+        passes: 1.0,
+        blocking: 0.32,
+        overlaps_sums: false,
+        even_stages: false,
+        stages_near: false,
+        gathers_weights: false,
+        hides: 1.0,
+        sink: [10.0, 0.0],
+        remakes_queries: false,
+        tensor: true,
+        schedules: &[Name::OneFOneB, Name::Interleaved],
+        recomputes: EVERY_RECOMPUTE,
+    };
+
+    /// PyTorch's fully sharded data parallelism under a trainer with fused attention (MosaicML's llm-foundry).
+    pub const FSDP: Engine = Engine {
+        name: "fsdp",
+        state: State::Bytes { weight: 16.0, kept: 0.0, summed: 4.0 },
+        stash: Stash::Megatron,
+        attention: AttentionKernel::Fused { flops: 0.5, share: 0.25 },
+        passes: 2.75,
+        blocking: 0.0,
+        overlaps_sums: true,
+        even_stages: false,
+        stages_near: false,
+        gathers_weights: true,
+        hides: 0.16,
+        sink: [4.0, 0.0],
+        remakes_queries: false,
+        tensor: false,
+        schedules: &[],
+        recomputes: EVERY_RECOMPUTE,
+    };
+
+    /// All of them.
+    pub const ALL: [Engine; 5] =
+        [Engine::ESPALIER, Engine::AXONN, Engine::SAMO, Engine::MEGATRON, Engine::FSDP];
+
+    /// The engine of a name, or the nearest name.
+    pub fn named(name: &str) -> Result<Engine, Option<&'static str>> {
+        let names = Engine::ALL.map(|engine| engine.name);
+        Engine::ALL.into_iter().find(|engine| engine.name == name).ok_or_else(|| nearest(name, names))
+    }
+}

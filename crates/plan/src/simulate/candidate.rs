@@ -1,0 +1,177 @@
+//! One way to lay a run out on so many devices.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::config::Grid;
+use crate::layout::Cuts;
+use crate::mesh::PerAxis;
+use crate::schedule::Name;
+use crate::spec::Recompute;
+
+/// Ranks along each axis, and what goes with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// Replicas.
+    pub data: usize,
+    /// Stages.
+    pub pipeline: usize,
+    /// Ranks that have a part of every large layer,
+    pub tensor: usize,
+    /// and whether these cut what lies between along the sequence.
+    pub sequence: bool,
+    /// Rows and columns of the grid over which images are cut.
+    pub grid: [usize; 2],
+    /// Samples that a rank runs at a time.
+    pub micro_batch: usize,
+    /// The order of a pipeline; of no meaning with one stage.
+    pub schedule: Name,
+    /// Parts of the model on a rank, for interleaving.
+    pub chunks: Option<usize>,
+    /// What is computed twice.
+    pub recompute: Recompute,
+    /// What replicas share out: 0 nothing, 1 the optimizer's state, 3 weights too (other engines').
+    pub zero: u8,
+    /// Whether gradients and optimizer state are those of kept weights alone.
+    pub compressed: bool,
+}
+
+impl Candidate {
+    /// One rank that runs so many samples at a time.
+    pub const fn alone(micro_batch: usize) -> Candidate {
+        Candidate {
+            data: 1,
+            pipeline: 1,
+            tensor: 1,
+            sequence: false,
+            grid: [1, 1],
+            micro_batch,
+            schedule: Name::OneFOneB,
+            chunks: None,
+            recompute: Recompute::None,
+            zero: 0,
+            compressed: false,
+        }
+    }
+
+    /// Devices that it takes.
+    pub fn ranks(&self) -> usize {
+        self.data * self.pipeline * self.tensor * self.spatial()
+    }
+
+    /// Ranks that have tiles of the same images.
+    pub fn spatial(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    /// Ranks along each axis.
+    pub fn extents(&self) -> PerAxis {
+        PerAxis { data: self.data, pipeline: self.pipeline, tensor: self.tensor, spatial: self.spatial() }
+    }
+
+    /// How it cuts tensors.
+    pub fn cuts(&self) -> Cuts {
+        Cuts { tensor: self.tensor, sequence: self.sequence, grid: self.grid }
+    }
+
+    /// Micro-batches of a step of so many samples; none where these cannot be shared out evenly.
+    pub fn micro_batches(&self, batch: usize) -> Option<usize> {
+        let each = self.data.checked_mul(self.micro_batch)?;
+        batch.is_multiple_of(each).then_some(batch / each).filter(|number| *number > 0)
+    }
+
+    /// What a person calls the form of its state.
+    pub fn state(&self) -> &'static str {
+        if self.compressed { "compressed" } else { "dense" }
+    }
+}
+
+/// `data 32 x pipeline 8, micro-batch 1, 1f1b, recompute block`: what is not the default.
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes = [("data", self.data), ("pipeline", self.pipeline), ("tensor", self.tensor)];
+        let mut axes: Vec<String> = axes
+            .iter()
+            .filter(|(_, ranks)| *ranks > 1)
+            .map(|(axis, ranks)| format!("{axis} {ranks}"))
+            .collect();
+        match self.grid {
+            [1, 1] => {}
+            [rows, 1] => axes.push(format!("spatial {rows}")),
+            [rows, columns] => axes.push(format!("spatial {rows} x {columns}")),
+        }
+        f.write_str(&if axes.is_empty() { "one rank".to_owned() } else { axes.join(" x ") })?;
+        if self.sequence {
+            f.write_str(", sequence")?;
+        }
+        write!(f, ", micro-batch {}", self.micro_batch)?;
+        if self.pipeline > 1 {
+            write!(f, ", {}", self.schedule)?;
+        }
+        if let Some(chunks) = self.chunks {
+            write!(f, " of {chunks} chunks")?;
+        }
+        match self.recompute {
+            Recompute::None => {}
+            other => write!(f, ", recompute {}", other.name())?,
+        }
+        if self.zero > 0 {
+            write!(f, ", zero {}", self.zero)?;
+        }
+        Ok(())
+    }
+}
+
+/// As `espalier train --json` writes a layout, with what a plan decides beside it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayoutRecord {
+    /// Replicas.
+    pub data: usize,
+    /// Stages.
+    pub pipeline: usize,
+    /// Ranks with parts of the same layers.
+    pub tensor: usize,
+    /// Ranks with tiles of the same images: one number, or rows and columns.
+    pub spatial: Grid,
+    /// Whether activations are cut along the sequence.
+    pub sequence: bool,
+    /// What replicas share out.
+    pub zero: u8,
+    /// The order of the pipeline, where there is one.
+    pub schedule: Option<&'static str>,
+    /// Parts of the model on a rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<usize>,
+    /// Micro-batches of a step, of each replica.
+    pub micro_batches: usize,
+    /// Samples of each.
+    pub micro_batch: usize,
+    /// What is computed twice.
+    pub recompute: &'static str,
+    /// The form of gradients and optimizer state.
+    pub state: &'static str,
+    /// The form of the weights that kernels read.
+    pub weights: &'static str,
+}
+
+impl LayoutRecord {
+    /// Of a candidate, for steps of so many samples.
+    pub fn new(candidate: &Candidate, batch: usize) -> LayoutRecord {
+        LayoutRecord {
+            data: candidate.data,
+            pipeline: candidate.pipeline,
+            tensor: candidate.tensor,
+            spatial: Grid(candidate.grid),
+            sequence: candidate.sequence,
+            zero: candidate.zero,
+            schedule: (candidate.pipeline > 1).then(|| candidate.schedule.as_str()),
+            chunks: candidate.chunks,
+            micro_batches: candidate.micro_batches(batch).unwrap_or(0),
+            micro_batch: candidate.micro_batch,
+            recompute: candidate.recompute.name(),
+            state: candidate.state(),
+            weights: "dense",
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks of other axes.
+
+use std::iter::Sum;
+use std::ops::{Add, Mul};
+
+use super::collective::Group;
+use crate::cost::Kernels;
+use crate::engine::{AttentionKernel, Engine};
+use crate::mesh::Axis;
+use crate::spec::recompute::attention_insides;
+use crate::spec::{Along, Attention, Conv, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError};
+
+/// Seconds, of which some are spent on messages within the pass.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Seconds {
+    /// In kernels.
+    pub compute: f64,
+    /// In collectives and halos.
+    pub exchange: f64,
+}
+
+impl Seconds {
+    fn computing(compute: f64) -> Seconds {
+        Seconds { compute, exchange: 0.0 }
+    }
+
+    fn exchanging(exchange: f64) -> Seconds {
+        Seconds { compute: 0.0, exchange }
+    }
+
+    /// Both.
+    pub fn total(self) -> f64 {
+        self.compute + self.exchange
+    }
+}
+
+impl Add for Seconds {
+    type Output = Seconds;
+
+    fn add(self, other: Seconds) -> Seconds {
+        Seconds { compute: self.compute + other.compute, exchange: self.exchange + other.exchange }
+    }
+}
+
+impl Mul<f64> for Seconds {
+    type Output = Seconds;
+
+    fn mul(self, by: f64) -> Seconds {
+        Seconds { compute: self.compute * by, exchange: self.exchange * by }
+    }
+}
+
+/// The passes of a micro-batch through some layers.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Passes {
+    /// Forward.
+    pub forward: Seconds,
+    /// What of the forward is run again before the backward.
+    pub again: Seconds,
+    /// The gradient of the input.
+    pub backward_input: Seconds,
+    /// The gradients of the weights.
+    pub backward_weight: Seconds,
+}
+
+impl Passes {
+    /// A whole backward pass, with what is run again for it.
+    pub fn backward(&self) -> Seconds {
+        self.again + self.backward_input + self.backward_weight
+    }
+}
+
+impl Add for Passes {
+    type Output = Passes;
+
+    fn add(self, other: Passes) -> Passes {
+        Passes {
+            forward: self.forward + other.forward,
+            again: self.again + other.again,
+            backward_input: self.backward_input + other.backward_input,
+            backward_weight: self.backward_weight + other.backward_weight,
+        }
+    }
+}
+
+impl Sum for Passes {
+    fn sum<I: Iterator<Item = Passes>>(all: I) -> Passes {
+        all.fold(Passes::default(), Add::add)
+    }
+}
+
+impl Mul<f64> for Passes {
+    type Output = Passes;
+
+    fn mul(self, by: f64) -> Passes {
+        Passes {
+            forward: self.forward * by,
+            again: self.again * by,
+            backward_input: self.backward_input * by,
+            backward_weight: self.backward_weight * by,
+        }
+    }
+}
+
+/// What computes and who takes part.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The device.
+    pub kernels: Kernels<'a>,
+    /// The engine.
+    pub engine: &'a Engine,
+    /// Ranks that have parts of the same layers,
+    pub tensor: Group<'a>,
+    /// and tiles of the same images.
+    pub spatial: Group<'a>,
+    /// What is run again.
+    pub recompute: Recompute,
+    /// Samples of a micro-batch.
+    pub samples: usize,
+}
+
+/// The passes of each block of a rank's own model.
+pub fn block_passes(model: &Model, at: &Place) -> Result<Vec<Passes>, ShapeError> {
+    let (borders, last) = (model.borders()?, model.blocks.len().saturating_sub(1));
+    let of_block = |(i, shape): (usize, Shape)| {
+        let layers = &model.blocks[i].layers[..];
+        let head = i == last && model.head().is_some();
+        let mut passes = at.layers(layers, shape, head);
+        if at.recompute == Recompute::Block && i < last {
+            passes.again = passes.forward;
+        }
+        passes
+    };
+    Ok(borders.into_iter().take(last + 1).enumerate().map(of_block).collect())
+}
+
+impl Place<'_> {
+    /// A row of layers; `head`: its last one makes the logits.
+    fn layers(&self, layers: &[Layer], mut shape: Shape, head: bool) -> Passes {
+        let insides = match self.recompute {
+            Recompute::Attention => attention_insides(layers),
+            Recompute::None | Recompute::Block => Vec::new(),
+        };
+        let mut all = Passes::default();
+        for (i, layer) in layers.iter().enumerate() {
+            let output = layer.output(shape).expect("the shapes were checked");
+            let mut own = self.layer(layer, shape, output);
+            let again = self.engine.remakes_queries || matches!(layer, Layer::Attention(_));
+            if again && insides.iter().any(|inside| inside.again.contains(&i)) {
+                own.again = own.again + own.forward;
+            }
+            if head && i + 1 == layers.len() {
+                own = own + self.loss(output);
+            }
+            if let (Layer::Exchange(exchange), Some(Layer::Linear(_) | Layer::TiedLinear(_))) =
+                (layer, layers.get(i + 1))
+                && exchange.is_entrance()
+            {
+                // A linear layer keeps what stands before it, and has it gathered again for its gradient.
+                own.again = own.again + own.forward;
+            }
+            all = all + own;
+            shape = output;
+        }
+        all
+    }
+
+    fn layer(&self, layer: &Layer, input: Shape, output: Shape) -> Passes {
+        let (read, made) = (self.elements(input), self.elements(output));
+        match layer {
+            Layer::Linear(linear) => self.product(input, linear.input, linear.output),
+            Layer::TiedLinear(linear) => self.product(input, linear.input, linear.output),
+            Layer::Conv(conv) => self.convolution(conv, layer.entry().flops(input, output), read, made),
+            Layer::Attention(attention) => self.attention(attention, input),
+            Layer::LayerNorm(_) | Layer::RmsNorm(_) => self.passing(read + made, read + 2.0 * made),
+            Layer::BatchNorm(_) => self.passing(2.0 * read + made, 4.0 * read + made),
+            Layer::Activation(_) => self.passing(read + made, read + 2.0 * made),
+            Layer::Dropout(dropout) if dropout.rate == 0.0 => Passes::default(),
+            Layer::Dropout(_) => self.passing(1.5 * (read + made), 1.5 * (read + made)),
+            Layer::MaxPool(_) | Layer::AvgPool(_) | Layer::AdaptiveAvgPool(_) | Layer::GlobalAvgPool => {
+                self.passing(read + made, read + made)
+            }
+            Layer::Embedding(_) => self.passing(2.0 * made, 3.0 * made),
+            Layer::PositionEmbedding(_) => self.passing(2.0 * made, made),
+            Layer::Bias(_) => self.passing(2.0 * made, made),
+            Layer::Flatten | Layer::PadChannels(_) | Layer::Crop(_) => self.passing(read + made, read + made),
+            Layer::Exchange(exchange) => self.exchange(exchange, input, output),
+            Layer::Halo(halo) => self.halo(halo, input),
+            Layer::TiledMean(_) => {
+                let sum = Seconds::exchanging(self.spatial.all_reduce(made * self.kernels.element()));
+                Passes { forward: sum, ..self.passing(read + made, read + made) }
+            }
+            Layer::Residual(_) | Layer::Branches(_) => {
+                let sides = layer.entry().sides().expect("it has sides");
+                let inside: Passes =
+                    sides.all.iter().map(|side| self.layers(side.layers, input, false)).sum();
+                inside + self.passing(3.0 * made, 3.0 * read)
+            }
+        }
+    }
+
+    /// `[rows, input]` by `[input, output]`, and the two products of its backward.
+    fn product(&self, shape: Shape, input: usize, output: usize) -> Passes {
+        let (rows, input, output) = (self.rows(shape), input as f64, output as f64);
+        let once = |rows, depth, columns| Seconds::computing(self.kernels.product(rows, depth, columns));
+        Passes {
+            forward: once(rows, input, output),
+            again: Seconds::default(),
+            backward_input: once(rows, output, input),
+            backward_weight: once(input, rows, output),
+        }
+    }
+
+    fn convolution(&self, conv: &Conv, flops: f64, read: f64, made: f64) -> Passes {
+        let weights = (conv.kernel * conv.kernel * conv.input * conv.output) as f64;
+        let flops = flops * self.samples as f64;
+        let once = Seconds::computing(self.kernels.convolution(flops, read + made + weights));
+        Passes { forward: once, again: Seconds::default(), backward_input: once, backward_weight: once }
+    }
+
+    fn attention(&self, attention: &Attention, input: Shape) -> Passes {
+        let (samples, seq) = (self.samples as f64, input.rows() as f64);
+        let flops = 4.0 * samples * seq * seq * attention.width as f64;
+        let moved = self.kernels.element() * samples * seq * (input.last() + attention.width) as f64;
+        let (forward, backward) = match self.engine.attention {
+            AttentionKernel::Fused { flops: done, share } => (
+                self.kernels.work(done * flops, share, moved),
+                // Scores are made again: five products in the place of two.
+                self.kernels.work(2.5 * done * flops, share, 2.0 * moved),
+            ),
+            AttentionKernel::Unfused { bytes } => {
+                let scores = bytes * samples * attention.heads as f64 * seq * seq;
+                let once = self.kernels.work(flops, 1.0, 0.0) + self.kernels.pass(scores);
+                (once, 2.0 * once)
+            }
+        };
+        Passes {
+            forward: Seconds::computing(forward),
+            backward_input: Seconds::computing(backward),
+            ..Passes::default()
+        }
+    }
+
+    /// The loss of logits, whose rows are read, and written as gradients.
+    fn loss(&self, logits: Shape) -> Passes {
+        let bytes = self.engine.passes * 4.0 * self.elements(logits);
+        Passes {
+            forward: Seconds::computing(self.kernels.pass(2.0 * bytes)),
+            backward_input: Seconds::computing(self.kernels.pass(bytes)),
+            ..Passes::default()
+        }
+    }
+
+    /// A layer that reads and writes so many elements, forward and backward.
+    fn passing(&self, forward: f64, backward: f64) -> Passes {
+        let once = |elements: f64| {
+            Seconds::computing(self.kernels.pass(self.engine.passes * elements * self.kernels.element()))
+        };
+        Passes { forward: once(forward), backward_input: once(backward), ..Passes::default() }
+    }
+
+    fn exchange(&self, exchange: &Exchange, input: Shape, output: Shape) -> Passes {
+        let group = match exchange.axis {
+            Axis::Spatial => self.spatial,
+            _ => self.tensor,
+        };
+        let all: usize = exchange.parts.iter().sum();
+        let whole = |shape: Shape, along| match along {
+            Along::Sequence => self.samples as f64 * (all * shape.last()) as f64,
+            Along::Last => self.rows(shape) * all as f64,
+        };
+        let seconds = |how, shape| {
+            let bytes = |elements: f64| elements * self.kernels.element();
+            Seconds::exchanging(match how {
+                Move::Nothing | Move::Slice(_) => 0.0,
+                Move::Sum => group.all_reduce(bytes(self.elements(shape))),
+                Move::Gather(along) | Move::ReduceScatter(along) => group.gather(bytes(whole(shape, along))),
+            })
+        };
+        Passes {
+            forward: seconds(exchange.forward, input),
+            backward_input: seconds(exchange.backward, output),
+            ..Passes::default()
+        }
+    }
+
+    fn halo(&self, halo: &Halo, input: Shape) -> Passes {
+        let pixel = input.last() as f64 * self.kernels.element() * self.samples as f64;
+        let messages =
+            halo.0.neighbours.iter().map(|peer| self.spatial.message(peer.gives.pixels() as f64 * pixel));
+        let once = Seconds::exchanging(messages.fold(0.0, f64::max));
+        Passes { forward: once, backward_input: once, ..Passes::default() }
+    }
+
+    fn rows(&self, shape: Shape) -> f64 {
+        self.samples as f64 * shape.rows() as f64
+    }
+
+    fn elements(&self, shape: Shape) -> f64 {
+        self.samples as f64 * shape.elements() as f64
+    }
+}

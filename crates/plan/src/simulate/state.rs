@@ -1,0 +1,186 @@
+//! Bytes of a rank under an engine: ours as the plan predicts them, others by what their papers say.
+
+use std::ops::Range;
+
+use super::{Candidate, Job};
+use crate::batch::Batch;
+use crate::engine::{AttentionKernel, Stash, State};
+use crate::error::Error;
+use crate::layout::LocalModel;
+use crate::memory::{Memory, Prediction, in_flight};
+use crate::schedule::Schedule;
+use crate::sharing::Sharing;
+use crate::spec::activations::PartActivations;
+use crate::spec::{Layer, Recompute, Shape};
+use crate::stages::{BlockTensors, Parts};
+use crate::storage::Storage;
+
+/// What a part of the model has of weights.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Weights {
+    /// All of them,
+    pub all: f64,
+    /// and those whose gradients and state are stored.
+    pub stored: f64,
+}
+
+/// What a rank's own model holds, block by block.
+pub struct Holdings {
+    tensors: BlockTensors,
+    elements: Vec<u64>,
+    kept: Option<Vec<Option<u64>>>,
+}
+
+impl Holdings {
+    /// Of a rank's model, some of whose weights are pruned.
+    pub fn new(job: &Job, local: &LocalModel) -> Holdings {
+        let pruning = job.plan.pruning.as_ref();
+        Holdings {
+            tensors: local.model.block_tensors(),
+            elements: local.parameters.iter().map(|one| one.elements()).collect(),
+            kept: pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&job.parameters))),
+        }
+    }
+
+    /// The weights of some blocks; tied ones belong to each.
+    pub fn weights(&self, blocks: Range<usize>, compressed: bool) -> Weights {
+        let mut sum = Weights::default();
+        for place in self.tensors.parameters(blocks) {
+            let all = self.elements[place];
+            let kept = self.kept.as_ref().filter(|_| compressed).and_then(|kept| kept[place]);
+            sum.all += all as f64;
+            sum.stored += kept.unwrap_or(all) as f64;
+        }
+        sum
+    }
+
+    /// Those of each part; equal shares, where an engine's authors reckon so.
+    pub fn parts(&self, parts: &Parts, compressed: bool, even: bool) -> Vec<Weights> {
+        let each: Vec<Weights> = parts.iter().map(|part| self.weights(part.clone(), compressed)).collect();
+        if !even {
+            return each;
+        }
+        let (share, all) =
+            (1.0 / parts.len() as f64, self.weights(0..parts[parts.len() - 1].end, compressed));
+        vec![Weights { all: all.all * share, stored: all.stored * share }; parts.len()]
+    }
+}
+
+/// Bytes of the rank that has most.
+pub fn memory(
+    job: &Job,
+    candidate: &Candidate,
+    local: &LocalModel,
+    parts: &Parts,
+    schedule: &Schedule,
+    micro_batches: usize,
+) -> Result<Memory, Error> {
+    let ranks = match job.engine.state {
+        State::Exact => {
+            let pruning = job.plan.pruning.as_ref();
+            let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&job.parameters)));
+            let storage = Storage {
+                recompute: candidate.recompute,
+                accumulates: micro_batches > 1,
+                compressed: candidate.compressed,
+                ..job.plan.storage
+            };
+            let batch = Batch {
+                replicas: candidate.data,
+                micro_batches,
+                micro_batch: candidate.micro_batch,
+                ..job.plan.batch
+            };
+            let sharing = if candidate.zero > 0 { Sharing::Sharded } else { Sharing::Replicated };
+            let prediction =
+                Prediction::new(&local.model, &local.parameters, storage, sharing, batch, pruning, kept);
+            prediction.stages(&local.model, parts, schedule)?
+        }
+        State::Bytes { weight, kept, .. } => {
+            let holdings = Holdings::new(job, local);
+            let each = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
+            let stash = stashes(job, candidate, local, parts)?;
+            let share = if job.engine.gathers_weights { candidate.data as f64 } else { 1.0 };
+            let of_rank = |rank: usize| {
+                let chunks = schedule.placement.chunks(rank);
+                let bytes =
+                    chunks.iter().map(|chunk| weight * each[chunk.part].all + kept * each[chunk.part].stored);
+                let optimizer = (bytes.sum::<f64>() / share) as u64;
+                let held = in_flight(&schedule.ranks[rank], |chunk| stash[chunks[chunk].part]);
+                Memory { optimizer, activations: held.activations, ..Memory::NONE }
+            };
+            (0..schedule.stages()).map(of_rank).collect()
+        }
+    };
+    Ok(ranks.into_iter().max_by_key(Memory::total).unwrap_or(Memory::NONE))
+}
+
+/// What an engine of others keeps of a micro-batch in each part.
+fn stashes(
+    job: &Job,
+    candidate: &Candidate,
+    local: &LocalModel,
+    parts: &Parts,
+) -> Result<Vec<PartActivations>, Error> {
+    let (model, samples) = (&job.plan.model, candidate.micro_batch);
+    if job.engine.stash == Stash::Exact {
+        let precision = job.plan.storage.precision;
+        return Ok(local.model.part_activations(
+            parts.iter().cloned(),
+            samples,
+            precision,
+            candidate.recompute,
+        )?);
+    }
+    let borders = model.borders()?;
+    let ours = local.model.part_activations(
+        (0..model.blocks.len()).map(|i| i..i + 1),
+        samples,
+        job.plan.storage.precision,
+        Recompute::None,
+    )?;
+    let block = |i: usize| {
+        let mut heads = None;
+        model.blocks[i].for_each(&mut |layer| {
+            if let Layer::Attention(attention) = layer {
+                heads = Some(attention.heads);
+            }
+        });
+        match (heads, borders[i]) {
+            (Some(heads), Shape::Sequence { seq, width }) => {
+                let rows = (samples * seq) as f64 * width as f64;
+                let tensor = candidate.tensor as f64;
+                let scores = match (job.engine.attention, candidate.recompute) {
+                    (AttentionKernel::Unfused { .. }, Recompute::None | Recompute::Block) => {
+                        5.0 * (heads * seq) as f64 / width as f64
+                    }
+                    _ => 0.0,
+                };
+                let whole = match candidate.sequence {
+                    true => rows * (34.0 + scores) / tensor,
+                    false => rows * (10.0 + (24.0 + scores) / tensor),
+                };
+                let input = 2.0 * rows / if candidate.sequence { tensor } else { 1.0 };
+                [input, whole]
+            }
+            _ => [2.0 * ours[i].kept as f64; 2],
+        }
+    };
+    let of_part = |part: &Range<usize>| {
+        let blocks: Vec<[f64; 2]> = part.clone().map(block).collect();
+        let most = blocks.iter().map(|[_, whole]| *whole).fold(0.0, f64::max);
+        let (kept, backward) = match candidate.recompute {
+            Recompute::Block => {
+                let inputs: f64 = blocks.iter().map(|[input, _]| input).sum();
+                (inputs, inputs + most)
+            }
+            _ => {
+                let all: f64 = blocks.iter().map(|[_, whole]| whole).sum();
+                (all, all)
+            }
+        };
+        let (kept, backward) = (kept as u64, backward as u64);
+        PartActivations { kept, backward, backward_input: backward, put_off: kept }
+    };
+    Ok(parts.iter().map(of_part).collect())
+}

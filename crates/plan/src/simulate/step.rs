@@ -1,0 +1,386 @@
+//! One step of a candidate: how long it takes, and on what.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::collective::Group;
+use super::passes::{Passes, Seconds};
+use super::state::{self, Holdings, Weights};
+use super::{Candidate, Job};
+use crate::engine::State;
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::pipeline::{Order, Pipeline};
+use crate::schedule::{Action, Costs, Message, Name, Pass, Schedule, Timeline};
+use crate::stages::{self, Parts};
+
+/// What a candidate takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Estimate {
+    /// The layout.
+    pub candidate: Candidate,
+    /// Bytes of the rank that has most.
+    pub memory: Memory,
+    /// Whether that fits into a device.
+    pub fits: bool,
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// Of the devices' peak, with recomputed flops,
+    pub percent_of_peak: f64,
+    /// and without.
+    pub model_percent_of_peak: f64,
+    /// On what the time goes.
+    pub breakdown: Breakdown,
+}
+
+/// Where the seconds of a step go, on the mean over ranks. Together they are the step.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Breakdown {
+    /// Kernels of forward and backward passes, recomputation included.
+    pub compute: f64,
+    /// Messages between stages, as far as they are waited for.
+    pub point_to_point: f64,
+    /// Waiting for other stages.
+    pub bubble: f64,
+    /// Sums, gathers and halos, as far as they are waited for.
+    pub collective: f64,
+    /// Gradients into their sums, compressed or dense.
+    pub compress: f64,
+    /// The step itself.
+    pub optimizer: f64,
+}
+
+impl Breakdown {
+    /// All kinds, with what a person calls them.
+    pub fn kinds(&self) -> [(&'static str, f64); 6] {
+        [
+            ("compute", self.compute),
+            ("point-to-point", self.point_to_point),
+            ("bubble", self.bubble),
+            ("collectives", self.collective),
+            ("compression", self.compress),
+            ("optimizer", self.optimizer),
+        ]
+    }
+}
+
+impl Job<'_> {
+    /// What a candidate takes, or why it cannot be.
+    pub fn estimate(&self, candidate: &Candidate) -> Result<Estimate, Error> {
+        let micro_batches = self.micro_batches(candidate)?;
+        let local = self.local(candidate.cuts())?;
+        // A pipeline's rhythm shows after a few rounds; longer lists add as much again for each micro-batch.
+        let rounds = candidate.pipeline.max(1);
+        let (short, long) = (2 * rounds, 3 * rounds);
+        let listed = if micro_batches > 2 * long { long } else { micro_batches };
+        let schedule = self.schedule(candidate, listed)?;
+        let parts = self.parts(candidate, &schedule)?;
+        let memory = state::memory(self, candidate, &local, &parts, &schedule, micro_batches)?;
+        let times = Times::new(self, candidate, &parts, micro_batches)?;
+        let walk = |schedule: &Schedule, messages: bool| {
+            let costs = StepCosts { times: &times, schedule, messages };
+            Timeline::walk(schedule, &costs)
+                .map(|timeline| timeline.end)
+                .map_err(|error| Error::Ranks(error.to_string()))
+        };
+        let both = |messages| -> Result<f64, Error> {
+            let end = walk(&schedule, messages)?;
+            if listed == micro_batches {
+                return Ok(end);
+            }
+            let each = (end - walk(&self.schedule(candidate, short)?, messages)?) / (long - short) as f64;
+            Ok(end + each * (micro_batches - listed) as f64)
+        };
+        let step_seconds = both(true)?;
+        let silent = if candidate.pipeline > 1 { both(false)? } else { step_seconds };
+        let mut breakdown = times.spent(&schedule, micro_batches as f64 / listed as f64);
+        breakdown.point_to_point = step_seconds - silent;
+        let known = breakdown.kinds().iter().map(|(_, seconds)| seconds).sum::<f64>();
+        breakdown.bubble = (step_seconds - known).max(0.0);
+        let peak = self.cluster.device.matrix(self.plan.storage.precision).peak() * candidate.ranks() as f64;
+        let percent = |flops: f64| 100.0 * flops / (peak * step_seconds);
+        let flops = |recompute| self.plan.model.train_flops(self.plan.batch.samples, recompute);
+        Ok(Estimate {
+            candidate: *candidate,
+            fits: memory.total() <= self.cluster.memory(),
+            memory,
+            step_seconds,
+            percent_of_peak: percent(flops(candidate.recompute)?),
+            model_percent_of_peak: percent(flops(crate::spec::Recompute::None)?),
+            breakdown,
+        })
+    }
+
+    fn micro_batches(&self, candidate: &Candidate) -> Result<usize, Error> {
+        let batch = self.plan.batch.samples;
+        candidate.micro_batches(batch).ok_or_else(|| Error::Conflict {
+            field: "train.batch".into(),
+            problem: format!(
+                "is {batch}, which {} replicas with micro-batches of {} cannot share out",
+                candidate.data, candidate.micro_batch
+            ),
+        })
+    }
+
+    fn schedule(&self, candidate: &Candidate, micro_batches: usize) -> Result<Schedule, Error> {
+        let schedule = self.pipeline(candidate, micro_batches).schedule(1)?;
+        Ok(if candidate.zero > 0 && !self.engine.gathers_weights { schedule.gathering() } else { schedule })
+    }
+
+    fn pipeline(&self, candidate: &Candidate, micro_batches: usize) -> Pipeline {
+        let name = if candidate.pipeline > 1 { candidate.schedule } else { Name::OneFOneB };
+        let order = Order::Named { name, chunks: candidate.chunks, pipelines: None };
+        Pipeline { stages: candidate.pipeline, micro_batches, order, drain: 0 }
+    }
+
+    fn parts(&self, candidate: &Candidate, schedule: &Schedule) -> Result<Parts, Error> {
+        let each = 2 * self.plan.storage.precision.size() + self.plan.storage.optimizer_bytes;
+        stages::parts(&self.plan.model, &self.pipeline(candidate, schedule.micro_batches), &[], each)
+    }
+}
+
+/// What the actions of every stage take.
+struct Times {
+    /// Of each part of the model: the passes of a micro-batch,
+    passes: Vec<Passes>,
+    /// what its gradients take to be stored,
+    sinks: Vec<f64>,
+    /// how long its sums over replicas go on behind its last backward,
+    sums: Vec<f64>,
+    /// what its step takes,
+    steps: Vec<f64>,
+    /// and to gather what other replicas have stepped.
+    gathers: Vec<f64>,
+    /// A message to the next part, behind each.
+    messages: Vec<f64>,
+    blocking: f64,
+}
+
+impl Times {
+    fn new(job: &Job, candidate: &Candidate, parts: &Parts, micro_batches: usize) -> Result<Times, Error> {
+        let local = job.local(candidate.cuts())?;
+        let blocks = job.passes(candidate)?;
+        let holdings = Holdings::new(job, &local);
+        let near = candidate.tensor * candidate.spatial();
+        let (data_stride, stage_stride) = match job.engine.stages_near {
+            true => (near * candidate.pipeline, near),
+            false => (near, near * candidate.data),
+        };
+        let replicas = Group::new(job.cluster, candidate.data, data_stride);
+        let stages = Group::new(job.cluster, candidate.pipeline, stage_stride);
+        let each = Each { job, candidate, replicas, holdings: &holdings, micro_batches };
+        let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
+        let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
+        if job.engine.even_stages {
+            let share = 1.0 / parts.len() as f64;
+            passes = vec![passes.into_iter().sum::<Passes>() * share; parts.len()];
+        }
+        let borders = local.model.borders()?;
+        let bytes = |part: &Range<usize>| {
+            let elements = candidate.micro_batch as u64 * borders[part.end].elements();
+            (elements * job.plan.storage.precision.size()) as f64
+        };
+        let sums = parts.iter().zip(&weights).zip(&passes).map(|((part, weights), passes)| {
+            if job.engine.gathers_weights { 0.0 } else { each.sum(part.clone(), *weights, passes, &blocks) }
+        });
+        Ok(Times {
+            sums: sums.collect(),
+            sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
+            steps: weights.iter().map(|weights| each.step(*weights)).collect(),
+            gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
+            messages: parts.iter().map(|part| stages.message(bytes(part))).collect(),
+            blocking: job.engine.blocking,
+            passes,
+        })
+    }
+
+    fn pass(&self, pass: Pass, part: usize) -> Seconds {
+        let passes = &self.passes[part];
+        match pass {
+            Pass::Forward => passes.forward,
+            Pass::Backward => passes.backward(),
+            Pass::BackwardInput => passes.again + passes.backward_input,
+            Pass::BackwardWeight => passes.backward_weight,
+        }
+    }
+
+    /// What all ranks spend by kind, on the mean; passes are so many times as many as those listed.
+    fn spent(&self, schedule: &Schedule, times: f64) -> Breakdown {
+        let mut sum = Breakdown::default();
+        for (rank, list) in schedule.ranks.iter().enumerate() {
+            let chunks = schedule.placement.chunks(rank);
+            for action in list {
+                if let Some((pass, work)) = action.compute() {
+                    let part = chunks[work.chunk].part;
+                    let Seconds { compute, exchange } = self.pass(pass, part);
+                    sum.compute += times * compute;
+                    sum.collective += times * exchange;
+                    if matches!(pass, Pass::Backward | Pass::BackwardWeight) {
+                        sum.compress += times * self.sinks[part];
+                    }
+                    continue;
+                }
+                match *action {
+                    Action::AllReduce { chunk } => sum.collective += self.sums[chunks[chunk].part],
+                    Action::Gather => {
+                        sum.collective += chunks.iter().map(|chunk| self.gathers[chunk.part]).sum::<f64>()
+                    }
+                    Action::Step => {
+                        sum.optimizer += chunks.iter().map(|chunk| self.steps[chunk.part]).sum::<f64>()
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let ranks = schedule.stages() as f64;
+        Breakdown {
+            compute: sum.compute / ranks,
+            collective: sum.collective / ranks,
+            compress: sum.compress / ranks,
+            optimizer: sum.optimizer / ranks,
+            ..sum
+        }
+    }
+}
+
+/// What is asked of each part.
+struct Each<'a> {
+    job: &'a Job<'a>,
+    candidate: &'a Candidate,
+    replicas: Group<'a>,
+    holdings: &'a Holdings,
+    micro_batches: usize,
+}
+
+impl Each<'_> {
+    fn weights(&self, part: Range<usize>) -> Weights {
+        self.holdings.weights(part, self.candidate.compressed)
+    }
+
+    /// The passes of some blocks; where weights are gathered block by block, with what of that is not hidden.
+    fn passes(&self, part: Range<usize>, blocks: &[Passes]) -> Passes {
+        let of_block = |block: usize| {
+            let mut passes = blocks[block];
+            if self.job.engine.gathers_weights {
+                let weights = self.weights(block..block + 1);
+                let gather = self.replicas.gather(2.0 * weights.all);
+                let scatter = self.replicas.gather(self.summed(weights));
+                let late = |messages: f64, seconds: f64| {
+                    let hidden = messages.min(self.job.engine.hides * seconds);
+                    messages - hidden + hidden * self.replicas.occupies()
+                };
+                passes.forward.exchange += late(gather, passes.forward.total());
+                passes.backward_weight.exchange += late(gather + scatter, passes.backward().total());
+            }
+            passes
+        };
+        part.map(of_block).sum()
+    }
+
+    /// Bytes of a gradient that are summed over replicas.
+    fn summed(&self, weights: Weights) -> f64 {
+        weights.stored
+            * match self.job.engine.state {
+                State::Exact => self.job.plan.storage.precision.size() as f64,
+                State::Bytes { summed, .. } => summed,
+            }
+    }
+
+    /// How long sums go on behind the backward pass that makes their summands, block by block from the last.
+    fn sum(&self, part: Range<usize>, weights: Weights, passes: &Passes, blocks: &[Passes]) -> f64 {
+        let seconds = |bytes| match self.candidate.zero {
+            0 => self.replicas.all_reduce(bytes),
+            _ => self.replicas.gather(bytes),
+        };
+        let all = seconds(self.summed(weights));
+        if !self.job.engine.overlaps_sums || self.candidate.data == 1 {
+            return all;
+        }
+        let backward = passes.backward().total();
+        let (mut made, mut sent) = (0.0, 0.0_f64);
+        for block in part.rev() {
+            made += blocks[block].backward().total();
+            sent = sent.max(made) + seconds(self.summed(self.weights(block..block + 1)));
+        }
+        let late = (sent - made).clamp(0.0, all);
+        late + (all - late).min(backward) * self.replicas.occupies()
+    }
+
+    /// The gradients of a micro-batch into their sums.
+    fn sink(&self, weights: Weights) -> f64 {
+        let [each, stored] = self.job.engine.sink;
+        if self.micro_batches == 1 && !self.candidate.compressed {
+            return 0.0;
+        }
+        self.pass(each * weights.all + stored * weights.stored)
+    }
+
+    fn step(&self, weights: Weights) -> f64 {
+        let Weights { all, stored } = weights;
+        let share = if self.candidate.zero > 0 { self.candidate.data as f64 } else { 1.0 };
+        // Read and written, beside the gradient and the weight.
+        let bytes = match self.job.engine.state {
+            State::Exact => stored * (2.0 * self.job.plan.storage.optimizer_bytes as f64 + 6.0),
+            State::Bytes { .. } => 30.0 * stored + if self.candidate.compressed { 4.0 * all } else { 0.0 },
+        };
+        self.pass(bytes / share)
+    }
+
+    fn gather(&self, weights: Weights) -> f64 {
+        if self.candidate.zero == 1 { self.replicas.gather(self.summed(weights)) } else { 0.0 }
+    }
+
+    fn pass(&self, bytes: f64) -> f64 {
+        self.job.cluster.device.memory.seconds(bytes)
+    }
+}
+
+/// The times of a list's actions.
+struct StepCosts<'a> {
+    times: &'a Times,
+    schedule: &'a Schedule,
+    /// Whether messages between stages take time.
+    messages: bool,
+}
+
+impl StepCosts<'_> {
+    /// A message as the rank that sends or receives it sees it.
+    fn message(&self, rank: usize, action: &Action) -> f64 {
+        let border = match *action {
+            Action::Send(Message { chunk, payload, .. }) => {
+                let part = self.schedule.placement.chunks(rank)[chunk].part;
+                if payload == crate::schedule::Payload::Activation { part } else { part - 1 }
+            }
+            Action::Receive(Message { chunk, payload, .. }) => {
+                let part = self.schedule.placement.chunks(rank)[chunk].part;
+                if payload == crate::schedule::Payload::Activation { part - 1 } else { part }
+            }
+            _ => return 0.0,
+        };
+        if self.messages { self.times.messages[border] } else { 0.0 }
+    }
+}
+
+impl Costs for StepCosts<'_> {
+    fn busy(&self, rank: usize, action: &Action) -> f64 {
+        let chunks = self.schedule.placement.chunks(rank);
+        if let Some((pass, work)) = action.compute() {
+            let part = chunks[work.chunk].part;
+            let sink = matches!(pass, Pass::Backward | Pass::BackwardWeight);
+            let sink = if sink { self.times.sinks[part] } else { 0.0 };
+            return self.times.pass(pass, part).total() + sink;
+        }
+        match *action {
+            Action::Send(_) | Action::Receive(_) => self.times.blocking * self.message(rank, action),
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part],
+            Action::Gather => chunks.iter().map(|chunk| self.times.gathers[chunk.part]).sum(),
+            Action::Step => chunks.iter().map(|chunk| self.times.steps[chunk.part]).sum(),
+            _ => 0.0,
+        }
+    }
+
+    fn journey(&self, from: usize, send: &Action) -> f64 {
+        (1.0 - self.times.blocking) * self.message(from, send)
+    }
+}
