@@ -11,6 +11,7 @@ mod explain;
 mod log;
 mod messages;
 mod picture;
+mod plan;
 mod profile;
 mod progress;
 mod prune;
@@ -50,6 +51,8 @@ enum Command {
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
     Schedule(schedule::ScheduleArguments),
+    /// Say which layout of so many devices is the fastest that fits, and why.
+    Plan(plan::PlanArguments),
     /// Say what each layer costs in messages by each kind of parallelism, and which mixture is the cheapest.
     Explain(explain::ExplainArguments),
     /// Say what this machine has, and what is missing.
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Prune(arguments) => prune::prune(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
+        Command::Plan(arguments) => plan::plan(&arguments),
         Command::Explain(arguments) => explain::explain(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),

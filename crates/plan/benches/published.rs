@@ -294,7 +294,7 @@ fn constants() -> Vec<Constant> {
         },
         Constant {
             name: "link efficiency",
-            get: |cluster, _| &mut cluster.node.link.efficiency,
+            get: |cluster, _| &mut cluster.node.link.as_mut().unwrap().efficiency,
             range: [0.4, 0.9],
         },
         Constant { name: "passes", get: |_, engine| &mut engine.passes, range: [0.8, 6.0] },
@@ -328,6 +328,7 @@ fn mosaic() -> Table {
         get: |_, engine| match &mut engine.attention {
             AttentionKernel::Fused { share, .. } => share,
             AttentionKernel::Unfused { bytes } => bytes,
+            AttentionKernel::Ours => unreachable!("an engine of others"),
         },
         range: [0.1, 40.0],
     });
@@ -371,6 +372,7 @@ fn megatron() -> Table {
         get: |_, engine| match &mut engine.attention {
             AttentionKernel::Fused { share, .. } => share,
             AttentionKernel::Unfused { bytes } => bytes,
+            AttentionKernel::Ours => unreachable!("an engine of others"),
         },
         range: [0.1, 40.0],
     });
@@ -417,6 +419,7 @@ fn samo() -> Table {
         get: |_, engine| match &mut engine.attention {
             AttentionKernel::Fused { share, .. } => share,
             AttentionKernel::Unfused { bytes } => bytes,
+            AttentionKernel::Ours => unreachable!("an engine of others"),
         },
         range: [0.1, 40.0],
     });

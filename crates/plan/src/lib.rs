@@ -27,6 +27,7 @@ pub mod pruning;
 pub mod rounds;
 pub mod schedule;
 pub mod scoring;
+pub mod search;
 pub mod sharing;
 pub mod simulate;
 pub mod spec;

@@ -72,7 +72,12 @@ impl Candidate {
 
     /// How it cuts tensors.
     pub fn cuts(&self) -> Cuts {
-        Cuts { tensor: self.tensor, sequence: self.sequence, grid: self.grid }
+        Cuts { tensor: self.tensor, sequence: self.sequence, grid: self.grid, ..Cuts::NONE }
+    }
+
+    /// What tells its cut of tensors apart from others.
+    pub(super) fn cut_key(&self) -> (usize, bool, [usize; 2]) {
+        (self.tensor, self.sequence, self.grid)
     }
 
     /// Micro-batches of a step of so many samples; none where these cannot be shared out evenly.

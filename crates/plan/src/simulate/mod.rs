@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 use crate::cost::Kernels;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::layout::{Cuts, Layout, LocalModel};
+use crate::layout::{Layout, LocalModel};
 use crate::plan::Plan;
 use crate::spec::{Parameter, Recompute};
 use passes::{Passes, Place, block_passes};
@@ -35,9 +35,12 @@ pub struct Job<'a> {
     /// What runs it.
     pub engine: Engine,
     parameters: Vec<Parameter>,
-    locals: RefCell<HashMap<Cuts, Local>>,
-    passes: RefCell<HashMap<(Cuts, usize, Recompute), Rc<Vec<Passes>>>>,
+    locals: RefCell<HashMap<CutKey, Local>>,
+    passes: RefCell<HashMap<(CutKey, usize, Recompute), Rc<Vec<Passes>>>>,
 }
+
+/// What tells two cuts of a model's tensors apart: tensor ranks, along the sequence or not, and the grid over images.
+type CutKey = (usize, bool, [usize; 2]);
 
 /// A rank's model, or why there is none.
 type Local = Result<Rc<LocalModel>, Error>;
@@ -50,17 +53,17 @@ impl<'a> Job<'a> {
     }
 
     /// The model of the first of the ranks that have parts of the same layers: none has more.
-    fn local(&self, cuts: Cuts) -> Local {
+    fn local(&self, candidate: &Candidate) -> Local {
         let make = || {
-            let layout = Layout::new(&self.plan.model, &self.parameters, cuts)?;
+            let layout = Layout::new(&self.plan.model, &self.parameters, candidate.cuts())?;
             Ok(Rc::new(layout.peers()[0].clone()))
         };
-        self.locals.borrow_mut().entry(cuts).or_insert_with(make).clone()
+        self.locals.borrow_mut().entry(candidate.cut_key()).or_insert_with(make).clone()
     }
 
     /// What the passes of each block take.
     fn passes(&self, candidate: &Candidate) -> Result<Rc<Vec<Passes>>, Error> {
-        let key = (candidate.cuts(), candidate.micro_batch, candidate.recompute);
+        let key = (candidate.cut_key(), candidate.micro_batch, candidate.recompute);
         if let Some(known) = self.passes.borrow().get(&key) {
             return Ok(known.clone());
         }
@@ -72,7 +75,7 @@ impl<'a> Job<'a> {
             recompute: candidate.recompute,
             samples: candidate.micro_batch,
         };
-        let found = Rc::new(block_passes(&self.local(candidate.cuts())?.model, &at)?);
+        let found = Rc::new(block_passes(&self.local(candidate)?.model, &at)?);
         self.passes.borrow_mut().insert(key, found.clone());
         Ok(found)
     }

@@ -183,7 +183,14 @@ impl Place<'_> {
             Layer::Embedding(_) => self.passing(2.0 * made, 3.0 * made),
             Layer::PositionEmbedding(_) => self.passing(2.0 * made, made),
             Layer::Bias(_) => self.passing(2.0 * made, made),
-            Layer::Flatten | Layer::PadChannels(_) | Layer::Crop(_) => self.passing(read + made, read + made),
+            Layer::Flatten | Layer::PadChannels(_) | Layer::Crop(_) | Layer::Columns(_) => {
+                self.passing(read + made, read + made)
+            }
+            // A few numbers a channel.
+            Layer::SharedStatistics(_) => {
+                let sum = Seconds::exchanging(self.spatial.all_reduce(16.0 * input.last() as f64));
+                Passes { forward: sum, backward_input: sum, ..Passes::default() }
+            }
             Layer::Exchange(exchange) => self.exchange(exchange, input, output),
             Layer::Halo(halo) => self.halo(halo, input),
             Layer::TiledMean(_) => {
@@ -223,6 +230,12 @@ impl Place<'_> {
         let flops = 4.0 * samples * seq * seq * attention.width as f64;
         let moved = self.kernels.element() * samples * seq * (input.last() + attention.width) as f64;
         let (forward, backward) = match self.engine.attention {
+            AttentionKernel::Ours => {
+                let matrix = self.kernels.device.matrix(self.kernels.precision);
+                let share = matrix.attention.unwrap_or(AttentionKernel::OUR_SHARE);
+                let done = flops / 2.0;
+                (self.kernels.work(done, share, moved), self.kernels.work(2.0 * done, share, 2.0 * moved))
+            }
             AttentionKernel::Fused { flops: done, share } => (
                 self.kernels.work(done * flops, share, moved),
                 // Scores are made again: five products in the place of two.

@@ -12,7 +12,8 @@ use crate::engine::State;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::pipeline::{Order, Pipeline};
-use crate::schedule::{Action, Costs, Message, Name, Pass, Schedule, Timeline};
+use crate::schedule::{Action, Costs, Message, Name, Pass, Payload, Schedule, Timeline};
+use crate::spec::Recompute;
 use crate::stages::{self, Parts};
 
 /// What a candidate takes.
@@ -68,34 +69,14 @@ impl Breakdown {
 impl Job<'_> {
     /// What a candidate takes, or why it cannot be.
     pub fn estimate(&self, candidate: &Candidate) -> Result<Estimate, Error> {
-        let micro_batches = self.micro_batches(candidate)?;
-        let local = self.local(candidate.cuts())?;
-        // A pipeline's rhythm shows after a few rounds; longer lists add as much again for each micro-batch.
-        let rounds = candidate.pipeline.max(1);
-        let (short, long) = (2 * rounds, 3 * rounds);
-        let listed = if micro_batches > 2 * long { long } else { micro_batches };
-        let schedule = self.schedule(candidate, listed)?;
-        let parts = self.parts(candidate, &schedule)?;
-        let memory = state::memory(self, candidate, &local, &parts, &schedule, micro_batches)?;
-        let times = Times::new(self, candidate, &parts, micro_batches)?;
-        let walk = |schedule: &Schedule, messages: bool| {
-            let costs = StepCosts { times: &times, schedule, messages };
-            Timeline::walk(schedule, &costs)
-                .map(|timeline| timeline.end)
-                .map_err(|error| Error::Ranks(error.to_string()))
-        };
-        let both = |messages| -> Result<f64, Error> {
-            let end = walk(&schedule, messages)?;
-            if listed == micro_batches {
-                return Ok(end);
-            }
-            let each = (end - walk(&self.schedule(candidate, short)?, messages)?) / (long - short) as f64;
-            Ok(end + each * (micro_batches - listed) as f64)
-        };
-        let step_seconds = both(true)?;
-        let silent = if candidate.pipeline > 1 { both(false)? } else { step_seconds };
-        let mut breakdown = times.spent(&schedule, micro_batches as f64 / listed as f64);
-        breakdown.point_to_point = step_seconds - silent;
+        let lists = self.lists(candidate)?;
+        let memory = self.memory_of(candidate, &lists)?;
+        let times = Times::new(self, candidate, &lists.parts, lists.micro_batches)?;
+        let step_seconds = self.walked(candidate, &lists, &times, true)?;
+        let mut breakdown = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
+        if candidate.pipeline > 1 {
+            breakdown.point_to_point = step_seconds - self.walked(candidate, &lists, &times, false)?;
+        }
         let known = breakdown.kinds().iter().map(|(_, seconds)| seconds).sum::<f64>();
         breakdown.bubble = (step_seconds - known).max(0.0);
         let peak = self.cluster.device.matrix(self.plan.storage.precision).peak() * candidate.ranks() as f64;
@@ -107,9 +88,57 @@ impl Job<'_> {
             memory,
             step_seconds,
             percent_of_peak: percent(flops(candidate.recompute)?),
-            model_percent_of_peak: percent(flops(crate::spec::Recompute::None)?),
+            model_percent_of_peak: percent(flops(Recompute::None)?),
             breakdown,
         })
+    }
+
+    /// Bytes of the rank that has most.
+    pub fn memory(&self, candidate: &Candidate) -> Result<Memory, Error> {
+        self.memory_of(candidate, &self.lists(candidate)?)
+    }
+
+    /// Seconds of the passes of a micro-batch through the whole model, and how many micro-batches a replica has.
+    pub fn micro_batch_seconds(&self, candidate: &Candidate) -> Result<(f64, usize), Error> {
+        let passes: Passes = self.passes(candidate)?.iter().copied().sum();
+        Ok((passes.forward.total() + passes.backward().total(), self.micro_batches(candidate)?))
+    }
+
+    fn memory_of(&self, candidate: &Candidate, lists: &Lists) -> Result<Memory, Error> {
+        let local = self.local(candidate)?;
+        state::memory(self, candidate, &local, &lists.parts, &lists.schedule, lists.micro_batches)
+    }
+
+    /// The lists of a candidate, shortened where a pipeline's rhythm repeats.
+    fn lists(&self, candidate: &Candidate) -> Result<Lists, Error> {
+        let micro_batches = self.micro_batches(candidate)?;
+        // It shows after a few rounds; longer lists add as much again for each micro-batch.
+        let long = 3 * candidate.pipeline;
+        let listed = if micro_batches > 2 * long { long } else { micro_batches };
+        let schedule = self.schedule(candidate, listed)?;
+        let parts = self.parts(candidate, &schedule)?;
+        Ok(Lists { schedule, parts, listed, micro_batches })
+    }
+
+    /// Seconds of a step, with or without messages between stages.
+    fn walked(
+        &self,
+        candidate: &Candidate,
+        lists: &Lists,
+        times: &Times,
+        messages: bool,
+    ) -> Result<f64, Error> {
+        let walk = |schedule: &Schedule| {
+            let timeline = Timeline::walk(schedule, &StepCosts { times, schedule, messages });
+            timeline.map(|timeline| timeline.end).map_err(|error| Error::Ranks(error.to_string()))
+        };
+        let end = walk(&lists.schedule)?;
+        if lists.listed == lists.micro_batches {
+            return Ok(end);
+        }
+        let short = lists.listed - candidate.pipeline;
+        let each = (end - walk(&self.schedule(candidate, short)?)?) / candidate.pipeline as f64;
+        Ok(end + each * (lists.micro_batches - lists.listed) as f64)
     }
 
     fn micro_batches(&self, candidate: &Candidate) -> Result<usize, Error> {
@@ -140,6 +169,16 @@ impl Job<'_> {
     }
 }
 
+/// What a candidate's stages do.
+struct Lists {
+    schedule: Schedule,
+    parts: Parts,
+    /// Micro-batches in the lists,
+    listed: usize,
+    /// of so many.
+    micro_batches: usize,
+}
+
 /// What the actions of every stage take.
 struct Times {
     /// Of each part of the model: the passes of a micro-batch,
@@ -159,7 +198,7 @@ struct Times {
 
 impl Times {
     fn new(job: &Job, candidate: &Candidate, parts: &Parts, micro_batches: usize) -> Result<Times, Error> {
-        let local = job.local(candidate.cuts())?;
+        let local = job.local(candidate)?;
         let blocks = job.passes(candidate)?;
         let holdings = Holdings::new(job, &local);
         let near = candidate.tensor * candidate.spatial();
@@ -350,11 +389,11 @@ impl StepCosts<'_> {
         let border = match *action {
             Action::Send(Message { chunk, payload, .. }) => {
                 let part = self.schedule.placement.chunks(rank)[chunk].part;
-                if payload == crate::schedule::Payload::Activation { part } else { part - 1 }
+                if payload == Payload::Activation { part } else { part - 1 }
             }
             Action::Receive(Message { chunk, payload, .. }) => {
                 let part = self.schedule.placement.chunks(rank)[chunk].part;
-                if payload == crate::schedule::Payload::Activation { part - 1 } else { part }
+                if payload == Payload::Activation { part - 1 } else { part }
             }
             _ => return 0.0,
         };

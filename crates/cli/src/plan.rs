@@ -1,0 +1,384 @@
+//! `espalier plan`: which layout of so many devices is the fastest that fits, why, and what more memory or pruning would buy.
+//!
+//! The arithmetic is `plan::search`'s. Tables are for people and go to standard error, `--json` to standard output.
+
+mod apply;
+mod compare;
+mod curve;
+mod record;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_plan::cluster::{self, Cluster};
+use espalier_plan::config::RunFile;
+use espalier_plan::engine::Engine;
+use espalier_plan::search::{Fixed, Found, Search};
+use espalier_plan::simulate::Job;
+use espalier_plan::{Error as PlanError, Plan};
+use espalier_train::Error;
+use espalier_train::data::Dataset;
+use serde_json::{Value, json};
+
+use crate::say;
+use crate::train::{conflict, in_file, read, resolve};
+use record::record;
+
+#[derive(Args)]
+#[command(after_help = "docs/plan.md explains cluster files, engines and what is counted.
+
+Examples:
+  espalier plan runs/gpt3-13b.toml --cluster summit --gpus 256
+  espalier plan runs/gpt3-13b.toml --cluster summit --gpus 256,512,1024,2048 --compare dense,samo,espalier
+  espalier plan runs/gpt3-13b.toml --cluster dgx-h100 --gpus 64 --layout tensor=8,recompute=block
+  espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=64..2048 --svg scaling.svg
+  espalier plan runs/gpt3-13b.toml --fits 80GB --gpus 8
+  espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml")]
+pub struct PlanArguments {
+    /// The run file (TOML); docs/run-file.md lists its fields.
+    run_file: PathBuf,
+    /// Where it is to run: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "this-machine")]
+    cluster: String,
+    /// Devices; several numbers with commas between give a table each [default: one node].
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',')]
+    gpus: Vec<usize>,
+    /// Whose way of training is reckoned with: espalier, axonn, samo, megatron or fsdp.
+    #[arg(long, value_name = "NAME", default_value = "espalier")]
+    engine: String,
+    /// What is already decided, as in `data=32,tensor=2,micro_batch=4,recompute=block,schedule=1f1b`.
+    #[arg(long, value_name = "FIELD=VALUE,...", default_value = "")]
+    layout: String,
+    /// Override a field of the run file, as in `--set train.batch=256`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    /// The share of the prunable weights that is gone [default: what the run file prunes]; `0..0.95` gives a table over shares.
+    #[arg(long, value_name = "SHARE|A..B")]
+    sparsity: Option<String>,
+    /// Layouts in a table.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    top: u16,
+    /// The same search with dense state, with SAMO's 24 f + 2 bytes a weight and with ours, side by side.
+    #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
+    compare: Vec<String>,
+    /// The best layout for powers of two of devices, as in `gpus=64..2048`.
+    #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus")]
+    sweep: Option<String>,
+    /// Draw the sweep into a file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Whether it fits into devices of so much memory, in one line.
+    #[arg(long, value_name = "SIZE")]
+    fits: Option<String>,
+    /// Write a run file with the best layout in it.
+    #[arg(long, value_name = "FILE")]
+    apply: Option<PathBuf>,
+    /// Print it as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn plan(arguments: &PlanArguments) -> Result<ExitCode> {
+    let request = Request::new(arguments)?;
+    let value = match (&arguments.fits, &arguments.sparsity) {
+        (Some(_), _) => request.fits()?,
+        (None, Some(range)) if range.contains("..") => request.sparsities(range)?,
+        _ => request.tables()?,
+    };
+    if arguments.json {
+        say::json(&value);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was asked for.
+struct Request<'a> {
+    arguments: &'a PlanArguments,
+    /// The run file's text, with overrides to be put in.
+    text: String,
+    plan: Plan,
+    cluster: Cluster,
+    engine: Engine,
+    fixed: Fixed,
+}
+
+impl<'a> Request<'a> {
+    fn new(arguments: &'a PlanArguments) -> Result<Request<'a>> {
+        let mut cluster = find_cluster(&arguments.cluster)?;
+        if let Some(size) = &arguments.fits {
+            cluster.device.memory_gb = gigabytes(size)?;
+        }
+        let unknown = |hint: Option<&str>| {
+            let names = Engine::ALL.map(|engine| engine.name).join(", ");
+            wrong("--engine", &names, &arguments.engine, hint)
+        };
+        let engine = Engine::named(&arguments.engine).map_err(unknown)?;
+        let text = read(&arguments.run_file)?;
+        let share = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
+        let share = share.map(|share| sparsity(share)).transpose()?;
+        let plan = resolved(&text, arguments, share)?;
+        let mut fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
+        if engine.name == Engine::AXONN.name
+            || engine.name == Engine::MEGATRON.name
+            || engine.name == Engine::FSDP.name
+        {
+            fixed.compressed = Some(false);
+        }
+        Ok(Request { arguments, text, plan, cluster, engine, fixed })
+    }
+
+    fn rows(&self) -> usize {
+        usize::from(self.arguments.top)
+    }
+
+    /// Numbers of devices that were asked for.
+    fn devices(&self) -> Result<Vec<usize>> {
+        let devices = match &self.arguments.sweep {
+            Some(range) => powers(range)?,
+            None if self.arguments.gpus.is_empty() => vec![self.cluster.node.devices],
+            None => self.arguments.gpus.clone(),
+        };
+        match devices.iter().find(|number| **number == 0) {
+            Some(_) => Err(wrong("--gpus", "at least 1", "0", None).into()),
+            None => Ok(devices),
+        }
+    }
+
+    fn search(&self, plan: &Plan, devices: usize) -> Result<Found> {
+        let job = Job::new(plan, &self.cluster, self.engine);
+        let search = Search { job: &job, devices, fixed: &self.fixed, rows: self.rows() };
+        Ok(search.run().map_err(Error::Plan)?)
+    }
+
+    /// A table for each number of devices, or the best of each.
+    fn tables(&self) -> Result<Value> {
+        let devices = self.devices()?;
+        let mut all = Vec::new();
+        let mut best = Vec::new();
+        for &number in &devices {
+            let job = Job::new(&self.plan, &self.cluster, self.engine);
+            let search = Search { job: &job, devices: number, fixed: &self.fixed, rows: self.rows() };
+            let found = search.run().map_err(Error::Plan)?;
+            let Some(first) = found.ranked.first() else { return Err(self.too_large(number, &found)?) };
+            best.push((number, first.clone()));
+            let mut value = self.head(number);
+            value["candidates"] = found.ranked.iter().map(|one| record(one, &self.plan)).collect();
+            if self.arguments.sweep.is_some() {
+                all.push(value["candidates"][0].clone());
+                continue;
+            }
+            let sparser = self.sparser()?;
+            let advice = search.advice(first, sparser.as_ref()).map_err(Error::Plan)?;
+            value["why"] = found.why(&self.cluster).into();
+            value["advice"] = advice.iter().map(|one| json!({ "change": one.change, "times_faster": one.times_faster, "candidate": record(&one.best, &self.plan) })).collect();
+            say::on_standard_error(format_args!(
+                "{}",
+                table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found)
+            ));
+            say::on_standard_error(format_args!("{}", table::advice(&advice, first)));
+            if !self.arguments.compare.is_empty() {
+                value["compare"] = compare::compare(self, number)?;
+            }
+            all.push(value);
+        }
+        if let Some(file) = &self.arguments.apply {
+            let (_, first) = &best[0];
+            apply::write(&self.text, self.arguments, first, file)?;
+        }
+        if self.arguments.sweep.is_some() {
+            say::on_standard_error(format_args!(
+                "{}",
+                table::curve(&self.plan, &self.cluster, self.engine.name, &best)
+            ));
+            for ((number, _), value) in best.iter().zip(&mut all) {
+                value["gpus"] = (*number).into();
+            }
+            if let Some(file) = &self.arguments.svg {
+                curve::draw(self, &best, file)?;
+            }
+        }
+        Ok(match all.len() {
+            1 if self.arguments.sweep.is_none() => all.remove(0),
+            _ => json!({ "cluster": self.cluster.name, "engine": self.engine.name, "sweep": all }),
+        })
+    }
+
+    fn head(&self, devices: usize) -> Value {
+        json!({ "cluster": self.cluster.name, "engine": self.engine.name, "gpus": devices })
+    }
+
+    /// The best layout at each of some shares of pruned weights.
+    fn sparsities(&self, range: &str) -> Result<Value> {
+        let (from, to) = range.split_once("..").expect("it was seen");
+        let (from, to) = (sparsity(from)?, sparsity(to)?);
+        if from > to {
+            return Err(wrong("--sparsity", "a range that grows, as in 0..0.95", range, None).into());
+        }
+        let number = self.devices()?[0];
+        let shares: Vec<f64> =
+            (0..).map(|i| from + 0.05 * f64::from(i)).take_while(|share| *share <= to + 1e-9).collect();
+        let mut rows = Vec::new();
+        for share in shares {
+            let plan = resolved(&self.text, self.arguments, Some(share))?;
+            rows.push((share, self.search(&plan, number)?.ranked.into_iter().next()));
+        }
+        say::on_standard_error(format_args!(
+            "{}",
+            table::sparsities(&self.plan, &self.cluster, number, &rows)
+        ));
+        let sweep: Vec<Value> = rows
+            .iter()
+            .map(|(share, best)| {
+                let mut value =
+                    best.as_ref().map_or(json!({ "fits": false }), |best| record(best, &self.plan));
+                value["sparsity"] = (*share).into();
+                value
+            })
+            .collect();
+        let mut value = self.head(number);
+        value["sweep"] = sweep.into();
+        Ok(value)
+    }
+
+    /// The run with ten more points of sparsity, where that is below 1.
+    fn sparser(&self) -> Result<Option<Plan>> {
+        let more = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity) + 0.1;
+        if more >= 1.0 || self.fixed.compressed == Some(false) {
+            return Ok(None);
+        }
+        resolved(&self.text, self.arguments, Some(more)).map(Some)
+    }
+
+    /// One line: whether it fits.
+    fn fits(&self) -> Result<Value> {
+        let numbers = if self.arguments.gpus.is_empty() { vec![1] } else { self.arguments.gpus.clone() };
+        let mut values = Vec::new();
+        for number in numbers {
+            let found = self.search(&self.plan, number)?;
+            let fits = found.ranked.first();
+            let smallest = fits.or_else(|| found.too_large.iter().min_by_key(|large| large.memory.total()));
+            let line = table::fits(&self.plan, &self.cluster, number, fits, smallest);
+            say::on_standard_error(format_args!("{line}\n"));
+            let batch = self.plan.batch.samples;
+            values.push(json!({
+                "fits": fits.is_some(),
+                "gpus": number,
+                "memory_bytes": smallest.map(|one| one.memory.total()),
+                "layout": smallest.map(|one| espalier_plan::simulate::LayoutRecord::new(&one.candidate, batch)),
+            }));
+        }
+        Ok(if values.len() == 1 { values.remove(0) } else { json!({ "sweep": values }) })
+    }
+
+    /// The error where nothing fits: how many devices, or which sparsity, would do.
+    fn too_large(&self, devices: usize, found: &Found) -> Result<anyhow::Error> {
+        let least = found.too_large.iter().min_by_key(|large| large.memory.total());
+        let mut problem =
+            format!("does not fit on {devices} devices of {:.1} GB", self.cluster.memory() as f64 / 1e9);
+        if let Some(large) = least {
+            problem += &format!(
+                ": at least {:.1} GB are needed ({})",
+                large.memory.total() as f64 / 1e9,
+                large.candidate
+            );
+        }
+        let more = (1..=8)
+            .map(|power| devices << power)
+            .find(|number| self.search(&self.plan, *number).is_ok_and(|found| !found.ranked.is_empty()));
+        let mut ways = Vec::new();
+        ways.extend(more.map(|number| format!("{number} devices would do")));
+        for share in [0.5, 0.8, 0.9, 0.95] {
+            let known = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity);
+            if share <= known || self.fixed.compressed == Some(false) {
+                continue;
+            }
+            let plan = resolved(&self.text, self.arguments, Some(share))?;
+            if self.search(&plan, devices).is_ok_and(|found| !found.ranked.is_empty()) {
+                ways.push(format!("a sparsity of {share} would do"));
+                break;
+            }
+        }
+        if !ways.is_empty() {
+            problem += &format!("; {}", ways.join(", "));
+        }
+        Ok(conflict("model", &problem).into())
+    }
+}
+
+/// A cluster of ours, or a file.
+fn find_cluster(name: &str) -> Result<Cluster> {
+    if let Some(known) = cluster::builtin(name) {
+        return Ok(known);
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        let names = cluster::NAMES.join(", ");
+        return Err(wrong("--cluster", &format!("{names}, or a file"), name, None).into());
+    }
+    let why = |why: String| Error::File { path: path.to_owned(), why };
+    let text =
+        std::fs::read_to_string(path).map_err(|error| why(format!("the cluster cannot be read: {error}")))?;
+    Ok(Cluster::parse(&text).map_err(|error| why(error.to_string()))?)
+}
+
+/// The run on one rank, with another share of pruned weights where one is given.
+fn resolved(text: &str, arguments: &PlanArguments, sparsity: Option<f64>) -> Result<Plan> {
+    let path = &arguments.run_file;
+    let mut overrides = arguments.overrides.clone();
+    let run_file = RunFile::parse(text, &overrides).map_err(|error| in_file(path, error))?;
+    let run_file = match sparsity {
+        None => run_file,
+        Some(share) => {
+            if run_file.prune.is_none() && share > 0.0 {
+                overrides.push("prune.method=random".into());
+            }
+            if share > 0.0 {
+                overrides.push(format!("prune.sparsity={share}"));
+            }
+            let mut again = RunFile::parse(text, &overrides).map_err(|error| in_file(path, error))?;
+            if share == 0.0 {
+                again.prune = None;
+            }
+            again
+        }
+    };
+    let run_file = resolve(run_file, path)?;
+    let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
+    Ok(Plan::new(run_file.alone(), facts).map_err(Error::Plan)?)
+}
+
+fn sparsity(text: &str) -> Result<f64> {
+    let share = text.trim().parse::<f64>().ok().filter(|share| (0.0..1.0).contains(share));
+    Ok(share
+        .ok_or_else(|| wrong("--sparsity", "a number in [0, 1), or a range as in 0..0.95", text, None))?)
+}
+
+/// `80GB`, `80 GB` or `80`.
+fn gigabytes(text: &str) -> Result<f64> {
+    let number = text.trim().trim_end_matches("GB").trim_end_matches("gb").trim();
+    let size = number.parse::<f64>().ok().filter(|size| size.is_finite() && *size > 0.0);
+    Ok(size.ok_or_else(|| wrong("--fits", "a size, as in 80GB", text, None))?)
+}
+
+/// `gpus=64..2048`: powers of two from the first to the last.
+fn powers(range: &str) -> Result<Vec<usize>> {
+    let refuse = || wrong("--sweep", "a range of devices, as in gpus=64..2048", range, None);
+    let (from, to) =
+        range.trim().strip_prefix("gpus=").and_then(|range| range.split_once("..")).ok_or_else(refuse)?;
+    let whole = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number > 0);
+    let (Some(from), Some(to)) = (whole(from), whole(to)) else { return Err(refuse().into()) };
+    if from > to {
+        return Err(refuse().into());
+    }
+    let doubled = std::iter::successors(Some(from), |number| number.checked_mul(2));
+    Ok(doubled.take_while(|number| *number <= to).collect())
+}
+
+fn wrong(field: &str, expected: &str, got: &str, hint: Option<&str>) -> Error {
+    let (expected, got, hint) = (expected.into(), format!("\"{got}\""), hint.map(String::from));
+    Error::Plan(PlanError::Value { field: field.into(), expected, got, hint })
+}

@@ -1,0 +1,82 @@
+//! What compressed state buys: the same search with dense state, with SAMO's and with ours.
+
+use anyhow::Result;
+use espalier_plan::Plan;
+use espalier_plan::engine::Engine;
+use espalier_plan::search::{Fixed, Search};
+use espalier_plan::simulate::{Estimate, Job};
+use espalier_train::Error;
+use serde_json::{Map, Value};
+
+use super::record::record;
+use super::table::{aligned, seconds};
+use super::{Request, wrong};
+use crate::say;
+
+/// What can be compared: the name, and how state is kept under it. Everything else is as the engine has it.
+const KINDS: [&str; 3] = ["dense", "samo", "espalier"];
+
+/// The best layout of each kind, on so many devices: printed, and as the contract has it.
+pub fn compare(request: &Request, devices: usize) -> Result<Value> {
+    let mut found = Vec::new();
+    for kind in &request.arguments.compare {
+        if !KINDS.contains(&kind.as_str()) {
+            return Err(wrong("--compare", &KINDS.join(", "), kind, None).into());
+        }
+        found.push((kind.as_str(), best(request, &request.plan, kind, devices)?));
+    }
+    let dense = match found.iter().find(|(kind, _)| *kind == "dense") {
+        Some((_, dense)) => dense.clone(),
+        None => best(request, &request.plan, "dense", devices)?,
+    };
+    say::on_standard_error(format_args!("{}\n", text(&found, dense.as_ref())));
+    let of = |estimate: &Option<Estimate>| {
+        let Some(estimate) = estimate else { return serde_json::json!({ "fits": false }) };
+        let mut value = record(estimate, &request.plan);
+        let faster = dense.as_ref().map(|dense| dense.step_seconds / estimate.step_seconds);
+        value["speedup_over_dense"] = faster.into();
+        value
+    };
+    Ok(Value::Object(
+        found.iter().map(|(kind, estimate)| ((*kind).to_owned(), of(estimate))).collect::<Map<_, _>>(),
+    ))
+}
+
+/// The best layout where state is kept in a way.
+fn best(request: &Request, plan: &Plan, kind: &str, devices: usize) -> Result<Option<Estimate>> {
+    let engine = match kind {
+        "samo" => Engine { state: Engine::SAMO.state, sink: Engine::SAMO.sink, ..request.engine },
+        _ => request.engine,
+    };
+    let job = Job::new(plan, &request.cluster, engine);
+    let fixed =
+        Fixed { compressed: Some(kind != "dense" && plan.pruning.is_some()), ..request.fixed.clone() };
+    let search = Search { job: &job, devices, fixed: &fixed, rows: 1 };
+    Ok(search.run().map_err(Error::Plan)?.ranked.into_iter().next())
+}
+
+fn text(found: &[(&str, Option<Estimate>)], dense: Option<&Estimate>) -> String {
+    let mut rows = vec![
+        ["state", "stages", "GB", "step", "of peak", "faster than dense", "layout"]
+            .map(String::from)
+            .to_vec(),
+    ];
+    for (kind, estimate) in found {
+        let mut row = vec![(*kind).to_owned()];
+        match estimate {
+            Some(estimate) => row.extend([
+                estimate.candidate.pipeline.to_string(),
+                format!("{:.2}", estimate.memory.total() as f64 / 1e9),
+                seconds(estimate.step_seconds),
+                format!("{:.1} %", estimate.percent_of_peak),
+                dense.map_or("-".into(), |dense| {
+                    format!("{:.2}x", dense.step_seconds / estimate.step_seconds)
+                }),
+                estimate.candidate.to_string(),
+            ]),
+            None => row.extend(["", "", "", "", "", "does not fit"].map(String::from)),
+        }
+        rows.push(row);
+    }
+    aligned(&rows)
+}

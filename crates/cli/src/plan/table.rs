@@ -1,0 +1,183 @@
+//! What a search found, for a person.
+
+use std::fmt::Write as _;
+
+use espalier_plan::Plan;
+use espalier_plan::cluster::Cluster;
+use espalier_plan::search::{Advice, Found};
+use espalier_plan::simulate::{Breakdown, Estimate};
+
+/// The table of a search, and the paragraph below it.
+pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, found: &Found) -> String {
+    let pruned = plan
+        .pruning
+        .as_ref()
+        .map_or(String::new(), |pruning| format!(", {:.0} % pruned", 100.0 * pruning.sparsity));
+    let mut text = format!(
+        "{}{pruned}, batch {} on {devices} x {} ({}) by {engine}: {} layouts, {} simulated\n\n",
+        plan.model.name,
+        plan.batch.samples,
+        cluster.device.name,
+        cluster.name,
+        found.candidates,
+        found.simulated
+    );
+    let mut rows =
+        vec![["layout", "GB", "step", "of peak", "model", "where the time goes"].map(String::from).to_vec()];
+    rows.extend(found.ranked.iter().map(row));
+    text += &aligned(&rows);
+    let _ = writeln!(text, "\n{}", found.why(cluster));
+    text
+}
+
+fn row(estimate: &Estimate) -> Vec<String> {
+    vec![
+        estimate.candidate.to_string(),
+        format!("{:.2}", estimate.memory.total() as f64 / 1e9),
+        seconds(estimate.step_seconds),
+        format!("{:.1} %", estimate.percent_of_peak),
+        format!("{:.1} %", estimate.model_percent_of_peak),
+        shares(&estimate.breakdown),
+    ]
+}
+
+/// `compute 71 %, bubble 15 %, ...`: what is at least half a per cent.
+fn shares(breakdown: &Breakdown) -> String {
+    let all: f64 = breakdown.kinds().iter().map(|(_, seconds)| seconds).sum();
+    let shares = breakdown.kinds().map(|(name, seconds)| (name, 100.0 * seconds / all));
+    let shown = shares.iter().filter(|(_, share)| *share >= 0.5);
+    shown.map(|(name, share)| format!("{name} {share:.0} %")).collect::<Vec<_>>().join(", ")
+}
+
+/// What more memory or more pruning would buy.
+pub fn advice(all: &[Advice], best: &Estimate) -> String {
+    let mut text = String::new();
+    for one in all {
+        let _ = match one.times_faster {
+            faster if faster > 1.005 => {
+                writeln!(
+                    text,
+                    "{} would make it {:.2}x as fast: {}.",
+                    capital(&one.change),
+                    faster,
+                    one.best.candidate
+                )
+            }
+            _ if one.best.candidate == best.candidate => {
+                writeln!(text, "{} would buy nothing.", capital(&one.change))
+            }
+            _ => writeln!(text, "{} would buy less than 1 %.", capital(&one.change)),
+        };
+    }
+    text + "\n"
+}
+
+/// The best layout for each number of devices.
+pub fn curve(plan: &Plan, cluster: &Cluster, engine: &str, best: &[(usize, Estimate)]) -> String {
+    let mut text =
+        format!("{}, batch {} on {} by {engine}\n\n", plan.model.name, plan.batch.samples, cluster.name);
+    let mut rows =
+        vec![["devices", "step", "samples/s", "of peak", "speed-up", "layout"].map(String::from).to_vec()];
+    let (first, base) = (best[0].0, best[0].1.step_seconds);
+    for (devices, estimate) in best {
+        let faster = base / estimate.step_seconds;
+        rows.push(vec![
+            devices.to_string(),
+            seconds(estimate.step_seconds),
+            format!("{:.1}", plan.batch.samples as f64 / estimate.step_seconds),
+            format!("{:.1} %", estimate.percent_of_peak),
+            format!("{faster:.2}x of {:.0}x", *devices as f64 / first as f64),
+            estimate.candidate.to_string(),
+        ]);
+    }
+    text += &aligned(&rows);
+    text
+}
+
+/// The best layout for each share of pruned weights.
+pub fn sparsities(
+    plan: &Plan,
+    cluster: &Cluster,
+    devices: usize,
+    best: &[(f64, Option<Estimate>)],
+) -> String {
+    let mut text = format!(
+        "{}, batch {} on {devices} x {}\n\n",
+        plan.model.name, plan.batch.samples, cluster.device.name
+    );
+    let mut rows = vec![["sparsity", "GB", "step", "of peak", "layout"].map(String::from).to_vec()];
+    for (share, estimate) in best {
+        let mut row = vec![format!("{share:.2}")];
+        match estimate {
+            Some(estimate) => row.extend([
+                format!("{:.2}", estimate.memory.total() as f64 / 1e9),
+                seconds(estimate.step_seconds),
+                format!("{:.1} %", estimate.percent_of_peak),
+                estimate.candidate.to_string(),
+            ]),
+            None => row.extend(["", "", "", "does not fit"].map(String::from)),
+        }
+        rows.push(row);
+    }
+    text += &aligned(&rows);
+    text
+}
+
+/// One line.
+pub fn fits(
+    plan: &Plan,
+    cluster: &Cluster,
+    devices: usize,
+    best: Option<&Estimate>,
+    least: Option<&Estimate>,
+) -> String {
+    let devices = if devices == 1 { "one device".to_owned() } else { format!("{devices} devices") };
+    let size = cluster.device.memory_gb;
+    match (best, least) {
+        (Some(best), _) => format!(
+            "{} fits on {devices} of {size:.0} GB: {:.1} GB each with {}.",
+            plan.model.name,
+            best.memory.total() as f64 / 1e9,
+            best.candidate
+        ),
+        (None, Some(least)) => format!(
+            "{} does not fit on {devices} of {size:.0} GB: {:.1} GB each at least ({}).",
+            plan.model.name,
+            least.memory.total() as f64 / 1e9,
+            least.candidate
+        ),
+        (None, None) => format!("{} does not fit on {devices} of {size:.0} GB.", plan.model.name),
+    }
+}
+
+/// Seconds, or milliseconds where they are few.
+pub fn seconds(time: f64) -> String {
+    if time < 1.0 { format!("{:.1} ms", 1e3 * time) } else { format!("{time:.3} s") }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Columns of equal width, numbers to the right but for the first and the last column.
+pub fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let _ = match column {
+                0 => write!(line, "{cell:<width$}", width = widths[0]),
+                _ if column + 1 == columns => write!(line, "  {cell}"),
+                _ => write!(line, "  {cell:>width$}", width = widths[column]),
+            };
+        }
+        text += line.trim_end();
+        text += "\n";
+    }
+    text
+}

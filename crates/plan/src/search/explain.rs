@@ -1,0 +1,99 @@
+//! Why the first is the first, what stops the others, and what more memory or more pruning would buy: sentences about what a
+//! search found.
+
+use super::{Found, Search};
+use crate::cluster::Cluster;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::simulate::{Breakdown, Estimate, Job};
+
+/// What one could change.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advice {
+    /// In words: `1 GB more on each device`.
+    pub change: String,
+    /// The best with it.
+    pub best: Estimate,
+    /// Its time, of the best without.
+    pub times_faster: f64,
+}
+
+impl Found {
+    /// One paragraph.
+    pub fn why(&self, cluster: &Cluster) -> String {
+        let mut text = match &self.ranked[..] {
+            [] => String::new(),
+            [only] => format!("{} is the only layout that fits.", capital(&only.candidate.to_string())),
+            [first, second, ..] => {
+                let gap = 100.0 * (second.step_seconds / first.step_seconds - 1.0);
+                let mut text = format!("The first beats the second ({}) by {gap:.1} %", second.candidate);
+                let (gains, costs) = differences(&first.breakdown, &second.breakdown, first.step_seconds);
+                if !gains.is_empty() {
+                    text += &format!(": it spends less on {}", gains.join(", "));
+                    if !costs.is_empty() {
+                        text += &format!(", and more on {}", costs.join(", "));
+                    }
+                }
+                text + "."
+            }
+        };
+        let faster = self.ranked.first().map_or(f64::INFINITY, |best| best.step_seconds);
+        let stopped = self.too_large.iter().find(|large| large.step_seconds < faster);
+        if let Some(large) = stopped {
+            let gb = |bytes: u64| bytes as f64 / 1e9;
+            text += &format!(
+                " {} would take {:.3} s but needs {:.1} GB of a device that has {:.1}.",
+                capital(&large.candidate.to_string()),
+                large.step_seconds,
+                gb(large.memory.total()),
+                gb(cluster.memory())
+            );
+        }
+        text.trim_start().to_owned()
+    }
+}
+
+/// What one breakdown has less of than another, and more of, in per cent of a time; dust is left out.
+fn differences(first: &Breakdown, second: &Breakdown, of: f64) -> (Vec<String>, Vec<String>) {
+    let mut kinds: Vec<(&str, f64)> = first
+        .kinds()
+        .iter()
+        .zip(second.kinds())
+        .map(|((name, mine), (_, other))| (*name, 100.0 * (other - mine) / of))
+        .filter(|(_, share)| share.abs() >= 0.5)
+        .collect();
+    kinds.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
+    let say = |kinds: Vec<&(&str, f64)>| {
+        kinds.into_iter().map(|(name, share)| format!("{name} ({:.1} %)", share.abs())).collect()
+    };
+    let (less, more) = kinds.iter().partition(|(_, share)| *share > 0.0);
+    (say(less), say(more))
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+impl Search<'_> {
+    /// What one more GB on each device, and ten more points of sparsity, would buy.
+    pub fn advice(&self, best: &Estimate, sparser: Option<&Plan>) -> Result<Vec<Advice>, Error> {
+        let mut all = Vec::new();
+        let mut larger = self.job.cluster.clone();
+        larger.device.memory_gb += 1.0;
+        let tries = [
+            ("1 GB more on each device".to_owned(), Some(self.job.plan), &larger),
+            ("10 more points of sparsity".to_owned(), sparser, self.job.cluster),
+        ];
+        for (change, plan, cluster) in tries {
+            let Some(plan) = plan else { continue };
+            let job = Job::new(plan, cluster, self.job.engine);
+            let found = Search { job: &job, rows: 1, ..*self }.run()?;
+            if let Some(new) = found.ranked.into_iter().next() {
+                let times_faster = best.step_seconds / new.step_seconds;
+                all.push(Advice { change, best: new, times_faster });
+            }
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,144 @@
+//! What a person has decided of a layout before the search: `data=32,pipeline=1,tensor=2,micro_batch=4,recompute=block`.
+
+use crate::error::Error;
+use crate::near::nearest;
+use crate::schedule::Name;
+use crate::spec::Recompute;
+
+/// Each field is free, or the one choice that is left.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Fixed {
+    /// Replicas.
+    pub data: Option<usize>,
+    /// Stages.
+    pub pipeline: Option<usize>,
+    /// Ranks with parts of the same layers.
+    pub tensor: Option<usize>,
+    /// Ranks with tiles of the same images: rows and columns.
+    pub grid: Option<[usize; 2]>,
+    /// Whether activations are cut along the sequence.
+    pub sequence: Option<bool>,
+    /// Samples that a rank runs at a time.
+    pub micro_batch: Option<usize>,
+    /// The order of a pipeline.
+    pub schedule: Option<Name>,
+    /// Parts of the model on a rank.
+    pub chunks: Option<usize>,
+    /// What is computed twice.
+    pub recompute: Option<Recompute>,
+    /// What replicas share out.
+    pub zero: Option<u8>,
+    /// Whether state is that of kept weights alone.
+    pub compressed: Option<bool>,
+}
+
+/// What can be fixed.
+const FIELDS: [&str; 11] = [
+    "data",
+    "pipeline",
+    "tensor",
+    "spatial",
+    "sequence",
+    "micro_batch",
+    "schedule",
+    "chunks",
+    "recompute",
+    "zero",
+    "state",
+];
+
+impl Fixed {
+    /// Reads `field=value,field=value`.
+    pub fn parse(text: &str) -> Result<Fixed, Error> {
+        let mut fixed = Fixed::default();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (field, value) = pair.split_once('=').ok_or_else(|| Error::Override {
+                text: pair.into(),
+                expected: "FIELD=VALUE, as in `data=32,pipeline=4,micro_batch=1`".into(),
+            })?;
+            fixed.set(field.trim(), value.trim())?;
+        }
+        Ok(fixed)
+    }
+
+    fn set(&mut self, field: &str, value: &str) -> Result<(), Error> {
+        let wrong = |expected: &str| Error::Value {
+            field: format!("--layout {field}"),
+            expected: expected.into(),
+            got: format!("\"{value}\""),
+            hint: None,
+        };
+        let whole = || {
+            let number = value.parse::<usize>().ok().filter(|number| *number > 0);
+            number.ok_or_else(|| wrong("a whole number of at least 1"))
+        };
+        match field {
+            "data" => self.data = Some(whole()?),
+            "pipeline" => self.pipeline = Some(whole()?),
+            "tensor" => self.tensor = Some(whole()?),
+            "micro_batch" => self.micro_batch = Some(whole()?),
+            "chunks" => self.chunks = Some(whole()?).filter(|chunks| *chunks > 1),
+            "spatial" => {
+                let sides = value.split('x').map(|side| side.parse::<usize>().ok().filter(|side| *side > 0));
+                self.grid = match sides.collect::<Option<Vec<usize>>>().as_deref() {
+                    Some([rows]) => Some([*rows, 1]),
+                    Some([rows, columns]) => Some([*rows, *columns]),
+                    _ => return Err(wrong("a number of ranks, or rows x columns as in 2x2")),
+                };
+            }
+            "sequence" => self.sequence = Some(value.parse().map_err(|_| wrong("true or false"))?),
+            "schedule" => self.schedule = Some(value.parse().map_err(|_| wrong(&Name::list()))?),
+            "recompute" => {
+                let all = [Recompute::None, Recompute::Attention, Recompute::Block];
+                let found = all.into_iter().find(|kind| kind.name() == value);
+                self.recompute = Some(found.ok_or_else(|| wrong("none, attention or block"))?);
+            }
+            "zero" => {
+                self.zero =
+                    Some(value.parse().ok().filter(|zero| *zero <= 3).ok_or_else(|| wrong("0, 1, 2 or 3"))?);
+            }
+            "state" => match value {
+                "dense" => self.compressed = Some(false),
+                "compressed" => self.compressed = Some(true),
+                _ => return Err(wrong("dense or compressed")),
+            },
+            _ => {
+                let hint = nearest(field, FIELDS).map(|near| format!("--layout {near}"));
+                return Err(Error::UnknownField { field: format!("--layout {field}"), hint });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a choice is left.
+    pub(super) fn allows<T: PartialEq>(&self, chosen: Option<T>, choice: T) -> bool {
+        chosen.is_none_or(|chosen| chosen == choice)
+    }
+
+    /// Whether all is free.
+    pub fn is_empty(&self) -> bool {
+        *self == Fixed::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_read_and_mistakes_get_a_sentence() {
+        let fixed =
+            Fixed::parse("data=32, pipeline=1,tensor=2,micro_batch=4,recompute=block,schedule=1f1b").unwrap();
+        assert_eq!(
+            (fixed.data, fixed.micro_batch, fixed.recompute),
+            (Some(32), Some(4), Some(Recompute::Block))
+        );
+        assert_eq!(Fixed::parse("spatial=2x4").unwrap().grid, Some([2, 4]));
+        assert!(Fixed::parse("").unwrap().is_empty());
+        let said = |text| Fixed::parse(text).unwrap_err().to_string();
+        insta::assert_snapshot!(said("dta=3"), @"`--layout dta` is not a field; did you mean `--layout data`?");
+        insta::assert_snapshot!(said("data=0"), @r#"`--layout data` must be a whole number of at least 1, got "0""#);
+        insta::assert_snapshot!(said("data"), @"override `data` must be FIELD=VALUE, as in `data=32,pipeline=4,micro_batch=1`");
+        insta::assert_snapshot!(said("recompute=all"), @r#"`--layout recompute` must be none, attention or block, got "all""#);
+    }
+}

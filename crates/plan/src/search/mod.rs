@@ -1,0 +1,113 @@
+//! Which layout is the fastest that fits: enumerates all that so many devices can be put to, bounds each from below, simulates the
+//! most promising and ranks them.
+//!
+//! A bound is what a step takes at least: the passes of all micro-batches, shared out evenly, with the bubble that the schedule
+//! cannot do without. Candidates are walked in the order of their bounds, until what is left cannot get into the table any more.
+
+mod apply;
+mod choices;
+mod explain;
+mod fixed;
+
+pub use explain::Advice;
+pub use fixed::Fixed;
+
+use std::collections::HashMap;
+
+use crate::error::Error;
+use crate::mesh::PerAxis;
+use crate::schedule::Name;
+use crate::simulate::{Candidate, Estimate, Job};
+
+/// What a search found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// The best of each mesh that fits, fastest first.
+    pub ranked: Vec<Estimate>,
+    /// The fastest that were simulated and do not fit, one of each mesh.
+    pub too_large: Vec<Estimate>,
+    /// Candidates there were,
+    pub candidates: usize,
+    /// and those whose lists were walked.
+    pub simulated: usize,
+}
+
+/// So many devices, and what is already decided of their layout.
+#[derive(Clone, Copy)]
+pub struct Search<'a> {
+    /// What is to run.
+    pub job: &'a Job<'a>,
+    /// Devices, all of which are used.
+    pub devices: usize,
+    /// What a person has decided.
+    pub fixed: &'a Fixed,
+    /// Rows of the table.
+    pub rows: usize,
+}
+
+/// A candidate and the least that it can take.
+struct Bounded {
+    candidate: Candidate,
+    seconds: f64,
+}
+
+impl Search<'_> {
+    /// The best layouts. An error where there is no candidate at all.
+    pub fn run(&self) -> Result<Found, Error> {
+        let candidates = choices::candidates(self)?;
+        let count = candidates.len();
+        let mut bounded: Vec<Bounded> = candidates
+            .into_iter()
+            .filter_map(|candidate| Some(Bounded { seconds: self.bound(&candidate)?, candidate }))
+            .collect();
+        bounded.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let (mut best, mut large) = (HashMap::new(), HashMap::new());
+        let mut simulated = 0;
+        for Bounded { candidate, seconds } in bounded {
+            if seconds > self.worst(&best) {
+                break;
+            }
+            let fits = self.job.memory(&candidate).map(|memory| memory.total() <= self.job.cluster.memory());
+            let (Ok(fits), mesh) = (fits, candidate.extents()) else { continue };
+            // One that does not fit is only shown where it is the first of its mesh.
+            if !fits && large.contains_key(&mesh) {
+                continue;
+            }
+            simulated += 1;
+            let Ok(estimate) = self.job.estimate(&candidate) else { continue };
+            let found = if fits { &mut best } else { &mut large };
+            let known = found.get(&mesh).map_or(f64::INFINITY, |known: &Estimate| known.step_seconds);
+            if estimate.step_seconds < known {
+                found.insert(mesh, estimate);
+            }
+        }
+        let mut ranked = in_order(best);
+        ranked.truncate(self.rows);
+        Ok(Found { ranked, too_large: in_order(large), candidates: count, simulated })
+    }
+
+    /// The time that a new mesh must beat to get into the table.
+    fn worst(&self, best: &HashMap<PerAxis, Estimate>) -> f64 {
+        let mut times: Vec<f64> = best.values().map(|estimate| estimate.step_seconds).collect();
+        times.sort_by(f64::total_cmp);
+        times.get(self.rows - 1).copied().unwrap_or(f64::INFINITY)
+    }
+
+    /// The least that a step of a candidate can take; none where it cannot be built.
+    fn bound(&self, candidate: &Candidate) -> Option<f64> {
+        let (passes, micro_batches) = self.job.micro_batch_seconds(candidate).ok()?;
+        let each = passes / candidate.pipeline as f64;
+        let waits = match candidate.schedule {
+            // The gradients of weights fill what they can.
+            Name::ZbH1 => 0.0,
+            _ => (candidate.pipeline - 1) as f64 / candidate.chunks.unwrap_or(1) as f64,
+        };
+        Some(each * (micro_batches as f64 + waits))
+    }
+}
+
+fn in_order(found: HashMap<PerAxis, Estimate>) -> Vec<Estimate> {
+    let mut all: Vec<Estimate> = found.into_values().collect();
+    all.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+    all
+}
