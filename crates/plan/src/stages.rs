@@ -22,8 +22,7 @@ pub fn parts(model: &Model, pipeline: &Pipeline, cut: &[usize], bytes: u64) -> R
         return Err(Error::Conflict { field: "parallel.pipeline".into(), problem });
     }
     if cut.is_empty() {
-        let parts = pipeline.schedule(1)?.placement.parts();
-        return Ok(balanced(&costs(model, bytes)?, parts));
+        return even_parts(model, pipeline.schedule(1)?.placement.parts(), bytes);
     }
     if let Some(beyond) = cut.iter().find(|block| **block >= blocks) {
         let problem = format!("names block {beyond}, but the last of {}'s is {}", model.name, blocks - 1);
@@ -31,6 +30,11 @@ pub fn parts(model: &Model, pipeline: &Pipeline, cut: &[usize], bytes: u64) -> R
     }
     let ends = cut.iter().copied().chain([blocks]);
     Ok(ends.scan(0, |start, end| Some(std::mem::replace(start, end)..end)).collect())
+}
+
+/// So many parts of a model, of which the costliest costs least.
+pub(crate) fn even_parts(model: &Model, parts: usize, bytes: u64) -> Result<Parts, Error> {
+    Ok(balanced(&costs(model, bytes)?, parts))
 }
 
 /// What a block costs in time, and then in memory.

@@ -5,7 +5,7 @@ use super::{Found, Search};
 use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::simulate::{Breakdown, Estimate, Job};
+use crate::simulate::{Breakdown, Estimate};
 
 /// What one could change.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,7 +87,7 @@ impl Search<'_> {
         ];
         for (change, plan, cluster) in tries {
             let Some(plan) = plan else { continue };
-            let job = Job::new(plan, cluster, self.job.engine);
+            let job = self.job.with(plan, cluster);
             let found = Search { job: &job, rows: 1, ..*self }.run()?;
             if let Some(new) = found.ranked.into_iter().next() {
                 let times_faster = best.step_seconds / new.step_seconds;

@@ -67,10 +67,15 @@ impl Search<'_> {
             if seconds > self.worst(&best) {
                 break;
             }
-            let fits = self.job.memory(&candidate).map(|memory| memory.total() <= self.job.cluster.memory());
-            let (Ok(fits), mesh) = (fits, candidate.extents()) else { continue };
+            let (mesh, most) = (candidate.extents(), self.job.cluster.memory());
             // One that does not fit is only shown where it is the first of its mesh.
-            if !fits && large.contains_key(&mesh) {
+            let is_shown = large.contains_key(&mesh);
+            if is_shown && self.job.least_memory(&candidate).is_ok_and(|least| least > most) {
+                continue;
+            }
+            let Ok(memory) = self.job.memory(&candidate) else { continue };
+            let fits = memory.total() <= most;
+            if !fits && is_shown {
                 continue;
             }
             simulated += 1;

@@ -7,6 +7,7 @@
 pub mod candidate;
 pub mod collective;
 pub mod passes;
+mod schedules;
 pub mod state;
 mod step;
 
@@ -24,7 +25,9 @@ use crate::error::Error;
 use crate::layout::{Layout, LocalModel};
 use crate::plan::Plan;
 use crate::spec::{Parameter, Recompute};
+use crate::stages::{Parts, even_parts};
 use passes::{Passes, Place, block_passes};
+use schedules::Schedules;
 
 /// What is to run, on what and by what. Candidates for it share what they have in common: ranks' models and what their passes take.
 pub struct Job<'a> {
@@ -37,6 +40,8 @@ pub struct Job<'a> {
     parameters: Vec<Parameter>,
     locals: RefCell<HashMap<CutKey, Local>>,
     passes: RefCell<HashMap<(CutKey, usize, Recompute), Rc<Vec<Passes>>>>,
+    parts: RefCell<HashMap<usize, Rc<Parts>>>,
+    schedules: Rc<Schedules>,
 }
 
 /// What tells two cuts of a model's tensors apart: tensor ranks, along the sequence or not, and the grid over images.
@@ -48,8 +53,37 @@ type Local = Result<Rc<LocalModel>, Error>;
 impl<'a> Job<'a> {
     /// A run on one rank, whose layout is to be found.
     pub fn new(plan: &'a Plan, cluster: &'a Cluster, engine: Engine) -> Job<'a> {
-        let (locals, passes) = (RefCell::default(), RefCell::default());
-        Job { plan, cluster, engine, parameters: plan.model.parameters(), locals, passes }
+        Job {
+            plan,
+            cluster,
+            engine,
+            parameters: plan.model.parameters(),
+            locals: RefCell::default(),
+            passes: RefCell::default(),
+            parts: RefCell::default(),
+            schedules: Rc::default(),
+        }
+    }
+
+    /// Another run or another cluster, by the same engine: schedules are the same.
+    pub fn with<'b>(&self, plan: &'b Plan, cluster: &'b Cluster) -> Job<'b> {
+        Job { schedules: self.schedules.clone(), ..Job::new(plan, cluster, self.engine) }
+    }
+
+    /// So many parts of the model.
+    fn parts(&self, number: usize) -> Result<Rc<Parts>, Error> {
+        if let Some(known) = self.parts.borrow().get(&number) {
+            return Ok(known.clone());
+        }
+        let storage = &self.plan.storage;
+        let each = 2 * storage.precision.size() + storage.optimizer_bytes;
+        let parts = match number {
+            1 => std::iter::once(0..self.plan.model.blocks.len()).collect(),
+            _ => even_parts(&self.plan.model, number, each)?,
+        };
+        let parts = Rc::new(parts);
+        self.parts.borrow_mut().insert(number, parts.clone());
+        Ok(parts)
     }
 
     /// The model of the first of the ranks that have parts of the same layers: none has more.

@@ -1,20 +1,21 @@
 //! One step of a candidate: how long it takes, and on what.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use serde::Serialize;
 
 use super::collective::Group;
 use super::passes::{Passes, Seconds};
+use super::schedules::Key;
 use super::state::{self, Holdings, Weights};
 use super::{Candidate, Job};
 use crate::engine::State;
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::pipeline::{Order, Pipeline};
 use crate::schedule::{Action, Costs, Message, Name, Pass, Payload, Schedule, Timeline};
 use crate::spec::Recompute;
-use crate::stages::{self, Parts};
+use crate::stages::Parts;
 
 /// What a candidate takes.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,6 +99,30 @@ impl Job<'_> {
         self.memory_of(candidate, &self.lists(candidate)?)
     }
 
+    /// Bytes that some rank has at least: its weights and their state, evenly shared out over stages.
+    pub fn least_memory(&self, candidate: &Candidate) -> Result<u64, Error> {
+        let local = self.local(candidate)?;
+        let elements: u64 = local.parameters.iter().map(|parameter| parameter.elements()).sum();
+        let (all, stages) = (elements as f64, candidate.pipeline as f64);
+        let kept = match &self.plan.pruning {
+            Some(pruning) if candidate.compressed => 1.0 - pruning.sparsity,
+            _ => 1.0,
+        };
+        let shared = if candidate.zero > 0 { candidate.data as f64 } else { 1.0 };
+        let storage = &self.plan.storage;
+        let each = match self.engine.state {
+            State::Exact => {
+                let beside = storage.gradient_bytes() as f64 + storage.optimizer_bytes as f64 / shared;
+                storage.precision.size() as f64 + kept * beside.min(storage.optimizer_bytes as f64)
+            }
+            State::Bytes { weight, kept: each, .. } if self.engine.gathers_weights => {
+                (weight + each * kept) / shared
+            }
+            State::Bytes { weight, kept: each, .. } => weight + each * kept,
+        };
+        Ok((all * each / stages) as u64)
+    }
+
     /// Seconds of the passes of a micro-batch through the whole model, and how many micro-batches a replica has.
     pub fn micro_batch_seconds(&self, candidate: &Candidate) -> Result<(f64, usize), Error> {
         let passes: Passes = self.passes(candidate)?.iter().copied().sum();
@@ -116,7 +141,7 @@ impl Job<'_> {
         let long = 3 * candidate.pipeline;
         let listed = if micro_batches > 2 * long { long } else { micro_batches };
         let schedule = self.schedule(candidate, listed)?;
-        let parts = self.parts(candidate, &schedule)?;
+        let parts = self.parts(schedule.placement.parts())?;
         Ok(Lists { schedule, parts, listed, micro_batches })
     }
 
@@ -137,7 +162,7 @@ impl Job<'_> {
             return Ok(end);
         }
         let short = lists.listed - candidate.pipeline;
-        let each = (end - walk(&self.schedule(candidate, short)?)?) / candidate.pipeline as f64;
+        let each = (end - walk(&*self.schedule(candidate, short)?)?) / candidate.pipeline as f64;
         Ok(end + each * (lists.micro_batches - lists.listed) as f64)
     }
 
@@ -152,27 +177,17 @@ impl Job<'_> {
         })
     }
 
-    fn schedule(&self, candidate: &Candidate, micro_batches: usize) -> Result<Schedule, Error> {
-        let schedule = self.pipeline(candidate, micro_batches).schedule(1)?;
-        Ok(if candidate.zero > 0 && !self.engine.gathers_weights { schedule.gathering() } else { schedule })
-    }
-
-    fn pipeline(&self, candidate: &Candidate, micro_batches: usize) -> Pipeline {
-        let name = if candidate.pipeline > 1 { candidate.schedule } else { Name::OneFOneB };
-        let order = Order::Named { name, chunks: candidate.chunks, pipelines: None };
-        Pipeline { stages: candidate.pipeline, micro_batches, order, drain: 0 }
-    }
-
-    fn parts(&self, candidate: &Candidate, schedule: &Schedule) -> Result<Parts, Error> {
-        let each = 2 * self.plan.storage.precision.size() + self.plan.storage.optimizer_bytes;
-        stages::parts(&self.plan.model, &self.pipeline(candidate, schedule.micro_batches), &[], each)
+    fn schedule(&self, candidate: &Candidate, micro_batches: usize) -> Result<Rc<Schedule>, Error> {
+        let &Candidate { pipeline: stages, chunks, .. } = candidate;
+        let name = if stages > 1 { candidate.schedule } else { Name::OneFOneB };
+        self.schedules.of(Key { name, stages, micro_batches, chunks })
     }
 }
 
 /// What a candidate's stages do.
 struct Lists {
-    schedule: Schedule,
-    parts: Parts,
+    schedule: Rc<Schedule>,
+    parts: Rc<Parts>,
     /// Micro-batches in the lists,
     listed: usize,
     /// of so many.
@@ -262,11 +277,9 @@ impl Times {
                 }
                 match *action {
                     Action::AllReduce { chunk } => sum.collective += self.sums[chunks[chunk].part],
-                    Action::Gather => {
-                        sum.collective += chunks.iter().map(|chunk| self.gathers[chunk.part]).sum::<f64>()
-                    }
                     Action::Step => {
-                        sum.optimizer += chunks.iter().map(|chunk| self.steps[chunk.part]).sum::<f64>()
+                        sum.optimizer += chunks.iter().map(|chunk| self.steps[chunk.part]).sum::<f64>();
+                        sum.collective += chunks.iter().map(|chunk| self.gathers[chunk.part]).sum::<f64>();
                     }
                     _ => {}
                 }
@@ -413,8 +426,11 @@ impl Costs for StepCosts<'_> {
         match *action {
             Action::Send(_) | Action::Receive(_) => self.times.blocking * self.message(rank, action),
             Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part],
-            Action::Gather => chunks.iter().map(|chunk| self.times.gathers[chunk.part]).sum(),
-            Action::Step => chunks.iter().map(|chunk| self.times.steps[chunk.part]).sum(),
+            // What others have stepped is gathered behind the step, where state is shared out.
+            Action::Step => {
+                let of_chunk = |part: usize| self.times.steps[part] + self.times.gathers[part];
+                chunks.iter().map(|chunk| of_chunk(chunk.part)).sum()
+            }
             _ => 0.0,
         }
     }
