@@ -71,6 +71,15 @@ pub struct Seen {
 pub struct Links(pub Vec<Seen>);
 
 impl Links {
+    /// What several rounds of the same have in the middle, each pattern and size by itself.
+    pub fn medians(rounds: &[Links]) -> Links {
+        let middle = |i: usize| Seen {
+            seconds: median(rounds.iter().map(|round| round.0[i].seconds)),
+            ..rounds[0].0[i]
+        };
+        Links((0..rounds[0].0.len()).map(middle).collect())
+    }
+
     /// Alpha and beta by all patterns together.
     pub fn fitted(&self) -> Link {
         Link::fit(&self.costs(|_| true))
@@ -210,13 +219,13 @@ impl Rank<'_> {
             Timed::Layers(Exchange::AllReduce(words)) => {
                 let (n, times) = self.shortened(words);
                 let whole = self.words(n)?;
-                Ok(times * self.clock(|| Ok(drop(self.comm.all_reduce(whole, Reduce::Sum)?)))?)
+                Ok(times * self.clock(|| self.comm.all_reduce(whole, Reduce::Sum).map_err(Error::Comm))?)
             }
             Timed::Layers(Exchange::AllGather(words)) => {
                 let (n, times) = self.shortened(words);
                 let part = n.div_ceil(self.comm.size());
                 let (part, whole) = (self.words(part)?, self.words(part * self.comm.size())?);
-                Ok(times * self.clock(|| Ok(drop(self.comm.all_gather(part, whole)?)))?)
+                Ok(times * self.clock(|| self.comm.all_gather(part, whole).map_err(Error::Comm))?)
             }
             Timed::Layers(Exchange::Halo(before, behind)) => {
                 let rank = self.comm.rank();
@@ -283,7 +292,7 @@ impl Rank<'_> {
             beside.push(self.clock(|| {
                 let going = self.comm.start_all_reduce(whole, Reduce::Sum)?;
                 products(times)?;
-                Ok(drop(going.wait()?))
+                going.wait().map_err(Error::Comm)
             })?);
         }
         Ok((median(beside) - median(alone)) / sum)
@@ -300,10 +309,12 @@ impl Rank<'_> {
     }
 
     /// Seconds from when all ranks are there.
-    fn clock(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+    fn clock<R>(&self, work: impl FnOnce() -> Result<R, Error>) -> Result<f64, Error> {
         self.comm.barrier()?;
         let start = Instant::now();
-        work()?;
-        Ok(start.elapsed().as_secs_f64())
+        let made = work()?;
+        let seconds = start.elapsed().as_secs_f64();
+        drop(made);
+        Ok(seconds)
     }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::cluster::Fabric;
-use espalier_plan::cluster::measured::rounded;
+use espalier_plan::cluster::measured::{median, rounded};
 use espalier_plan::cluster::merge::Part;
 use espalier_plan::cost::AllReduce;
 use espalier_plan::device::DeviceKind;
@@ -25,6 +25,8 @@ use crate::say::{self, say};
 
 /// Words of messages: those that only have to start, and those that fill a link.
 const SIZES: [f64; 5] = [256.0, 4096.0, 65_536.0, 1_048_576.0, 4_194_304.0];
+/// All of it is measured so often, and medians count: others may use the machine for a moment.
+const ROUNDS: usize = 7;
 /// Of the sum beside which a rank computes: a bucket of gradients.
 const OVERLAPPED: f64 = 1_048_576.0;
 
@@ -65,14 +67,15 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         Ranks::Cards(_) => ("NCCL", Precision::Bf16),
     };
     say!("measuring messages among {} ranks: {carrier}, {} at once", ranks.count(), precision.name());
-    let sizes = if arguments.quick { &SIZES[..2] } else { &SIZES[..] };
-    let links = messages::links(ranks, AllReduce::Ring, precision, sizes)?;
+    let (sizes, overlapped) =
+        if arguments.quick { (&SIZES[..2], SIZES[0]) } else { (&SIZES[..], OVERLAPPED) };
+    let links = rounds(|| messages::links(ranks, AllReduce::Ring, precision, sizes))?;
+    let links = Links::medians(&links);
     let bytes = precision.size() as f64;
     say::on_standard_error(format_args!("{}", table(&links, bytes)));
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
-    let overlapped = if arguments.quick { SIZES[0] } else { OVERLAPPED };
-    let occupies = rounded(messages::occupies(ranks, precision, overlapped)?);
+    let occupies = rounded(median(rounds(|| messages::occupies(ranks, precision, overlapped))?));
     let link = Fabric { occupies, ..Fabric::fit(&two, &rings, bytes) };
     say!(
         "link: {} us to start a message, {} GB/s, of which rings reach {:.0} %; a sum takes {:.0} % of computing beside it",
@@ -96,6 +99,10 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn rounds<R>(measure: impl Fn() -> Result<R, Error>) -> Result<Vec<R>, Error> {
+    (0..ROUNDS).map(|_| measure()).collect()
 }
 
 /// Those that there are: cards where two are found, or a thread for each core.
