@@ -69,7 +69,7 @@ impl fmt::Display for Operation {
 /// An operation and how much it moves: all members of a group must make the same calls in the same order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// What is done.
+    /// The operation, with its extents and peers.
     pub operation: Operation,
     /// To what; `None` where no data moves.
     pub element: Option<Element>,

@@ -23,7 +23,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Element::Bf16 => 2,
@@ -127,7 +127,7 @@ impl Data {
 
 /// A type that messages can be made of: what goes in comes out.
 pub trait Message: Sized {
-    /// Hands it over.
+    /// Gives the buffer to the transport, until the message has arrived.
     fn into_data(self) -> Data;
     /// Takes it back; only ever called with what `into_data` made.
     fn from_data(data: Data) -> Self;

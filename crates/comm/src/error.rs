@@ -61,7 +61,7 @@ pub enum Error {
     Mismatch {
         /// The rank that made the call.
         rank: usize,
-        /// Its call.
+        /// What the rank had called.
         call: Call,
         /// The first whose call is another one.
         other: usize,
@@ -73,7 +73,7 @@ pub enum Error {
     Argument {
         /// The rank that made the call.
         rank: usize,
-        /// Its call.
+        /// What the rank had called.
         call: Call,
         /// Why it cannot work.
         problem: String,
@@ -83,7 +83,7 @@ pub enum Error {
     Carrier {
         /// The rank that made the call.
         rank: usize,
-        /// Its call.
+        /// What the rank had called.
         call: Call,
         /// What MPI, NCCL or CUDA says.
         why: String,

@@ -25,7 +25,7 @@ pub enum Failure<E: Debug + Display> {
     Panicked {
         /// Its number in the world.
         rank: usize,
-        /// What it said.
+        /// The panic's message.
         message: String,
     },
     /// This rank came to its end, but another did not.
@@ -35,7 +35,7 @@ pub enum Failure<E: Debug + Display> {
         rank: usize,
         /// `failed` or `panicked`.
         how: &'static str,
-        /// What it said.
+        /// The message of its error or panic.
         why: String,
     },
     /// A rank came to a bad end, and others to none.
@@ -44,7 +44,7 @@ pub enum Failure<E: Debug + Display> {
         words(.first), ranks(.left), Seconds(*.waited)
     )]
     LeftBehind {
-        /// The bad end.
+        /// What the one that failed came to.
         first: Box<Failure<E>>,
         /// Those who hang, or compute on.
         left: Vec<usize>,

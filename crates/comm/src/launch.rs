@@ -60,7 +60,7 @@ const LAUNCHERS: [Names; 4] = [
 /// One of several processes that a launcher has started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launched {
-    /// Who did.
+    /// The program that has started the processes.
     pub launcher: Launcher,
     /// Its number in the world.
     pub rank: usize,

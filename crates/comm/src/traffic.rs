@@ -62,7 +62,7 @@ impl fmt::Display for Traffic {
 pub struct Sent([u64; Traffic::ALL.len()]);
 
 impl Sent {
-    /// Of one kind.
+    /// Bytes of one kind of message.
     pub fn of(&self, traffic: Traffic) -> u64 {
         self.0[traffic as usize]
     }
@@ -72,7 +72,7 @@ impl Sent {
         Sent(self.0.map(|bytes| bytes / count.max(1)))
     }
 
-    /// Of all kinds.
+    /// Bytes of all kinds of messages.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }

@@ -14,7 +14,7 @@ pub const BUCKET: u64 = 1 << 20;
 pub struct Cut {
     /// How many there are.
     pub ranks: usize,
-    /// Which it is.
+    /// Which of them this one is.
     pub rank: usize,
 }
 

@@ -54,7 +54,7 @@ pub enum Source {
     },
     /// Images and labels in MNIST's format.
     Idx {
-        /// Where they are.
+        /// A folder, or two files.
         #[serde(flatten)]
         files: IdxFiles,
     },
@@ -85,7 +85,7 @@ pub enum Source {
 pub enum IdxFiles {
     /// A folder with MNIST's file names.
     Folder {
-        /// The folder.
+        /// The folder that holds them.
         path: PathBuf,
     },
     /// Two files of any name.
@@ -101,10 +101,10 @@ pub enum IdxFiles {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {
-    /// Two bytes.
+    /// Two bytes, little-endian: up to 65,536 tokens.
     #[default]
     U16,
-    /// Four bytes.
+    /// Four bytes, little-endian.
     U32,
 }
 

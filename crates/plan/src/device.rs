@@ -15,7 +15,7 @@ pub struct Device {
     pub check_memory: bool,
 }
 
-/// What computes.
+/// The processor, a card, or whichever there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {

@@ -17,7 +17,7 @@ pub enum Error {
     /// An override that is not `a.b=c`, or whose path leads nowhere.
     #[error("override `{text}` must be {expected}")]
     Override {
-        /// As given.
+        /// The override as it was given.
         text: String,
         /// What it should look like.
         expected: String,

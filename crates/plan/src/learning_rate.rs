@@ -33,9 +33,9 @@ pub struct LearningRate {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "schedule", rename_all = "lowercase")]
 pub enum Schedule {
-    /// Not at all.
+    /// It stays at its peak.
     Constant,
-    /// In a line.
+    /// It falls in a straight line.
     Linear {
         /// The last rate over the peak.
         end_factor: f64,

@@ -98,7 +98,7 @@ pub struct Prediction<'a> {
     pub sharing: Sharing,
     /// and how the samples of a step are cut.
     pub batch: Batch,
-    /// What goes.
+    /// Which weights go, and when.
     pub pruning: Option<&'a Pruning>,
     parameters: &'a [Parameter],
     buffers: Vec<Buffer>,
@@ -277,7 +277,7 @@ pub struct StateBytes {
     pub gradients: f64,
     /// Master weights and moments.
     pub optimizer: f64,
-    /// Which are kept.
+    /// A bit, or an index, that says whether the weight is kept.
     pub mask: f64,
 }
 
@@ -300,7 +300,7 @@ impl StateBytes {
         }
     }
 
-    /// All of them.
+    /// Bytes a weight in all.
     pub fn total(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.mask
     }

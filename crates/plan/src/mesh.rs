@@ -125,16 +125,16 @@ pub enum MeshError {
         times(.extents)
     )]
     TooLarge {
-        /// As asked for.
+        /// Ranks along each axis, as they were asked for.
         extents: PerAxis,
     },
     /// Another number of ranks than was started.
     #[error("the mesh of {} takes {}, but {got} were started; start {expected}{}",
         times(.extents), ranks(*.expected), .hint.map_or(String::new(), |(axis, n)| format!(", or set `{axis}` to {n}")))]
     Ranks {
-        /// As asked for.
+        /// Ranks along each axis, as they were asked for.
         extents: PerAxis,
-        /// Their product.
+        /// Ranks that the axes want: their product.
         expected: usize,
         /// How many ranks there are.
         got: usize,
@@ -194,7 +194,7 @@ impl Mesh {
         coordinates
     }
 
-    /// Who stands there.
+    /// The rank at a place: the last axis counts fastest.
     pub fn rank(&self, coordinates: PerAxis) -> usize {
         Axis::ALL.into_iter().fold(0, |rank, axis| {
             let (at, extent) = (coordinates[axis], self.extents[axis]);

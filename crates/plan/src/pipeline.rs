@@ -19,7 +19,7 @@ pub struct Pipeline {
 /// Where the order of work comes from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Order {
-    /// One of ours.
+    /// A built-in schedule, by its name.
     Named {
         /// The name that a run file gives it.
         name: Name,

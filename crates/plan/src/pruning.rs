@@ -24,14 +24,14 @@ pub struct Pruning {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "method", rename_all = "kebab-case")]
 pub enum Method {
-    /// Any, all alike.
+    /// Each candidate is as likely to go as any other.
     Random {
         /// Over what the threshold is.
         scope: Scope,
         /// Steps taken before it prunes.
         at: usize,
     },
-    /// The smallest go.
+    /// The candidates nearest to zero go.
     Magnitude {
         /// Over what the threshold is.
         scope: Scope,
@@ -48,7 +48,7 @@ pub enum Method {
         start: usize,
         /// The step at which the sparsity is reached; 0: three quarters of the run.
         end: usize,
-        /// Steps between.
+        /// Steps from one pruning to the next.
         every: usize,
     },
     /// Lee, Ajanthan & Torr 2019: those that change the loss least, at the start.
@@ -67,7 +67,7 @@ pub enum Method {
     },
     /// You et al. 2020: the smallest, as soon as it is settled which these are.
     EarlyBird {
-        /// What is drawn.
+        /// Whether masks are of weights or of channels.
         form: TicketForm,
         /// Over what the threshold is; channels have one for all.
         scope: Scope,
@@ -104,7 +104,7 @@ pub enum Method {
 /// How a sparse network moves.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Moving {
-    /// Steps between moves.
+    /// Steps from one exchange of weights to the next.
     pub every: usize,
     /// The share of kept weights that moves at first.
     pub fraction: f64,
@@ -171,7 +171,7 @@ pub enum Scope {
     Layer,
 }
 
-/// What Early-Bird draws.
+/// What the masks that Early-Bird compares are drawn of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TicketForm {
@@ -181,7 +181,7 @@ pub enum TicketForm {
     Channels,
 }
 
-/// What GraSP keeps.
+/// Which weights GraSP keeps, by what their loss would do to the flow of gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowScore {

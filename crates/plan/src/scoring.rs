@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::pruning::{Method, Pruning};
 use crate::spec::Parameter;
 
-/// How scoring goes.
+/// In how many passes weights are scored, and what that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Scoring {
     /// In how many parts the candidates are scored.

@@ -24,9 +24,9 @@ use serde::Serialize;
 /// Square windows that slide over an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Window {
-    /// Its side.
+    /// Rows and columns that it covers.
     pub kernel: usize,
-    /// Its step.
+    /// Pixels from one window to the next.
     pub stride: usize,
     /// How far it reaches past the image.
     pub padding: Padding,
@@ -177,7 +177,7 @@ impl Tiles {
 /// What a rank sends and receives before windows slide over its tile. All regions are of the whole image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exchange {
-    /// What it holds.
+    /// The rank's own tile.
     pub own: Region,
     /// What its windows see. Pixels of its own that none of them does are not among these.
     pub reads: Region,

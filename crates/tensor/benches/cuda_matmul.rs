@@ -7,9 +7,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use espalier_tensor::cuda::blas::{Epilogue, Product, Search};
+use espalier_tensor::cuda::blas::Search;
 use espalier_tensor::cuda::{Args, Build, Cuda, Source};
 use espalier_tensor::ops::activation::Activation;
+use espalier_tensor::ops::matmul::cuda::{Epilogue, Product};
 use espalier_tensor::ops::matmul::{matmul, matmul_activated};
 use espalier_tensor::{Category, DType, Device, Error, Operand, Tensor};
 

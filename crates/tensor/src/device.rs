@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::machine::memory_left;
 use crate::memory::Ledger;
 
-/// A device.
+/// Where tensors are and operations run: a value with threads or streams, a ledger and memory of its own.
 #[derive(Debug, Clone)]
 pub enum Device {
     /// The host's processor, through a pool of threads of its own.

@@ -27,7 +27,7 @@ impl DType {
 
 /// A Rust type that a tensor can hold.
 pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug {
-    /// Its tag.
+    /// The type as a value.
     const DTYPE: DType;
 }
 

@@ -50,7 +50,7 @@ pub enum Error {
     /// A kernel's source does not compile for this card.
     #[error("the kernels in {file} do not compile with {options}:\n{log}")]
     Compile {
-        /// The source.
+        /// The file of kernels.
         file: &'static str,
         /// What it was compiled with.
         options: String,

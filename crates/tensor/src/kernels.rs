@@ -1,12 +1,11 @@
 //! Every file of kernels, gathered for the test that compiles them all without a card. Nothing else reads the list: an operation
 //! hands its own source to the card, so that `cuda` knows no operation.
 
+use crate::cuda::Source;
 use crate::cuda::compile::{Target, compile, version};
-use crate::cuda::{Source, blas};
 use crate::ops;
 
 const SOURCES: &[&Source] = &[
-    &blas::EPILOGUE,
     &ops::activation::cuda::SOURCE,
     &ops::attention::cuda::SOURCE,
     &ops::attention::cuda::SOURCE_F32,
@@ -21,6 +20,7 @@ const SOURCES: &[&Source] = &[
     &ops::embedding::cuda::SOURCE,
     &ops::layer_norm::SOURCE,
     &ops::layout::cuda::SOURCE,
+    &ops::matmul::cuda::SOURCE,
     &ops::pool::cuda::SOURCE,
     &ops::reduce::cuda::SOURCE,
     &ops::region::cuda::SOURCE,

@@ -35,7 +35,7 @@ pub enum Form {
         /// u32 `[ceil(len / BLOCK)]`.
         ranks: Tensor,
     },
-    /// Ascending places.
+    /// The kept places, ascending: where few are kept.
     Places(Tensor),
 }
 

@@ -177,7 +177,7 @@ pub struct HostCopy<T> {
 }
 
 impl<T> HostCopy<T> {
-    /// Books a vector.
+    /// Books a vector of the host as workspace, until it is dropped.
     pub fn new(ledger: &Ledger, values: Vec<T>) -> HostCopy<T> {
         let _booked = ledger.book(Category::Workspace, values.len() * size_of::<T>());
         HostCopy { values, _booked }
@@ -204,7 +204,7 @@ impl Ledger {
         self.0.total.add(bytes);
     }
 
-    /// Books its end.
+    /// Books the end of an allocation.
     pub fn free(&self, category: Category, bytes: usize) {
         self.0.categories[category as usize].subtract(bytes);
         self.0.total.subtract(bytes);

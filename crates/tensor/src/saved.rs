@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 pub struct Saved(Tensor);
 
 impl Saved {
-    /// Keeps it.
+    /// Books the tensor as an activation until it is taken or dropped.
     pub fn new(tensor: Tensor) -> Saved {
         tensor.save();
         Saved(tensor)

@@ -3,6 +3,8 @@
 //! Cloning shares the buffer. Writing asks for the only owner, so that no one else can see the change;
 //! a shared tensor that is written to is a mistake of ours and panics.
 
+mod arguments;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ pub struct Context {
     pub pieces: Pieces,
     /// The parts of the model that it holds.
     pub stage: Stage,
-    /// Where it computes.
+    /// The device that holds its tensors.
     pub device: Device,
     /// The type that its kernels compute in.
     pub dtype: DType,
@@ -72,7 +72,7 @@ impl Context {
         })
     }
 
-    /// Its own model.
+    /// The rank's own model, cut along every axis that cuts tensors.
     pub fn local(&self) -> &LocalModel {
         self.plan.layout.of(self.ranks.place())
     }

@@ -49,7 +49,7 @@ pub enum Error {
     RanksLeft {
         /// What the one that failed came to.
         error: Box<Error>,
-        /// The others.
+        /// Those who hang, or compute on.
         left: Vec<usize>,
         /// How long they were waited for.
         waited: Duration,
@@ -71,13 +71,13 @@ pub enum Error {
         category: Category,
         /// How much that is.
         most: u64,
-        /// What would help.
+        /// What would make it fit, as a sentence.
         advice: String,
     },
     /// Ranks that must be the same are not.
     #[error("the {what} of {} are not those of rank {first}: the run cannot go on", ranks(.others))]
     Disagree {
-        /// What they hold.
+        /// What they should hold alike: weights, masks.
         what: &'static str,
         /// The rank that they were compared with.
         first: usize,
@@ -95,7 +95,7 @@ pub enum Error {
     /// A file of the run folder cannot be read or written.
     #[error("{}: {why}", path.display())]
     File {
-        /// The file.
+        /// The file that could not be read or written.
         path: PathBuf,
         /// What the system said.
         why: String,

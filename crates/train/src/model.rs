@@ -125,7 +125,7 @@ impl Model {
         self.end().loss(x, targets, scale, pass)
     }
 
-    /// The loss alone.
+    /// The loss and right predictions, without gradients.
     pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
         self.end().evaluate(x, targets, weights)
     }
@@ -160,7 +160,7 @@ struct Builder<'a> {
     tied: HashSet<ParameterId>,
     /// Where they are to be held, no activation with one is fused.
     kinks: Option<FrozenGates>,
-    /// Tokens there are.
+    /// Tokens of the whole model, of which an embedding may have some; 0 for images.
     vocab: usize,
     /// Whom its exchanges are with.
     ranks: &'a Ranks,

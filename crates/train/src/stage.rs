@@ -19,7 +19,7 @@ use crate::weights::{Held, ParameterId};
 pub struct Stage {
     /// One for each chunk of the rank, in the order of the placement.
     models: Vec<Model>,
-    /// What each uses.
+    /// Of each chunk the parameters that it uses, ascending.
     parameters: Vec<Vec<ParameterId>>,
     placement: Placement,
     rank: usize,
@@ -71,7 +71,7 @@ impl Stage {
         Ok(Held::of(&plan.model, parts.collect::<Vec<Range<usize>>>()))
     }
 
-    /// A chunk.
+    /// The layers of a chunk.
     pub fn model(&self, chunk: usize) -> &Model {
         &self.models[chunk]
     }
@@ -86,7 +86,7 @@ impl Stage {
         self.placement.chunks(self.rank)
     }
 
-    /// Who holds what.
+    /// Which rank holds which part, in every pipeline.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }

@@ -35,7 +35,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The whole model.
+    /// What a rank holds that has the whole model.
     pub fn all(model: &spec::Model) -> Held {
         Held::of(model, std::iter::once(0..model.blocks.len()))
     }
@@ -383,7 +383,7 @@ fn room_for(numbers: u64, device: &Device, category: Category) -> Result<(Vec<f3
     Ok((values, numbers))
 }
 
-/// Names to ids.
+/// The places of names in their list, found without going through it.
 pub(crate) fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<String, usize> {
     names.into_iter().enumerate().map(|(i, name)| (name.to_owned(), i)).collect()
 }

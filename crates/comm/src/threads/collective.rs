@@ -297,7 +297,7 @@ impl World {
         }
     }
 
-    /// Lets helpers go.
+    /// Lets the threads that help with sums end.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.helpers.notify_all();

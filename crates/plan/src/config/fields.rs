@@ -53,7 +53,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
     ("device", &["kind", "threads", "tf32", "check_memory"]),
 ];
 
-/// Of every family.
+/// Fields of any model; each family takes some of them.
 pub(super) const MODEL: &[&str] = &[
     "name",
     "layers",
@@ -71,7 +71,7 @@ pub(super) const MODEL: &[&str] = &[
     "hidden",
 ];
 
-/// Of every kind.
+/// Fields of any data; each kind takes some of them.
 pub(super) const DATA: &[&str] = &[
     "kind",
     "path",
@@ -87,7 +87,7 @@ pub(super) const DATA: &[&str] = &[
     "digits",
 ];
 
-/// Of every optimizer.
+/// Fields of any optimizer; each takes some of them.
 pub(super) const OPTIMIZER: &[&str] = &[
     "name",
     "momentum",
@@ -103,7 +103,7 @@ pub(super) const OPTIMIZER: &[&str] = &[
     "master",
 ];
 
-/// Of every method.
+/// Fields of any method; each takes some of them.
 pub(super) const PRUNE: &[&str] = &[
     "method",
     "sparsity",
@@ -133,7 +133,7 @@ pub(super) const PRUNE: &[&str] = &[
     "dense_first",
 ];
 
-/// Of every schedule.
+/// Fields of any schedule of the learning rate; each takes some of them.
 pub(super) const LEARNING_RATE: &[&str] = &[
     "peak",
     "schedule",

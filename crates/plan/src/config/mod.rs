@@ -55,7 +55,7 @@ const LAYERS_MOST: usize = 10_000;
 pub struct RunFile {
     /// Where all randomness comes from: initial weights, order of samples, dropout.
     pub seed: u64,
-    /// Which network.
+    /// The network, built in or written layer by layer.
     pub model: Model,
     /// What it learns from.
     pub data: Data,
@@ -65,14 +65,14 @@ pub struct RunFile {
     pub optimizer: Optimizer,
     /// The size of a step.
     pub learning_rate: LearningRate,
-    /// Which weights go.
+    /// Which weights are pruned, and when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prune: Option<Prune>,
     /// Over how many ranks.
     pub parallel: Parallel,
     /// When the state is saved.
     pub checkpoint: Checkpoint,
-    /// What computes.
+    /// The processor and its threads, or a card.
     pub device: Device,
     /// What a person should know of how it was read: fields of the file that an override has made moot.
     #[serde(skip)]

@@ -60,7 +60,7 @@ impl Grid {
         }
     }
 
-    /// Ranks on it.
+    /// Ranks on the grid: rows times columns.
     pub fn ranks(self) -> usize {
         self.0[0].saturating_mul(self.0[1])
     }

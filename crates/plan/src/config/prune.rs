@@ -63,9 +63,9 @@ impl Choice for FlowScore {
 pub enum StateForm {
     /// Kept weights alone where that is smaller.
     Auto,
-    /// Kept weights alone.
+    /// Gradients and state are those of kept weights alone.
     Compressed,
-    /// All weights.
+    /// Gradients and state are of all weights, zeros where they are pruned.
     Dense,
 }
 

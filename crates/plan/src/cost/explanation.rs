@@ -13,7 +13,7 @@ use crate::spec::{Model, ShapeError};
 pub struct Explanation {
     /// The model's name.
     pub model: String,
-    /// Where.
+    /// The ranks, samples and machine that it is worked out for.
     #[serde(flatten)]
     pub setting: Setting,
     /// The share of the prunable weights that is gone; 0 without pruning.
@@ -26,13 +26,13 @@ pub struct Explanation {
     pub integrated: Option<Integrated>,
 }
 
-/// A layer.
+/// A layer, and what each way to share it out sends.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// The layer as the formulas see it.
     #[serde(flatten)]
     pub sizes: LayerSizes,
-    /// What it costs.
+    /// Messages, words and seconds of each parallelism.
     #[serde(flatten)]
     pub costs: ByParallelism,
     /// The cheapest of a layer that multiplies, where so many ranks can share it; what does not follows its neighbours.
@@ -46,9 +46,9 @@ pub struct Row {
 /// A cost by each parallelism, none where it is impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ByParallelism {
-    /// By samples.
+    /// Samples are cut: sums of weight gradients.
     pub data: Option<Timed>,
-    /// By outputs.
+    /// Outputs are cut: gathers of activations, sums of their gradients.
     pub model: Option<Timed>,
     /// By rows of the image.
     pub domain: Option<Timed>,
@@ -60,7 +60,7 @@ pub struct Timed {
     /// Messages and words.
     #[serde(flatten)]
     pub cost: Cost,
-    /// What they take.
+    /// What they take by alpha and beta.
     pub seconds: f64,
 }
 
@@ -91,7 +91,7 @@ impl ByParallelism {
 }
 
 impl Explanation {
-    /// Works it out.
+    /// Costs each layer of a model, and the cheapest mixture.
     pub fn new(model: &Model, pruning: Option<&Pruning>, at: Setting) -> Result<Explanation, ShapeError> {
         let sizes = LayerSizes::of_model(model, pruning)?;
         let total = |by| sizes.iter().map(|sizes| sizes.cost(by, &at)).sum::<Option<Cost>>();

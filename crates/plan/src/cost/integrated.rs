@@ -42,7 +42,7 @@ impl Split {
 pub struct Integrated {
     /// All messages of a step, exchanges included.
     pub cost: Cost,
-    /// What they take.
+    /// What all messages of the mixture take by alpha and beta.
     pub seconds: f64,
     /// Of that the exchanges between layers.
     pub exchanged: Cost,
@@ -55,7 +55,7 @@ pub struct Integrated {
 pub struct Choice {
     /// The prefix of its parameters, or the word for its kind.
     pub name: String,
-    /// How.
+    /// What is cut there: samples, outputs or images.
     pub by: Parallelism,
 }
 
@@ -202,7 +202,7 @@ impl Walk<'_> {
         (table, shape)
     }
 
-    /// One layer.
+    /// The table of one layer, and the shape behind it.
     fn layer(&mut self, layer: &Layer, input: Shape) -> (Table, Shape) {
         if let Some(sides) = layer.entry().sides() {
             let trained = self.trained;

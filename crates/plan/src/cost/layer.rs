@@ -25,7 +25,7 @@ use crate::tiles::Window;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Parallelism {
-    /// By samples.
+    /// Samples are cut: every rank has the whole layer.
     Data,
     /// By outputs, with the weights that make them.
     Model,
@@ -58,9 +58,9 @@ pub struct LayerSizes {
     pub parameters: u64,
     /// Those of them that are kept: the words of its weight gradient.
     pub kept: u64,
-    /// Words before it.
+    /// Elements of a sample before it.
     pub input: u64,
-    /// Words behind it.
+    /// Elements of a sample behind it.
     pub output: u64,
     /// Whether something before it is trained, so that its input needs a gradient.
     pub wants_input_gradient: bool,

@@ -44,12 +44,12 @@ pub enum Action {
     Average,
     /// Keep the newest version beyond the next step.
     Stash {
-        /// The newest.
+        /// The number of the weights that are kept.
         version: usize,
     },
     /// Forget a kept version.
     Drop {
-        /// A kept one.
+        /// The number of weights that were kept and that nobody needs any more.
         version: usize,
     },
 }
@@ -90,7 +90,7 @@ pub enum Payload {
 /// A few numbers for another rank, as one of the two sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Notice {
-    /// What they say.
+    /// What they tell of an update.
     pub topic: Topic,
     /// Of which update, counted from 0 through the list.
     pub update: usize,

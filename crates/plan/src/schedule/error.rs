@@ -44,7 +44,7 @@ pub enum Error {
     /// A list too long to hold.
     #[error("a schedule of {forwards} forwards is too long: the most is {}", super::FORWARDS_MOST)]
     TooLong {
-        /// Over all ranks.
+        /// Forward passes of all ranks together.
         forwards: u128,
     },
     /// Parts of the model where they cannot be.

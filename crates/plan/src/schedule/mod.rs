@@ -99,7 +99,7 @@ pub struct Options {
 /// Times of one micro-batch on one stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Units {
-    /// A forward.
+    /// What a forward takes, in the unit of the others.
     pub forward: f64,
     /// A whole backward; its halves take half of it each.
     pub backward: f64,

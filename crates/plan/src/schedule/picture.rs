@@ -12,7 +12,7 @@ const COLUMNS_MOST: usize = 1000;
 /// How a picture is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ink {
-    /// Characters alone.
+    /// Characters alone, for files and pipes.
     Plain,
     /// With the escape codes of a terminal.
     Colour,

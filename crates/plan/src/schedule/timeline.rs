@@ -30,7 +30,7 @@ pub struct UnitCosts {
 /// An action in time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// What was done.
+    /// The action that took the time.
     pub action: Action,
     /// When its rank came to it.
     pub start: f64,

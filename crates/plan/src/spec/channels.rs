@@ -23,7 +23,7 @@ pub struct Reader {
     pub weight: String,
     /// Its weights lie as `[outer, inputs, inner]`: the middle one is the input that they multiply.
     pub outer: usize,
-    /// See `outer`.
+    /// How many stand behind each other of one input.
     pub inner: usize,
     /// What each input is the sum of.
     pub inputs: Vec<Source>,

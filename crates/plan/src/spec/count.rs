@@ -17,7 +17,7 @@ pub struct Parameter {
     pub name: String,
     /// As in a checkpoint.
     pub shape: Vec<usize>,
-    /// How it starts.
+    /// What its elements are before the first step.
     pub init: Init,
     /// Whether a mask may cover it: weights of two dimensions and more.
     pub prunable: bool,

@@ -25,7 +25,7 @@ pub use shape::{Shape, ShapeError};
 
 use serde::Serialize;
 
-/// A whole model.
+/// A model as data: whole, or one rank's own.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Model {
     /// What a person calls it: `gpt2-124m`, `resnet-50`.
@@ -48,7 +48,7 @@ pub enum Input {
         /// Ids are below this.
         vocab: usize,
     },
-    /// An image.
+    /// Images of one size, channels last.
     Image {
         /// Rows.
         height: usize,

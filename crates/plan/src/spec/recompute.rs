@@ -15,7 +15,7 @@ use super::{Branches, Layer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Nothing.
+    /// Everything that backward needs is kept.
     #[default]
     None,
     /// Every attention, and what gives it queries, keys and values, run again just before attention's backward.

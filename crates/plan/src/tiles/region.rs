@@ -7,9 +7,9 @@ use serde::Serialize;
 /// Some rows and columns of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Region {
-    /// Which rows.
+    /// Rows, counted in the whole image.
     pub rows: Range<usize>,
-    /// Which columns.
+    /// Columns, counted in the whole image.
     pub columns: Range<usize>,
 }
 
@@ -34,7 +34,7 @@ impl Region {
         self.rows.is_empty() || self.columns.is_empty()
     }
 
-    /// What both have.
+    /// The pixels of both.
     pub fn intersection(&self, other: &Region) -> Region {
         let both = |a: &Range<usize>, b: &Range<usize>| {
             let start = a.start.max(b.start);

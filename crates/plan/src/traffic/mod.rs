@@ -139,7 +139,7 @@ struct Rank<'a> {
     tensors: BlockTensors,
     /// Numbers of each parameter's gradient.
     lengths: &'a [u64],
-    /// Bytes of each.
+    /// Bytes of one number.
     size: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::sharing::Sharing;
 pub struct StepTraffic {
     /// Activations for the next stage and gradients for the one before.
     pub stages: Sent,
-    /// Within passes.
+    /// What layers send within forward and backward passes.
     #[serde(flatten)]
     pub exchanges: Exchanges,
     /// Sums of weight gradients, and weights that come back where state is shared out; where replicas go apart, a step's part of

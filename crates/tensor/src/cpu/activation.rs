@@ -23,7 +23,7 @@ const GELU_SCALE: f32 = 0.797_884_6;
 const GELU_CUBE: f32 = 0.044_715;
 
 impl Activation {
-    /// Its value.
+    /// f(x).
     #[inline(always)]
     pub fn apply(self, x: f32) -> f32 {
         match self {

@@ -55,7 +55,7 @@ impl Buffer {
         self.label.save(self.cpu.ledger(), self.len);
     }
 
-    /// One fewer does.
+    /// One backward pass fewer waits for it.
     pub(crate) fn release(&self) {
         self.label.release(self.cpu.ledger(), self.len);
     }

@@ -76,7 +76,7 @@ impl Buffer {
         self.label.save(self.cuda.ledger(), self.len);
     }
 
-    /// One fewer does.
+    /// One backward pass fewer waits for it.
     pub(crate) fn release(&self) {
         self.label.release(self.cuda.ledger(), self.len);
     }

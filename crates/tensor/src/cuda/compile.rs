@@ -66,7 +66,7 @@ pub struct Build {
 }
 
 impl Build {
-    /// Nothing defined.
+    /// With no element type and no macro.
     pub const PLAIN: Build = Build { element: None, defines: &[] };
     /// With `T` as float.
     pub const F32: Build = Build::of(DType::F32);

@@ -15,10 +15,10 @@ use cudarc::driver::sys::{
 };
 
 use super::Cuda;
+use super::buffer::Buffer;
 use super::compile::{Build, Source, Target, compile_cached};
 use super::status::Status;
 use crate::error::Result;
-use crate::tensor::Tensor;
 
 /// The most arguments that a kernel takes, and the most words of 8 bytes that they fill.
 const MOST: usize = 32;
@@ -122,8 +122,8 @@ impl Kernel {
     }
 }
 
-/// A kernel's arguments, in its order. Borrows the tensors until the launch is queued; after that the stream's
-/// order protects them.
+/// A kernel's arguments, in its order. Borrows buffers until the launch is queued; after that the stream's order protects them.
+/// `tensor::arguments` gives it tensors.
 #[derive(Debug)]
 pub struct Args<'a> {
     cells: [u64; MOST],
@@ -133,7 +133,7 @@ pub struct Args<'a> {
     sizes: [usize; MOST],
     count: usize,
     gpu: Option<&'a Cuda>,
-    tensors: PhantomData<&'a mut Tensor>,
+    buffers: PhantomData<&'a mut Buffer>,
 }
 
 impl Default for Args<'_> {
@@ -143,7 +143,7 @@ impl Default for Args<'_> {
 }
 
 impl<'a> Args<'a> {
-    /// None yet.
+    /// An empty list.
     pub fn new() -> Args<'a> {
         Args {
             cells: [0; MOST],
@@ -152,39 +152,26 @@ impl<'a> Args<'a> {
             sizes: [0; MOST],
             count: 0,
             gpu: None,
-            tensors: PhantomData,
+            buffers: PhantomData,
         }
     }
 
-    /// A tensor to read: `const T*`.
-    pub fn input(mut self, tensor: &'a Tensor) -> Args<'a> {
-        let buffer = tensor.cuda_buffer();
+    /// A buffer to read: `const T*`.
+    pub fn reads(mut self, buffer: &'a Buffer) -> Args<'a> {
         self.meet(buffer.cuda());
         self.push(buffer.address(), 8)
     }
 
-    /// A tensor to write, whose only owner this is: `T*`.
-    pub fn output(mut self, tensor: &'a mut Tensor) -> Args<'a> {
-        let buffer = tensor.cuda_buffer_mut();
+    /// A buffer to write, whose only owner this is: `T*`.
+    pub fn writes(mut self, buffer: &'a mut Buffer) -> Args<'a> {
         let address = buffer.address();
         self.meet(buffer.cuda());
         self.push(address, 8)
     }
 
-    /// A tensor to read, or a null pointer.
-    pub fn optional_input(self, tensor: Option<&'a Tensor>) -> Args<'a> {
-        match tensor {
-            Some(tensor) => self.input(tensor),
-            None => self.push(0, 8),
-        }
-    }
-
-    /// A tensor to write, or a null pointer.
-    pub fn optional_output(self, tensor: Option<&'a mut Tensor>) -> Args<'a> {
-        match tensor {
-            Some(tensor) => self.output(tensor),
-            None => self.push(0, 8),
-        }
+    /// A null pointer, for a buffer that is not there.
+    pub fn null(self) -> Args<'a> {
+        self.push(0, 8)
     }
 
     /// A size or an offset: `u64`.

@@ -249,7 +249,8 @@ impl Cuda {
         Staging::with(&self.0.sending, |staging| work(staging, self.copy()))
     }
 
-    fn with_blas<R>(&self, work: impl FnOnce(&mut Blas) -> Result<R>) -> Result<R> {
+    /// Works with the card's cuBLASLt, one thread at a time.
+    pub(crate) fn with_blas<R>(&self, work: impl FnOnce(&mut Blas) -> Result<R>) -> Result<R> {
         self.bind()?;
         let mut blas = self.0.blas.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if blas.is_none() {

@@ -10,7 +10,7 @@ use super::status::Status;
 use super::{compile, library};
 use crate::error::{Error, Result};
 
-/// A card.
+/// What the driver says of a card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// The driver's number for it.
@@ -81,7 +81,7 @@ pub(super) fn count() -> Result<usize> {
     Ok(count as usize)
 }
 
-/// What was found.
+/// The libraries and cards that were found on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Probe {
     /// The newest CUDA that the driver serves, such as (13, 0).

@@ -17,7 +17,7 @@ const MOST: usize = 20_000;
 /// What a family of kernels took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Taken {
-    /// Launches.
+    /// How often it was launched.
     pub launches: u64,
     /// Seconds of the card.
     pub seconds: f64,

@@ -84,7 +84,7 @@ impl Sizes {
         self.heads / self.kv_heads
     }
 
-    /// Columns of qkv.
+    /// Columns of queries, keys and values side by side.
     fn width(&self) -> usize {
         self.c + 2 * self.kv_heads * self.d
     }

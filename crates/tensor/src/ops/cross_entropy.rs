@@ -50,7 +50,7 @@ pub struct Total {
 /// The sums over a batch's rows, wherever they are.
 #[derive(Debug)]
 pub enum Summed {
-    /// On the host.
+    /// On the host: there already.
     Host(Total),
     /// On a card, which may still be at work on them.
     Gpu(Tensor),

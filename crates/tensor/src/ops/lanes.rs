@@ -48,9 +48,9 @@ pub(crate) fn rows(rows: usize, c: usize, dtype: DType) -> (u32, (u32, u32)) {
 /// How a kernel sums columns: over pieces of rows, whose sums a second kernel adds up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Columns {
-    /// The grid.
+    /// Blocks of a launch.
     pub(crate) grid: (u32, u32),
-    /// The block.
+    /// Threads of each block.
     pub(crate) block: (u32, u32),
     /// Rows of a piece.
     pub(crate) piece: usize,

@@ -54,7 +54,7 @@ pub fn backward_weights(
     Ok((dscale, dshift))
 }
 
-/// The formulas above.
+/// The formulas above, for the loops that all norms of rows share.
 struct LayerNorm;
 
 impl Formula<2> for LayerNorm {

@@ -2,9 +2,10 @@
 //!
 //! `a: [m, k]`, `b: [k, n]`, or either of them as the transpose of what is stored ([`Operand`]).
 
+pub mod cuda;
+
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Epilogue, Matrix, MatrixMut, parallel};
-use crate::cuda::blas;
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
@@ -27,7 +28,7 @@ pub fn matmul<'a>(
     let mut c = Tensor::empty(&a.tensor.device(), &[m, n], a.tensor.dtype(), category)?;
     match a.tensor.device() {
         Device::Cpu(cpu) => product(&cpu, a, b, bias, None, &mut c, None),
-        Device::Cuda(_) => blas::Product::new(a, b).then(blas::Epilogue::bias(bias)).into(&mut c)?,
+        Device::Cuda(_) => cuda::Product::new(a, b).then(cuda::Epilogue::bias(bias)).into(&mut c)?,
     }
     Ok(c)
 }
@@ -52,8 +53,8 @@ pub fn matmul_plus<'a>(
         }
         Device::Cuda(_) => {
             let mut c = plus.empty_like(category)?;
-            let product = blas::Product::new(a, b).plus(Some(plus));
-            product.then(blas::Epilogue::bias(bias)).into(&mut c)?;
+            let product = cuda::Product::new(a, b).plus(Some(plus));
+            product.then(cuda::Epilogue::bias(bias)).into(&mut c)?;
             Ok(c)
         }
     }
@@ -79,7 +80,7 @@ pub fn matmul_add<'a>(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>, c: &
                 }
             }
         }),
-        Device::Cuda(_) => blas::Product::new(a, b).accumulate(true).into(c)?,
+        Device::Cuda(_) => cuda::Product::new(a, b).accumulate(true).into(c)?,
     }
     Ok(())
 }
@@ -102,12 +103,12 @@ pub fn matmul_activated<'a>(
         }
         (Device::Cuda(_), Activation::Gelu) => {
             let mut activated = pre.empty_like(Category::Transient)?;
-            let gelu = blas::Epilogue::Gelu { bias, pre: &mut pre };
-            blas::Product::new(a, b).then(gelu).into(&mut activated)?;
+            let gelu = cuda::Epilogue::Gelu { bias, pre: &mut pre };
+            cuda::Product::new(a, b).then(gelu).into(&mut activated)?;
             activated
         }
         (Device::Cuda(_), Activation::Relu | Activation::Silu) => {
-            blas::Product::new(a, b).then(blas::Epilogue::bias(bias)).into(&mut pre)?;
+            cuda::Product::new(a, b).then(cuda::Epilogue::bias(bias)).into(&mut pre)?;
             activation::forward(activation, &pre)?
         }
     };

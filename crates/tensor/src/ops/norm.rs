@@ -23,7 +23,7 @@ use crate::{simd, with_float};
 pub(super) trait Formula<const N: usize> {
     /// The operation's name, for messages.
     const NAME: &'static str;
-    /// Its kernels.
+    /// The kernels of its formulas on a card.
     const KERNELS: cuda::Kernels;
 
     /// What is kept of a row.

@@ -15,7 +15,7 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// None at all.
+    /// No border on any side.
     pub const NONE: Padding = Padding::all(0);
 
     /// The same on every side.

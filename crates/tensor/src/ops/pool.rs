@@ -199,7 +199,7 @@ fn cover(side: usize, size: usize) -> Vec<Range<usize>> {
 /// The windows of a whole image: each row range with each column range.
 #[derive(Debug)]
 struct Grid {
-    /// Of the input.
+    /// The shape of the input: samples, rows, columns, channels.
     shape: [usize; 4],
     rows: Vec<Window>,
     columns: Vec<Window>,

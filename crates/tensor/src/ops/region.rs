@@ -80,7 +80,7 @@ fn merge(x: &mut Tensor, first: [usize; 2], part: &Tensor, add: bool) -> Result<
 /// Where the pixels of a part lie in x, in elements. A line is a row of the part: consecutive in both.
 #[derive(Debug, Clone, Copy)]
 struct Rectangle {
-    /// Of the part.
+    /// Samples of the part.
     batch: usize,
     rows: usize,
     /// Elements of a line.

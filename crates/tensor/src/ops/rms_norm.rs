@@ -48,7 +48,7 @@ pub fn backward_weights(dy: &Tensor, x: &Tensor, statistics: &Tensor, dtype: DTy
     Ok(dscale)
 }
 
-/// The formulas above.
+/// The formulas above, for the loops that all norms of rows share.
 struct RmsNorm;
 
 impl Formula<1> for RmsNorm {

@@ -54,7 +54,7 @@ const FORMAT: u32 = 1;
 pub const MODEL: &str = "model.safetensors";
 /// Master weights and moments.
 pub const OPTIMIZER: &str = "optimizer.safetensors";
-/// What is kept.
+/// Of each pruned parameter, which weights are kept.
 pub const MASKS: &str = "masks.safetensors";
 /// What the pruning method remembers.
 pub const PRUNER: &str = "pruner.safetensors";

@@ -26,7 +26,7 @@ pub(super) type Descriptions = BTreeMap<String, Description>;
 /// A part of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Portion {
-    /// Of which elements.
+    /// The part of the whole tensor that it is of.
     pub(super) piece: Piece,
     pub(super) form: Form,
     /// Where what is here begins among them, if ranks with the same piece share it out: then no other rank has this portion.
@@ -88,7 +88,7 @@ impl Portion {
 pub(super) struct Description {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<usize>,
-    /// Of the whole.
+    /// The shape of the whole tensor.
     shape: Vec<usize>,
     /// The ranges that are held of each dimension that is cut, `[first, end]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

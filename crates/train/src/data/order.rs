@@ -67,7 +67,7 @@ impl Permutation {
         Permutation { len, half: bits.div_ceil(2).max(1), keys }
     }
 
-    /// Where `i` goes.
+    /// The number that stands at place `i`.
     pub(super) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.len);
         let mut x = self.once(i);

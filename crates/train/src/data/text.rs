@@ -115,9 +115,9 @@ impl Text {
 
 /// What stands in the folders of a text.
 pub(super) struct Files {
-    /// What is read.
+    /// Files that are read as text.
     pub wanted: Vec<PathBuf>,
-    /// What cannot be.
+    /// Files that cannot be.
     pub skipped: Vec<PathBuf>,
 }
 

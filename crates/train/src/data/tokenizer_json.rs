@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::{cmp::Reverse, collections::HashMap, path::Path};
 
-/// Reads the file.
+/// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
 pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
     let bytes = super::error::read(path, "a Hugging Face tokenizer.json")?;
     let refuse =

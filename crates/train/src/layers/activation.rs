@@ -15,7 +15,7 @@ pub(crate) fn saved_of(kind: Activation, before: Tensor, after: &Tensor) -> Tens
     }
 }
 
-/// An activation.
+/// An activation that stands by itself: before a linear layer it is a part of that layer's chain.
 #[derive(Debug)]
 pub(crate) struct ActivationLayer(pub Activation);
 

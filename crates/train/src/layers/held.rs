@@ -38,7 +38,7 @@ impl FrozenGates {
         self.0.lock().expect("no pass panicked").held = true;
     }
 
-    /// One more kink.
+    /// Room for what one more layer chooses.
     pub(crate) fn add(&self) -> Kink {
         let mut choices = self.0.lock().expect("no pass panicked");
         choices.seen.push(None);

@@ -179,7 +179,7 @@ impl Stash {
         Stash { saved: Vec::new(), keep: false }
     }
 
-    /// Saves a tensor.
+    /// Saves a tensor, or forgets it where nothing is kept.
     pub fn push(&mut self, tensor: Tensor) {
         if self.keep {
             self.saved.push(Saved::new(tensor));
@@ -191,7 +191,7 @@ impl Stash {
         self.saved.pop().expect("every pop of a backward pass has its push in the forward pass").take()
     }
 
-    /// Whether nothing waits.
+    /// Whether all that was saved has been taken: so it is behind a backward pass.
     pub fn is_empty(&self) -> bool {
         self.saved.is_empty()
     }

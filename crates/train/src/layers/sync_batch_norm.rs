@@ -12,7 +12,7 @@ use crate::Result;
 #[derive(Debug)]
 pub(crate) struct SyncBatchNorm {
     pub norm: BatchNorm,
-    /// In a step.
+    /// In the steps of training.
     pub in_step: Communicator,
     /// Where samples are only looked at: the ranks with other pixels of the same images, where these are cut.
     pub in_sweep: Option<Communicator>,

@@ -121,7 +121,7 @@ impl Ranks {
         &self.data
     }
 
-    /// All ranks.
+    /// All ranks of the run.
     pub fn world(&self) -> &Communicator {
         &self.world
     }

@@ -30,7 +30,7 @@ impl Pieces {
         Pieces::new(ranks.peers().clone(), held)
     }
 
-    /// Nothing is cut.
+    /// Those of one rank that holds all of every tensor.
     pub fn whole(model: &Model) -> Pieces {
         let whole = |parameter: &Parameter| Piece::whole(&parameter.shape);
         Pieces { peers: Communicator::alone(), held: vec![model.parameters().iter().map(whole).collect()] }

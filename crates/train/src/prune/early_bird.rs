@@ -31,7 +31,7 @@ const TICKET: &str = "ticket";
 #[derive(Debug)]
 pub struct EarlyBird {
     sparsity: f64,
-    /// Of weights.
+    /// Whether weights of all layers compete, or those of each layer.
     scope: Scope,
     every: u64,
     window: usize,

@@ -92,7 +92,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Of some parameters.
+    /// Empty sums of some parameters' gradients.
     pub fn of(wanted: &[ParameterId]) -> Sums {
         Sums { sums: wanted.iter().map(|id| (*id, None)).collect(), factor: 1.0 }
     }

@@ -9,9 +9,9 @@ use crate::Result;
 /// Magnitude pruning on a cubic schedule.
 #[derive(Debug)]
 pub struct Gradual {
-    /// s_i.
+    /// s_i: the sparsity at the first pruning.
     pub initial: f64,
-    /// s_f.
+    /// s_f: the sparsity at the last.
     pub sparsity: f64,
     /// Over what the threshold is.
     pub scope: Scope,
@@ -19,7 +19,7 @@ pub struct Gradual {
     pub start: u64,
     /// The step at which s_f is reached; 0: three quarters of the run.
     pub end: u64,
-    /// Steps between.
+    /// Steps from one pruning to the next.
     pub every: u64,
 }
 

@@ -47,7 +47,7 @@ impl<'a> Curvature<'a> {
         Ok(Curvature { network, scored, copy: network.weights.widened()? })
     }
 
-    /// The gradient.
+    /// The gradient at the weights themselves.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
         gradient(self.sweep(&self.network.context.stage), self.network.candidates, self.scored)
     }

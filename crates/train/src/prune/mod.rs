@@ -109,7 +109,7 @@ pub enum Decision {
     Prune(Draw),
 }
 
-/// New masks.
+/// Masks that a method has drawn, and what it says of them.
 #[derive(Debug, Default)]
 pub struct Draw {
     /// Bits for each parameter that has a mask from now on.

@@ -33,7 +33,7 @@ impl Moves {
         at.step == 0 || self.due(at.step, at.steps).is_some()
     }
 
-    /// The first masks.
+    /// The masks before the first step: drawn at random.
     pub fn start(&self, network: &Network<'_>) -> Result<Draw> {
         let prune = network.context.plan.pruning.as_ref().expect("a run that prunes");
         let kept = prune.kept_by_parameter(&network.context.plan.model.parameters());

@@ -12,12 +12,12 @@ use crate::weights::{ParameterId, name_key};
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"prune   ");
 
-/// Random pruning.
+/// Pruning by numbers that are drawn for each place of the whole tensor.
 #[derive(Debug)]
 pub struct Random {
     /// The share that goes.
     pub sparsity: f64,
-    /// Over what.
+    /// Whether weights of all layers compete, or those of each layer.
     pub scope: Scope,
     /// After so many steps.
     pub at: u64,

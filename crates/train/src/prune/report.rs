@@ -7,7 +7,7 @@ use crate::summary::KeptOfLayer;
 /// What a method saw where it pruned nothing yet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
-    /// In words.
+    /// What it saw, in words.
     pub note: String,
     /// How far the mask drawn now is from those drawn before, oldest first: 0 is equal.
     #[serde(rename = "mask_distances")]

@@ -109,7 +109,7 @@ struct Growth<'a> {
     /// How many weights of each candidate.
     moving: HashMap<ParameterId, usize>,
     chosen: HashMap<ParameterId, Words>,
-    /// Of tied parameters.
+    /// Gradients of tied parameters so far: the other use may be yet to come.
     parts: BTreeMap<ParameterId, Tensor>,
 }
 

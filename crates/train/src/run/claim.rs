@@ -61,7 +61,7 @@ impl Claim {
         }
     }
 
-    /// The folder.
+    /// The folder that this process owns.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

@@ -58,7 +58,7 @@ pub struct StepLine {
 pub struct EvaluationLine {
     /// Steps done.
     pub step: u64,
-    /// What was measured.
+    /// Loss and accuracy on validation samples.
     pub validation: Validation,
     /// When it was done: what lies between it and the step's own `time` was spent on it.
     pub time: f64,
@@ -69,7 +69,7 @@ pub struct EvaluationLine {
 pub struct PrunedLine {
     /// The step that is next.
     pub step: u64,
-    /// What was done.
+    /// What was pruned, by which method.
     pub pruned: Pruned,
 }
 
@@ -78,12 +78,12 @@ pub struct PrunedLine {
 pub struct LookedLine {
     /// The step that is next.
     pub step: u64,
-    /// What it saw.
+    /// What it saw, without pruning.
     pub pruner: Observation,
 }
 
 impl Line {
-    /// Of a step.
+    /// The line of a step.
     pub(super) fn of_step(report: &StepReport, rates: Rates, time: f64) -> Line {
         Line::Step(StepLine {
             step: report.step,
@@ -100,7 +100,7 @@ impl Line {
         })
     }
 
-    /// Of an evaluation.
+    /// The line of an evaluation.
     pub(super) fn of_evaluation(step: u64, validation: Validation, time: f64) -> Line {
         Line::Evaluation(EvaluationLine { step, validation, time })
     }

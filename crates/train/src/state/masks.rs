@@ -33,7 +33,7 @@ impl Masks {
         self.masks.iter().all(Option::is_none)
     }
 
-    /// A parameter's mask.
+    /// A parameter's mask; none while all of it is kept.
     pub fn get(&self, id: ParameterId) -> Option<&Mask> {
         self.masks[id.0].as_ref()
     }

@@ -28,7 +28,7 @@ pub struct Executor {
     others: Communicator,
     /// The same ranks, for notices: where a transport has no tags, they must not come between tensors.
     notices: Communicator,
-    /// The next action.
+    /// The place of the next action in the list.
     position: usize,
     /// Receives before this place of the list are posted.
     posted: usize,

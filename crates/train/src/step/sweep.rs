@@ -21,11 +21,11 @@ pub struct Sweep<'a> {
     pub stage: &'a Stage,
     /// The ranks of the pipeline.
     pub others: &'a Communicator,
-    /// Their weights.
+    /// The weights that they are run with, which need not be those that train.
     pub weights: &'a Weights,
     /// Where samples come from.
     pub dataset: &'a Dataset,
-    /// Where it runs.
+    /// The device that samples are sent to.
     pub device: &'a Device,
     /// The type that kernels compute in.
     pub dtype: DType,
@@ -147,7 +147,7 @@ impl Worker for Differentiating<'_> {
 /// Takes micro-batches forward and judges them.
 struct Evaluating<'a> {
     sweep: Sweep<'a>,
-    /// By micro-batch.
+    /// Of each micro-batch, where this rank reads samples.
     batches: Vec<Option<HostBatch>>,
     samples: Vec<usize>,
     totals: Totals,

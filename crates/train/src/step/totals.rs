@@ -35,7 +35,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Of one micro-batch.
+    /// Those of one micro-batch.
     pub(super) fn of(total: Total, predictions: usize) -> Totals {
         Totals { loss_sum: total.loss_sum, correct: total.correct, predictions }
     }
@@ -45,7 +45,7 @@ impl Totals {
         vec![self.loss_sum, self.correct as f64, self.predictions as f64]
     }
 
-    /// From such numbers.
+    /// Back from the numbers that ranks add up.
     pub(crate) fn from_numbers(numbers: &[f64]) -> Totals {
         Totals { loss_sum: numbers[0], correct: numbers[1] as usize, predictions: numbers[2] as usize }
     }
@@ -60,7 +60,7 @@ impl Totals {
         self.correct as f64 / self.predictions as f64
     }
 
-    /// Takes in another's.
+    /// Adds those of another micro-batch or rank.
     pub fn add(&mut self, other: Totals) {
         self.loss_sum += other.loss_sum;
         self.correct += other.correct;

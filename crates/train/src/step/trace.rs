@@ -38,7 +38,7 @@ pub enum Kind {
 /// A stretch of time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// Spent on this.
+    /// What the time went to.
     pub kind: Kind,
     /// Seconds since the trace began.
     pub start: f64,

@@ -180,7 +180,7 @@ impl Trainer {
         &self.context.pieces
     }
 
-    /// What is kept.
+    /// The masks of pruned parameters.
     pub fn masks(&self) -> &Masks {
         &self.masks
     }

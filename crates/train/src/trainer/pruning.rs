@@ -234,7 +234,7 @@ struct Drawn {
 enum Fate {
     /// Its mask is stored as bits.
     Bits,
-    /// As places.
+    /// Its mask is stored as a list of kept places, which is smaller where few are kept.
     Places,
     /// Something is left of it, here or in another rank's piece.
     Left,

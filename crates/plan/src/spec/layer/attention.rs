@@ -17,7 +17,7 @@ pub struct Attention {
     pub heads: usize,
     /// Heads of keys and of values; divides `heads`.
     pub kv_heads: usize,
-    /// Of the result.
+    /// Columns of the result: those of all heads of queries.
     pub width: usize,
 }
 

@@ -12,7 +12,7 @@ use super::{Entry, Reads, expect_last, floats};
 pub struct Bias {
     /// Prefix of `.bias`.
     pub name: String,
-    /// Its length.
+    /// Elements of the vector, and of the rows it is added to.
     pub width: usize,
 }
 

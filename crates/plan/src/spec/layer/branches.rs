@@ -6,11 +6,11 @@ use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
 use super::{Entry, Layer};
 
-/// How ways meet.
+/// What becomes of what the branches give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Join {
-    /// Element by element.
+    /// They are added, element by element.
     Sum,
     /// Element by element: gates, such as that of SwiGLU.
     Product,
@@ -31,16 +31,16 @@ impl Join {
 /// `y = branch(x) + shortcut(x)`; an empty shortcut is x itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Residual {
-    /// The long way.
+    /// The way with the weights.
     pub branch: Vec<Layer>,
-    /// The short way.
+    /// What is added to it: empty where that is the input itself.
     pub shortcut: Vec<Layer>,
 }
 
 /// Ways from one input, joined; an empty one passes x on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Branches {
-    /// How they meet.
+    /// What becomes of what they give.
     pub join: Join,
     /// In the order of execution, and side by side in this order.
     pub branches: Vec<Vec<Layer>>,
@@ -49,13 +49,13 @@ pub struct Branches {
 /// The ways through a layer.
 #[derive(Debug)]
 pub struct Sides<'a> {
-    /// How they meet.
+    /// What becomes of what they give.
     pub join: Join,
     /// In the order of execution.
     pub all: Vec<Side<'a>>,
 }
 
-/// One way.
+/// One row of layers between a parting and a meeting.
 #[derive(Debug)]
 pub struct Side<'a> {
     /// How messages call its layers, before their number.

@@ -13,9 +13,9 @@ use super::{Entry, Layer, Padding, Reads, Saves, expect_last, image, windows};
 pub struct Conv {
     /// Prefix of `.weight` and `.bias`.
     pub name: String,
-    /// Channels in.
+    /// Channels of the image that it reads.
     pub input: usize,
-    /// Channels out.
+    /// Channels of the image that it makes: one filter each.
     pub output: usize,
     /// Rows and columns of the kernel.
     pub kernel: usize,

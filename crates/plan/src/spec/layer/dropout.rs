@@ -19,7 +19,7 @@ pub struct Dropout {
 /// `first + i / run * of + i % run`, counted over all samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Counted {
-    /// The first.
+    /// The whole's number of the first element.
     pub first: usize,
     /// How many follow each other,
     pub run: usize,

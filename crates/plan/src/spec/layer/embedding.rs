@@ -13,7 +13,7 @@ use super::{Entry, Layer, Reads, Saves, expect_last, sequence};
 pub struct Embedding {
     /// Prefix of `.weight`.
     pub name: String,
-    /// Rows.
+    /// Rows of the table: one for each token that it knows.
     pub vocab: usize,
     /// The id of the first row: a rank that has some of a table gives zeros for the ids of others.
     pub first: usize,

@@ -42,7 +42,7 @@ pub enum Move {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Along {
-    /// Positions.
+    /// The positions of a sequence: the last dimension but one.
     Sequence,
     /// The last: channels, columns.
     Last,

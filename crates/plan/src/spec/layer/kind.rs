@@ -11,7 +11,7 @@ use super::{KINDS, Layer};
 /// A kind of layer that a run file can name.
 #[derive(Debug)]
 pub struct Kind {
-    /// Its `type`.
+    /// The value of its `type` in a run file.
     pub word: &'static str,
     /// In the order in which they are written back.
     pub fields: &'static [Field],
@@ -24,7 +24,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// By its word.
+    /// The kind that a run file means by a word.
     pub fn find(word: &str) -> Option<&'static Kind> {
         KINDS.iter().copied().find(|kind| kind.word == word)
     }
@@ -33,7 +33,7 @@ impl Kind {
 /// A field of a layer.
 #[derive(Debug)]
 pub struct Field {
-    /// Its key.
+    /// The key under which a run file has it.
     pub name: &'static str,
     /// What it may be, and what it is where it is left out.
     pub takes: Takes,
@@ -57,7 +57,7 @@ pub enum Takes {
     SizeLike(&'static str),
     /// A whole number of at least `least`.
     Whole {
-        /// The smallest.
+        /// The smallest number that is taken.
         least: usize,
         /// Where it is left out.
         default: usize,
@@ -70,19 +70,19 @@ pub enum Takes {
         default: f64,
         /// What fits, in words.
         expected: &'static str,
-        /// Which do.
+        /// Whether a number is taken.
         fits: fn(f64) -> bool,
     },
     /// One of some words; the first where it is left out.
     Word(&'static [&'static str]),
     /// A list of at least so many layers.
     Layers {
-        /// The fewest.
+        /// The fewest that are taken.
         least: usize,
     },
     /// A list of at least so many lists of layers.
     Lists {
-        /// The fewest.
+        /// The fewest that are taken.
         least: usize,
     },
 }
@@ -105,7 +105,7 @@ impl Takes {
         }
     }
 
-    /// What is expected.
+    /// What an error says was expected.
     pub fn in_words(&self) -> String {
         match self {
             Takes::Size | Takes::SizeOrElse | Takes::SizeLike(_) => "a whole number of at least 1".into(),
@@ -154,7 +154,7 @@ pub enum Value {
 /// A layer as it is written: without name and input size. Every field has a value.
 #[derive(Debug, Clone)]
 pub struct Written {
-    /// What it is.
+    /// The kind that its `type` names.
     pub kind: &'static Kind,
     /// One for each field of the kind, in that order.
     pub values: Vec<Value>,
@@ -187,7 +187,7 @@ impl Written {
         &self.values[at.unwrap_or_else(|| panic!("a {} has no field {name}", self.kind.word))]
     }
 
-    /// A whole number.
+    /// The whole number of a field that has one, written or by default.
     pub fn whole(&self, name: &str) -> usize {
         self.size(name).unwrap_or_else(|| panic!("`{name}` has a value"))
     }
@@ -201,12 +201,12 @@ impl Written {
         }
     }
 
-    /// true or false.
+    /// The flag of a field that has one, written or by default.
     pub fn flag(&self, name: &str) -> bool {
         matches!(self.value(name), Value::Flag(true))
     }
 
-    /// A number.
+    /// The number of a field that has one, written or by default.
     pub fn number(&self, name: &str) -> f64 {
         match self.value(name) {
             Value::Number(x) => *x,
@@ -214,7 +214,7 @@ impl Written {
         }
     }
 
-    /// A word.
+    /// The word of a field that takes one of several.
     pub fn word(&self, name: &str) -> &'static str {
         match self.value(name) {
             Value::Word(word) => word,
@@ -263,7 +263,7 @@ impl Serialize for Written {
 pub struct Place<'a> {
     /// The prefix of its parameters: its position.
     pub name: String,
-    /// What goes in.
+    /// The shape of a sample before it.
     pub shape: Shape,
     /// What the model takes.
     pub input: Input,

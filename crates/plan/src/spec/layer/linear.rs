@@ -28,9 +28,9 @@ pub struct Linear {
     pub output: usize,
     /// Whether there is a b.
     pub bias: bool,
-    /// How W lies.
+    /// Which of input and output comes first in W.
     pub order: WeightOrder,
-    /// How W starts.
+    /// What W is before the first step.
     pub init: Init,
 }
 

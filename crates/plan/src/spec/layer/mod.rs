@@ -66,7 +66,7 @@ pub const KINDS: &[&Kind] = &[
     &branches::BRANCHES,
 ];
 
-/// One layer.
+/// A layer of a model, or what ranks do between two layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Layer {
     /// `y = x W + b` over the last dimension.
@@ -93,7 +93,7 @@ pub enum Layer {
     LayerNorm(LayerNorm),
     /// RMS norm over the last dimension.
     RmsNorm(RmsNorm),
-    /// A non-linearity.
+    /// A function of each element.
     Activation(Activation),
     /// Zeroes elements at random while training.
     Dropout(Dropout),
@@ -190,9 +190,9 @@ pub trait Entry {
 /// What one layer wants from the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Saves {
-    /// What it reads.
+    /// Whether its input is kept.
     pub input: bool,
-    /// What it makes.
+    /// Whether its output is kept.
     pub output: bool,
     /// f32 numbers beside them, of the whole micro-batch: statistics.
     pub numbers: u64,
@@ -214,14 +214,14 @@ impl Reads {
     pub const PRODUCT: Reads = Reads { input: true, gradient: true, numbers: false };
     /// Of a sum of it.
     pub const GRADIENT: Reads = Reads { input: false, gradient: true, numbers: false };
-    /// All of them.
+    /// Of a norm: input, gradient and statistics.
     pub const ALL: Reads = Reads { input: true, gradient: true, numbers: true };
 }
 
 impl Saves {
-    /// What it reads.
+    /// Its input alone.
     pub const INPUT: Saves = Saves { input: true, output: false, numbers: 0 };
-    /// What it makes.
+    /// Its output alone.
     pub const OUTPUT: Saves = Saves { input: false, output: true, numbers: 0 };
 }
 

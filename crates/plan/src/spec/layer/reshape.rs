@@ -15,9 +15,9 @@ pub struct Flatten;
 /// Adds zero channels at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PadChannels {
-    /// Channels in.
+    /// Channels that come.
     pub input: usize,
-    /// Channels out.
+    /// Channels that go on, zeros among them.
     pub output: usize,
 }
 

@@ -11,7 +11,7 @@ use crate::tiles::{Exchange, Region, Tiles};
 pub struct Crop {
     /// Rows and columns of the whole image.
     pub of: [usize; 2],
-    /// The tile.
+    /// Rows and columns of it that the rank holds.
     pub region: Region,
 }
 

@@ -40,7 +40,7 @@ pub struct Gpt {
     pub dropout: f32,
     /// Whether the head uses the token embedding's weight.
     pub tied: bool,
-    /// The norm.
+    /// Layer norm with mean and shift, or RMS norm without.
     pub norm: Norm,
     /// The non-linearity of the multi-layer perceptron.
     pub activation: Activation,

@@ -9,7 +9,7 @@
 use super::super::{BatchNorm, Conv, Init, Layer, MaxPool, Model, NORM_EPS, Residual};
 use super::{Form, ImageSize, RELU, block, input, linear};
 
-/// Which residual network.
+/// The residual networks of torchvision that are built in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResNet {
     /// resnet-18

@@ -6,7 +6,7 @@
 use super::super::{AdaptiveAvgPool, BatchNorm, Conv, Dropout, Init, Layer, MaxPool, Model, NORM_EPS};
 use super::{Form, ImageSize, RELU, block, input, linear};
 
-/// Which VGG.
+/// The VGGs of torchvision that are built in, by layers with weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Vgg {
     /// vgg-16

@@ -42,7 +42,7 @@ pub(super) struct Job<'a, T, O> {
     n: usize,
     k: usize,
     a: Source<T>,
-    /// Seen by columns.
+    /// b by its columns, as panels of it are packed.
     b: Source<T>,
     out: Out<O>,
     accumulate: bool,

@@ -23,7 +23,7 @@ pub(super) struct Rows<C> {
 /// A kernel with its packed form. A value of it proves that the processor has its instructions: the loops take one before
 /// they call any of its functions, which are unsafe for that reason and for their bare pointers.
 pub(super) trait Engine: Copy + Sync {
-    /// The packed type.
+    /// What a packed number is stored as.
     type Cell: Copy;
     /// Rows of a panel of `a`.
     const ROWS: usize;
@@ -40,7 +40,7 @@ pub(super) trait Engine: Copy + Sync {
     /// Held while tiles are computed.
     type Session;
 
-    /// Prepares the thread.
+    /// Prepares the thread, as AMX's tiles need it, until the session is dropped.
     fn begin(self) -> Self::Session;
     /// Rows that [`Engine::tile`] takes at once for so many columns; a multiple of `ROWS`.
     fn rows(_cols: usize) -> usize {
@@ -94,7 +94,7 @@ pub(super) fn fetch<C>(at: *const C, bytes: usize) {
 
 /// A vector of f32.
 pub(crate) trait Lanes: Copy {
-    /// How many.
+    /// Numbers in one.
     const N: usize;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;

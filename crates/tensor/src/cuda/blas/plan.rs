@@ -21,7 +21,7 @@ const OFFERS: usize = 8;
 
 /// What tells one product from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(crate) struct Key {
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -31,13 +31,12 @@ pub(super) struct Key {
     pub input: DType,
     pub output: DType,
     pub accumulate: bool,
-    pub tf32: bool,
     pub kind: Kind,
 }
 
-/// Which epilogue.
+/// What happens to a finished sum on its way out, as `ops::matmul::cuda::Epilogue` describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Plain,
     Bias,
     Gelu,
@@ -90,8 +89,13 @@ unsafe impl Send for Plan {}
 
 impl Plan {
     /// `None` where cuBLASLt has no algorithm for the product.
-    pub(super) fn new(handle: cublasLtHandle_t, key: &Key, workspace: usize) -> Result<Option<Plan>> {
-        let operation = MatmulDescription::new(if key.tf32 {
+    pub(super) fn new(
+        handle: cublasLtHandle_t,
+        key: &Key,
+        tf32: bool,
+        workspace: usize,
+    ) -> Result<Option<Plan>> {
+        let operation = MatmulDescription::new(if tf32 {
             Compute::CUBLAS_COMPUTE_32F_FAST_TF32
         } else {
             Compute::CUBLAS_COMPUTE_32F

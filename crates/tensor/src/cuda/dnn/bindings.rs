@@ -219,6 +219,6 @@ impl NumericalNote {
 
 impl BehaviourNote {
     pub(super) const RUNTIME_COMPILATION: BehaviourNote = BehaviourNote(0);
-    /// As above.
+    /// How many there are, and so the most that an engine has.
     pub(super) const COUNT: usize = 5;
 }

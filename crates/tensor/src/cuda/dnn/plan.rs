@@ -34,7 +34,7 @@ pub enum Pass {
 /// What tells one convolution from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// Which product.
+    /// Forward, or which of the two gradients.
     pub pass: Pass,
     /// The type of all three tensors; sums are in f32, and operands of f32 are rounded to TF32.
     pub dtype: DType,

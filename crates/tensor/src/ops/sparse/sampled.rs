@@ -108,7 +108,7 @@ struct Job<'a> {
     a: &'a [u32],
     b: &'a [u32],
     segments: &'a [Segment],
-    /// Of the matrix.
+    /// Kept places of the matrix, ascending.
     places: &'a [u32],
     /// `[kept places of the tile][lanes]`.
     vectors: &'a mut [f32],

@@ -1,6 +1,6 @@
 //! What follows a product, by kernels of ours, where cuBLASLt cannot do it on the way out.
 
-use super::{EPILOGUE, Epilogue, Product};
+use super::{Epilogue, Product, SOURCE};
 use crate::cuda::{Args, Build, Cuda, Kernel};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -10,7 +10,7 @@ const THREADS: u32 = 256;
 
 pub(super) fn run(cuda: &Cuda, product: &Product<'_>, epilogue: Epilogue<'_>, c: &mut Tensor) -> Result<()> {
     let (elements, width) = (c.len(), product.n);
-    let kernel = |name| cuda.kernel(&EPILOGUE, Build::of(c.dtype()), name);
+    let kernel = |name| cuda.kernel(&SOURCE, Build::of(c.dtype()), name);
     let grid = u32::try_from(elements.div_ceil(THREADS as usize))
         .unwrap_or(u32::MAX)
         .min(cuda.gpu().multiprocessors * 16);
@@ -41,7 +41,7 @@ pub(super) fn run(cuda: &Cuda, product: &Product<'_>, epilogue: Epilogue<'_>, c:
 }
 
 fn sums(cuda: &Cuda, x: &Tensor, along_rows: bool, out: &mut Tensor) -> Result<()> {
-    let kernel = |name| -> Result<Kernel> { cuda.kernel(&EPILOGUE, Build::of(x.dtype()), name) };
+    let kernel = |name| -> Result<Kernel> { cuda.kernel(&SOURCE, Build::of(x.dtype()), name) };
     let (rows, width) = (x.rows(), x.width());
     let same = out.dtype() == x.dtype();
     assert!(same || out.dtype() == DType::F32, "sums of {:?} in {:?}", x.dtype(), out.dtype());

@@ -1,0 +1,244 @@
+//! Matrix products on a card: by cuBLASLt, with what follows them done on the way out where it can, by kernels of ours where it cannot.
+//!
+//! `a: [m, k]`, `b: [k, n]`, `c: [m, n]`, row after row.
+
+mod fallback;
+
+use crate::cuda::blas::{Call, Key, Kind};
+use crate::cuda::{Build, Cuda, Source};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::operand::Operand;
+use crate::tensor::Tensor;
+
+/// The kernels that stand in where cuBLASLt has none.
+pub(crate) const SOURCE: Source = Source {
+    name: "epilogue.cu",
+    parts: &[],
+    text: include_str!("epilogue.cu"),
+    exact: false,
+    builds: Build::FLOATS,
+};
+
+/// What happens to a finished sum on its way to `c`. Each tensor has `c`'s type.
+#[derive(Debug)]
+pub enum Epilogue<'a> {
+    /// Nothing.
+    None,
+    /// `c = a b + bias`; `bias: [n]`.
+    Bias(&'a Tensor),
+    /// `pre = a b + bias`, `c = gelu(pre)`, GELU in GPT-2's form; `pre: [m, n]`.
+    Gelu {
+        /// `[n]`.
+        bias: Option<&'a Tensor>,
+        /// Kept for the backward pass.
+        pre: &'a mut Tensor,
+    },
+    /// `c = (a b) * gelu'(pre)`.
+    GeluBackward {
+        /// What [`Epilogue::Gelu`] kept.
+        pre: &'a Tensor,
+    },
+    /// `c = a b`, and the sums of `a` over `k` beside it: `[m]`. A bias's gradient where `a` is the gradient.
+    SumsOfA(&'a mut Tensor),
+    /// As before, the sums of `b` over `k`: `[n]`.
+    SumsOfB(&'a mut Tensor),
+}
+
+impl<'a> Epilogue<'a> {
+    /// With a bias, or nothing.
+    pub fn bias(bias: Option<&'a Tensor>) -> Epilogue<'a> {
+        bias.map_or(Epilogue::None, Epilogue::Bias)
+    }
+}
+
+/// A product to be run.
+#[derive(Debug)]
+pub struct Product<'a> {
+    a: &'a Tensor,
+    ta: bool,
+    b: &'a Tensor,
+    tb: bool,
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+    scale: f32,
+    accumulate: bool,
+    plus: Option<&'a Tensor>,
+    epilogue: Epilogue<'a>,
+}
+
+impl<'a> Product<'a> {
+    /// `a b`; `a: [m, k]`, `b: [k, n]`.
+    pub fn new(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Product<'a> {
+        Product::of(a.into(), b.into(), 1)
+    }
+
+    /// One product for each index of the first dimension: `[batch, m, k]` by `[batch, k, n]`.
+    pub fn batched(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Product<'a> {
+        let (a, b) = (a.into(), b.into());
+        let (batch, of_b) = (a.tensor.shape()[0], b.tensor.shape()[0]);
+        assert_eq!(batch, of_b, "a batch of {:?} and one of {:?}", a.tensor.shape(), b.tensor.shape());
+        Product::of(a, b, batch)
+    }
+
+    fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> Product<'a> {
+        let seen = |x: Operand<'_>| {
+            let (rows, width) = (x.tensor.rows() / batch.max(1), x.tensor.width());
+            if x.transposed { (width, rows) } else { (rows, width) }
+        };
+        let ((m, k), (bk, n)) = (seen(a), seen(b));
+        let (ta, tb) = (a.transposed, b.transposed);
+        let (a, b) = (a.tensor, b.tensor);
+        let (of_a, of_b) = (a.shape(), b.shape());
+        assert_eq!(k, bk, "a product of {of_a:?} (transposed: {ta}) and {of_b:?} (transposed: {tb})");
+        assert_eq!(a.dtype(), b.dtype(), "a product of two types");
+        Product {
+            a,
+            ta,
+            b,
+            tb,
+            batch,
+            m,
+            n,
+            k,
+            scale: 1.0,
+            accumulate: false,
+            plus: None,
+            epilogue: Epilogue::None,
+        }
+    }
+
+    /// Adds to `c` instead of overwriting it.
+    pub fn accumulate(mut self, accumulate: bool) -> Product<'a> {
+        self.accumulate = accumulate;
+        self
+    }
+
+    /// Adds a tensor like `c` before anything is rounded, so that `c = a b + plus`, and a bias where one follows.
+    pub fn plus(mut self, plus: Option<&'a Tensor>) -> Product<'a> {
+        self.plus = plus;
+        self
+    }
+
+    /// Multiplies the product by this number, before anything is added.
+    pub fn scaled(mut self, scale: f32) -> Product<'a> {
+        self.scale = scale;
+        self
+    }
+
+    /// With something to follow.
+    pub fn then(mut self, epilogue: Epilogue<'a>) -> Product<'a> {
+        self.epilogue = epilogue;
+        self
+    }
+
+    /// Queues it. `c` has the type of `a` and `b`, or f32.
+    pub fn into(mut self, c: &mut Tensor) -> Result<()> {
+        assert_eq!(c.len(), self.batch * self.m * self.n, "a product into {:?}", c.shape());
+        assert!(c.dtype() == self.a.dtype() || c.dtype() == DType::F32, "a product into {:?}", c.dtype());
+        self.check_epilogue(c);
+        if let Some(plus) = self.plus {
+            assert!(!self.accumulate, "a product with two tensors to be added to");
+            assert_eq!((plus.len(), plus.dtype()), (c.len(), c.dtype()), "what is added to a product");
+        }
+        if c.is_empty() {
+            return Ok(());
+        }
+        let cuda = self.a.cuda_buffer().cuda().clone();
+        assert!(cuda.is(self.b.cuda_buffer().cuda()) && cuda.is(c.cuda_buffer().cuda()), "on two cards");
+        assert!(self.plus.is_none_or(|plus| cuda.is(plus.cuda_buffer().cuda())), "on two cards");
+        if self.k > 0 && self.ask(&cuda, c)? {
+            return Ok(());
+        }
+        // In two steps: the product as it is, then the rest by a kernel of ours.
+        let epilogue = std::mem::replace(&mut self.epilogue, Epilogue::None);
+        if self.k > 0 {
+            let ran = self.ask(&cuda, c)?;
+            assert!(ran, "cuBLASLt has no algorithm for a plain product: {self:?}");
+        } else if let Some(plus) = self.plus {
+            c.cuda_buffer_mut().copy_from(plus.cuda_buffer())?;
+        } else if !self.accumulate {
+            c.cuda_buffer_mut().fill(0)?;
+        }
+        fallback::run(&cuda, &self, epilogue, c)
+    }
+
+    /// Asks cuBLASLt for it: whether it ran.
+    fn ask(&mut self, cuda: &Cuda, c: &mut Tensor) -> Result<bool> {
+        let key = self.key(c);
+        let (vector, matrix) = match &mut self.epilogue {
+            Epilogue::None => (None, None),
+            Epilogue::Bias(bias) => (Some(bias.cuda_buffer().address()), None),
+            Epilogue::Gelu { bias, pre } => {
+                (bias.map(|b| b.cuda_buffer().address()), Some(pre.cuda_buffer_mut().address()))
+            }
+            Epilogue::GeluBackward { pre } => (None, Some(pre.cuda_buffer().address())),
+            Epilogue::SumsOfA(sums) | Epilogue::SumsOfB(sums) => {
+                (Some(sums.cuda_buffer_mut().address()), None)
+            }
+        };
+        let call = Call {
+            key,
+            scale: self.scale,
+            a: self.a.cuda_buffer().address(),
+            b: self.b.cuda_buffer().address(),
+            c: c.cuda_buffer_mut().address(),
+            plus: self.plus.map(|plus| plus.cuda_buffer().address()),
+            vector,
+            matrix,
+        };
+        // SAFETY: the lengths of all tensors were checked, and they stay alive in the stream's order.
+        cuda.with_blas(|blas| unsafe { blas.run(cuda, &call) })
+    }
+
+    fn key(&self, c: &Tensor) -> Key {
+        Key {
+            m: self.m,
+            n: self.n,
+            k: self.k,
+            batch: self.batch,
+            ta: self.ta,
+            tb: self.tb,
+            input: self.a.dtype(),
+            output: c.dtype(),
+            accumulate: self.accumulate || self.plus.is_some(),
+            kind: match &self.epilogue {
+                Epilogue::None => Kind::Plain,
+                Epilogue::Bias(_) => Kind::Bias,
+                Epilogue::Gelu { bias: None, .. } => Kind::Gelu,
+                Epilogue::Gelu { bias: Some(_), .. } => Kind::GeluBias,
+                Epilogue::GeluBackward { .. } => Kind::GeluBackward,
+                Epilogue::SumsOfA(_) => Kind::SumsOfA,
+                Epilogue::SumsOfB(_) => Kind::SumsOfB,
+            },
+        }
+    }
+
+    fn check_epilogue(&mut self, c: &Tensor) {
+        let (m, n) = (self.m, self.n);
+        let full =
+            |t: &Tensor| assert!(t.len() == m * n && t.dtype() == c.dtype(), "{:?} beside c", t.shape());
+        let bias = |t: &Tensor| assert!(t.len() == n && t.dtype() == c.dtype(), "a bias {:?}", t.shape());
+        match &self.epilogue {
+            Epilogue::None => return,
+            Epilogue::Bias(t) => bias(t),
+            Epilogue::Gelu { bias: b, pre } => {
+                b.iter().for_each(|t| bias(t));
+                full(pre);
+            }
+            Epilogue::GeluBackward { pre } => full(pre),
+            Epilogue::SumsOfA(t) => assert!(t.len() == m && t.dtype() == c.dtype(), "sums {:?}", t.shape()),
+            Epilogue::SumsOfB(t) => assert!(t.len() == n && t.dtype() == c.dtype(), "sums {:?}", t.shape()),
+        }
+        assert_eq!(self.batch, 1, "a batched product with something to follow");
+        let unchanged = matches!(self.epilogue, Epilogue::SumsOfA(_) | Epilogue::SumsOfB(_));
+        assert!(!self.accumulate || unchanged, "a product that is added to c and then changed");
+        let changed = !unchanged && !matches!(self.epilogue, Epilogue::Bias(_));
+        assert!(
+            self.plus.is_none() || !changed,
+            "a product to which something is added before it is changed"
+        );
+    }
+}
