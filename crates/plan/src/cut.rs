@@ -9,6 +9,10 @@ use std::ops::Range;
 /// many: enough to make the cost of starting a message small beside the cost of its bytes.
 pub const BUCKET: u64 = 1 << 20;
 
+/// Buckets that are on their way at once where each micro-batch's gradients are scattered as they are made: one more is sent
+/// when the one before the last has arrived, so that what waits for its sum does not add up to a model's gradients.
+pub const SCATTERED_AT_ONCE: usize = 2;
+
 /// A rank's place among those that share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
@@ -70,20 +74,85 @@ pub(crate) fn packets_of(bytes: &[u64], most: u64) -> Vec<Vec<usize>> {
     packets
 }
 
-/// Bytes of messages at their peak when parameters of so many elements, of so many bytes each, are shared: gradients
-/// are all on their way at once, new weights in two packets.
-pub(crate) fn message_bytes(elements: &[u64], size: u64, ranks: u64) -> u64 {
-    // Padded, and a part of it.
-    let padded = |n: u64| n.div_ceil(ranks).saturating_mul(ranks).saturating_add(n.div_ceil(ranks));
-    // A gradient that is large and need not be padded is sent as it is.
-    let as_it_is = |n: u64| n.saturating_mul(size) >= BUCKET && n.is_multiple_of(ranks);
-    let gradients = sum(elements.iter().map(|&n| if as_it_is(n) { n / ranks } else { padded(n) }));
-    let bytes: Vec<u64> = elements.iter().map(|n| n.saturating_mul(size)).collect();
-    let packet = |packet: &Vec<usize>| sum(packet.iter().map(|&i| padded(elements[i])));
+/// The vector of a parameter that ranks share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SharedVector {
+    /// Numbers of its gradient, and of its weights that are sent.
+    pub elements: u64,
+    /// Ranks that share it.
+    pub ranks: u64,
+}
+
+impl SharedVector {
+    /// The largest part of a rank.
+    pub fn part(self) -> u64 {
+        self.elements.div_ceil(self.ranks)
+    }
+
+    /// A message with all parts, padded to one length, and one more of them: that of the rank itself.
+    fn message(self) -> u64 {
+        self.part().saturating_mul(self.ranks + 1)
+    }
+
+    /// Whether its gradient is sent as it is: one that is large and need not be padded.
+    fn is_sent_as_it_is(self, size: u64) -> bool {
+        self.elements.saturating_mul(size) >= BUCKET && self.elements.is_multiple_of(self.ranks)
+    }
+}
+
+/// Bytes of messages at their peak when vectors of numbers of so many bytes are shared: gradients are all on their way at once,
+/// new weights in two packets.
+pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
+    let gradient = |one: &SharedVector| if one.is_sent_as_it_is(size) { one.part() } else { one.message() };
+    let gradients = sum(vectors.iter().map(gradient)).saturating_mul(size);
+    gradients.max(gathered_bytes(vectors, size))
+}
+
+/// Bytes of messages at most when gradients are scattered as each of so many micro-batches makes them: those of a packet until
+/// it is full, its message, and [those before](SCATTERED_AT_ONCE) that have not arrived. `last` are scattered once, at the end.
+pub(crate) fn scattered_bytes(
+    vectors: &[SharedVector],
+    last: &[SharedVector],
+    size: u64,
+    micro_batches: usize,
+) -> u64 {
+    let bytes: Vec<u64> = vectors.iter().map(|one| one.elements.saturating_mul(size)).collect();
+    // What a packet holds while it is on its way, and before, while it is copied into its message.
+    let mut sent: Vec<[u64; 2]> = Vec::new();
+    let mut waiting = 0;
+    for packet in packets(&bytes) {
+        let (all, message) =
+            (sum(packet.iter().map(|&i| bytes[i])), sum(packet.iter().map(|&i| vectors[i].message())));
+        match packet[..] {
+            [only] if vectors[only].is_sent_as_it_is(size) => sent.push([message.saturating_mul(size); 2]),
+            _ => sent.push([message.saturating_mul(size), message.saturating_mul(size).saturating_add(all)]),
+        }
+        if packet.len() > 1 {
+            waiting = all.max(waiting);
+        }
+    }
+    if micro_batches > 1 {
+        // The last of one micro-batch are on their way with the first of the next.
+        sent.extend(sent.clone());
+    }
+    sent.sort_unstable_by(|a, b| b.cmp(a));
+    let most = |at: usize, state: usize| sent.get(at).map_or(0, |one| one[state]);
+    let copying = (0..sent.len()).map(|at| most(usize::from(at == 0), 0).saturating_add(sent[at][1]));
+    let copying = copying.max().unwrap_or(0);
+    let waiting = if sent.len() > SCATTERED_AT_ONCE { waiting } else { 0 };
+    let flying = sum((0..SCATTERED_AT_ONCE).map(|at| most(at, 0))).saturating_add(waiting);
+    let end = message_bytes(last, size).saturating_add(flying.saturating_sub(waiting));
+    let all: Vec<SharedVector> = vectors.iter().chain(last).copied().collect();
+    [copying, flying, end, gathered_bytes(&all, size)].into_iter().max().unwrap_or(0)
+}
+
+/// Bytes of messages when new weights come back from all ranks: two packets at once.
+fn gathered_bytes(vectors: &[SharedVector], size: u64) -> u64 {
+    let bytes: Vec<u64> = vectors.iter().map(|one| one.elements.saturating_mul(size)).collect();
+    let packet = |packet: &Vec<usize>| sum(packet.iter().map(|&i| vectors[i].message()));
     let packets: Vec<u64> = packets(&bytes).iter().map(packet).collect();
     let pair = |i: usize| packets[i].saturating_add(packets.get(i + 1).copied().unwrap_or(0));
-    let weights = (0..packets.len()).map(pair).max().unwrap_or(0);
-    gradients.max(weights).saturating_mul(size)
+    (0..packets.len()).map(pair).max().unwrap_or(0).saturating_mul(size)
 }
 
 /// A sum that stops at the largest number: nothing of that size fits anyway.

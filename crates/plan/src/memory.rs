@@ -3,7 +3,7 @@
 //! For each parameter: its weight and its gradient in the precision of the run (over several micro-batches the gradient
 //! is summed in f32), the optimizer's moments in f32, and in
 //! bf16 a master weight in f32 (or its low bits). Pruned, gradients and state are those of kept weights, and a mask is added. Buffers are f32 whatever the precision. Where ranks
-//! share out the optimizer's state, a rank has its part of each parameter's (exact where it is known how much of
+//! share out the optimizer's state, or gradients too, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
 
 use std::collections::HashSet;
@@ -12,9 +12,9 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
-use crate::cut::{BUCKET, average_bytes, message_bytes};
+use crate::cut::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
 use crate::pruning::{Kernels, Pruning};
-use crate::schedule::{Action, Chunk, Pass, Schedule, Updates};
+use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
 use crate::scoring::Needs;
 use crate::sharing::Sharing;
 use crate::spec::activations::PartActivations;
@@ -28,7 +28,8 @@ pub struct Memory {
     /// Weights, and the running statistics of norms.
     pub weights: u64,
     /// Gradients of all parameters, as they are summed over micro-batches. What is summed over ranks as well is rounded to the
-    /// precision of the run when it is sent, so this is the most that is held before.
+    /// precision of the run when it is sent, so this is the most that is held before. Where gradients are scattered as they are
+    /// made, the rank's parts of their sums, and all of what several places of the model use.
     pub gradients: u64,
     /// Master weights and moments.
     pub optimizer: u64,
@@ -42,7 +43,8 @@ pub struct Memory {
     /// Scratch space of the kernels, packed operands and copies on the host: theirs to know, so not predicted. The ledger measures
     /// it; `tensor` holds each operation to a bound that its sizes and the number of threads give.
     pub workspace: Option<u64>,
-    /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank.
+    /// Buffers of messages to other ranks, which small gradients are packed into; nothing on one rank. Where gradients are
+    /// scattered as they are made they are messages from the beginning, and this is the most that they can take.
     pub communication: u64,
 }
 
@@ -107,6 +109,8 @@ pub struct Prediction<'a> {
     sparse: HashSet<String>,
     /// Weights of each parameter that stay, where some are to go.
     kept: Option<Vec<Option<u64>>>,
+    /// Ranks with parts of the same layers that have a summand of each parameter's gradient, the rank itself among them.
+    summands: Vec<u64>,
 }
 
 impl<'a> Prediction<'a> {
@@ -127,11 +131,17 @@ impl<'a> Prediction<'a> {
             batch,
             pruning,
             kept,
+            summands: vec![1; parameters.len()],
             parameters,
             buffers: model.buffers(),
             blocks: model.block_tensors(),
             sparse: if sparse { model.linear_weights().into_iter().collect() } else { HashSet::new() },
         }
+    }
+
+    /// The same for a rank that sums its gradients with those of so many, itself included, that have parts of the same layers.
+    pub fn among(self, summands: Vec<u64>) -> Prediction<'a> {
+        Prediction { summands, ..self }
     }
 
     /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step, state is dense until
@@ -145,12 +155,13 @@ impl<'a> Prediction<'a> {
         let Storage { precision, recompute, .. } = self.storage;
         let each =
             model.part_activations(parts.iter().cloned(), self.batch.micro_batch, precision, recompute)?;
+        let sharers = self.sharers(parts, &schedule.placement);
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
             let own = |chunk: &Chunk| parts[chunk.part].clone();
             let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part]);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
-            let mut memory = self.of_blocks(&blocks, held.activations, held.versions);
+            let mut memory = self.of_blocks(&blocks, &sharers, held.activations, held.versions);
             if schedule.updates == Updates::DoubleBuffered && rank > 0 {
                 // Those of one batch wait until the first stage has seen that all are finite.
                 memory.gradients = memory.gradients.saturating_mul(2);
@@ -160,14 +171,29 @@ impl<'a> Prediction<'a> {
         Ok((0..schedule.stages()).map(of_rank).collect())
     }
 
-    /// What some blocks of a model need, beside their activations, with so many old versions of the weights.
-    fn of_blocks(&self, blocks: &[Range<usize>], activations: u64, versions: u64) -> Memory {
+    /// How many ranks share each parameter: those with a summand of its gradient, in every copy of the parts that use it and in
+    /// every replica.
+    fn sharers(&self, parts: &Parts, placement: &Placement) -> Vec<u64> {
+        let mut stages: Vec<HashSet<usize>> = vec![HashSet::new(); self.parameters.len()];
+        for (part, blocks) in parts.iter().enumerate() {
+            for place in self.blocks.parameters(blocks.clone()) {
+                stages[place].extend(placement.holders(part));
+            }
+        }
+        let replicas = self.batch.replicas as u64;
+        let sharers = stages.iter().zip(&self.summands);
+        sharers.map(|(stages, summands)| replicas * summands * stages.len().max(1) as u64).collect()
+    }
+
+    /// What some blocks of a model need, beside their activations, with so many old versions of the weights. So many ranks share
+    /// each parameter.
+    fn of_blocks(&self, blocks: &[Range<usize>], sharers: &[u64], activations: u64, versions: u64) -> Memory {
         let Prediction { storage, sharing, pruning, .. } = *self;
         let held = self.blocks.held(blocks);
         let scoring = Needs::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
-        let mut lengths = Vec::new();
+        let (mut vectors, mut tied, ties) = (Vec::new(), Vec::new(), self.blocks.tied());
         let compressed = storage.compressed && pruning.is_some_and(|pruning| pruning.method.at_start());
         for place in held {
             let parameter = &self.parameters[place];
@@ -186,7 +212,8 @@ impl<'a> Prediction<'a> {
                     sent = if compressed { kept } else { elements };
                 }
             }
-            lengths.push(sent);
+            let vector = SharedVector { elements: sent, ranks: sharers[place] };
+            if ties.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
             if self.batch.replicas > 1 && bytes < BUCKET {
                 packed += bytes;
@@ -198,10 +225,16 @@ impl<'a> Prediction<'a> {
             Some(pruning) => dense.saturating_add(pruning.kept_of(candidates)),
             None => parameters,
         };
-        let ranks = self.batch.replicas as u64;
-        let own = match sharing.is_sharded() {
-            true => lengths.iter().fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(ranks))),
-            false => stored,
+        let all: Vec<SharedVector> = vectors.iter().chain(&tied).copied().collect();
+        let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
+        let parts = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.part()));
+        let (own, summed) = match sharing {
+            Sharing::Sharded { gradients: true } => {
+                // What several places use is whole until the last of them has made its gradient.
+                (parts(&all), parts(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
+            }
+            Sharing::Sharded { gradients: false } => (parts(&all), stored),
+            _ => (stored, stored),
         };
         let mut statistics: Vec<usize> =
             blocks.iter().flat_map(|part| self.blocks.buffers(part.clone())).collect();
@@ -211,7 +244,7 @@ impl<'a> Prediction<'a> {
         let weights = parameters.saturating_mul(precision.size());
         Memory {
             weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
-            gradients: stored.saturating_mul(storage.gradient_bytes()),
+            gradients: summed.saturating_mul(storage.gradient_bytes()),
             optimizer: own.saturating_mul(each),
             mask,
             scoring,
@@ -219,8 +252,14 @@ impl<'a> Prediction<'a> {
             workspace: None,
             communication: match sharing {
                 Sharing::Replicated => packed,
-                Sharing::Sharded => message_bytes(&lengths, precision.size(), ranks),
+                Sharing::Sharded { gradients: false } => message_bytes(&all, precision.size()),
+                Sharing::Sharded { gradients: true } => {
+                    // Gradients come in the order of the backward.
+                    vectors.reverse();
+                    scattered_bytes(&vectors, &tied, precision.size(), self.batch.micro_batches)
+                }
                 Sharing::Local { after, .. } => {
+                    let lengths: Vec<u64> = all.iter().map(|one| one.elements).collect();
                     let average = average_bytes(&lengths, precision.size() + each);
                     if after > 0 { average.max(packed) } else { average }
                 }
@@ -291,11 +330,11 @@ impl StateBytes {
     ) -> StateBytes {
         let kept = pruning.map_or(1.0, |pruning| 1.0 - pruning.sparsity);
         let share = if storage.compressed { kept } else { 1.0 };
+        let part = |is_shared: bool| if is_shared { replicas as f64 } else { 1.0 };
         StateBytes {
             weights: storage.precision.size() as f64,
-            gradients: share * storage.gradient_bytes() as f64,
-            optimizer: share * storage.optimizer_bytes as f64
-                / if sharing.is_sharded() { replicas as f64 } else { 1.0 },
+            gradients: share * storage.gradient_bytes() as f64 / part(sharing.scatters_gradients()),
+            optimizer: share * storage.optimizer_bytes as f64 / part(sharing.is_sharded()),
             mask: if pruning.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
         }
     }

@@ -159,7 +159,8 @@ impl Plan {
         };
         let mesh = run.mesh();
         let layout = Layout::new(&model, &parameters, run.cuts())?;
-        let stages_of = |local: &LocalModel| {
+        check_scattering(sharing, &schedule)?;
+        let stages_of = |(peer, local): (usize, &LocalModel)| {
             let kept = pruning.as_ref().map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
             let prediction = Prediction::new(
                 &local.model,
@@ -170,9 +171,11 @@ impl Plan {
                 pruning.as_ref(),
                 kept,
             );
-            prediction.stages(&local.model, &parts, &schedule)
+            let summands = (0..parameters.len()).map(|id| layout.summands(id, peer) as u64).collect();
+            prediction.among(summands).stages(&local.model, &parts, &schedule)
         };
-        let rank_memory = layout.peers().iter().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
+        let rank_memory =
+            layout.peers().iter().enumerate().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
         let all = |both: fn(u64, u64) -> u64| {
             rank_memory.iter().flatten().fold(Memory::NONE, |sum, rank| sum.with(*rank, both))
         };
@@ -374,6 +377,19 @@ fn check_ties(pipeline: &Pipeline, model: &Model, parts: &Parts) -> Result<(), E
         pipeline.order.name()
     );
     Err(Error::Conflict { field: "model".into(), problem })
+}
+
+/// Copies of a part make gradients of other micro-batches, at other times: no two of them belong together before the last.
+fn check_scattering(sharing: Sharing, schedule: &Schedule) -> Result<(), Error> {
+    if !sharing.scatters_gradients() || schedule.placement.copies() == 1 {
+        return Ok(());
+    }
+    let problem = format!(
+        "is 2, but with the schedule \"{}\" several ranks have copies of a stage, whose gradients are summed when the last \
+         micro-batch has made them: use 1",
+        schedule.name
+    );
+    Err(Error::Conflict { field: "parallel.zero".into(), problem })
 }
 
 /// Settings of batch norms need batch norms.

@@ -7,7 +7,10 @@ pub enum Sharing {
     Replicated,
     /// Gradients are summed in every step where the state is: each replica has a part of it, steps with that, and sends its new
     /// weights to the others (ZeRO-1).
-    Sharded,
+    Sharded {
+        /// Whether it also has a part of the summed gradients alone: each micro-batch's are scattered as they are made (ZeRO-2).
+        gradients: bool,
+    },
     /// Each replica takes steps by itself, and weights and state are averaged now and then (local SGD).
     Local {
         /// Steps between averages.
@@ -20,7 +23,12 @@ pub enum Sharing {
 impl Sharing {
     /// Whether each replica has a part of the optimizer's state.
     pub fn is_sharded(&self) -> bool {
-        matches!(self, Sharing::Sharded)
+        matches!(self, Sharing::Sharded { .. })
+    }
+
+    /// Whether it has a part of the summed gradients too.
+    pub fn scatters_gradients(&self) -> bool {
+        matches!(self, Sharing::Sharded { gradients: true })
     }
 
     /// Whether replicas take steps by themselves at some time.

@@ -205,7 +205,7 @@ impl RunFile {
             linear: LinearForm::Paired,
             spatial: Grid([1, 1]),
             batch_norm: BatchNorm::Local,
-            zero: false,
+            zero: 0,
             average_every: 1,
             local_after: 0,
             timeout_s: self.parallel.timeout_s,

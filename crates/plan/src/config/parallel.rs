@@ -28,8 +28,8 @@ pub struct Parallel {
     pub spatial: Grid,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
-    /// Whether ranks along the data axis share out the optimizer's state.
-    pub zero: bool,
+    /// What ranks along the data axis share out, as ZeRO counts it: nothing, the optimizer's state, or summed gradients too.
+    pub zero: usize,
     /// Steps that a rank takes by itself until weights are averaged: local SGD.
     pub average_every: usize,
     /// Steps that they take together before: post-local SGD (Lin et al. 2020).
@@ -101,6 +101,15 @@ fn names(section: &mut Section, key: &'static str, expected: &str) -> Result<Nam
     }
 }
 
+/// A stage of ZeRO; `true` is the first.
+fn read_zero(section: &mut Section) -> Result<usize, Error> {
+    match section.get("zero") {
+        None | Some(Value::Boolean(false)) => Ok(0),
+        Some(Value::Boolean(true)) => Ok(1),
+        Some(value) => whole(value, 0, 2).map_err(|_| section.wrong("zero", "true, false, 0, 1 or 2", value)),
+    }
+}
+
 impl Choice for BatchNorm {
     const ALL: &'static [(&'static str, Self)] =
         &[("local", BatchNorm::Local), ("synchronised", BatchNorm::Synchronised)];
@@ -123,7 +132,7 @@ impl Parallel {
             linear: linear_form(section)?,
             spatial,
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
-            zero: section.boolean("zero", false)?,
+            zero: read_zero(section)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
             local_after: section.whole("local_after", 0, 0, MOST)?,
             timeout_s: section.whole("timeout_s", 600, 1, WEEK)?,
@@ -175,7 +184,7 @@ impl Parallel {
     /// That ranks can share state, or go apart, as the file says.
     pub(super) fn check_state(&self, run: &RunFile) -> Result<(), Error> {
         let asked = [
-            ("zero", self.zero, "true".to_owned()),
+            ("zero", self.zero > 0, self.zero.to_string()),
             ("average_every", self.is_local(), self.average_every.to_string()),
         ];
         for (key, _, value) in asked.into_iter().filter(|(_, asked, _)| *asked) {
@@ -193,7 +202,7 @@ impl Parallel {
                 return Err(Error::Conflict { field, problem });
             }
         }
-        if self.zero && run.prune.as_ref().is_some_and(|prune| prune.state == StateForm::Dense) {
+        if self.zero > 0 && run.prune.as_ref().is_some_and(|prune| prune.state == StateForm::Dense) {
             let problem = "is \"dense\", but with `parallel.zero` ranks share out the state of kept weights alone: \
                            leave it out";
             return Err(Error::Conflict { field: "prune.state".into(), problem: problem.into() });
@@ -237,8 +246,9 @@ impl Parallel {
             let problem = format!("is {ranks}, {apart}: of an image in tiles it would be {ranks} ranks");
             return conflict("parallel.spatial", problem);
         }
-        if self.zero {
-            return conflict("parallel.zero", format!("is true, {apart} and needs all of its state"));
+        if self.zero > 0 {
+            let problem = format!("is {}, {apart} and needs all of its state", self.zero);
+            return conflict("parallel.zero", problem);
         }
         if self.batch_norm == BatchNorm::Synchronised {
             return conflict("parallel.batch_norm", format!("is \"synchronised\", {apart}"));

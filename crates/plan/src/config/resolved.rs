@@ -45,7 +45,7 @@ impl RunFile {
         let beside = precision.size() + optimizer_bytes;
         // Ranks that share out state share out that of kept weights.
         let compressed =
-            self.prune.as_ref().is_some_and(|prune| self.parallel.zero || prune.compresses(beside));
+            self.prune.as_ref().is_some_and(|prune| self.parallel.zero > 0 || prune.compresses(beside));
         let accumulates = self.train.micro_batches > 1 && self.updates() != Updates::EveryMicroBatch;
         Storage { precision, recompute: self.train.recompute, optimizer_bytes, accumulates, compressed }
     }
@@ -66,9 +66,9 @@ impl RunFile {
     pub(crate) fn sharing(&self) -> Sharing {
         let parallel = &self.parallel;
         match (parallel.zero, parallel.average_every) {
-            (true, _) => Sharing::Sharded,
-            (false, 1) => Sharing::Replicated,
-            (false, every) => Sharing::Local { every: every as u64, after: parallel.local_after as u64 },
+            (0, 1) => Sharing::Replicated,
+            (0, every) => Sharing::Local { every: every as u64, after: parallel.local_after as u64 },
+            (stage, _) => Sharing::Sharded { gradients: stage > 1 },
         }
     }
 

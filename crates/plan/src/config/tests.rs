@@ -74,7 +74,7 @@ fn an_empty_file_is_a_run() {
     linear = "paired"
     spatial = 1
     batch_norm = "local"
-    zero = false
+    zero = 0
     average_every = 1
     local_after = 0
     timeout_s = 600
@@ -500,10 +500,10 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
     };
     insta::assert_snapshot!(sentence("zero = true"), @"`parallel.zero` has no effect with `parallel.data` = 1: there is no other rank along the data axis");
     insta::assert_snapshot!(sentence("average_every = 4"), @"`parallel.average_every` has no effect with `parallel.data` = 1: there is no other rank along the data axis");
-    insta::assert_snapshot!(sentence("data = 2\nzero = true\naverage_every = 4"), @"`parallel.zero` is true, but with `parallel.average_every` = 4 each rank steps by itself and needs all of its state");
+    insta::assert_snapshot!(sentence("data = 2\nzero = true\naverage_every = 4"), @"`parallel.zero` is 1, but with `parallel.average_every` = 4 each rank steps by itself and needs all of its state");
     insta::assert_snapshot!(sentence("data = 2\nzero = true\n[prune]\nmethod = \"magnitude\"\nstate = \"dense\""), @r#"`prune.state` is "dense", but with `parallel.zero` ranks share out the state of kept weights alone: leave it out"#);
     insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nbatch_norm = \"synchronised\""), @r#"`parallel.batch_norm` is "synchronised", but with `parallel.average_every` = 4 each rank steps by itself"#);
-    insta::assert_snapshot!(sentence("data = 2\nzero = true\npipeline = 2\nschedule = \"2bw\""), @r#"`parallel.zero` is true, but with `parallel.schedule` = "2bw" weights change while batches are under way: use a schedule that ends every step"#);
+    insta::assert_snapshot!(sentence("data = 2\nzero = true\npipeline = 2\nschedule = \"2bw\""), @r#"`parallel.zero` is 1, but with `parallel.schedule` = "2bw" weights change while batches are under way: use a schedule that ends every step"#);
     insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nspatial = 3"), @"`parallel.spatial` is 3, but with `parallel.average_every` = 4 each rank steps by itself: of an image in tiles it would be 3 ranks");
     insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\ntensor = 2"), @"`parallel.tensor` is 2, but with `parallel.average_every` = 4 each rank steps by itself: of a model in parts it would be 2 ranks");
     let low = "[train]\nprecision = \"bf16\"\nbatch = 8\n[optimizer]\nmaster = \"low-bits\"\n[parallel]\ndata = 2\naverage_every = 4";
@@ -514,7 +514,8 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
     );
     insta::assert_snapshot!(noisy.unwrap_err(), @"`train.noise_scale` is true, but with `parallel.average_every` = 4 each rank steps by itself and never has the gradient of a whole batch");
     insta::assert_snapshot!(sentence("data = 2\nlocal_after = 3"), @"`parallel.local_after` has no effect with `parallel.average_every` = 1: ranks take every step together");
-    for fields in ["zero = true", "average_every = 5", "average_every = 5\nlocal_after = 20"] {
+    insta::assert_snapshot!(sentence("data = 2\nzero = 3"), @"`parallel.zero` must be true, false, 0, 1 or 2, got 3");
+    for fields in ["zero = true", "zero = 2", "average_every = 5", "average_every = 5\nlocal_after = 20"] {
         let run =
             RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
         assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);

@@ -192,6 +192,11 @@ impl Layout {
             && (tensor || a % self.tensor == b % self.tensor)
             && (spatial || a / self.tensor == b / self.tensor)
     }
+
+    /// How many of these have a summand of the gradient that one of them has of a parameter, itself included.
+    pub fn summands(&self, parameter: usize, of: usize) -> usize {
+        (0..self.locals.len()).filter(|peer| *peer == of || self.are_summed(parameter, of, *peer)).count()
+    }
 }
 
 fn through(layers: &[Layer], shape: Shape) -> Shape {

@@ -91,7 +91,10 @@ pub fn memory(
                 micro_batch: candidate.micro_batch,
                 ..job.plan.batch
             };
-            let sharing = if candidate.zero > 0 { Sharing::Sharded } else { Sharing::Replicated };
+            let sharing = match candidate.zero {
+                0 => Sharing::Replicated,
+                stage => Sharing::Sharded { gradients: stage > 1 },
+            };
             let prediction =
                 Prediction::new(&local.model, &local.parameters, storage, sharing, batch, pruning, kept);
             prediction.stages(&local.model, parts, schedule)?

@@ -29,8 +29,10 @@ use crate::stages::BlockTensors;
 pub struct Traffic {
     /// The sums of its gradients.
     pub buckets: Buckets,
-    /// What each of them sends.
+    /// What each of them sends,
     sums: Vec<u64>,
+    /// and how often in a step: once, or where gradients are scattered as they come after every micro-batch.
+    turns: Vec<u64>,
     /// Of each chunk, a micro-batch as it enters and as it leaves.
     borders: Vec<[u64; 2]>,
     agree: u64,
@@ -46,8 +48,7 @@ impl Traffic {
     /// its all-reduce, whether they started there or within the backward.
     pub fn bytes(&self, action: &Action) -> u64 {
         let sums = |chunk: Option<usize>| {
-            let all = self.buckets.list().iter().zip(&self.sums);
-            all.filter(|(bucket, _)| bucket.chunk == chunk).map(|(_, bytes)| bytes).sum()
+            self.of(chunk).fold(0, |sum: u64, (bytes, turns)| sum.saturating_add(bytes.saturating_mul(turns)))
         };
         match *action {
             Action::Send(message) => {
@@ -68,13 +69,18 @@ impl Traffic {
         }
     }
 
-    /// How many sums the gradients of a chunk, or of what several places use, are packed into; those that send nothing not counted.
+    /// How many sums the gradients of a chunk, or of what several places use, take in a step; those that send nothing not counted.
     fn sums_of(&self, chunk: Option<usize>) -> u64 {
-        let all = self.buckets.list().iter().zip(&self.sums);
-        all.filter(|(bucket, bytes)| bucket.chunk == chunk && **bytes > 0).count() as u64
+        self.of(chunk).filter(|(bytes, _)| *bytes > 0).map(|(_, turns)| turns).sum()
     }
 
-    /// What the sum of a bucket sends.
+    /// Of the buckets of a chunk, or of what several places use, what each sends at a time and how often.
+    fn of(&self, chunk: Option<usize>) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.buckets.list().iter().zip(self.sums.iter().copied().zip(self.turns.iter().copied()));
+        all.filter(move |(bucket, _)| bucket.chunk == chunk).map(|(_, sent)| sent)
+    }
+
+    /// What the sum of a bucket sends at a time.
     pub fn of_bucket(&self, number: usize) -> u64 {
         self.sums[number]
     }
@@ -107,11 +113,12 @@ impl Plan {
             size: self.storage.precision.size(),
         };
         let shared = rank.gradients();
-        let (mut buckets, mut sums) = (Buckets::default(), Vec::new());
+        let (mut buckets, mut sums, mut turns) = (Buckets::default(), Vec::new(), Vec::new());
         for Shared { chunk, group, gradients } in &shared {
             let known = buckets.list().len();
             buckets.pack(*chunk, gradients, BUCKET);
             sums.extend(buckets.list()[known..].iter().map(|bucket| rank.sum(*group, bucket)));
+            turns.resize(sums.len(), if chunk.is_some() { self.sums_of_a_step() } else { 1 });
         }
         Ok(Traffic {
             borders: rank.borders()?,
@@ -122,7 +129,14 @@ impl Plan {
             late: self.pipeline.updates() == Updates::DoubleBuffered && rank.stage > 0,
             buckets,
             sums,
+            turns,
         })
+    }
+
+    /// How often in a step the gradients of a chunk are summed over ranks. What several places of the model use is summed once,
+    /// when the last of them has made its gradient.
+    fn sums_of_a_step(&self) -> u64 {
+        if self.sharing.scatters_gradients() { self.batch.micro_batches as u64 } else { 1 }
     }
 }
 

@@ -6,11 +6,17 @@
 //! of them. Sums are waited for at the end of the pass, before the norm. What is compressed travels compressed, and in the
 //! precision of the run: a rank's sum over micro-batches is rounded once when it is sent, the ranks' sums are added in f32, and
 //! their sum is rounded once.
+//!
+//! Where ranks share out gradients too (ZeRO-2), a bucket is sent by every micro-batch: its sum over ranks is rounded once, and
+//! each rank adds its part to those of the micro-batches before, in f32. Of such sums few are on their way at once, so that no
+//! rank ever has a whole gradient of the model.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Request};
-use espalier_plan::cut::BUCKET;
+use espalier_plan::cut::{BUCKET, SCATTERED_AT_ONCE};
+use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::Buckets;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
@@ -29,11 +35,13 @@ pub struct Reducing<'a> {
     groups: &'a Groups,
     buckets: &'a Buckets,
     complete: bool,
-    /// Whether each rank needs its part of a sum alone.
-    shares: bool,
+    /// Which of a sum each rank needs, and when.
+    sharing: Sharing,
     /// What has come of each bucket.
     waiting: Vec<Vec<(ParameterId, Tensor)>>,
-    flying: Vec<Flying>,
+    flying: VecDeque<Flying>,
+    /// When those that have arrived were under way.
+    times: Vec<BucketTime>,
 }
 
 /// The sum of a bucket that is on its way.
@@ -62,19 +70,27 @@ pub struct BucketTime {
 }
 
 impl<'a> Reducing<'a> {
-    /// Sums over the ranks that share a parameter; where none do, gradients stay as they are. Where they share, each rank
+    /// Sums over the ranks that share a parameter; where none do, gradients stay as they are. Where they share out state, each rank
     /// gets its part of every sum alone: that of kept weights, in their order.
     pub fn new(
         mut gradients: Gradients<'a>,
         groups: &'a Groups,
         buckets: &'a Buckets,
-        shares: bool,
+        sharing: Sharing,
     ) -> Reducing<'a> {
-        if shares {
+        if sharing.is_sharded() {
             gradients.share_out(groups);
         }
+        if sharing.scatters_gradients() {
+            // What several places use is complete when the pass is, and is kept whole until the last one.
+            let at_once = buckets.list().iter().filter(|bucket| bucket.chunk.is_some());
+            gradients.pass_on(
+                at_once.flat_map(|bucket| bucket.parameters.iter().copied().map(ParameterId)).collect(),
+            );
+        }
         let waiting = buckets.list().iter().map(|_| Vec::new()).collect();
-        Reducing { gradients, groups, buckets, complete: false, shares, waiting, flying: Vec::new() }
+        let (flying, times) = (VecDeque::new(), Vec::new());
+        Reducing { gradients, groups, buckets, complete: false, sharing, waiting, flying, times }
     }
 
     /// Says whether what comes next is the last of the step.
@@ -105,21 +121,32 @@ impl<'a> Reducing<'a> {
     /// Waits for all sums, which it says when were under way.
     pub fn finish(mut self) -> Result<(Gradients<'a>, Vec<BucketTime>)> {
         // What is still here came more than once.
-        for id in self.gradients.ids() {
+        for id in self.gradients.ids().filter(|id| !self.gradients.passes_on(*id)).collect::<Vec<_>>() {
             self.send(id)?;
         }
         assert!(self.waiting.iter().all(Vec::is_empty), "every parameter that a rank holds has a gradient");
-        let mut times = Vec::with_capacity(self.flying.len());
-        for Flying { bucket, start, sum } in std::mem::take(&mut self.flying) {
-            match sum {
-                Sum::Scattered(parts) => {
-                    parts.wait()?.into_iter().for_each(|(id, part)| self.gradients.put(id, part));
+        while self.arrive()? {}
+        Ok((self.gradients, self.times))
+    }
+
+    /// Waits for the sum that was sent first of those on their way; whether there was any.
+    fn arrive(&mut self) -> Result<bool> {
+        let Some(Flying { bucket, start, sum }) = self.flying.pop_front() else { return Ok(false) };
+        match sum {
+            Sum::Scattered(parts) => {
+                for (id, mut part) in parts.wait()? {
+                    if self.gradients.passes_on(id) {
+                        self.gradients.add_part(id, part)?;
+                    } else {
+                        part.book_as(Category::Gradients);
+                        self.gradients.put(id, part);
+                    }
                 }
-                Sum::Whole(parts, request) => self.take_apart(parts, request.wait()?)?,
             }
-            times.push(BucketTime { bucket, start, end: Instant::now() });
+            Sum::Whole(parts, request) => self.take_apart(parts, request.wait()?)?,
         }
-        Ok((self.gradients, times))
+        self.times.push(BucketTime { bucket, start, end: Instant::now() });
+        Ok(true)
     }
 
     /// Puts the sums of a bucket where its gradients were.
@@ -146,23 +173,47 @@ impl<'a> Reducing<'a> {
         parameters.iter().filter(|id| chunk(id).is_some()).try_for_each(|id| self.send(*id))
     }
 
-    /// Puts a gradient into its bucket, and starts the sum of that once it is full.
+    /// Sends a gradient as far as it has been summed.
     fn send(&mut self, id: ParameterId) -> Result<()> {
+        if self.groups.of(id).is_none() {
+            return Ok(());
+        }
+        match self.gradients.take_rounded(id)? {
+            None => Ok(()),
+            Some(gradient) => self.fill_bucket(id, gradient),
+        }
+    }
+
+    /// Sends what has come of a micro-batch and is scattered at once, when sums before it have arrived.
+    fn hand_on(&mut self) -> Result<()> {
+        for (id, mut gradient) in self.gradients.take_arrived() {
+            gradient.book_as(Category::Communication);
+            self.fill_bucket(id, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a gradient into its bucket, and starts the sum of that once it is full.
+    fn fill_bucket(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
         let (Some(group), Some(bucket)) = (self.groups.of(id), self.buckets.of(id.0)) else { return Ok(()) };
-        let Some(gradient) = self.gradients.take_rounded(id)? else { return Ok(()) };
         self.waiting[bucket].push((id, gradient));
         if self.waiting[bucket].len() < self.buckets.list()[bucket].parameters.len() {
             return Ok(());
         }
+        if self.gradients.passes_on(id) {
+            while self.flying.len() >= SCATTERED_AT_ONCE {
+                self.arrive()?;
+            }
+        }
         let gradients = std::mem::take(&mut self.waiting[bucket]);
-        let sum = match self.shares {
+        let sum = match self.sharing.is_sharded() {
             true => Sum::Scattered(Scattering::start(gradients, group)?),
             false => {
                 let shapes = gradients.iter().map(|(id, part)| (*id, part.shape().to_vec())).collect();
                 Sum::Whole(shapes, group.start_all_reduce(packed(gradients)?, Reduce::Sum)?)
             }
         };
-        self.flying.push(Flying { bucket, start: Instant::now(), sum });
+        self.flying.push_back(Flying { bucket, start: Instant::now(), sum });
         Ok(())
     }
 }
@@ -190,6 +241,9 @@ fn packed(mut gradients: Vec<(ParameterId, Tensor)>) -> Result<Tensor> {
 impl GradientSink for Reducing<'_> {
     fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
         self.gradients.accept(parameters, gradients)?;
+        if self.sharing.scatters_gradients() {
+            return self.hand_on();
+        }
         if !self.complete {
             return Ok(());
         }

@@ -75,18 +75,17 @@ impl Scattering {
         Ok(Scattering { packet, request: group.start_reduce_scatter(whole, own, Reduce::Sum)? })
     }
 
-    /// Waits for this rank's parts.
+    /// Waits for this rank's parts, which the caller books as what they are to be.
     pub(super) fn wait(self) -> Result<Vec<(ParameterId, Tensor)>> {
-        let mut part = self.request.wait()?;
+        let part = self.request.wait()?;
         if let [(id, length)] = *self.packet.lengths
             && self.packet.cut.own(length).len() == part.len()
         {
-            part.book_as(Category::Gradients);
             return Ok(vec![(id, part)]);
         }
         let own = |(id, length, place): (ParameterId, usize, usize)| {
             let at = place..place + self.packet.cut.own(length).len();
-            Ok((id, flat::take(&part, at, Category::Gradients)?))
+            Ok((id, flat::take(&part, at, Category::Workspace)?))
         };
         self.packet.places().map(own).collect()
     }

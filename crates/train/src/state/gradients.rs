@@ -31,6 +31,9 @@ pub struct Gradients<'a> {
     rounded: Option<DType>,
     /// Who has the other parts of each sum, where only parts are here.
     shared: Option<&'a Groups>,
+    /// Whose gradients are not summed here but handed on as they come, and those that have come.
+    passing: HashSet<ParameterId>,
+    arrived: Vec<(ParameterId, Tensor)>,
     /// What each took when it was whole.
     bytes: Vec<usize>,
     measured: Option<Measured>,
@@ -52,7 +55,16 @@ impl<'a> Gradients<'a> {
     /// Room for a model's parameters, under its masks.
     pub fn new(masks: &'a Masks) -> Gradients<'a> {
         let sums: Vec<_> = (0..masks.parameters()).map(|_| None).collect();
-        Gradients { bytes: vec![0; sums.len()], sums, masks, rounded: None, shared: None, measured: None }
+        Gradients {
+            bytes: vec![0; sums.len()],
+            sums,
+            masks,
+            rounded: None,
+            shared: None,
+            passing: HashSet::new(),
+            arrived: Vec::new(),
+            measured: None,
+        }
     }
 
     /// Sums in f32 what comes in this type.
@@ -79,6 +91,31 @@ impl<'a> Gradients<'a> {
     /// Says that in the end each rank will have its part of every sum.
     pub fn share_out(&mut self, groups: &'a Groups) {
         self.shared = Some(groups);
+    }
+
+    /// Says that gradients of these are [taken](Gradients::take_arrived) as they come, and come back as [parts](Gradients::add_part).
+    pub fn pass_on(&mut self, parameters: HashSet<ParameterId>) {
+        self.passing = parameters;
+    }
+
+    /// Whether a parameter's gradients are handed on as they come.
+    pub fn passes_on(&self, id: ParameterId) -> bool {
+        self.passing.contains(&id)
+    }
+
+    /// Takes what has come and is to be handed on, in the precision in which it was made.
+    pub fn take_arrived(&mut self) -> Vec<(ParameterId, Tensor)> {
+        std::mem::take(&mut self.arrived)
+    }
+
+    /// Adds this rank's part of a gradient that was handed on to those of the micro-batches before.
+    pub fn add_part(&mut self, id: ParameterId, part: Tensor) -> Result<()> {
+        match &mut self.sums[id.0] {
+            Some(sum) => add_into(sum, &part)?,
+            empty => *empty = Some(begin_sum(part, self.rounded)?),
+        }
+        self.bytes[id.0] = self.sums[id.0].as_ref().map_or(0, Tensor::byte_len);
+        Ok(())
     }
 
     /// The gradient of a parameter, if any has come: compressed where the masks say so.
@@ -168,6 +205,15 @@ impl<'a> Gradients<'a> {
     }
 }
 
+/// The first summand of a gradient, as what the others are added to: in f32, where they come in another type.
+fn begin_sum(mut first: Tensor, rounded: Option<DType>) -> Result<Tensor> {
+    if rounded.is_some() {
+        first = cast(&first, DType::F32, Category::Workspace)?;
+    }
+    first.book_as(Category::Gradients);
+    Ok(first)
+}
+
 impl Measured {
     /// Takes in a gradient, or what one use of a tied parameter adds to it; of a masked one what is kept.
     fn add(&mut self, id: ParameterId, gradient: &Tensor, mask: Option<&Mask>) -> Result<()> {
@@ -201,6 +247,13 @@ impl GradientSink for Gradients<'_> {
             if let Some(measured) = &mut self.measured {
                 measured.add(id, &gradient, self.masks.get(id).filter(whole))?;
             }
+            if self.passing.contains(&id) {
+                if let Some(mask) = mask {
+                    gradient = compress(&gradient, mask, Category::Workspace)?;
+                }
+                self.arrived.push((id, gradient));
+                continue;
+            }
             match (&mut self.sums[id.0], mask) {
                 (Some(sum), Some(mask)) => compress_add(sum, &gradient, mask)?,
                 (Some(sum), None) => add_into(sum, &gradient)?,
@@ -208,11 +261,7 @@ impl GradientSink for Gradients<'_> {
                     if let Some(mask) = mask {
                         gradient = compress(&gradient, mask, Category::Workspace)?;
                     }
-                    if self.rounded.is_some() {
-                        gradient = cast(&gradient, DType::F32, Category::Workspace)?;
-                    }
-                    gradient.book_as(Category::Gradients);
-                    *empty = Some(gradient);
+                    *empty = Some(begin_sum(gradient, self.rounded)?);
                 }
             }
             self.bytes[id.0] = self.sums[id.0].as_ref().map_or(0, Tensor::byte_len);

@@ -200,8 +200,7 @@ fn sink<'a>(step: &StepContext<'a>) -> Reducing<'a> {
         let ids = step.weights.ids().filter(|id| !step.context.pieces.is_owner(*id));
         gradients = gradients.measuring(tied, ids.collect());
     }
-    let shares = step.context.plan.sharing.is_sharded();
-    Reducing::new(gradients, step.groups, &step.traffic.buckets, shares)
+    Reducing::new(gradients, step.groups, &step.traffic.buckets, step.context.plan.sharing)
 }
 
 fn missing(step: &StepContext<'_>) -> Vec<usize> {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor, bf16};
@@ -71,15 +72,15 @@ fn exact(micro_batches: usize) -> Vec<Vec<f64>> {
 struct Layout {
     ranks: usize,
     compress: bool,
-    /// Whether each rank gets its part of every sum alone.
-    shares: bool,
+    /// Which part of every sum each rank gets, and when.
+    sharing: Sharing,
     /// Whether sums are held in f32, as they are in a run.
     wide: bool,
 }
 
 /// The sums as the sink of each rank has them in the end, joined where each has a part.
 fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
-    let Layout { ranks, compress, shares, wide } = layout;
+    let Layout { ranks, compress, sharing, wide } = layout;
     let (.., device) = prepare(&tiny_gpt(&[]), 1);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
@@ -97,7 +98,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
         if wide {
             gradients = gradients.accumulating(DType::Bf16);
         }
-        let mut sink = Reducing::new(gradients, &groups, &buckets, shares);
+        let mut sink = Reducing::new(gradients, &groups, &buckets, sharing);
         let own = micro_batches / ranks.size();
         for micro_batch in ranks.rank() * own..(ranks.rank() + 1) * own {
             sink.last_micro_batch(micro_batch + 1 == (ranks.rank() + 1) * own);
@@ -118,7 +119,7 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
         Ok((0..SIZES.len()).map(shown).collect::<Vec<Vec<f32>>>())
     });
     let all = all.unwrap();
-    match shares {
+    match sharing.is_sharded() {
         true => (0..SIZES.len()).map(|id| all.iter().flat_map(|rank| rank[id].clone()).collect()).collect(),
         false => {
             assert!(all.iter().all(|rank| *rank == all[0]), "all ranks have the same bits");
@@ -146,7 +147,7 @@ fn off(sums: &[Vec<f32>], exact: &[Vec<f64>]) -> (f64, f64) {
 /// Held in bf16 the sums of these numbers are 0.8, 1.8 and 6.4 % off.
 #[test]
 fn sums_of_many_bf16_gradients_are_those_in_f64() {
-    let alone = Layout { ranks: 1, compress: false, shares: false, wide: true };
+    let alone = Layout { ranks: 1, compress: false, sharing: Sharing::Replicated, wide: true };
     for micro_batches in [64, 256, 1024] {
         let exact = exact(micro_batches);
         let (narrow, short) = off(&summed(Layout { wide: false, ..alone }, micro_batches), &exact);
@@ -157,10 +158,17 @@ fn sums_of_many_bf16_gradients_are_those_in_f64() {
             eprintln!("{micro_batches} micro-batches: {layout:?} {error:.2e} off");
             assert!(error < 1e-6, "{micro_batches} micro-batches, {layout:?}: {error}");
         }
-        for (ranks, compress, shares) in
-            [(2, false, false), (2, true, true), (4, true, false), (4, false, false)]
-        {
-            let layout = Layout { ranks, compress, shares, wide: true };
+        let (sharded, scattered) =
+            (Sharing::Sharded { gradients: false }, Sharing::Sharded { gradients: true });
+        for (ranks, compress, sharing) in [
+            (2, false, Sharing::Replicated),
+            (2, true, sharded),
+            (4, true, Sharing::Replicated),
+            (4, false, Sharing::Replicated),
+            (2, true, scattered),
+            (4, true, scattered),
+        ] {
+            let layout = Layout { ranks, compress, sharing, wide: true };
             let (error, short) = off(&summed(layout, micro_batches), &exact);
             eprintln!("{micro_batches} micro-batches: {layout:?} {error:.4} off, {short:.1e} short");
             // Two roundings of at most 2^-8 each, of which most are smaller.
@@ -185,7 +193,7 @@ fn gpt(samples: usize) -> Base {
 }
 
 /// What a rank reports of each of two steps, on stages and replicas.
-fn steps(base: &Base, stages: usize, data: usize, schedule: &str, zero: bool) -> Vec<StepReport> {
+fn steps(base: &Base, stages: usize, data: usize, schedule: &str, zero: usize) -> Vec<StepReport> {
     let base = base.set(format!("parallel.data={data}")).set(format!("parallel.pipeline={stages}"));
     let base = if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base };
     let (plan, dataset, device) = prepare(&base.set(format!("parallel.zero={zero}")), 2);
@@ -203,20 +211,21 @@ fn steps(base: &Base, stages: usize, data: usize, schedule: &str, zero: bool) ->
 fn a_bf16_run_of_1024_micro_batches_has_the_gradient_of_f32() {
     let (far, samples) = (|a: f64, b: f64| (a - b).abs() / b, 1024);
     let base = gpt(samples);
-    let on = |precision: &str, stages: usize, data: usize, schedule: &str, zero: bool| {
+    let on = |precision: &str, stages: usize, data: usize, schedule: &str, zero: usize| {
         let base = base.set(format!("train.precision={precision}"));
         steps(&base.set(format!("train.micro_batches={}", samples / data)), stages, data, schedule, zero)
     };
-    let (exact, alone) = (on("f32", 1, 1, "", false), on("bf16", 1, 1, "", false));
+    let (exact, alone) = (on("f32", 1, 1, "", 0), on("bf16", 1, 1, "", 0));
     let error = far(alone[0].grad_norm, exact[0].grad_norm);
     eprintln!("norm of 1024 micro-batches: f32 {}, bf16 {}", exact[0].grad_norm, alone[0].grad_norm);
     assert!(error < 5e-3, "a norm of {} in bf16, {} in f32", alone[0].grad_norm, exact[0].grad_norm);
     for (stages, data, schedule, zero) in [
-        (1, 2, "", false),
-        (1, 4, "", true),
-        (2, 1, "1f1b", false),
-        (2, 2, "zb-h1", true),
-        (2, 2, "chimera", false),
+        (1, 2, "", 0),
+        (1, 4, "", 1),
+        (2, 1, "1f1b", 0),
+        (2, 2, "zb-h1", 1),
+        (2, 2, "zb-h1", 2),
+        (2, 2, "chimera", 0),
     ] {
         let many = on("bf16", stages, data, schedule, zero);
         let layout = format!("{stages} stages, {data} replicas, {schedule}, shared {zero}");

@@ -140,13 +140,14 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
         let before = files(&written);
         assert_eq!(before.contains_key("pruner.safetensors"), what != "statistics", "{what}");
         for (stages, data, schedule, zero) in [
-            (2, 1, "1f1b", false),
-            (2, 2, "1f1b", true),
-            (3, 1, "zb-h1", false),
-            (2, 2, "chimera", false),
-            (2, 2, "chimera", true),
-            (2, 1, "interleaved", false),
-            (1, 4, "", true),
+            (2, 1, "1f1b", 0),
+            (2, 2, "1f1b", 1),
+            (3, 1, "zb-h1", 0),
+            (2, 2, "chimera", 0),
+            (2, 2, "chimera", 1),
+            (2, 1, "interleaved", 0),
+            (1, 4, "", 1),
+            (2, 2, "interleaved", 2),
         ] {
             let (there, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             let layout = on(&base, stages, data, schedule).set(format!("parallel.zero={zero}"));

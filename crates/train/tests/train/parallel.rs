@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use espalier_comm::Traffic;
 use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, Mask, Tensor};
 use espalier_train::layers::{GradientSink, WeightGradients};
@@ -215,7 +216,7 @@ fn buckets_of_any_size_give_the_same_sums() {
             buckets.pack(Some(0), &[4, 2, 1, 3].map(of), bytes);
             // The tied one waits for the end of the pass.
             buckets.pack(None, &[of(0)], bytes);
-            let mut sink = Reducing::new(Gradients::new(&masks), &groups, &buckets, false);
+            let mut sink = Reducing::new(Gradients::new(&masks), &groups, &buckets, Sharing::Replicated);
             let gradient = |id: usize, scale: f32| {
                 let (shape, device) = (sizes[id], device.clone());
                 let values: Vec<f32> = (0..shape.iter().product()).map(|i| scale * (i + id) as f32).collect();

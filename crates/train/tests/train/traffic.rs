@@ -91,7 +91,7 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
         check("shared state of stages", &gpt(&stages).set(optimizer));
     }
     for schedule in ["interleaved", "chimera", "zb-h1", "axonn"] {
-        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2"]);
+        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=6", "parallel.data=2"]);
         check(schedule, &base.set(format!("parallel.schedule={schedule}")));
     }
     for schedule in ["pipedream", "2bw"] {
@@ -105,6 +105,18 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
         ["prune.method=magnitude", "prune.sparsity=0.7", "parallel.data=3", "prune.state=compressed"];
     check("pruned", &gpt(&pruned));
     check("pruned, shared state", &gpt(&pruned).set("parallel.zero=true"));
+    for micro_batches in [1, 2, 4] {
+        let base = gpt(&["parallel.data=3", "parallel.zero=2"]);
+        let base = base.set(format!("train.micro_batches={micro_batches}"));
+        check("shared gradients", &base);
+        check("shared gradients, own head, bf16", &base.set("model.tied=false").set("train.precision=bf16"));
+        check("shared gradients, pruned", &pruned.iter().fold(base, |base, change| base.set(*change)));
+    }
+    for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "axonn"] {
+        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2"]);
+        let base = base.set("parallel.zero=2");
+        check(&format!("shared gradients, {schedule}"), &base.set(format!("parallel.schedule={schedule}")));
+    }
 }
 
 /// What layers send within their passes. Heads, positions and the vocabulary do not divide evenly by three.
@@ -122,6 +134,7 @@ fn layers_exchange_what_the_plan_says() {
         let stages = base.set("parallel.pipeline=2").set("parallel.data=2").set("parallel.sequence=true");
         check("sequence, stages, replicas", &stages);
         check("sequence, stages, shared state", &stages.set("parallel.zero=true"));
+        check("sequence, stages, shared gradients", &stages.set("parallel.zero=2"));
     }
     // Keys and values of fewer heads than ranks: as weights of their own, and out of one weight with the queries.
     for recompute in ["none", "attention", "block"] {
@@ -137,6 +150,8 @@ fn layers_exchange_what_the_plan_says() {
         }
         let both = base.set("parallel.spatial=2").set("parallel.tensor=2").set("train.micro_batches=2");
         check(&format!("{net}, tiles and tensor ranks"), &both);
+        let scattered = base.set("parallel.spatial=2").set("parallel.data=2").set("parallel.zero=2");
+        check(&format!("{net}, tiles and shared gradients"), &scattered.set("train.micro_batches=2"));
     }
     let synchronised = tiny_cnn(&["parallel.data=2", "parallel.batch_norm=synchronised"]);
     check("synchronised", &synchronised);
