@@ -151,7 +151,15 @@ fn main() {
 
 /// Measures every schedule of a shape, and prints a line for each.
 fn compare(stages: usize, micro_batches: usize, sleeps: bool) {
-    let names = [Name::Gpipe, Name::OneFOneB, Name::Chimera, Name::ZbH1, Name::Interleaved, Name::Axonn];
+    let names = [
+        Name::Gpipe,
+        Name::OneFOneB,
+        Name::Chimera,
+        Name::ChimeraDoubling,
+        Name::ZbH1,
+        Name::Interleaved,
+        Name::Axonn,
+    ];
     let schedule = |name: &Name| name.schedule(&Options::new(stages, micro_batches)).expect("it fits");
     let schedules: Vec<Schedule> = names.iter().map(schedule).collect();
     let mut rounds = vec![Vec::new(); schedules.len()];

@@ -11,7 +11,8 @@ use serde_json::Value;
 use crate::{json, said};
 
 /// All schedules.
-pub const ALL: [&str; 8] = ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1", "axonn"];
+pub const ALL: [&str; 9] =
+    ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
 
 /// The run file of the repository, on a model small enough for a test.
 pub fn small(schedule: &str) -> Vec<String> {

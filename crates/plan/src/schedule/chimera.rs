@@ -11,16 +11,35 @@
 //! In slots the bubble is (D - 2f) / (2f N + D - 2f) of the time, which is what one gets where a backward takes as long
 //! as a forward and D divides N. Where it takes twice as long, two pipelines wait in the middle of each unit: at
 //! N = D the ratio is then (D - 2) / (3N/2 + D - 2).
+//!
+//! **Forward doubling** (the paper's section 3.5) takes that wait away where N > D: a unit has 2D micro-batches, and a slot is a
+//! backward or the forwards of two micro-batches, which take as long. The k-th pair of a pipeline runs forward at
+//! 3D u + j + 2k; its backwards, D/f of a pipeline in a unit, go in two waves of the base unit, at 3D u + 2D - 1 - j + 2k and D slots
+//! later. Each wave begins where the one before it ends, and so does the next unit, so that again no two meet and nothing is left
+//! between. What is left over after whole units is one more, doubled if it has more than D micro-batches, and the base unit otherwise. The paper runs a pair as one
+//! batch of twice the size; here its forwards are two actions in a row, so that the next stage begins with the first of them while this one
+//! runs the second. The bubble is then (D - 2f) / (2f N + D - 2f) where a backward takes twice as long as a forward and 2D divides N,
+//! and D more micro-batches are in flight than without doubling.
 
 use super::action::Task;
 use super::{Error, Name, Options, Pass, Placement, Schedule};
 
+/// Units of as many micro-batches as there are stages.
 pub(super) fn schedule(options: &Options) -> Result<Schedule, Error> {
+    lists(Name::Chimera, options)
+}
+
+/// Units of twice as many, their forwards in pairs.
+pub(super) fn doubling(options: &Options) -> Result<Schedule, Error> {
+    lists(Name::ChimeraDoubling, options)
+}
+
+fn lists(name: Name, options: &Options) -> Result<Schedule, Error> {
     let &Options { stages, micro_batches, pipelines, .. } = options;
     let pipelines = pipelines.unwrap_or(2);
     let refuse = |expected: &str, got: usize| {
         let (expected, got) = (expected.into(), got.to_string());
-        Err(Error::Options { name: Name::Chimera.as_str(), expected, got })
+        Err(Error::Options { name: name.as_str(), expected, got })
     };
     if stages % 2 == 1 {
         return refuse("an even number of stages", stages);
@@ -31,27 +50,31 @@ pub(super) fn schedule(options: &Options) -> Result<Schedule, Error> {
     if !stages.is_multiple_of(pipelines) {
         return refuse(&format!("a number of pipelines that divides the {stages} stages"), pipelines);
     }
-    let places = places(stages, pipelines, micro_batches);
+    let form = Form { stages, pipelines, doubles: name == Name::ChimeraDoubling };
+    let places = form.places(micro_batches);
     let copies = (0..pipelines).map(|pipeline| ranks(stages, pipelines, pipeline)).collect();
     let routes = places.iter().map(|place| place.pipeline).collect();
     let placement = Placement::new(stages, copies, routes)?;
 
-    let mut slots: Vec<Vec<(usize, Task)>> = vec![Vec::new(); stages];
+    let mut slots: Vec<Vec<(Slot, Task)>> = vec![Vec::new(); stages];
     for (micro_batch, place) in places.iter().enumerate() {
         for (stage, &rank) in placement.pipeline(place.pipeline).iter().enumerate() {
-            let begin = 2 * stages * place.unit + 2 * place.turn;
             let chunk = placement.chunks_for(rank, micro_batch).next().expect("every rank has a stage of it");
-            slots[rank].push((begin + stage, Task::new(Pass::Forward, micro_batch, chunk)));
-            slots[rank].push((begin + 2 * stages - 1 - stage, Task::new(Pass::Backward, micro_batch, chunk)));
+            let task = |pass| Task::new(pass, micro_batch, chunk);
+            slots[rank].push((form.forward(place, stage), task(Pass::Forward)));
+            slots[rank].push((form.backward(place, stage), task(Pass::Backward)));
         }
     }
-    let in_order = |mut passes: Vec<(usize, Task)>| {
+    let in_order = |mut passes: Vec<(Slot, Task)>| {
         passes.sort_by_key(|&(slot, _)| slot);
         debug_assert!(passes.windows(2).all(|pair| pair[0].0 < pair[1].0), "two passes in one slot");
         passes.into_iter().map(|(_, task)| task).collect()
     };
-    Ok(Schedule::flushed(Name::Chimera, options, placement, slots.into_iter().map(in_order).collect()))
+    Ok(Schedule::flushed(name, options, placement, slots.into_iter().map(in_order).collect()))
 }
+
+/// When a pass runs: its slot, and whether it is the second forward of a pair there.
+type Slot = (usize, bool);
 
 /// Where a micro-batch goes.
 struct Place {
@@ -59,20 +82,54 @@ struct Place {
     pipeline: usize,
     /// How many of its unit go before it in its pipeline.
     turn: usize,
+    /// Whether forwards of its unit run in pairs.
+    paired: bool,
 }
 
-/// The places of all micro-batches. A last unit of fewer than `stages` is shared out as evenly as it can be.
-fn places(stages: usize, pipelines: usize, micro_batches: usize) -> Vec<Place> {
-    let mut places = Vec::with_capacity(micro_batches);
-    for unit in 0..micro_batches.div_ceil(stages) {
-        let count = stages.min(micro_batches - unit * stages);
-        for pipeline in 0..pipelines {
-            // Down and up in turn get one more, so that both directions stay even.
-            let share = count / pipelines + usize::from(pipeline < count % pipelines);
-            places.extend((0..share).map(|turn| Place { unit, pipeline, turn }));
+/// What units look like.
+#[derive(Clone, Copy)]
+struct Form {
+    stages: usize,
+    pipelines: usize,
+    doubles: bool,
+}
+
+impl Form {
+    /// The places of all micro-batches. A last unit that is not full is shared out as evenly as it can be.
+    fn places(self, micro_batches: usize) -> Vec<Place> {
+        let Form { stages, pipelines, doubles } = self;
+        let full = if doubles { 2 * stages } else { stages };
+        let mut places = Vec::with_capacity(micro_batches);
+        for unit in 0..micro_batches.div_ceil(full) {
+            let count = full.min(micro_batches - unit * full);
+            for pipeline in 0..pipelines {
+                // Down and up in turn get one more, so that both directions stay even.
+                let share = count / pipelines + usize::from(pipeline < count % pipelines);
+                let place = |turn| Place { unit, pipeline, turn, paired: count > stages };
+                places.extend((0..share).map(place));
+            }
+        }
+        places
+    }
+
+    /// The first slot of a unit: its forwards and its one or two waves of backwards take as many slots as there are stages, each.
+    fn begin(self, unit: usize) -> usize {
+        (if self.doubles { 3 } else { 2 }) * self.stages * unit
+    }
+
+    fn forward(self, place: &Place, stage: usize) -> Slot {
+        let begin = self.begin(place.unit) + stage;
+        match place.paired {
+            true => (begin + 2 * (place.turn / 2), place.turn % 2 == 1),
+            false => (begin + 2 * place.turn, false),
         }
     }
-    places
+
+    fn backward(self, place: &Place, stage: usize) -> Slot {
+        let each = self.stages / self.pipelines;
+        let (wave, turn) = (place.turn / each, place.turn % each);
+        (self.begin(place.unit) + (2 + wave) * self.stages - 1 - stage + 2 * turn, false)
+    }
 }
 
 /// The rank of every stage of a pipeline: even ones run down, odd ones up.

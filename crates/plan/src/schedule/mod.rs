@@ -73,6 +73,8 @@ pub enum Name {
     TwoBw,
     /// Pipelines in both directions.
     Chimera,
+    /// The same where forwards run in pairs, for more micro-batches than stages.
+    ChimeraDoubling,
     /// Weight gradients apart, to fill the drain.
     ZbH1,
     /// Whatever message has arrived.
@@ -126,13 +128,14 @@ pub struct Schedule {
 
 impl Name {
     /// All of them.
-    pub const ALL: [Name; 8] = [
+    pub const ALL: [Name; 9] = [
         Name::Gpipe,
         Name::OneFOneB,
         Name::Interleaved,
         Name::PipeDream,
         Name::TwoBw,
         Name::Chimera,
+        Name::ChimeraDoubling,
         Name::ZbH1,
         Name::Axonn,
     ];
@@ -146,6 +149,7 @@ impl Name {
             Name::PipeDream => "pipedream",
             Name::TwoBw => "2bw",
             Name::Chimera => "chimera",
+            Name::ChimeraDoubling => "chimera-doubling",
             Name::ZbH1 => "zb-h1",
             Name::Axonn => "axonn",
         }
@@ -175,6 +179,7 @@ impl Name {
             Name::PipeDream => Ok(pipedream::schedule(options)),
             Name::TwoBw => Ok(two_bw::schedule(options)),
             Name::Chimera => chimera::schedule(options),
+            Name::ChimeraDoubling => chimera::doubling(options),
             Name::ZbH1 => Ok(zb_h1::schedule(options)),
             Name::Axonn => axonn::schedule(options),
         }
@@ -219,7 +224,7 @@ impl Options {
             Options { chunks: Some(_), .. } if name != Name::Interleaved => {
                 return no_effect("chunks", Name::Interleaved);
             }
-            Options { pipelines: Some(_), .. } if name != Name::Chimera => {
+            Options { pipelines: Some(_), .. } if !matches!(name, Name::Chimera | Name::ChimeraDoubling) => {
                 return no_effect("pipelines", Name::Chimera);
             }
             _ => {}

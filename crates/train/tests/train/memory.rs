@@ -13,8 +13,8 @@ use espalier_train::weights::Weights;
 
 use crate::support::{base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
-const SCHEDULES: [&str; 8] =
-    ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "zb-h1", "axonn"];
+const SCHEDULES: [&str; 9] =
+    ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
 
 #[test]
 fn kept_activations_are_exactly_those_predicted() {

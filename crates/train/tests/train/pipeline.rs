@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use espalier_comm::Communicator;
-use espalier_plan::schedule::Name;
+use espalier_plan::schedule::{Name, Updates};
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
@@ -77,9 +77,9 @@ fn resnet8() -> Base {
 
 /// Schedules that end every step, with what they cannot do.
 fn synchronous(stages: usize, micro_batches: usize) -> impl Iterator<Item = Name> {
-    let all = [Name::Gpipe, Name::OneFOneB, Name::Interleaved, Name::Chimera, Name::ZbH1, Name::Axonn];
-    all.into_iter().filter(move |name| match name {
-        Name::Chimera => stages.is_multiple_of(2),
+    let all = Name::ALL.into_iter().filter(|name| name.updates() == Updates::Flush);
+    all.filter(move |name| match name {
+        Name::Chimera | Name::ChimeraDoubling => stages.is_multiple_of(2),
         Name::Interleaved => micro_batches.is_multiple_of(stages),
         _ => true,
     })
@@ -102,8 +102,8 @@ fn compare(base: &Base, layouts: &[(usize, usize, usize)], steps: usize) {
     }
 }
 
-const LAYOUTS: [(usize, usize, usize); 6] =
-    [(2, 4, 1), (3, 7, 1), (4, 4, 1), (2, 4, 2), (2, 1, 1), (3, 3, 1)];
+const LAYOUTS: [(usize, usize, usize); 7] =
+    [(2, 4, 1), (3, 7, 1), (4, 4, 1), (2, 4, 2), (2, 1, 1), (3, 3, 1), (4, 10, 1)];
 
 #[test]
 fn every_synchronous_schedule_gives_what_one_rank_gives() {

@@ -90,7 +90,7 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
             ["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2", "parallel.zero=true"];
         check("shared state of stages", &gpt(&stages).set(optimizer));
     }
-    for schedule in ["interleaved", "chimera", "zb-h1", "axonn"] {
+    for schedule in ["interleaved", "chimera", "chimera-doubling", "zb-h1", "axonn"] {
         let base = gpt(&["parallel.pipeline=2", "train.micro_batches=6", "parallel.data=2"]);
         check(schedule, &base.set(format!("parallel.schedule={schedule}")));
     }

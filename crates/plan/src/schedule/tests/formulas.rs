@@ -149,6 +149,27 @@ fn chimera() {
     });
 }
 
+/// Where a backward takes twice as long as a forward and 2D divides N, the bubble that Chimera has in slots of equal length; and D
+/// micro-batches more in flight.
+#[test]
+fn chimera_doubling() {
+    each(Name::ChimeraDoubling, |options, report, f, b| {
+        let &Options { stages: d, micro_batches: n, .. } = options;
+        let pipelines = options.pipelines.unwrap();
+        let bubbles = (d - pipelines) as f64;
+        let formula = bubbles / ((pipelines * n) as f64 + bubbles);
+        let whole_units = n % (2 * d) == 0;
+        let (_, _, plain) = Report::of(Name::Chimera, options).unwrap();
+        let more: Vec<usize> = plain.in_flight.iter().map(|in_flight| in_flight + d).collect();
+        (!whole_units || b != 2.0 * f || close(report.bubble_ratio, formula))
+            && (!whole_units || report.in_flight == more)
+            && report.in_flight.iter().all(|&in_flight| in_flight <= 2 * d)
+            && (b != 2.0 * f || report.time <= plain.time)
+            && report.weight_versions == vec![1; d]
+            && report.copies == pipelines
+    });
+}
+
 /// With a backward of twice a forward, N = D and two pipelines: (D - 2) / (3N/2 + D - 2).
 #[test]
 fn chimera_with_long_backwards() {

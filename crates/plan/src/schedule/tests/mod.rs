@@ -18,7 +18,7 @@ fn choices(name: Name, stages: usize, micro_batches: usize) -> Vec<Options> {
     match name {
         Name::Interleaved if !micro_batches.is_multiple_of(stages) => vec![],
         Name::Interleaved => (2..=4).map(|chunks| Options { chunks: Some(chunks), ..plain }).collect(),
-        Name::Chimera => (2..=stages)
+        Name::Chimera | Name::ChimeraDoubling => (2..=stages)
             .step_by(2)
             .filter(|pipelines| stages.is_multiple_of(2) && stages.is_multiple_of(*pipelines))
             .map(|pipelines| Options { pipelines: Some(pipelines), ..plain })

@@ -99,6 +99,17 @@ fn chimera_4_stages_4_micro_batches() {
 }
 
 #[test]
+fn chimera_doubling_4_stages_8_micro_batches() {
+    insta::assert_snapshot!(picture(Name::ChimeraDoubling, Options::new(4, 8)), @"
+    rank 0 |0>1>2>3>4>5>4<<<6>7>5<<<..0<<<6<<<1<<<7<<<2<<<....3<<<|
+    rank 1 |..0>1>4>5>2>3>6>7>4<<<0<<<5<<<1<<<6<<<2<<<7<<<3<<<....|
+    rank 2 |..4>5>0>1>6>7>2>3>0<<<4<<<1<<<5<<<2<<<6<<<3<<<7<<<....|
+    rank 3 |4>5>6>7>0>1>0<<<2>3>1<<<..4<<<2<<<5<<<3<<<6<<<....7<<<|
+    0> forward of micro-batch 0, 0< its backward, . idle
+    ");
+}
+
+#[test]
 fn chimera_8_stages_8_micro_batches_4_pipelines() {
     let options = Options { pipelines: Some(4), ..Options::new(8, 8) };
     insta::assert_snapshot!(picture(Name::Chimera, equal(options)), @"

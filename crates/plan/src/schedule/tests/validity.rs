@@ -132,11 +132,12 @@ fn tags_are_the_same_at_both_ends_and_nowhere_else() {
 fn options_that_cannot_be() {
     let refused = |name: Name, options: Options| name.schedule(&options).unwrap_err().to_string();
     let plain = Options::new(4, 8);
-    insta::assert_snapshot!("1fb1".parse::<Name>().unwrap_err(), @"`1fb1` is not a schedule: there are gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, zb-h1, axonn; did you mean `1f1b`?");
+    insta::assert_snapshot!("1fb1".parse::<Name>().unwrap_err(), @"`1fb1` is not a schedule: there are gpipe, 1f1b, interleaved, pipedream, 2bw, chimera, chimera-doubling, zb-h1, axonn; did you mean `1f1b`?");
     insta::assert_snapshot!(refused(Name::Gpipe, Options::new(0, 8)), @"gpipe needs at least 1 stage, got 0");
     insta::assert_snapshot!(refused(Name::Gpipe, Options::new(4, 0)), @"gpipe needs at least 1 micro-batch, got 0");
     insta::assert_snapshot!(refused(Name::Axonn, Options { batches: 0, ..plain }), @"axonn needs at least 1 batch, got 0");
     insta::assert_snapshot!(refused(Name::Chimera, Options::new(3, 8)), @"chimera needs an even number of stages, got 3");
+    insta::assert_snapshot!(refused(Name::ChimeraDoubling, Options::new(3, 8)), @"chimera-doubling needs an even number of stages, got 3");
     insta::assert_snapshot!(refused(Name::Chimera, Options { pipelines: Some(3), ..plain }), @"chimera needs an even number of pipelines, as many down as up, got 3");
     insta::assert_snapshot!(refused(Name::Chimera, Options { pipelines: Some(8), ..plain }), @"chimera needs a number of pipelines that divides the 4 stages, got 8");
     insta::assert_snapshot!(refused(Name::Interleaved, Options::new(4, 6)), @"interleaved needs micro-batches in a multiple of the 4 stages, got 6");
