@@ -108,8 +108,8 @@ pub(crate) fn message_bytes(vectors: &[SharedVector], size: u64) -> u64 {
     gradients.max(gathered_bytes(vectors, size))
 }
 
-/// Bytes of messages at most when gradients are scattered as each of so many micro-batches makes them: those of a packet until
-/// it is full, its message, and [those before](SCATTERED_AT_ONCE) that have not arrived. `last` are scattered once, at the end.
+/// Bytes of messages at most when gradients are scattered as each of so many micro-batches makes them, in this order: those of a packet
+/// until it is full, its message, and [those before](SCATTERED_AT_ONCE) that have not arrived. `last` are scattered once, at the end.
 pub(crate) fn scattered_bytes(
     vectors: &[SharedVector],
     last: &[SharedVector],
@@ -120,7 +120,8 @@ pub(crate) fn scattered_bytes(
     // What a packet holds while it is on its way, and before, while it is copied into its message.
     let mut sent: Vec<[u64; 2]> = Vec::new();
     let mut waiting = 0;
-    for packet in packets(&bytes) {
+    let packets = packets(&bytes);
+    for packet in &packets {
         let (all, message) =
             (sum(packet.iter().map(|&i| bytes[i])), sum(packet.iter().map(|&i| vectors[i].message())));
         match packet[..] {
@@ -138,7 +139,10 @@ pub(crate) fn scattered_bytes(
     sent.sort_unstable_by(|a, b| b.cmp(a));
     let most = |at: usize, state: usize| sent.get(at).map_or(0, |one| one[state]);
     let copying = (0..sent.len()).map(|at| most(usize::from(at == 0), 0).saturating_add(sent[at][1]));
-    let copying = copying.max().unwrap_or(0);
+    // A layer's weight may come before the bias that fills the packet before.
+    let early = bytes.iter().copied().filter(|bytes| *bytes < BUCKET).max().unwrap_or(0);
+    let early = if packets.len() > 1 { early } else { 0 };
+    let copying = copying.max().unwrap_or(0).saturating_add(early);
     let waiting = if sent.len() > SCATTERED_AT_ONCE { waiting } else { 0 };
     let flying = sum((0..SCATTERED_AT_ONCE).map(|at| most(at, 0))).saturating_add(waiting);
     let end = message_bytes(last, size).saturating_add(flying.saturating_sub(waiting));

@@ -3,7 +3,7 @@
 //! | axis | file |
 //! |---|---|
 //! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
-//! | data, with the optimizer's state shared out | `zero` |
+//! | data, with the optimizer's state shared out, or gradients too | `zero` |
 //! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
 //! | tensor: each rank has a part of every large layer; exchanges are layers of its model | `crate::layers::exchange` |

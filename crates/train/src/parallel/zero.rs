@@ -1,4 +1,5 @@
-//! ZeRO, stage 1 (Rajbhandari et al. 2020): the ranks that share a parameter share out its master weights and moments.
+//! ZeRO, stages 1 and 2 (Rajbhandari et al. 2020): the ranks that share a parameter share out its master weights and moments, and
+//! perhaps the sum of its gradients (`data` says when each is scattered).
 //!
 //! Each rank has its [`Cut`] of every parameter's kept weights. A gradient's sum goes in parts, each to the rank that steps
 //! it; the new weights, kept values in the weights' own type, come back from all. A reduce-scatter and an all-gather move
