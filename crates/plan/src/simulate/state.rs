@@ -110,7 +110,8 @@ pub fn memory(
                     chunks.iter().map(|chunk| weight * each[chunk.part].all + kept * each[chunk.part].stored);
                 let optimizer = (bytes.sum::<f64>() / share) as u64;
                 let held = in_flight(&schedule.ranks[rank], |chunk| stash[chunks[chunk].part]);
-                Memory { optimizer, activations: held.activations, ..Memory::NONE }
+                let workspace = Some(job.engine.workspace);
+                Memory { optimizer, activations: held.activations, workspace, ..Memory::NONE }
             };
             (0..schedule.stages()).map(of_rank).collect()
         }

@@ -341,9 +341,12 @@ impl Each<'_> {
 
     /// How long sums go on behind the backward pass that makes their summands, block by block from the last.
     fn sum(&self, part: Range<usize>, weights: Weights, passes: &Passes, blocks: &[Passes]) -> f64 {
-        let seconds = |bytes| match self.candidate.zero {
-            0 => self.replicas.all_reduce(bytes),
-            _ => self.replicas.gather(bytes),
+        let seconds = |bytes: f64| {
+            let bytes = bytes / self.job.engine.sum_rate;
+            match self.candidate.zero {
+                0 => self.replicas.all_reduce(bytes),
+                _ => self.replicas.gather(bytes),
+            }
         };
         let all = seconds(self.summed(weights));
         if !self.job.engine.overlaps_sums || self.candidate.data == 1 {
