@@ -15,7 +15,7 @@ use clap::Args;
 use espalier_plan::cluster::datasheet::{self, Datasheet};
 use espalier_plan::cluster::measured::{self, Sample, best_rate, rounded};
 use espalier_plan::cluster::merge::{self, Part};
-use espalier_plan::cluster::{self, Copy, Matrix};
+use espalier_plan::cluster::{self, Copy, Matrix, Node};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::cpu::Isa;
 use espalier_tensor::cuda::Cuda;
@@ -68,7 +68,7 @@ pub fn compute(arguments: &ComputeArguments) -> Result<ExitCode> {
     let comment = format!("Measured by `espalier bench compute`: {}.", machine.in_words());
     let note = "measured by `espalier bench`";
     let part = Part::device(device.clone());
-    file.finish(&part, &comment, |name| merge::begin(name, note, device.clone(), machine.count(), &comment))?;
+    file.finish(&part, &comment, |name| merge::begin(name, note, device.clone(), &machine.node(), &comment))?;
     if arguments.json {
         say::json(&json!({
             "file": arguments.out,
@@ -116,6 +116,11 @@ impl Machine {
         };
         let (sizes, turn) = if quick { (&sizes::QUICK, Duration::ZERO) } else { (sizes, TURN) };
         Ok(Machine { devices, sizes, turn })
+    }
+
+    /// A node of these.
+    fn node(&self) -> Node {
+        Node { devices: self.count(), cores: matches!(self.devices[0], Device::Cpu(_)), link: None }
     }
 
     /// How many devices a node of these has.
@@ -334,7 +339,13 @@ mod tests {
         let machine = Machine::open(DeviceKind::Cpu, true).unwrap();
         let mut rows = Vec::new();
         let device = machine.measure(&mut rows).unwrap();
-        let text = merge::begin("here", "", device.clone(), 1, "measured");
+        let text = merge::begin(
+            "here",
+            "",
+            device.clone(),
+            &Node { devices: 1, cores: true, link: None },
+            "measured",
+        );
         let read = cluster::Cluster::parse(&text).unwrap();
         assert_eq!(read.device, device);
         for matrix in [&device.f32, &device.bf16] {

@@ -75,11 +75,11 @@ pub fn put(text: &str, part: &Part, comment: &str) -> Result<String, Error> {
     }
 }
 
-/// A new file for so many of a device.
-pub fn begin(name: &str, note: &str, device: Device, devices: usize, comment: &str) -> String {
+/// A new file for a node of a device.
+pub fn begin(name: &str, note: &str, device: Device, node: &Node, comment: &str) -> String {
     let head = |name: &str, text: &str| format!("{name} = {}\n", toml::Value::from(text));
     let device = Part::device(device).text(comment);
-    let node = toml::to_string(&Node { devices, link: None }).expect("a number can be written");
+    let node = toml::to_string(node).expect("a number can be written");
     format!("{}{}\n{device}\n[node]\n{node}", head("name", name), head("note", note))
 }
 
@@ -164,7 +164,13 @@ mod tests {
 
     #[test]
     fn a_new_file_gets_its_link_later() {
-        let text = begin("here", "said \"so\"", summit().device, 6, "by hand");
+        let text = begin(
+            "here",
+            "said \"so\"",
+            summit().device,
+            &Node { devices: 6, cores: false, link: None },
+            "by hand",
+        );
         Cluster::parse(&text).unwrap_err();
         let text = put(&text, &Part::link(summit().node.link.unwrap()), "by hand").unwrap();
         let expected = Cluster { name: "here".into(), note: "said \"so\"".into(), network: None, ..summit() };
@@ -180,7 +186,10 @@ mod tests {
             format!("node = {{ devices = 6, link = {{ alpha_us = 1.0, gb_per_s = 2.0 }} }}\n{inline}");
         let link = Fabric { alpha_us: 9.0, ..summit().node.link.unwrap() };
         let merged = put(&inline, &Part::link(link), "measured").unwrap();
-        assert_eq!(Cluster::parse(&merged).unwrap().node, Node { devices: 6, link: Some(link) });
+        assert_eq!(
+            Cluster::parse(&merged).unwrap().node,
+            Node { devices: 6, cores: false, link: Some(link) }
+        );
     }
 
     #[test]

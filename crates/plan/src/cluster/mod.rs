@@ -94,6 +94,9 @@ pub struct Copy {
 pub struct Node {
     /// How many devices it has.
     pub devices: usize,
+    /// Whether they are cores: ranks share them out, so that fewer ranks have several each, and more take turns.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cores: bool,
     /// What joins them; one device needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Fabric>,
@@ -145,6 +148,11 @@ impl Node {
     /// What joins its devices, also where there is one.
     pub fn link(&self) -> &Fabric {
         self.link.as_ref().unwrap_or(&Fabric::NONE)
+    }
+
+    /// Devices that each of so many ranks has: cards have one rank each, cores are shared out.
+    pub fn devices_each(&self, ranks: usize) -> f64 {
+        if self.cores { self.devices as f64 / ranks as f64 } else { 1.0 }
     }
 }
 

@@ -11,6 +11,8 @@ pub struct Kernels<'a> {
     pub device: &'a Device,
     /// Of what is multiplied.
     pub precision: Precision,
+    /// How many such devices a rank has: cores can be several, or less than one.
+    pub devices: f64,
 }
 
 impl Kernels<'_> {
@@ -29,12 +31,21 @@ impl Kernels<'_> {
     /// of a product of as many flops.
     pub fn work(&self, flops: f64, share: f64, bytes: f64) -> f64 {
         let matrix = self.device.matrix(self.precision);
-        (matrix.seconds(flops) / share).max(self.pass(bytes))
+        (self.each(flops, |flops| matrix.seconds(flops)) / share).max(self.pass(bytes))
     }
 
     /// Seconds of a kernel that reads and writes so many bytes.
     pub fn pass(&self, bytes: f64) -> f64 {
-        if bytes == 0.0 { 0.0 } else { self.device.memory.seconds(bytes).max(self.device.launch()) }
+        if bytes == 0.0 {
+            return 0.0;
+        }
+        let seconds = |bytes| self.device.memory.pass(self.precision, bytes);
+        self.each(bytes, seconds).max(self.device.launch())
+    }
+
+    /// Several devices have a part of the work each; where there is less than one, ranks take turns.
+    fn each(&self, work: f64, seconds: impl Fn(f64) -> f64) -> f64 {
+        seconds(work / self.devices.max(1.0)) / self.devices.min(1.0)
     }
 
     /// Bytes of an element.

@@ -50,13 +50,8 @@ impl<'a> Group<'a> {
         let others = (self.ranks - 1) as f64;
         let rounds = f64::from(self.ranks.next_power_of_two().ilog2());
         // No faster between nodes than what leads out of a device.
-        let rate = fabric.bandwidth(senders).min(self.link().bandwidth(1));
+        let rate = fabric.bandwidth(senders).min(self.cluster.node.link().bandwidth(1));
         rounds * fabric.alpha() + others / self.ranks as f64 * bytes / (rate * fabric.efficiency)
-    }
-
-    /// What joins the devices of a node.
-    fn link(&self) -> &'a Fabric {
-        self.cluster.node.link.as_ref().unwrap_or(&Fabric::NONE)
     }
 
     /// The slowest that a ring of them goes over, and how many of a node's devices send over it at once.
@@ -67,7 +62,7 @@ impl<'a> Group<'a> {
                 let members = (node.devices / self.stride).clamp(1, self.ranks);
                 (network, node.devices / members)
             }
-            _ => (self.link(), 1),
+            _ => (self.cluster.node.link(), 1),
         }
     }
 }

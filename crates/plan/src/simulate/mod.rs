@@ -39,13 +39,17 @@ pub struct Job<'a> {
     pub engine: Engine,
     parameters: Vec<Parameter>,
     locals: RefCell<HashMap<CutKey, Local>>,
-    passes: RefCell<HashMap<(CutKey, usize, Recompute), Rc<Vec<Passes>>>>,
+    passes: RefCell<HashMap<PassKey, Rc<Vec<Passes>>>>,
     parts: RefCell<HashMap<usize, Rc<Parts>>>,
     schedules: Rc<Schedules>,
 }
 
 /// What tells two cuts of a model's tensors apart: tensor ranks, along the sequence or not, and the grid over images.
 type CutKey = (usize, bool, [usize; 2]);
+
+/// What tells the passes of two candidates apart: the cut, samples of a micro-batch, what is run again, and how many ranks share
+/// the cores.
+type PassKey = (CutKey, usize, Recompute, usize);
 
 /// A rank's model, or why there is none.
 type Local = Result<Rc<LocalModel>, Error>;
@@ -95,14 +99,24 @@ impl<'a> Job<'a> {
         self.locals.borrow_mut().entry(candidate.cut_key()).or_insert_with(make).clone()
     }
 
+    /// What computes for a rank.
+    fn kernels(&self, candidate: &Candidate) -> Kernels<'_> {
+        Kernels {
+            device: &self.cluster.device,
+            precision: self.plan.storage.precision,
+            devices: self.cluster.node.devices_each(candidate.ranks()),
+        }
+    }
+
     /// What the passes of each block take.
     fn passes(&self, candidate: &Candidate) -> Result<Rc<Vec<Passes>>, Error> {
-        let key = (candidate.cut_key(), candidate.micro_batch, candidate.recompute);
+        let sharers = if self.cluster.node.cores { candidate.ranks() } else { 1 };
+        let key = (candidate.cut_key(), candidate.micro_batch, candidate.recompute, sharers);
         if let Some(known) = self.passes.borrow().get(&key) {
             return Ok(known.clone());
         }
         let at = Place {
-            kernels: Kernels { device: &self.cluster.device, precision: self.plan.storage.precision },
+            kernels: self.kernels(candidate),
             engine: &self.engine,
             tensor: collective::Group::new(self.cluster, candidate.tensor, 1),
             spatial: collective::Group::new(self.cluster, candidate.spatial(), candidate.tensor),

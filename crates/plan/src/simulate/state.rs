@@ -97,7 +97,13 @@ pub fn memory(
             };
             let prediction =
                 Prediction::new(&local.model, &local.parameters, storage, sharing, batch, pruning, kept);
-            prediction.stages(&local.model, parts, schedule)?
+            let mut ranks = prediction.stages(&local.model, parts, schedule)?;
+            let scratch = Scratch::new(job, candidate, local)?;
+            for (rank, memory) in ranks.iter_mut().enumerate() {
+                let chunks = schedule.placement.chunks(rank).iter().map(|chunk| parts[chunk.part].clone());
+                memory.workspace = Some(scratch.most(chunks));
+            }
+            ranks
         }
         State::Bytes { weight, kept, .. } => {
             let holdings = Holdings::new(job, local);
@@ -117,6 +123,40 @@ pub fn memory(
         }
     };
     Ok(ranks.into_iter().max_by_key(Memory::total).unwrap_or(Memory::NONE))
+}
+
+/// What kernels and passes of ours take for a while, as it was measured: what flows between layers, and on a card room for the
+/// gradient of the model's largest table, twice in f32 and once in bf16, beside what its libraries want.
+struct Scratch {
+    /// Of each block, bytes that flow.
+    blocks: Vec<u64>,
+    tables: u64,
+}
+
+impl Scratch {
+    /// What a card's libraries want.
+    const LIBRARIES: u64 = 36 << 20;
+
+    fn new(job: &Job, candidate: &Candidate, local: &LocalModel) -> Result<Scratch, Error> {
+        let each = candidate.micro_batch as u64 * job.plan.storage.precision.size();
+        let blocks = local.model.transient_elements()?.into_iter().map(|elements| elements * each).collect();
+        let table = local.parameters.iter().filter(|one| one.embedding).map(|one| one.elements()).max();
+        let tables = match job.cluster.node.cores {
+            true => 0,
+            false => 10 * table.unwrap_or(0) + Scratch::LIBRARIES,
+        };
+        Ok(Scratch { blocks, tables })
+    }
+
+    /// Of a rank with some blocks.
+    fn most(&self, chunks: impl Iterator<Item = Range<usize>>) -> u64 {
+        let own: Vec<Range<usize>> = chunks.collect();
+        let flows = own.iter().flat_map(|blocks| &self.blocks[blocks.clone()]).max();
+        // The table is where the model begins and, tied, where it ends.
+        let has_table = own.iter().any(|blocks| blocks.start == 0 || blocks.end == self.blocks.len());
+        flows.copied().unwrap_or(0)
+            + if has_table { self.tables } else { Scratch::LIBRARIES.min(self.tables) }
+    }
 }
 
 /// What an engine of others keeps of a micro-batch in each part.

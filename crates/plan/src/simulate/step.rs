@@ -10,11 +10,12 @@ use super::passes::{Passes, Seconds};
 use super::schedules::Key;
 use super::state::{self, Holdings, Weights};
 use super::{Candidate, Job};
+use crate::cost::Kernels;
 use crate::engine::State;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::schedule::{Action, Costs, Message, Name, Pass, Payload, Schedule, Timeline};
-use crate::spec::Recompute;
+use crate::spec::{Precision, Recompute};
 use crate::stages::Parts;
 
 /// What a candidate takes.
@@ -386,8 +387,9 @@ impl Each<'_> {
         if self.candidate.zero == 1 { self.replicas.gather(self.summed(weights)) } else { 0.0 }
     }
 
+    /// State is f32, whatever the run's precision.
     fn pass(&self, bytes: f64) -> f64 {
-        self.job.cluster.device.memory.seconds(bytes)
+        Kernels { precision: Precision::F32, ..self.job.kernels(self.candidate) }.pass(bytes)
     }
 }
 

@@ -15,6 +15,7 @@ pub mod layer;
 pub mod presets;
 pub mod recompute;
 pub mod shape;
+mod transient;
 
 pub use activations::Precision;
 pub use channels::{Reader, ScaledChannels, Source};
