@@ -153,7 +153,7 @@ mod tests {
         assert!(said("gb_per_s = 50.0\n", "").ends_with(": missing field `gb_per_s`"));
         assert!(
             said("devices = 6", "cards = 6")
-                .ends_with(": unknown field `cards`, expected `devices` or `link`")
+                .ends_with(": unknown field `cards`, expected one of `devices`, `cores`, `link`")
         );
         assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("sizes that grow"));
     }
