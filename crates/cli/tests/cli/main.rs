@@ -16,6 +16,7 @@ mod log;
 mod mpi;
 mod outputs;
 mod pipeline;
+mod plan;
 mod prune;
 mod ranks;
 mod resumed;

@@ -1,0 +1,196 @@
+//! `espalier plan`: published shares of peak, the contract's fields, run files that it writes, and mistakes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::said;
+
+const GPT3: &str = "runs/gpt3-13b.toml --cluster summit";
+
+/// Where the run files are named from.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Runs with words divided by spaces.
+fn plan(arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    command.current_dir(root()).arg("plan").args(arguments.split(' ')).output().unwrap()
+}
+
+fn figures(arguments: &str) -> Value {
+    let output = plan(&format!("{arguments} --json"));
+    assert!(output.status.success(), "{}", said(&output));
+    crate::json(&output.stdout)
+}
+
+fn refused(arguments: &str) -> String {
+    let output = plan(arguments);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    said(&output)
+}
+
+/// Singh & Bhatele 2023, table of GPT-3 13B: the search finds the stages itself.
+#[test]
+fn shares_of_peak_are_those_that_samo_published() {
+    for (engine, stages, published) in
+        [("axonn", 32, [43.3, 39.7, 32.2, 22.9]), ("samo", 8, [53.4, 48.8, 41.1, 31.0])]
+    {
+        let figures =
+            figures(&format!("{GPT3} --gpus 256,512,1024,2048 --engine {engine} --layout micro_batch=1"));
+        for (one, published) in figures["sweep"].as_array().unwrap().iter().zip(published) {
+            let best = &one["candidates"][0];
+            let share = best["percent_of_peak"].as_f64().unwrap();
+            assert!(
+                (share / published - 1.0).abs() < 0.15,
+                "{engine} on {}: {share} for {published}",
+                one["gpus"]
+            );
+            assert_eq!(best["layout"]["pipeline"], stages, "{engine} on {}", one["gpus"]);
+        }
+    }
+}
+
+#[test]
+fn one_layout_that_is_fixed_has_all_fields_of_the_contract() {
+    let fixed = "data=2,pipeline=4,tensor=8,micro_batch=1,recompute=block,schedule=1f1b,sequence=true,zero=1";
+    let figures = figures(&format!("runs/gpt3-13b.toml --cluster dgx-h100 --gpus 64 --layout {fixed}"));
+    assert_eq!((&figures["cluster"], &figures["gpus"]), (&"dgx-h100".into(), &64.into()));
+    let [only] = &figures["candidates"].as_array().unwrap()[..] else { panic!("{figures}") };
+    let layout = &only["layout"];
+    assert_eq!([&layout["data"], &layout["pipeline"], &layout["tensor"]], [2, 4, 8]);
+    assert_eq!((&layout["schedule"], &layout["recompute"]), (&"1f1b".into(), &"block".into()));
+    assert_eq!((&layout["micro_batches"], &layout["state"]), (&1024.into(), &"compressed".into()));
+    let seconds = only["step_seconds"].as_f64().unwrap();
+    let parts = ["compute", "point_to_point", "bubble", "collective", "compress", "optimizer"];
+    let sum: f64 = parts.iter().map(|part| only["breakdown"][part].as_f64().unwrap()).sum();
+    assert!((sum / seconds - 1.0).abs() < 1e-6, "{sum} of {seconds}");
+    let [hardware, model] =
+        ["percent_of_peak", "model_percent_of_peak"].map(|key| only[key].as_f64().unwrap());
+    assert!(hardware > model && (1.3..1.34).contains(&(hardware / model)), "{hardware} {model}");
+    assert_eq!(only["fits"], true);
+}
+
+#[test]
+fn compressed_state_needs_fewer_stages_and_is_faster() {
+    let asked = format!(
+        "{GPT3} --gpus 1024 --layout tensor=1,recompute=block,micro_batch=1 --top 1 --compare dense,samo,espalier"
+    );
+    let figures = figures(&asked);
+    let of = |kind: &str, key: &str| figures["compare"][kind][key].as_f64().unwrap();
+    let stages = |kind: &str| figures["compare"][kind]["layout"]["pipeline"].as_u64().unwrap();
+    assert!((of("dense", "speedup_over_dense") - 1.0).abs() < 1e-12);
+    assert!(
+        of("espalier", "speedup_over_dense") > 1.1 && of("samo", "speedup_over_dense") > 1.0,
+        "{figures}"
+    );
+    assert!(stages("espalier") < stages("dense"), "{figures}");
+}
+
+#[test]
+fn one_line_says_whether_it_fits() {
+    let yes = plan("runs/gpt3-13b.toml --fits 80GB --gpus 1 --set train.batch=8");
+    assert!(said(&yes).starts_with("gpt3-13b fits on one device of 80 GB: "), "{}", said(&yes));
+    let dense = figures("runs/gpt3-13b.toml --fits 80GB --gpus 1 --set train.batch=8 --sparsity 0");
+    assert_eq!(dense["fits"], false);
+    assert!(dense["memory_bytes"].as_f64().unwrap() > 80e9);
+}
+
+#[test]
+fn what_is_applied_is_what_train_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.toml");
+    let output = plan(&format!("runs/hello.toml --gpus 2 --apply {}", file.display()));
+    assert!(output.status.success(), "{}", said(&output));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("[parallel]"), "{text}");
+    let mut train = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    let train = train.args(["train", "--dry-run", "--json"]).arg(&file).current_dir(root()).output().unwrap();
+    assert!(train.status.success(), "{}", said(&train));
+    let layout = &crate::json(&train.stdout)["layout"];
+    let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
+    assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
+}
+
+#[test]
+fn sweeps_over_devices_and_shares() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("curve.svg");
+    let asked = format!("{GPT3} --engine axonn --sweep gpus=256..1024 --svg {}", picture.display());
+    let figures_of = figures(&asked);
+    let times: Vec<f64> = figures_of["sweep"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["step_seconds"].as_f64().unwrap())
+        .collect();
+    assert!(times.len() == 3 && times.windows(2).all(|pair| pair[0] > pair[1]), "{times:?}");
+    assert!(fs::read_to_string(&picture).unwrap().starts_with("<svg"));
+    let shares =
+        figures(&format!("{GPT3} --gpus 256 --engine samo --layout micro_batch=1 --sparsity 0.8..0.9"));
+    let shares = shares["sweep"].as_array().unwrap();
+    assert_eq!(shares.len(), 3);
+    let stages: Vec<u64> = shares.iter().map(|one| one["layout"]["pipeline"].as_u64().unwrap()).collect();
+    assert!(stages.windows(2).all(|pair| pair[0] >= pair[1]), "more pruning, no more stages: {stages:?}");
+}
+
+#[test]
+fn mistakes_get_one_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, from: &str, to: &str| {
+        let text = fs::read_to_string(root().join("clusters/summit.toml")).unwrap();
+        assert!(text.contains(from));
+        let path = folder.path().join(name);
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        path.display().to_string()
+    };
+    let zero = file("zero.toml", "gb_per_s = 50.0", "gb_per_s = 0.0");
+    let missing = file("missing.toml", "memory_gb = 16.0\n", "");
+    for (arguments, sentence) in [
+        (
+            "runs/hello.toml --cluster sumit",
+            "error: `--cluster` must be summit, dgx-a100, dgx-h100, h200-node, this-machine, or a file, got \"sumit\"",
+        ),
+        (
+            "runs/hello.toml --engine megatronn",
+            "error: `--engine` must be espalier, axonn, samo, megatron, fsdp, got \"megatronn\"; did you mean `megatron`?",
+        ),
+        ("runs/hello.toml --gpus 0", "error: `--gpus` must be at least 1, got \"0\""),
+        (
+            "runs/hello.toml --gpus 2 --layout dta=2",
+            "error: `--layout dta` is not a field; did you mean `--layout data`?",
+        ),
+        ("runs/hello.toml --fits lots", "error: `--fits` must be a size, as in 80GB, got \"lots\""),
+        (
+            "runs/hello.toml --sparsity 1.5",
+            "error: `--sparsity` must be a number in [0, 1), or a range as in 0..0.95, got \"1.5\"",
+        ),
+        (
+            "runs/hello.toml --sweep 2..4",
+            "error: `--sweep` must be a range of devices, as in gpus=64..2048, got \"2..4\"",
+        ),
+        (
+            &format!("runs/hello.toml --cluster {zero}"),
+            "`node.link.gb_per_s` must be a number above 0, got 0",
+        ),
+        (&format!("runs/hello.toml --cluster {missing}"), "missing field `memory_gb`"),
+        (
+            "runs/hello.toml --gpus 17 --layout data=17",
+            "error: `train.batch` is 16, and no layout of 17 devices with what `--layout` fixes shares it out evenly",
+        ),
+    ] {
+        let said = refused(arguments);
+        assert!(said.contains(sentence), "{arguments}: {said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn what_fits_nowhere_hears_what_would_do() {
+    let said = refused(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16"));
+    assert!(said.contains("`model` does not fit on 4 devices of 15.0 GB"), "{said}");
+    assert!(said.contains("8 devices would do") || said.contains("16 devices would do"), "{said}");
+}
