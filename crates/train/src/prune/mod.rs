@@ -179,11 +179,11 @@ impl Network<'_> {
         self.sum(ids.iter().filter(|id| self.is_owner(**id)).map(|id| count(*id)).sum())
     }
 
-    /// The squared norm of tensors that belong to some parameters, over all stages.
+    /// The squared norm of tensors that belong to some parameters, over all ranks of a replica.
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
         let own = tensors.iter().filter(|(id, _)| self.is_owner(*id)).map(|(_, tensor)| *tensor);
         let own = squared_norm_all(&own.collect::<Vec<_>>())?;
-        Ok(self.context.ranks.stages().all_reduce(vec![own], Reduce::Sum)?[0])
+        Ok(self.context.ranks.replica().all_reduce(vec![own], Reduce::Sum)?[0])
     }
 
     /// A sum over all stages.

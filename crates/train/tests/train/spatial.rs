@@ -77,11 +77,14 @@ fn pruned_nets_over_tiles_learn_what_whole_ones_learn() {
     for (what, fields) in [
         ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.8"]),
         ("snip", vec!["prune.method=snip", "prune.sparsity=0.6", "prune.samples=16"]),
+        ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.6", "prune.samples=20"]),
         ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.6", "prune.every=3"]),
     ] {
         let base = set(&smooth(16), &fields);
         let alone = on(&base, 8).remove(0);
-        same_as(&alone, &base.set("parallel.spatial=2"), 8, 1e-4, what);
+        // A score that is a sum over ranks may round to the other side of the threshold.
+        let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
+        same_as(&alone, &base.set("parallel.spatial=2"), 8, tolerance, what);
     }
 }
 
