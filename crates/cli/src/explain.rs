@@ -78,11 +78,12 @@ pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
         Some(links) => Some(measure::layers(links, &explanation, precision)?),
         None => None,
     };
-    let text = table::text(&explanation, precision.size(), measured.as_ref());
+    let text = table::text(&explanation, precision.size(), measured.as_ref(), plan.layout.mixture());
     say::on_standard_error(format_args!("{text}"));
     if arguments.json {
         let mut value = serde_json::to_value(&explanation)?;
         value["word_bytes"] = precision.size().into();
+        value["run"] = serde_json::to_value(plan.layout.mixture())?;
         value["conclusion"] = table::conclusion(&explanation).into();
         value["measured"] = measured.map_or(serde_json::Value::Null, |measured| measured.json(&explanation));
         say::json(&value);

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use anyhow::Result;
+use espalier_plan::cost::Integrated;
 use espalier_plan::plan::RankPlan;
 use espalier_plan::tiles::Region;
 use espalier_plan::traffic::{Sent, StepTraffic};
@@ -29,6 +30,9 @@ pub struct Picture {
     alike: usize,
     /// Those that are shown.
     rows: Vec<Row>,
+    /// Which layers are by what, where ranks share out each in its own way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    integrated: Option<String>,
 }
 
 /// One rank.
@@ -74,7 +78,8 @@ impl Picture {
         let first = if ranks > SHOWN { SHOWN - 1 } else { ranks };
         let shown = (0..first).chain((ranks > SHOWN).then_some(ranks - 1));
         let (mesh, alike) = (plan.mesh.extents(), plan.mesh.extent(Axis::Data));
-        Ok(Some(Picture { mesh, ranks, alike, rows: shown.map(row).collect::<Result<_>>()? }))
+        let integrated = plan.layout.mixture().map(Integrated::sentence);
+        Ok(Some(Picture { mesh, ranks, alike, rows: shown.map(row).collect::<Result<_>>()?, integrated }))
     }
 
     /// For a person.
@@ -129,6 +134,9 @@ impl Picture {
         }
         if self.alike > 1 {
             let _ = writeln!(text, "  {} of each kind: replicas are alike", self.alike);
+        }
+        if let Some(sentence) = &self.integrated {
+            let _ = writeln!(text, "integrated: {sentence}");
         }
         let Some(most) = self.rows.iter().max_by_key(|row| (row.sends.total(), self.ranks - row.rank)) else {
             return text;

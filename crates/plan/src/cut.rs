@@ -48,6 +48,11 @@ impl Cut {
     }
 }
 
+/// The part of a rank of so many things: equal ones, but for one more in some.
+pub fn part(extent: usize, ranks: usize, rank: usize) -> Range<usize> {
+    extent * rank / ranks..extent * (rank + 1) / ranks
+}
+
 /// Which parameters travel together, given the bytes of each, in their order: large ones alone, small ones packed.
 pub fn packets(bytes: &[u64]) -> Vec<Vec<usize>> {
     packets_of(bytes, BUCKET)

@@ -8,7 +8,7 @@ use espalier_plan::layout::LocalModel;
 use espalier_plan::mesh::Axis;
 use espalier_plan::spec::recompute::{Inside, attention_insides};
 use espalier_plan::spec::shape::Shape;
-use espalier_plan::spec::{self, Entry, WeightOrder};
+use espalier_plan::spec::{self, Along, Entry, Move, WeightOrder};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::Activation;
 use espalier_tensor::ops::conv::Conv;
@@ -18,7 +18,7 @@ use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
-use crate::layers::spatial::{Crop, Halo, HaloExchange, TiledConv, TiledMean};
+use crate::layers::spatial::{Halo, HaloExchange, TiledConv, TiledMean};
 use crate::layers::*;
 use crate::parallel::Ranks;
 use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
@@ -77,9 +77,9 @@ impl Model {
                 }
             })
             .collect();
-        let classes = local.classes.as_ref().map(|own| {
-            let group = ranks.along(Axis::Tensor).clone();
-            Classes { widest: spec.classes.div_ceil(group.size()), group, own: own.clone() }
+        let classes = local.classes.as_ref().map(|classes| {
+            let group = ranks.along(classes.axis).clone();
+            Classes { widest: spec.classes.div_ceil(group.size()), group, own: classes.own.clone() }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
         Model { blocks, head: Some(head), is_first: true, tied: builder.tied }
@@ -169,9 +169,11 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
-        if let [crop @ spec::Layer::Crop(spec::Crop { region, .. }), behind @ ..] = layers {
-            self.shape = crop.output(self.shape).expect("a spec whose shapes were checked");
-            return Sequence(vec![Box::new(Crop { tile: region.clone(), behind: self.sequence(behind) })]);
+        if let [first, behind @ ..] = layers
+            && let Some(own) = self.own(first)
+        {
+            self.advance(&layers[..1]);
+            return Sequence(vec![Box::new(Entrance { own, behind: self.sequence(behind) })]);
         }
         let insides = match self.recompute {
             spec::Recompute::Attention => attention_insides(layers),
@@ -197,6 +199,19 @@ impl Builder<'_> {
         }
         built.extend(self.row(&layers[done..]));
         Sequence(built)
+    }
+
+    /// What is the rank's own of what enters the model, where the first layer says so.
+    fn own(&self, first: &spec::Layer) -> Option<Own> {
+        match first {
+            spec::Layer::Crop(spec::Crop { region, .. }) => Some(Own::Tile(region.clone())),
+            spec::Layer::Exchange(exchange)
+                if exchange.forward == Move::Slice(Along::Samples) && exchange.backward == Move::Nothing =>
+            {
+                Some(Own::Samples(self.exchange(exchange)))
+            }
+            _ => None,
+        }
     }
 
     /// Layers one after the other, none of them made again.
@@ -394,11 +409,16 @@ impl Builder<'_> {
     }
 
     fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
-        let over_tiles = shared.over.contains(&Axis::Spatial);
+        let within = shared.over.iter().find(|axis| **axis != Axis::Data);
+        let in_sweep = within.map(|axis| self.ranks.along(*axis).clone());
         SyncBatchNorm {
             norm: self.batch_norm(norm),
             in_step: self.ranks.over(&shared.over).clone(),
-            in_sweep: over_tiles.then(|| self.ranks.along(Axis::Spatial).clone()),
+            shared: in_sweep
+                .as_ref()
+                .filter(|_| shared.shares_samples)
+                .map(|group| (group.size(), group.rank())),
+            in_sweep,
         }
     }
 

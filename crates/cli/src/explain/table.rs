@@ -3,13 +3,17 @@
 use std::fmt::Write as _;
 
 use espalier_plan::cost::explanation::{ByParallelism, Timed};
-use espalier_plan::cost::integrated::Choice;
 use espalier_plan::cost::{Explanation, Integrated, Link, Parallelism};
 
 use super::measure::{Measured, Seconds};
 
-/// Everything.
-pub fn text(explanation: &Explanation, word_bytes: u64, measured: Option<&Measured>) -> String {
+/// Everything; with the mixture that the run file asks for, where it does.
+pub fn text(
+    explanation: &Explanation,
+    word_bytes: u64,
+    measured: Option<&Measured>,
+    run: Option<&Integrated>,
+) -> String {
     let at = &explanation.setting;
     let pruned = match explanation.sparsity {
         0.0 => String::new(),
@@ -33,7 +37,14 @@ pub fn text(explanation: &Explanation, word_bytes: u64, measured: Option<&Measur
         text += &aligned(&times(explanation, measured));
     }
     let _ = writeln!(text, "\n{}", conclusion(explanation));
-    let _ = writeln!(text, "integrated: {}", integrated(explanation));
+    let found = match &explanation.integrated {
+        Some(found) => mixture(found),
+        None => format!("{} ranks cannot share this model", at.ranks),
+    };
+    let _ = writeln!(text, "integrated: {found}");
+    if let Some(run) = run {
+        let _ = writeln!(text, "in the run: {}", mixture(run));
+    }
     text
 }
 
@@ -61,27 +72,14 @@ pub fn conclusion(explanation: &Explanation) -> String {
     )
 }
 
-/// The mixture: neighbours of one kind together.
-fn integrated(explanation: &Explanation) -> String {
-    let Some(Integrated { cost, seconds, exchanged, layers }) = &explanation.integrated else {
-        return format!("{} ranks cannot share this model", explanation.setting.ranks);
-    };
-    let runs: Vec<&[Choice]> = layers.chunk_by(|a, b| a.by == b.by).collect();
-    let named = |run: &&[Choice]| match run {
-        [one] => format!("{} by {}", one.name, one.by.name()),
-        [first, .., last] => format!("{} to {} by {}", first.name, last.name, first.by.name()),
-        [] => unreachable!("a run of neighbours has one at least"),
-    };
-    const MOST: usize = 6;
-    let mut said: Vec<String> = runs.iter().take(MOST).map(named).collect();
-    if runs.len() > MOST {
-        said.push(format!("and {} more changes", runs.len() - MOST));
-    }
-    let moved = match exchanged.words {
+/// Which layers are by what, and what that costs.
+fn mixture(found: &Integrated) -> String {
+    let moved = match found.exchanged.words {
         0.0 => String::new(),
         words => format!(", of which {} move activations from one to the next", count(words)),
     };
-    format!("{}: {} ms, {} words{moved}", said.join(", "), milliseconds(*seconds), count(cost.words))
+    let (seconds, words) = (milliseconds(found.seconds), count(found.cost.words));
+    format!("{}: {seconds} ms, {words} words{moved}", found.sentence())
 }
 
 /// One row a layer, then the totals.

@@ -50,6 +50,21 @@ fn two_layers_by_hand() {
     assert_eq!(conv["domain"]["words"], 2.0 * 64.0 * 224.0 * 64.0 + weights);
 }
 
+/// The mixture that a run file asks for stands beside the cheapest one, and in the picture of its layout.
+#[test]
+fn the_mixture_of_a_run_is_told() {
+    let run = "runs/integrated.toml";
+    let by = "layers.0 to layers.6 by data, layers.11 to layers.16 by model";
+    let output = explain(&format!("{run} --ranks 2"));
+    assert!(said(&output).contains(&format!("in the run: {by}: ")), "{}", said(&output));
+    assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
+    assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    let output = command.current_dir(root()).args(["train", run, "--dry-run"]).output().unwrap();
+    assert!(said(&output).contains(&format!("integrated: {by}\n")), "{}", said(&output));
+    assert!(said(&output).contains("activations dealt out anew"), "{}", said(&output));
+}
+
 /// The result of Gholami et al.
 #[test]
 fn linear_layers_want_model_and_convolutions_data_or_domain() {

@@ -28,6 +28,7 @@ const FREE: &[&str] = &[
     "parallel.tensor",
     "parallel.sequence",
     "parallel.linear",
+    "parallel.integrated",
     "parallel.spatial",
     "parallel.pipeline",
     "parallel.schedule",

@@ -36,6 +36,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "average_every",
             "sequence",
             "linear",
+            "integrated",
             "spatial",
             "tensor",
             "local_after",

@@ -163,6 +163,7 @@ impl RunFile {
         let train = &self.train;
         self.parallel.check(train)?;
         self.parallel.check_state(self)?;
+        self.parallel.check_integrated(self)?;
         if let Some(pipeline) = &self.parallel.pipeline {
             pipeline.check(self)?;
         }
@@ -203,6 +204,7 @@ impl RunFile {
             tensor: 1,
             sequence: false,
             linear: LinearForm::Paired,
+            integrated: None,
             spatial: Grid([1, 1]),
             batch_norm: BatchNorm::Local,
             zero: 0,

@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 use toml::Value;
 
 use crate::batch::BatchNorm;
-use crate::layout::{LinearForm, Named};
+use crate::layout::{LinearForm, Mixture, Named};
 use crate::mesh::{Mesh, PerAxis};
 
 use super::reader::{Choice, LARGEST, MOST, Section, whole};
@@ -26,6 +26,8 @@ pub struct Parallel {
     pub linear: LinearForm,
     /// Ranks that each hold a tile of every image.
     pub spatial: Grid,
+    /// Whether the ranks of `tensor`, or of `spatial`, share out each layer in the way that suits it.
+    pub integrated: Option<Mixture>,
     /// Over which samples batch norm takes its statistics.
     pub batch_norm: BatchNorm,
     /// What ranks along the data axis share out, as ZeRO counts it: nothing, the optimizer's state, or summed gradients too.
@@ -87,6 +89,16 @@ fn linear_form(section: &mut Section) -> Result<LinearForm, Error> {
     }
 }
 
+fn mixture(section: &mut Section) -> Result<Option<Mixture>, Error> {
+    let expected = "\"auto\", or a list of the names of layers that are by model";
+    let Some(value) = section.get("integrated") else { return Ok(None) };
+    match value.as_str() {
+        Some("auto") => Ok(Some(Mixture::Auto)),
+        Some(_) => Err(section.wrong("integrated", expected, value)),
+        None => Ok(Some(Mixture::ByModel(names(section, "integrated", expected)?))),
+    }
+}
+
 /// A list of layers, at least one.
 fn names(section: &mut Section, key: &'static str, expected: &str) -> Result<Named, Error> {
     let names = section.texts(key, expected)?;
@@ -131,6 +143,7 @@ impl Parallel {
             sequence: section.boolean("sequence", false)?,
             linear: linear_form(section)?,
             spatial,
+            integrated: mixture(section)?,
             batch_norm: section.choice("batch_norm", BatchNorm::Local)?,
             zero: read_zero(section)?,
             average_every: section.whole("average_every", 1, 1, LARGEST)?,
@@ -263,6 +276,56 @@ impl Parallel {
                 "train.noise_scale",
                 format!("is true, {apart} and never has the gradient of a whole batch"),
             );
+        }
+        Ok(())
+    }
+
+    /// That one group of ranks can share out each layer in its own way.
+    pub(super) fn check_integrated(&self, run: &RunFile) -> Result<(), Error> {
+        if self.integrated.is_none() {
+            return Ok(());
+        }
+        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        let spatial = self.spatial.ranks();
+        let (axis, ranks) =
+            if spatial > 1 { ("parallel.spatial", spatial) } else { ("parallel.tensor", self.tensor) };
+        if ranks == 1 {
+            let why = "with `parallel.tensor` = 1 and `parallel.spatial` = 1: there is no group of ranks";
+            return Err(Error::NoEffect { field: "parallel.integrated".into(), why: why.into() });
+        }
+        if self.tensor > 1 && spatial > 1 {
+            let problem = format!(
+                "is {}, but `parallel.integrated` is for one group of ranks, and `parallel.spatial` = {spatial}: leave one \
+                 of them out",
+                self.tensor
+            );
+            return conflict("parallel.tensor", problem);
+        }
+        if self.linear != LinearForm::Paired {
+            let problem = "is written, but `parallel.integrated` says how linear layers follow each other";
+            return conflict("parallel.linear", problem.into());
+        }
+        let micro_batch = run.batch().micro_batch;
+        if micro_batch < ranks {
+            let problem = format!(
+                "is {ranks}, but with `parallel.integrated` these ranks share out the {micro_batch} samples of a micro-batch"
+            );
+            return conflict(axis, problem);
+        }
+        if run.train.noise_scale {
+            let problem = "is true, but with `parallel.integrated` a rank has a summand of a micro-batch's gradient alone";
+            return conflict("train.noise_scale", problem.into());
+        }
+        if run.train.batch_norm_group > 0 {
+            let problem = format!(
+                "is {}, but with `parallel.integrated` ranks share out the samples of a micro-batch",
+                run.train.batch_norm_group
+            );
+            return conflict("train.batch_norm_group", problem);
+        }
+        if let Some(pipeline) = &self.pipeline {
+            let problem = format!("is {}, but `parallel.integrated` is for a whole model", pipeline.stages);
+            return conflict("parallel.pipeline", problem);
         }
         Ok(())
     }

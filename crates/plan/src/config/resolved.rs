@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Parallel, Pipeline as Written, Precision, RunFile};
 use crate::batch::{Batch, BatchNorm};
-use crate::layout::Cuts;
+use crate::layout::{Cuts, Mixing};
 use crate::mesh::Mesh;
 use crate::optimization::Optimization;
 use crate::pipeline::{Order, Pipeline};
@@ -88,7 +88,13 @@ impl RunFile {
     pub(crate) fn cuts(&self) -> Cuts {
         let Parallel { tensor, sequence, ref linear, spatial, data, batch_norm, .. } = self.parallel;
         let synchronised = data > 1 && batch_norm == BatchNorm::Synchronised;
-        Cuts { tensor, sequence, linear: linear.clone(), grid: spatial.0, synchronised }
+        let integrated = self.parallel.integrated.clone().map(|mixture| Mixing {
+            mixture,
+            samples: self.train.batch / data,
+            word: self.train.precision.size(),
+            pruning: self.pruning(),
+        });
+        Cuts { tensor, sequence, linear: linear.clone(), grid: spatial.0, synchronised, integrated }
     }
 
     /// Which ranks there are.

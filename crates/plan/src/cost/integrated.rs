@@ -10,6 +10,9 @@
 //! behind the other, are the pair of Shoeybi et al. 2019, which no rule here names. A weight that two layers share is shared
 //! out the same way for both; its gradient is summed once, with the layer that it belongs to.
 
+mod run;
+mod table;
+
 use std::collections::HashSet;
 
 use serde::Serialize;
@@ -18,24 +21,11 @@ use super::collective::{all_gather, all_to_all};
 use super::layer::Kept;
 use super::{Cost, LayerSizes, Parallelism, Setting};
 use crate::pruning::Pruning;
-use crate::spec::{Layer, Model, Shape};
+use crate::spec::{Join, Layer, Model, Shape};
 
-/// How an activation lies on the ranks between two layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Split {
-    /// Each has some of the samples.
-    Samples,
-    /// Each has a slab of every image.
-    Rows,
-    /// Each has some of the channels, or of the columns.
-    Columns,
-    /// Each has all of it.
-    Whole,
-}
-
-impl Split {
-    const ALL: [Split; 4] = [Split::Samples, Split::Rows, Split::Columns, Split::Whole];
-}
+pub use self::run::Group;
+pub use self::table::{Split, Stop};
+use self::table::{Step, Table, Way};
 
 /// The cheapest mixture for a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -48,6 +38,9 @@ pub struct Integrated {
     pub exchanged: Cost,
     /// The layers that multiply, in the order of execution.
     pub layers: Vec<Choice>,
+    /// All layers, in the order of execution; one with ways through it before what is inside it.
+    #[serde(skip)]
+    pub route: Vec<Stop>,
 }
 
 /// How a layer is shared out.
@@ -62,40 +55,53 @@ pub struct Choice {
 impl Integrated {
     /// The cheapest mixture for a model whose shapes fit; none where no mixture can be shared by so many ranks.
     pub fn of(model: &Model, pruning: Option<&Pruning>, at: &Setting) -> Option<Integrated> {
+        Integrated::on(model, pruning, at, None)
+    }
+
+    /// The cheapest of those that a group of ranks can run.
+    pub(crate) fn of_run(
+        model: &Model,
+        pruning: Option<&Pruning>,
+        at: &Setting,
+        group: &Group,
+    ) -> Option<Integrated> {
+        Integrated::on(model, pruning, at, Some(group))
+    }
+
+    fn on(
+        model: &Model,
+        pruning: Option<&Pruning>,
+        at: &Setting,
+        group: Option<&Group>,
+    ) -> Option<Integrated> {
         let (kept, tied) = (Kept::new(model, pruning), tied(model));
         let ways: &[_] =
             if tied.is_empty() { &[None] } else { &[Some(Parallelism::Data), Some(Parallelism::Model)] };
         let found = ways.iter().filter_map(|by| {
             let ties = Ties { weights: &tied, by: *by };
-            Integrated::with_ties(model, &kept, ties, at)
+            let walk = Walk { at, kept: &kept, ties, group, trained: false, steps: Vec::new() };
+            walk.through(model)
         });
         found.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
+}
 
-    fn with_ties(model: &Model, kept: &Kept, ties: Ties<'_>, at: &Setting) -> Option<Integrated> {
-        let mut walk = Walk { at, kept, ties, trained: false, steps: Vec::new() };
-        let layers: Vec<&Layer> = model.blocks.iter().flat_map(|block| &block.layers).collect();
-        // Every rank reads of the data what it needs.
-        let (table, shape) = walk.series(&layers, model.input.shape());
-        let loss = |split| match split {
-            Split::Samples | Split::Whole => Some(Cost::FREE),
-            // The largest of each row and the sum of exponentials, over ranks.
-            Split::Columns => {
-                Some(at.sum(at.of_batch(shape.rows() as f64)) + at.sum(at.of_batch(shape.rows() as f64)))
-            }
-            Split::Rows => None,
+impl Integrated {
+    /// Which layers are by what: `features.0 to features.10 by data, classifier.1 by model`.
+    pub fn sentence(&self) -> String {
+        /// Of more changes than these the first are told.
+        const MOST: usize = 6;
+        let runs: Vec<&[Choice]> = self.layers.chunk_by(|a, b| a.by == b.by).collect();
+        let named = |run: &&[Choice]| match run {
+            [one] => format!("{} by {}", one.name, one.by.name()),
+            [first, .., last] => format!("{} to {} by {}", first.name, last.name, first.by.name()),
+            [] => unreachable!("a run of neighbours has one at least"),
         };
-        let mut best: Option<Way> = None;
-        for (_, to, way) in table.ways() {
-            let Some(loss) = loss(to) else { continue };
-            let cost = way.cost + loss;
-            if best.is_none_or(|best| at.seconds(cost) < at.seconds(best.cost)) {
-                best = Some(Way { cost, ..way });
-            }
+        let mut said: Vec<String> = runs.iter().take(MOST).map(named).collect();
+        if runs.len() > MOST {
+            said.push(format!("and {} more changes", runs.len() - MOST));
         }
-        let best = best?;
-        let (layers, exchanged) = walk.told(best.step);
-        Some(Integrated { cost: best.cost, seconds: at.seconds(best.cost), exchanged, layers })
+        said.join(", ")
     }
 }
 
@@ -130,56 +136,13 @@ impl Ties<'_> {
     }
 }
 
-/// A way through some layers, and what it costs.
-#[derive(Debug, Clone, Copy)]
-struct Way {
-    cost: Cost,
-    /// The last of what was decided on it, an index into [`Walk::steps`].
-    step: Option<usize>,
-}
-
-/// Something decided on a way.
-#[derive(Debug)]
-enum Step {
-    /// A layer that multiplies.
-    Choice(Choice),
-    /// An activation is moved.
-    Exchange(Cost),
-    /// Both, in this order.
-    Then(usize, usize),
-}
-
-/// The cheapest way from each split to each split, where there is one.
-#[derive(Debug, Clone, Copy)]
-struct Table([[Option<Way>; 4]; 4]);
-
-impl Table {
-    const NONE: Table = Table([[None; 4]; 4]);
-
-    fn get(&self, from: Split, to: Split) -> Option<Way> {
-        self.0[from as usize][to as usize]
-    }
-
-    /// Takes a way where it is cheaper than what is known.
-    fn offer(&mut self, from: Split, to: Split, way: Way, at: &Setting) {
-        let known = &mut self.0[from as usize][to as usize];
-        if known.is_none_or(|known| at.seconds(way.cost) < at.seconds(known.cost)) {
-            *known = Some(way);
-        }
-    }
-
-    fn ways(&self) -> impl Iterator<Item = (Split, Split, Way)> {
-        let table = *self;
-        let pairs = Split::ALL.into_iter().flat_map(|from| Split::ALL.map(|to| (from, to)));
-        pairs.filter_map(move |(from, to)| Some((from, to, table.get(from, to)?)))
-    }
-}
-
 /// A walk through the layers of a model.
 struct Walk<'a> {
     at: &'a Setting,
     kept: &'a Kept,
     ties: Ties<'a>,
+    /// The ranks that are to run it, where they are known; otherwise all that the formulas know is possible.
+    group: Option<&'a Group>,
     /// Whether a layer that was passed is trained: what comes behind it has a gradient.
     trained: bool,
     /// What was decided on all ways, so that a way is a number.
@@ -187,6 +150,47 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// The cheapest way through a model.
+    fn through(mut self, model: &Model) -> Option<Integrated> {
+        let at = self.at;
+        let layers: Vec<&Layer> = model.blocks.iter().flat_map(|block| &block.layers).collect();
+        let (table, shape) = self.series(&layers, model.input.shape());
+        let has_head = model.head().is_some();
+        let mut best: Option<Way> = None;
+        for (from, to, way) in table.ways() {
+            // Every rank reads of the data what it needs.
+            if self.group.is_some_and(|group| from != group.begins()) {
+                continue;
+            }
+            let Some(loss) = self.loss(to, shape, has_head) else { continue };
+            let cost = way.cost + loss;
+            if best.is_none_or(|best| at.seconds(cost) < at.seconds(best.cost)) {
+                best = Some(Way { cost, ..way });
+            }
+        }
+        let best = best?;
+        let Told { layers, route, exchanged } = self.told(best.step);
+        Some(Integrated { cost: best.cost, seconds: at.seconds(best.cost), exchanged, layers, route })
+    }
+
+    /// What it costs to take the loss from logits that lie so.
+    fn loss(&self, split: Split, logits: Shape, has_head: bool) -> Option<Cost> {
+        let at = self.at;
+        match split {
+            // In a run they are gathered, so that every rank has the loss of the batch.
+            Split::Samples if self.group.is_some() => {
+                Some(all_gather(at.ranks, at.of_batch(logits.elements() as f64)))
+            }
+            Split::Samples | Split::Whole => Some(Cost::FREE),
+            Split::Columns if self.group.is_some() && !has_head => None,
+            // The largest of each row and the sum of exponentials, over ranks.
+            Split::Columns => {
+                Some(at.sum(at.of_batch(logits.rows() as f64)) + at.sum(at.of_batch(logits.rows() as f64)))
+            }
+            Split::Rows => None,
+        }
+    }
+
     /// Layers behind one another, with an exchange before each; returns their table and the shape behind them.
     fn series(&mut self, layers: &[impl std::borrow::Borrow<Layer>], input: Shape) -> (Table, Shape) {
         let (mut table, mut shape) = (Table::NONE, input);
@@ -224,7 +228,16 @@ impl Walk<'_> {
             }
             self.trained = trains;
             let output = sides.meet(&ends).expect("shapes were checked");
-            return (all.unwrap_or(Table::NONE), output);
+            let inside = all.unwrap_or(Table::NONE);
+            let mut table = Table::NONE;
+            // Columns side by side are not those of what is put together.
+            let cannot = |to| self.group.is_some() && sides.join == Join::Concat && to == Split::Columns;
+            for (from, to, way) in inside.ways().filter(|(_, to, _)| !cannot(*to)).collect::<Vec<_>>() {
+                let step = self.note(Step::Layer(Stop { from, to }, None));
+                let way = self.then(Way { cost: Cost::FREE, step: Some(step) }, way);
+                table.offer(from, to, way, self.at);
+            }
+            return (table, output);
         }
         let output = layer.output(input).expect("shapes were checked");
         let sizes = LayerSizes::new(layer, input, output, self.kept, self.trained);
@@ -247,18 +260,30 @@ impl Walk<'_> {
         let by_outputs = (at.ranks <= columns.output)
             .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
         let mut table = Table::NONE;
-        for (from, to, by, cost) in [
+        let ways = [
             (Split::Samples, Split::Samples, Parallelism::Data, sizes.cost(Parallelism::Data, at)),
-            (Split::Rows, Split::Rows, Parallelism::Domain, sizes.cost(Parallelism::Domain, at)),
+            (Split::Rows, Split::Rows, Parallelism::Domain, self.by_domain(sizes)),
             (Split::Whole, Split::Columns, Parallelism::Model, by_outputs),
             (reads, Split::Whole, Parallelism::Model, by_inputs),
-        ] {
-            if let Some(cost) = cost.filter(|_| self.ties.allow(layer, by)) {
-                let step = Some(self.note(Step::Choice(Choice { name: sizes.name.clone(), by })));
+        ];
+        for (from, to, by, cost) in ways {
+            let stop = Stop { from, to };
+            let can = self.ties.allow(layer, by)
+                && self.group.is_none_or(|group| group.multiplies(layer, &sizes.name, stop));
+            if let Some(cost) = cost.filter(|_| can) {
+                let choice = Choice { name: sizes.name.clone(), by };
+                let step = Some(self.note(Step::Layer(stop, Some(choice))));
                 table.offer(from, to, Way { cost, step }, at);
             }
         }
         table
+    }
+
+    /// What a layer costs on slabs. Ranks may lie on a grid that is not as thin: whether a tile can be is `tiles`' to say.
+    fn by_domain(&self, sizes: &LayerSizes) -> Option<Cost> {
+        let slabs = sizes.cost(Parallelism::Domain, self.at);
+        let tiles = self.group.filter(|group| group.begins() == Split::Rows);
+        slabs.or_else(|| tiles.map(|_| self.at.cost(sizes.weight_gradient())))
     }
 
     /// A layer that passes on how its input lies.
@@ -270,20 +295,25 @@ impl Walk<'_> {
             Layer::Attention(attention) => (at.ranks <= attention.kv_heads).then_some(Cost::FREE),
             _ => Some(Cost::FREE),
         };
+        let ends = match self.group {
+            None => matches!(layer, Layer::GlobalAvgPool),
+            Some(_) => run::ends_tiles(layer),
+        };
+        let sum = ends.then(|| at.sum(at.of_batch(sizes.output as f64)));
         let mut table = Table::NONE;
         for (from, to, cost) in [
             (Split::Samples, Split::Samples, sizes.cost(Parallelism::Data, at)),
-            (Split::Rows, Split::Rows, sizes.cost(Parallelism::Domain, at)),
+            (Split::Rows, Split::Rows, self.by_domain(sizes)),
+            (Split::Rows, Split::Whole, sum),
             (Split::Columns, Split::Columns, columns),
             (Split::Whole, Split::Whole, sizes.cost(Parallelism::Model, at)),
         ] {
-            if let Some(cost) = cost {
-                table.offer(from, to, Way { cost, step: None }, at);
+            let stop = Stop { from, to };
+            let can = self.group.is_none_or(|group| group.passes(layer, stop));
+            if let Some(cost) = cost.filter(|_| can) {
+                let step = Some(self.note(Step::Layer(stop, None)));
+                table.offer(from, to, Way { cost, step }, at);
             }
-        }
-        if matches!(layer, Layer::GlobalAvgPool) {
-            let sum = at.sum(at.of_batch(sizes.output as f64));
-            table.offer(Split::Rows, Split::Whole, Way { cost: sum, step: None }, at);
         }
         table
     }
@@ -296,7 +326,8 @@ impl Walk<'_> {
         for from in Split::ALL {
             for to in Split::ALL {
                 let rows = [from, to].contains(&Split::Rows);
-                if rows && !matches!(shape, Shape::Image { .. }) {
+                let is_impossible = rows && !matches!(shape, Shape::Image { .. });
+                if is_impossible || self.group.is_some_and(|group| !group.moves(from, to)) {
                     continue;
                 }
                 // A part of what a rank has is its own to take.
@@ -359,18 +390,28 @@ impl Walk<'_> {
     }
 
     /// What was decided on a way, in order, and what its exchanges cost.
-    fn told(&self, last: Option<usize>) -> (Vec<Choice>, Cost) {
-        let (mut choices, mut exchanged) = (Vec::new(), Cost::FREE);
+    fn told(&self, last: Option<usize>) -> Told {
+        let mut told = Told { layers: Vec::new(), route: Vec::new(), exchanged: Cost::FREE };
         let mut open: Vec<usize> = last.into_iter().collect();
         while let Some(step) = open.pop() {
             match &self.steps[step] {
-                Step::Choice(choice) => choices.push(choice.clone()),
-                Step::Exchange(cost) => exchanged = exchanged + *cost,
-                Step::Then(a, b) => open.extend([*b, *a]),
+                Step::Layer(stop, choice) => {
+                    told.route.push(*stop);
+                    told.layers.extend(choice.clone());
+                }
+                Step::Exchange(cost) => told.exchanged = told.exchanged + *cost,
+                Step::Then(first, second) => open.extend([*second, *first]),
             }
         }
-        (choices, exchanged)
+        told
     }
+}
+
+/// What was decided on a way.
+struct Told {
+    layers: Vec<Choice>,
+    route: Vec<Stop>,
+    exchanged: Cost,
 }
 
 #[cfg(test)]

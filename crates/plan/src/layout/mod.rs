@@ -4,6 +4,7 @@
 //! own. Its parameters are as many as the whole's, in the same order and of the same names; a [`Piece`] says where each lies in the
 //! whole. All that counts, builds, saves or masks reads that model, so an axis that cuts tensors is known here alone.
 
+mod integrated;
 mod named;
 mod norms;
 mod piece;
@@ -13,11 +14,13 @@ mod tensor;
 use std::collections::HashSet;
 use std::ops::Range;
 
+pub use integrated::{Mixing, Mixture};
 pub use named::{LinearForm, Named};
 pub use piece::{Piece, Run, Runs};
 
+use crate::cost::Integrated;
 use crate::error::Error;
-use crate::mesh::PerAxis;
+use crate::mesh::{Axis, PerAxis};
 use crate::spec::{Input, Layer, Model, Parameter, Shape};
 use crate::tiles::Region;
 
@@ -28,6 +31,8 @@ pub struct Layout {
     locals: Vec<LocalModel>,
     /// Ranks along the tensor axis.
     tensor: usize,
+    /// How the layers are shared out, where each is in the way that suits it.
+    mixture: Option<Integrated>,
 }
 
 /// One rank's own model.
@@ -43,7 +48,16 @@ pub struct LocalModel {
     /// the same gradient.
     pub partial: Vec<Partial>,
     /// The classes whose logits the rank makes, where that is not all.
-    pub classes: Option<Range<usize>>,
+    pub classes: Option<Classes>,
+}
+
+/// Some of the classes that ranks along an axis share out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Classes {
+    /// Whose others the other ranks have.
+    pub axis: Axis,
+    /// The rank's own.
+    pub own: Range<usize>,
 }
 
 /// Axes along which ranks have summands of a gradient.
@@ -67,10 +81,15 @@ impl LocalModel {
         LocalModel { model: model.clone(), parameters, pieces, partial, classes: None }
     }
 
-    fn of(shard: tensor::Shard) -> LocalModel {
+    /// That of a rank among those along an axis.
+    fn of(shard: tensor::Shard, axis: Axis) -> LocalModel {
         let tensor::Shard { model, parameters, held, classes } = shard;
+        let along = |is_partial: bool| Partial {
+            tensor: is_partial && axis == Axis::Tensor,
+            spatial: is_partial && axis == Axis::Spatial,
+        };
         let (pieces, partial) =
-            held.into_iter().map(|(piece, tensor)| (piece, Partial { tensor, spatial: false })).unzip();
+            held.into_iter().map(|(piece, is_partial)| (piece, along(is_partial))).unzip();
         LocalModel { model, parameters, pieces, partial, classes }
     }
 
@@ -97,7 +116,7 @@ impl LocalModel {
 }
 
 /// How tensors are cut along the axes that cut them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Cuts {
     /// Ranks that have a part of every large layer,
     pub tensor: usize,
@@ -109,18 +128,26 @@ pub struct Cuts {
     pub grid: [usize; 2],
     /// Whether batch norms measure over the samples of all replicas.
     pub synchronised: bool,
+    /// Whether the ranks of one of these axes share out each layer in the way that suits it.
+    pub integrated: Option<Mixing>,
 }
 
 impl Cuts {
     /// Nothing is cut.
-    pub const NONE: Cuts =
-        Cuts { tensor: 1, sequence: false, linear: LinearForm::Paired, grid: [1, 1], synchronised: false };
+    pub const NONE: Cuts = Cuts {
+        tensor: 1,
+        sequence: false,
+        linear: LinearForm::Paired,
+        grid: [1, 1],
+        synchronised: false,
+        integrated: None,
+    };
 }
 
 impl Layout {
     /// That of a model of these parameters whose shapes were checked.
     pub fn new(model: &Model, parameters: &[Parameter], cuts: Cuts) -> Result<Layout, Error> {
-        let Cuts { tensor, sequence, linear, grid, synchronised } = cuts;
+        let Cuts { tensor, sequence, linear, grid, synchronised, integrated } = cuts;
         match model.input {
             Input::Image { .. } if sequence => {
                 let why = format!("with `model.name` = \"{}\", which reads no sequence", model.name);
@@ -142,31 +169,42 @@ impl Layout {
                 hint: None,
             });
         }
-        let shared = synchronised.then(|| norms::over_replicas(model));
-        let model = shared.as_ref().unwrap_or(model);
         let tiles = grid[0] * grid[1];
+        let (axis, group) = if tiles > 1 { (Axis::Spatial, tiles) } else { (Axis::Tensor, tensor) };
+        let mixture = integrated.map(|mixing| mixing.find(model, axis, group)).transpose()?;
         let mut locals = Vec::with_capacity(tiles * tensor);
-        for tile in 0..tiles {
-            let (image, summed) = match tiles {
-                1 => (None, HashSet::new()),
-                _ => spatial::shard(model, grid, tile).map(|(model, summed)| (Some(model), summed))?,
-            };
-            let model = image.as_ref().unwrap_or(model);
-            for rank in 0..tensor {
-                let mut local = match tensor {
-                    1 => LocalModel::uncut(model, parameters.to_vec()),
-                    _ => {
-                        let part = tensor::Part { ranks: tensor, rank, sequence, linear: &linear };
-                        LocalModel::of(tensor::shard(model, parameters, part)?)
-                    }
-                };
-                for (partial, parameter) in local.partial.iter_mut().zip(parameters) {
-                    partial.spatial = summed.contains(&parameter.name);
+        for peer in 0..tiles * tensor {
+            let (tile, rank) = (peer / tensor, peer % tensor);
+            let tensor_part =
+                tensor::Part { axis: Axis::Tensor, ranks: tensor, rank, sequence, linear: &linear };
+            let mut local = match &mixture {
+                Some(mixture) => {
+                    let part = tensor::Part { axis, ranks: group, rank: peer, ..tensor_part };
+                    LocalModel::of(tensor::follow(model, parameters, part, &mixture.route), axis)
                 }
-                locals.push(local);
+                None => LocalModel::uncut(model, parameters.to_vec()),
+            };
+            if synchronised {
+                local.model = norms::over_replicas(&local.model);
             }
+            let mut summed = HashSet::new();
+            if tiles > 1 {
+                (local.model, summed) = spatial::shard(&local.model, grid, tile)?;
+            }
+            if tensor > 1 && mixture.is_none() {
+                local = LocalModel::of(tensor::shard(&local.model, parameters, tensor_part)?, Axis::Tensor);
+            }
+            for (partial, parameter) in local.partial.iter_mut().zip(parameters) {
+                partial.spatial |= summed.contains(&parameter.name);
+            }
+            locals.push(local);
         }
-        Ok(Layout { locals, tensor })
+        Ok(Layout { locals, tensor, mixture })
+    }
+
+    /// How the layers are shared out, where each is in the way that suits it.
+    pub fn mixture(&self) -> Option<&Integrated> {
+        self.mixture.as_ref()
     }
 
     /// The model of the rank at a place.

@@ -6,7 +6,14 @@ use crate::spec::{BatchNorm, Branches, Layer, Model, Residual, SharedStatistics}
 
 /// The sum before a batch norm, over an axis.
 pub(super) fn shared(norm: &BatchNorm, axis: Axis) -> Layer {
-    Layer::SharedStatistics(SharedStatistics { channels: norm.channels, over: vec![axis] })
+    let (channels, over) = (norm.channels, vec![axis]);
+    Layer::SharedStatistics(SharedStatistics { channels, over, shares_samples: false })
+}
+
+/// The same, where ranks along the axis share out the samples of a micro-batch.
+pub(super) fn shared_by_samples(norm: &BatchNorm, axis: Axis) -> Layer {
+    let (channels, over) = (norm.channels, vec![axis]);
+    Layer::SharedStatistics(SharedStatistics { channels, over, shares_samples: true })
 }
 
 /// A model whose batch norms measure over the samples of all replicas.
@@ -22,7 +29,11 @@ fn in_row(layers: &[Layer]) -> Vec<Layer> {
     let mut built = Vec::with_capacity(layers.len());
     for layer in layers {
         if let Layer::BatchNorm(norm) = layer {
-            built.push(shared(norm, Axis::Data));
+            match built.last_mut() {
+                // Ranks with other samples of the same micro-batch measure with it already.
+                Some(Layer::SharedStatistics(shared)) => shared.over.insert(0, Axis::Data),
+                _ => built.push(shared(norm, Axis::Data)),
+            }
         }
         built.push(match layer {
             Layer::Residual(Residual { branch, shortcut }) => {

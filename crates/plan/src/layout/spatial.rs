@@ -132,12 +132,14 @@ impl Sharder {
                 }
                 let row = width * shape.last();
                 let (first, run, of) = (own.rows.start * row, own.rows.len() * row, height * row);
-                built
-                    .push(Layer::Dropout(Dropout { rate: *rate, counted: Some(Counted { first, run, of }) }));
+                built.push(Layer::Dropout(Dropout {
+                    rate: *rate,
+                    counted: Some(Counted::Runs { first, run, of }),
+                }));
             }
-            Layer::SharedStatistics(SharedStatistics { channels, over }) => {
-                let over = over.iter().copied().chain([Axis::Spatial]).collect();
-                built.push(Layer::SharedStatistics(SharedStatistics { channels: *channels, over }));
+            Layer::SharedStatistics(shared) => {
+                let over = shared.over.iter().copied().chain([Axis::Spatial]).collect();
+                built.push(Layer::SharedStatistics(SharedStatistics { over, ..shared.clone() }));
             }
             Layer::BatchNorm(norm) => {
                 if !matches!(built.last(), Some(Layer::SharedStatistics(_))) {

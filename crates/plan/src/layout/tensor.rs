@@ -17,14 +17,18 @@
 mod exchanges;
 mod held;
 mod pair;
+mod route;
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use self::exchanges::positions;
 use self::held::Held;
-use super::{LinearForm, Piece, through};
+pub(super) use self::route::follow;
+use super::{Classes, LinearForm, Piece, through};
+use crate::cut::part;
 use crate::error::Error;
+use crate::mesh::Axis;
 use crate::spec::{
     Along, Branches, Counted, Dropout, Embedding, Layer, Model, Move, Parameter, PositionEmbedding, Residual,
     Shape, TiedLinear,
@@ -36,12 +40,13 @@ pub(super) struct Shard {
     pub parameters: Vec<Parameter>,
     /// Of each parameter its piece, and whether all who have the same have a summand of its gradient.
     pub held: Vec<(Piece, bool)>,
-    pub classes: Option<Range<usize>>,
+    pub classes: Option<Classes>,
 }
 
-/// Which of the ranks along the tensor axis one is, and how they cut.
+/// Which of the ranks along an axis one is, and how they cut.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part<'a> {
+    pub axis: Axis,
     pub ranks: usize,
     pub rank: usize,
     /// Whether what lies between layers that are cut is cut along the sequence.
@@ -52,13 +57,18 @@ pub(super) struct Part<'a> {
 
 /// That of a rank.
 pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Result<Shard, Error> {
-    let mut sharder = Sharder { part, trained: false, held: HashMap::new(), classes: None };
+    let mut sharder = Sharder::new(part);
     let (mut local, mut shape) = (model.clone(), model.input.shape());
     let last = model.blocks.len() - 1;
     for (i, block) in model.blocks.iter().enumerate() {
         local.blocks[i].layers = sharder.layers(&block.layers, shape, i == last)?;
         shape = through(&block.layers, shape);
     }
+    Ok(finish(sharder, local, whole))
+}
+
+/// What a rank has whose layers were made.
+fn finish(mut sharder: Sharder<'_>, local: Model, whole: &[Parameter]) -> Shard {
     let parameters = local.parameters();
     let held = parameters.iter().zip(whole).map(|(own, whole)| {
         debug_assert_eq!(
@@ -71,7 +81,7 @@ pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Resul
         (piece, is_partial)
     });
     let held = held.collect();
-    Ok(Shard { model: local, parameters, held, classes: sharder.classes })
+    Shard { model: local, parameters, held, classes: sharder.classes }
 }
 
 /// Makes the layers of one rank.
@@ -81,10 +91,14 @@ struct Sharder<'a> {
     trained: bool,
     /// What the rank holds of a parameter, by name; of the others it is all, and its gradient the same on every rank.
     held: HashMap<String, Held>,
-    classes: Option<Range<usize>>,
+    classes: Option<Classes>,
 }
 
 impl Sharder<'_> {
+    fn new(part: Part<'_>) -> Sharder<'_> {
+        Sharder { part, trained: false, held: HashMap::new(), classes: None }
+    }
+
     /// The layers of a rank for a row of layers that begins and ends with what every rank has.
     fn layers(&mut self, layers: &[Layer], mut shape: Shape, ends: bool) -> Result<Vec<Layer>, Error> {
         let (mut built, mut rest) = (Vec::new(), layers);
@@ -141,14 +155,14 @@ impl Sharder<'_> {
                 let own = self.own(linear.output);
                 built.extend(self.enter(shape));
                 built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
-                self.classes = Some(own);
+                self.classes = Some(Classes { axis: self.part.axis, own });
             }
             Layer::TiedLinear(TiedLinear { weight, input, output }) if is_head && fits(*output) => {
                 let own = self.own(*output);
                 built.extend(self.enter(shape));
                 let (weight, input, output) = (weight.clone(), *input, own.len());
                 built.push(Layer::TiedLinear(TiedLinear { weight, input, output }));
-                self.classes = Some(own);
+                self.classes = Some(Classes { axis: self.part.axis, own });
             }
             Layer::Linear(_) | Layer::TiedLinear(_) if is_head => {
                 built.extend(self.gathered(shape));
@@ -203,7 +217,11 @@ impl Sharder<'_> {
                 let counted = match shape {
                     Shape::Sequence { seq, width } if self.part.sequence => {
                         let own = self.own(seq);
-                        Some(Counted { first: own.start * width, run: own.len() * width, of: seq * width })
+                        Some(Counted::Runs {
+                            first: own.start * width,
+                            run: own.len() * width,
+                            of: seq * width,
+                        })
                     }
                     _ => None,
                 };
@@ -245,11 +263,6 @@ impl Sharder<'_> {
             problem: format!("is {}, {problem}", self.part.ranks),
         }
     }
-}
-
-/// The part of a rank: equal ones, but for one more in some.
-pub(super) fn part(extent: usize, ranks: usize, rank: usize) -> Range<usize> {
-    extent * rank / ranks..extent * (rank + 1) / ranks
 }
 
 #[cfg(test)]

@@ -279,6 +279,7 @@ impl Place<'_> {
         };
         let all: usize = exchange.parts.iter().sum();
         let whole = |shape: Shape, along| match along {
+            Along::Samples => self.elements(shape),
             Along::Sequence => self.samples as f64 * (all * shape.last()) as f64,
             Along::Last => self.rows(shape) * all as f64,
         };
@@ -288,6 +289,8 @@ impl Place<'_> {
                 Move::Nothing | Move::Slice(_) => 0.0,
                 Move::Sum => group.all_reduce(bytes(self.elements(shape))),
                 Move::Gather(along) | Move::ReduceScatter(along) => group.gather(bytes(whole(shape, along))),
+                // Each has a part of all, and keeps as large a part of that.
+                Move::Deal { .. } => group.gather(bytes(whole(shape, Along::Last)) / exchange.ranks() as f64),
             })
         };
         Passes {

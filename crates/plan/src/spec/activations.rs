@@ -24,9 +24,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::shape::Shape;
 use super::{Layer, Model, Recompute, ShapeError};
-use turns::{Held, Piece, Step, Walk};
+use turns::{Flow, Held, Piece, Step, Walk};
 
 /// What weights, gradients and activations are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
@@ -91,9 +90,9 @@ impl Model {
         precision: Precision,
         recompute: Recompute,
     ) -> Result<Vec<PartActivations>, ShapeError> {
-        let borders = self.borders()?;
+        let flows = self.flows(samples as u64)?;
         let of_part = |part: Range<usize>| {
-            let part = Part::new(self, part, &borders, Walk::new(samples as u64, precision, recompute));
+            let part = Part::new(self, part, &flows, Walk::new(precision, recompute));
             let kept = part.forward();
             let (whole, split) = (part.backward(kept.clone(), false), part.backward(kept.clone(), true));
             PartActivations {
@@ -104,6 +103,13 @@ impl Model {
             }
         };
         Ok(parts.into_iter().map(of_part).collect())
+    }
+
+    /// What a micro-batch of so many samples is like before each block.
+    fn flows(&self, samples: u64) -> Result<Vec<Flow>, ShapeError> {
+        let all = samples;
+        let flows = self.borders()?.into_iter().zip(self.samples_at_borders(all));
+        Ok(flows.map(|(shape, samples)| Flow { shape, samples, all }).collect())
     }
 
     /// The layers of a block, without what ends the model.
@@ -124,12 +130,12 @@ struct Part {
 }
 
 impl Part {
-    fn new(model: &Model, part: Range<usize>, borders: &[Shape], walk: Walk) -> Part {
+    fn new(model: &Model, part: Range<usize>, flows: &[Flow], walk: Walk) -> Part {
         let last = model.blocks.len() - 1;
         let layers: Vec<_> = part.clone().map(|block| model.layers_before_head(block)).collect();
         // The model's last block would run again just behind its own forward.
         let before_last = layers.len().min(last.saturating_sub(part.start));
-        let (steps, read) = walk.blocks(&layers, borders[part.start], before_last);
+        let (steps, read) = walk.blocks(&layers, flows[part.start], before_last);
         Part { steps, read: Some(read).filter(|_| part.contains(&last)), has_head: model.head().is_some() }
     }
 

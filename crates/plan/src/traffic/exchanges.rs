@@ -44,6 +44,8 @@ pub struct Exchanges {
     pub gathers: Sent,
     /// Sums over tensor ranks of which each gets a part.
     pub scatters: Sent,
+    /// Parts of activations that ranks have along one dimension and deal out along another.
+    pub dealt: Sent,
     /// Pixels that windows of neighbours see, and their gradients.
     pub halos: Sent,
     /// What batch norms measure together.
@@ -56,11 +58,13 @@ impl Plan {
         let place = self.mesh.coordinates(rank);
         let local = self.layout.of(place);
         let borders = local.model.borders()?;
-        let mut walk = Walk { plan: self, local, rank, runs: 0, forwards: 1, sent: Exchanges::default() };
+        let samples = local.model.samples_at_borders(self.batch.micro_batch as u64);
+        let mut walk =
+            Walk { plan: self, local, rank, runs: 0, forwards: 1, samples: 0, sent: Exchanges::default() };
         for (number, chunk) in schedule.placement.chunks(place.pipeline).iter().enumerate() {
             let forward = |action: &&Action| matches!(action, Action::Forward(work) if work.chunk == number);
             walk.runs = schedule.ranks[place.pipeline].iter().filter(forward).count() as u64;
-            walk.chunk(self.parts[chunk.part].clone(), &borders, chunk.part == 0);
+            walk.chunk(self.parts[chunk.part].clone(), &borders, &samples, chunk.part == 0);
         }
         Ok(walk.sent)
     }
@@ -75,11 +79,13 @@ struct Walk<'a> {
     runs: u64,
     /// Forward passes of each: two, where the block is run again.
     forwards: u64,
+    /// Samples of each that the rank has at the place reached.
+    samples: u64,
     sent: Exchanges,
 }
 
 impl Walk<'_> {
-    fn chunk(&mut self, blocks: Range<usize>, borders: &[Shape], is_first: bool) {
+    fn chunk(&mut self, blocks: Range<usize>, borders: &[Shape], samples: &[u64], is_first: bool) {
         let model = &self.local.model;
         let last = model.blocks.len() - 1;
         for i in blocks.clone() {
@@ -89,11 +95,12 @@ impl Walk<'_> {
             }
             let again = self.plan.storage.recompute == Recompute::Block && i < last;
             self.forwards = 1 + u64::from(again);
+            self.samples = samples[i];
             self.layers(layers, borders[i], i > blocks.start || !is_first);
         }
-        if blocks.end == last + 1 && self.local.classes.is_some() {
-            let rows = self.samples() * borders[last + 1].rows();
-            let others = self.along(&[Axis::Tensor]).ranks as u64 - 1;
+        if let Some(classes) = self.local.classes.as_ref().filter(|_| blocks.end == last + 1) {
+            let rows = samples[last + 1] * borders[last + 1].rows();
+            let others = self.along(&[classes.axis]).ranks as u64 - 1;
             let bytes = rows * NUMBERS_OF_A_ROW * 4 * others;
             self.sent.gathers.add(self.runs, bytes);
         }
@@ -115,11 +122,12 @@ impl Walk<'_> {
                     let again = exchange.is_entrance()
                         && matches!(layers.get(i + 1), Some(Layer::Linear(_) | Layer::TiedLinear(_)));
                     self.moved(exchange, exchange.forward, shape, forwards + u64::from(again));
+                    self.samples = exchange.samples_behind(self.samples, self.plan.batch.micro_batch as u64);
                     self.moved(exchange, exchange.backward, output, u64::from(wanted));
                 }
                 Layer::Halo(halo) => self.halo(halo, shape, wanted),
                 Layer::TiledMean(_) => {
-                    let elements = self.samples() * output.elements();
+                    let elements = self.samples * output.elements();
                     let bytes = all_reduce(self.along(&[Axis::Spatial]), elements, self.element());
                     self.sent.sums.add(self.runs * self.forwards, bytes);
                 }
@@ -140,22 +148,36 @@ impl Walk<'_> {
     /// What becomes of a tensor of some shape, so many times a micro-batch.
     fn moved(&mut self, exchange: &Exchange, how: Move, shape: Shape, times: u64) {
         let group = self.along(&[exchange.axis]);
+        let all = self.plan.batch.micro_batch;
+        let widest = |parts: &mut dyn Iterator<Item = usize>| parts.max().unwrap_or(0) as u64;
         let part = |along| {
-            let widest = exchange.parts.iter().max().copied().unwrap_or(0) as u64;
-            let others = match along {
-                Along::Sequence => shape.last() as u64,
-                Along::Last => shape.rows(),
+            let elements = match along {
+                Along::Samples => {
+                    let samples = |rank| exchange.samples_of(rank, all).len();
+                    widest(&mut (0..group.ranks).map(samples)) * shape.elements()
+                }
+                Along::Sequence => {
+                    self.samples * widest(&mut exchange.parts.iter().copied()) * shape.last() as u64
+                }
+                Along::Last => self.samples * widest(&mut exchange.parts.iter().copied()) * shape.rows(),
             };
-            self.samples() * widest * others * self.element() * (group.ranks as u64 - 1)
+            elements * self.element() * (group.ranks as u64 - 1)
         };
         let bytes = match how {
             Move::Nothing | Move::Slice(_) => return,
             Move::Gather(along) | Move::ReduceScatter(along) => part(along),
-            Move::Sum => all_reduce(group, self.samples() * shape.elements(), self.element()),
+            Move::Sum => all_reduce(group, self.samples * shape.elements(), self.element()),
+            Move::Deal { .. } => {
+                // What it has, but for what it keeps: its own samples of its own columns.
+                let own = exchange.samples_of(exchange.rank, all).len() as u64;
+                let kept = own * shape.rows() * exchange.parts[exchange.rank] as u64;
+                (self.samples_before(exchange, how) * shape.elements() - kept) * self.element()
+            }
         };
         let kind = match how {
             Move::Gather(_) => &mut self.sent.gathers,
             Move::ReduceScatter(_) => &mut self.sent.scatters,
+            Move::Deal { .. } => &mut self.sent.dealt,
             _ => &mut self.sent.sums,
         };
         kind.add(self.runs * times, bytes);
@@ -163,7 +185,7 @@ impl Walk<'_> {
 
     fn halo(&mut self, Halo(exchange): &Halo, shape: Shape, wanted: bool) {
         let pixel = shape.last() as u64 * self.element();
-        let (samples, backwards) = (self.samples(), u64::from(wanted));
+        let (samples, backwards) = (self.samples, u64::from(wanted));
         for peer in &exchange.neighbours {
             let passes = [(&peer.gives, self.forwards), (&peer.takes, backwards)];
             for (region, times) in passes.into_iter().filter(|(region, _)| !region.is_empty()) {
@@ -178,8 +200,13 @@ impl Walk<'_> {
         self.sent.norms.add(self.runs * (self.forwards + 1), bytes);
     }
 
-    fn samples(&self) -> u64 {
-        self.plan.batch.micro_batch as u64
+    /// Samples that the rank has before it deals them out.
+    fn samples_before(&self, exchange: &Exchange, how: Move) -> u64 {
+        let all = self.plan.batch.micro_batch;
+        match how {
+            Move::Deal { from: Along::Samples, .. } => exchange.samples_of(exchange.rank, all).len() as u64,
+            _ => all as u64,
+        }
     }
 
     /// Bytes of an element.

@@ -264,8 +264,8 @@ impl Rank<'_> {
     /// Of each chunk, a micro-batch as it enters and as it leaves.
     fn borders(&self) -> Result<Vec<[u64; 2]>, ShapeError> {
         let borders = self.local.model.borders()?;
-        let each = self.plan.batch.micro_batch as u64 * self.size;
-        let bytes = |block: usize| borders[block].elements().saturating_mul(each);
+        let samples = self.local.model.samples_at_borders(self.plan.batch.micro_batch as u64);
+        let bytes = |block: usize| borders[block].elements().saturating_mul(samples[block] * self.size);
         let parts = self.chunks().iter().map(|chunk| &self.plan.parts[chunk.part]);
         Ok(parts.map(|part| [bytes(part.start), bytes(part.end)]).collect())
     }

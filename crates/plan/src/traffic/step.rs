@@ -25,13 +25,14 @@ pub struct StepTraffic {
 
 impl StepTraffic {
     /// All kinds, with what a person calls them.
-    pub fn kinds(&self) -> [(&'static str, Sent); 8] {
-        let Exchanges { sums, gathers, scatters, halos, norms } = self.exchanges;
+    pub fn kinds(&self) -> [(&'static str, Sent); 9] {
+        let Exchanges { sums, gathers, scatters, dealt, halos, norms } = self.exchanges;
         [
             ("activations between stages", self.stages),
             ("sums of activations", sums),
             ("gathers of activations", gathers),
             ("scattered sums of activations", scatters),
+            ("activations dealt out anew", dealt),
             ("halos of images", halos),
             ("sums of batch norms", norms),
             ("sums of gradients", self.gradients),

@@ -16,7 +16,7 @@ use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::{Category, Tensor};
 
 use super::activation::saved_of;
-use super::{Backward, Exchange, Forward, Layer, Linear, Norm, Recompute, Stash, sum};
+use super::{Backward, BatchSlice, Exchange, Forward, Layer, Linear, Norm, Recompute, Stash, sum};
 use crate::Result;
 
 /// `before`, a linear layer, and then any number of activations, each followed by a linear layer.
@@ -56,7 +56,7 @@ impl Chain {
                 h
             }
         };
-        h = self.entered(h)?;
+        h = self.entered(h, pass.share)?;
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
             let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
@@ -67,9 +67,9 @@ impl Chain {
     }
 
     /// What the first linear layer reads, from what stands before it.
-    fn entered(&self, h: Tensor) -> Result<Tensor> {
+    fn entered(&self, h: Tensor, share: &BatchSlice) -> Result<Tensor> {
         match &self.enter {
-            Some(enter) => enter.there(h),
+            Some(enter) => enter.there(h, share),
             None => Ok(h),
         }
     }
@@ -80,7 +80,7 @@ impl Chain {
         *shape.last_mut().expect("at least one dimension") = width;
         let dh = self.first.input_gradient(dy, &shape, pass.weights)?;
         match &self.enter {
-            Some(enter) => enter.back(dh),
+            Some(enter) => enter.back(dh, pass.share),
             None => Ok(dh),
         }
     }
@@ -101,7 +101,7 @@ impl Chain {
         let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
         let dh = self.before_first(&dy, x.width(), pass)?;
         let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
-        self.first.send_gradients(self.entered(h)?, dy, pass)?;
+        self.first.send_gradients(self.entered(h, pass.share)?, dy, pass)?;
         norm.send_gradients(dh, x, statistics, pass)?;
         Ok(dx)
     }
@@ -111,7 +111,7 @@ impl Chain {
     fn to_again(&self, layers: &Recompute, dy: Tensor, pass: &mut Backward<'_>) -> Result<(Tensor, Stash)> {
         let (h, stash) = layers.again(pass)?;
         let width = h.width();
-        self.first.send_gradients(self.entered(h)?, dy.clone(), pass)?;
+        self.first.send_gradients(self.entered(h, pass.share)?, dy.clone(), pass)?;
         Ok((self.before_first(&dy, width, pass)?, stash))
     }
 }
@@ -133,7 +133,7 @@ impl Layer for Chain {
             Before::Nothing => {
                 let x = pass.stash.pop();
                 let width = x.width();
-                self.first.send_gradients(self.entered(x)?, dy.clone(), pass)?;
+                self.first.send_gradients(self.entered(x, pass.share)?, dy.clone(), pass)?;
                 input_gradient.then(|| self.before_first(&dy, width, pass)).transpose()
             }
             Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),

@@ -2,6 +2,7 @@
 //! number within the step, and not on the micro-batch or the rank that it is in; of an element that lies in a part of a tensor, on its
 //! place in the whole.
 
+use espalier_plan::cut::part;
 use espalier_plan::spec::Counted;
 use espalier_tensor::ops::dropout::{self, Numbers};
 use espalier_tensor::{Tensor, random};
@@ -23,9 +24,14 @@ impl Dropout {
         let of_each = x.len() / share.samples.max(1);
         let numbers = match self.counted {
             None => Numbers::from(share.first_element(of_each)),
-            Some(Counted { first, run, of }) => {
+            Some(Counted::Runs { first, run, of }) => {
                 let first = share.first_element(of_each / run * of) + first as u64;
                 Numbers { first, run: run as u64, of: of as u64 }
+            }
+            Some(Counted::Samples { ranks, rank }) => {
+                let own = part(share.samples, ranks, rank);
+                let of_each = x.len() / own.len().max(1);
+                Numbers::from((share.first + own.start) as u64 * of_each as u64)
             }
         };
         Ok(dropout::apply(x, self.rate, random::key(random, self.index), numbers)?)

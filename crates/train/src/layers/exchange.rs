@@ -8,7 +8,8 @@ use espalier_plan::spec::{self, Along, Move};
 use espalier_tensor::ops::{columns, flat};
 use espalier_tensor::{Category, Tensor};
 
-use super::{Backward, Forward, Layer};
+use super::deal::Deal;
+use super::{Backward, BatchSlice, Forward, Layer};
 use crate::Result;
 
 /// A tensor on its way from one sharding to the next.
@@ -20,57 +21,71 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     /// What becomes of an activation.
-    pub fn there(&self, x: Tensor) -> Result<Tensor> {
-        self.carry(self.spec.forward, x)
+    pub fn there(&self, x: Tensor, share: &BatchSlice) -> Result<Tensor> {
+        self.carry(self.spec.forward, x, share.samples)
     }
 
     /// What becomes of its gradient.
-    pub fn back(&self, dy: Tensor) -> Result<Tensor> {
-        self.carry(self.spec.backward, dy)
+    pub fn back(&self, dy: Tensor, share: &BatchSlice) -> Result<Tensor> {
+        self.carry(self.spec.backward, dy, share.samples)
     }
 
-    fn carry(&self, how: Move, x: Tensor) -> Result<Tensor> {
+    /// `samples` are those of the micro-batch.
+    fn carry(&self, how: Move, x: Tensor, samples: usize) -> Result<Tensor> {
         match how {
             Move::Nothing => Ok(x),
             Move::Sum => Ok(self.group.all_reduce(x, Reduce::Sum)?),
-            Move::Gather(along) => self.gather(x, along),
-            Move::Slice(along) => {
-                let own = self.parts(&x, along).nth(self.spec.rank).expect("a part for each rank");
-                let (shape, matrix) = (self.shape_of(&x, along, self.own()), matrix(x, along));
-                Ok(columns::take(&matrix, own, Category::Transient)?.reshape(&shape))
+            Move::Gather(along) => self.gather(x, self.cut(along, samples)),
+            Move::Slice(along) => self.slice(x, self.cut(along, samples)),
+            Move::ReduceScatter(along) => self.reduce_scatter(x, self.cut(along, samples)),
+            Move::Deal { from, to } => {
+                let of = |along| self.cut(along, samples).parts;
+                let deal = Deal { group: &self.group, samples: of(Along::Samples), columns: of(Along::Last) };
+                match (from, to) {
+                    (Along::Samples, Along::Last) => deal.to_columns(x),
+                    (Along::Last, Along::Samples) => deal.to_samples(x),
+                    other => unreachable!("no layout deals out {other:?}"),
+                }
             }
-            Move::ReduceScatter(along) => self.reduce_scatter(x, along),
         }
     }
 
-    /// Of the dimension that is cut, what this rank has.
-    fn own(&self) -> usize {
-        self.spec.parts[self.spec.rank]
+    /// What each rank has of a dimension.
+    fn cut(&self, along: Along, samples: usize) -> Cut {
+        let parts = match along {
+            Along::Samples => {
+                (0..self.spec.ranks()).map(|rank| self.spec.samples_of(rank, samples)).collect()
+            }
+            Along::Sequence | Along::Last => {
+                let ends = self.spec.parts.iter().scan(0, |end, part| {
+                    let start = *end;
+                    *end += part;
+                    Some(start..*end)
+                });
+                ends.collect()
+            }
+        };
+        Cut { along, parts, rank: self.spec.rank }
     }
 
-    /// The shape of a tensor with another extent of the dimension that is cut.
-    fn shape_of(&self, x: &Tensor, along: Along, extent: usize) -> Vec<usize> {
-        let mut shape = x.shape().to_vec();
-        let dim = dim(&shape, along);
-        shape[dim] = extent;
-        shape
+    /// The rank's own part. One without samples gets one of zeros, which stands in for what has no gradient and goes nowhere.
+    fn slice(&self, x: Tensor, cut: Cut) -> Result<Tensor> {
+        let own = cut.columns(&x).swap_remove(cut.rank);
+        if own.is_empty() {
+            let shape = cut.shape_of(&x, 1);
+            return Ok(Tensor::zeros(&x.device(), &shape, x.dtype(), Category::Transient)?);
+        }
+        let (shape, matrix) = (cut.shape_of(&x, cut.own()), cut.matrix(x));
+        Ok(columns::take(&matrix, own, Category::Transient)?.reshape(&shape))
     }
 
-    /// The columns of each rank in the matrix of the whole.
-    fn parts(&self, x: &Tensor, along: Along) -> impl Iterator<Item = Range<usize>> + use<'_> {
-        let unit: usize = x.shape()[dim(x.shape(), along) + 1..].iter().product();
-        self.spec.parts.iter().scan(0, move |end, part| {
-            let start = *end;
-            *end += part * unit;
-            Some(start..*end)
-        })
-    }
-
-    fn gather(&self, x: Tensor, along: Along) -> Result<Tensor> {
-        let shape = self.shape_of(&x, along, self.spec.parts.iter().sum());
-        let parts: Vec<Range<usize>> = self.parts(&x, along).collect();
+    fn gather(&self, x: Tensor, cut: Cut) -> Result<Tensor> {
+        let (shape, parts) = (cut.shape_of(&x, cut.whole()), cut.columns(&x));
         let widest = parts.iter().map(ExactSizeIterator::len).max().expect("several ranks");
-        let own = padded(matrix(x, along), widest)?;
+        let own = match cut.own() {
+            0 => Tensor::zeros(&x.device(), &[1, widest], x.dtype(), Category::Communication)?,
+            _ => padded(cut.matrix(x), widest)?,
+        };
         let (device, dtype, rows) = (own.device(), own.dtype(), own.rows());
         let room = Tensor::empty(&device, &[parts.len() * rows * widest], dtype, Category::Communication)?;
         let length = own.len();
@@ -97,11 +112,10 @@ impl Exchange {
         Ok(whole.reshape(&shape))
     }
 
-    fn reduce_scatter(&self, x: Tensor, along: Along) -> Result<Tensor> {
-        let shape = self.shape_of(&x, along, self.own());
-        let parts: Vec<Range<usize>> = self.parts(&x, along).collect();
+    fn reduce_scatter(&self, x: Tensor, cut: Cut) -> Result<Tensor> {
+        let (shape, parts) = (cut.shape_of(&x, cut.own()), cut.columns(&x));
         let widest = parts.iter().map(ExactSizeIterator::len).max().expect("several ranks");
-        let (whole, own) = (matrix(x, along), parts[self.spec.rank].len());
+        let (whole, own) = (cut.matrix(x), parts[cut.rank].len());
         let (device, dtype, rows) = (whole.device(), whole.dtype(), whole.rows());
         let packed = match rows == 1 && parts.iter().all(|part| part.len() == widest) {
             true => whole,
@@ -124,19 +138,55 @@ impl Exchange {
     }
 }
 
-/// The dimension that is cut, of a tensor with samples in front.
-fn dim(shape: &[usize], along: Along) -> usize {
-    match along {
-        Along::Sequence => 1,
-        Along::Last => shape.len() - 1,
-    }
+/// What ranks have of a dimension.
+struct Cut {
+    along: Along,
+    /// Of each rank.
+    parts: Vec<Range<usize>>,
+    /// Which of them this is.
+    rank: usize,
 }
 
-/// A tensor as a matrix whose columns are what is cut: all before it are rows.
-fn matrix(x: Tensor, along: Along) -> Tensor {
-    let shape = x.shape().to_vec();
-    let (rows, columns) = shape.split_at(dim(&shape, along));
-    x.reshape(&[rows.iter().product(), columns.iter().product()])
+impl Cut {
+    /// What this rank has.
+    fn own(&self) -> usize {
+        self.parts[self.rank].len()
+    }
+
+    /// What all have together.
+    fn whole(&self) -> usize {
+        self.parts.last().map_or(0, |last| last.end)
+    }
+
+    /// The dimension, of a tensor with samples in front.
+    fn dim(&self, shape: &[usize]) -> usize {
+        match self.along {
+            Along::Samples => 0,
+            Along::Sequence => 1,
+            Along::Last => shape.len() - 1,
+        }
+    }
+
+    /// The shape of a tensor with another extent of the dimension.
+    fn shape_of(&self, x: &Tensor, extent: usize) -> Vec<usize> {
+        let mut shape = x.shape().to_vec();
+        let dim = self.dim(&shape);
+        shape[dim] = extent;
+        shape
+    }
+
+    /// A tensor as a matrix whose columns are what is cut: all before it are rows.
+    fn matrix(&self, x: Tensor) -> Tensor {
+        let shape = x.shape().to_vec();
+        let (rows, columns) = shape.split_at(self.dim(&shape));
+        x.reshape(&[rows.iter().product(), columns.iter().product()])
+    }
+
+    /// The columns of each rank in the matrix of the whole.
+    fn columns(&self, x: &Tensor) -> Vec<Range<usize>> {
+        let unit: usize = x.shape()[self.dim(x.shape()) + 1..].iter().product();
+        self.parts.iter().map(|part| part.start * unit..part.end * unit).collect()
+    }
 }
 
 /// A matrix with columns of zeros behind its own, so that the parts of all ranks have one size.
@@ -151,11 +201,11 @@ fn padded(matrix: Tensor, width: usize) -> Result<Tensor> {
 }
 
 impl Layer for Exchange {
-    fn forward(&self, x: Tensor, _: &mut Forward<'_>) -> Result<Tensor> {
-        self.there(x)
+    fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        self.there(x, pass.share)
     }
 
-    fn backward(&self, dy: Tensor, _: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        input_gradient.then(|| self.back(dy)).transpose()
+    fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
+        input_gradient.then(|| self.back(dy, pass.share)).transpose()
     }
 }

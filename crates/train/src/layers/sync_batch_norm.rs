@@ -2,6 +2,7 @@
 //! As with a halo and its convolution, the sums stand before the norm in a rank's model, and are built as one layer with it.
 
 use espalier_comm::{Communicator, Reduce};
+use espalier_plan::cut::part;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::batch_norm::measure;
 
@@ -14,13 +15,23 @@ pub(crate) struct SyncBatchNorm {
     pub norm: BatchNorm,
     /// In the steps of training.
     pub in_step: Communicator,
-    /// Where samples are only looked at: the ranks with other pixels of the same images, where these are cut.
+    /// Where samples are only looked at: the ranks with other pixels of the same images, or other samples of the same micro-batch.
     pub in_sweep: Option<Communicator>,
+    /// Of those that share out a micro-batch: how many there are and which this is.
+    pub shared: Option<(usize, usize)>,
 }
 
 impl SyncBatchNorm {
     fn group(&self, share: &BatchSlice) -> Option<&Communicator> {
         if share.in_step { Some(&self.in_step) } else { self.in_sweep.as_ref() }
+    }
+
+    /// What it has measured; nothing where it has no samples, but one that stands in.
+    fn counted(&self, mut own: Vec<f64>, share: &BatchSlice) -> Vec<f64> {
+        if self.shared.is_some_and(|(ranks, rank)| part(share.samples, ranks, rank).is_empty()) {
+            own.fill(0.0);
+        }
+        own
     }
 }
 
@@ -28,7 +39,8 @@ impl Layer for SyncBatchNorm {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         match self.group(pass.share) {
             Some(group) if pass.mode == Mode::Train => {
-                let sums = group.all_reduce(measure(&x)?, Reduce::Sum)?;
+                let own = self.counted(measure(&x)?, pass.share);
+                let sums = group.all_reduce(own, Reduce::Sum)?;
                 self.norm.normalise(x, &sums, pass)
             }
             _ => self.norm.forward(x, pass),
@@ -38,7 +50,8 @@ impl Layer for SyncBatchNorm {
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, wanted: bool) -> Result<Option<Tensor>> {
         match self.group(pass.share) {
             Some(group) => {
-                let everywhere = |own| Ok(group.all_reduce(own, Reduce::Sum)?);
+                let share = *pass.share;
+                let everywhere = |own| Ok(group.all_reduce(self.counted(own, &share), Reduce::Sum)?);
                 Ok(Some(self.norm.backward_through(dy, everywhere, pass)?))
             }
             None => self.norm.backward(dy, pass, wanted),

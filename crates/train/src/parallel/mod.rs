@@ -16,6 +16,7 @@
 //! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
 //! out their state, or go apart, do. That they are the same is checked where it could go wrong ([`Ranks::agree`]), and an error names who differs.
 
+mod calls;
 pub mod data;
 pub mod groups;
 pub mod launched;
@@ -34,6 +35,7 @@ use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 use tracing::span::EnteredSpan;
 
+pub(crate) use calls::order_of_calls;
 pub use threads::{GiveUp, on_threads, on_threads_within};
 pub(crate) use together::exchange;
 pub use together::together;
@@ -156,6 +158,8 @@ impl Ranks {
         match axes {
             [axis] => self.along(*axis),
             [Axis::Data, Axis::Spatial] => &self.pixels,
+            // Where tensor ranks share out samples there are neither stages nor tiles.
+            [Axis::Data, Axis::Tensor] => &self.world,
             other => unreachable!("no layer sums over {other:?}"),
         }
     }

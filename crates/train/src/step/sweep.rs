@@ -161,7 +161,7 @@ impl Worker for Evaluating<'_> {
             weights: sweep.weights,
             mode: Mode::Evaluate,
             random: 0,
-            share: &BatchSlice::default(),
+            share: &BatchSlice { samples: self.samples[work.micro_batch], ..BatchSlice::default() },
             stash: &mut Stash::forgetful(),
             statistics: &mut Vec::new(),
         };

@@ -8,6 +8,7 @@ mod fixture;
 mod golden;
 mod gpu;
 mod gradients;
+mod integrated;
 mod lattice;
 mod layouts;
 mod local;

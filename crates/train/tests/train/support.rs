@@ -195,7 +195,10 @@ pub fn images() -> Base {
 
 /// Why a run file cannot be run on its data.
 pub fn refused(base: &Base) -> String {
-    let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
+    let run_file = match RunFile::parse(base.text, &base.overrides) {
+        Ok(run_file) => run_file,
+        Err(error) => return error.to_string(),
+    };
     let facts = Dataset::open(&run_file).unwrap().facts();
     Plan::new(run_file, facts).unwrap_err().to_string()
 }

@@ -217,7 +217,7 @@ fn convolutions_are_cut_by_their_channels() {
 }
 
 /// The masks of all ranks put together: by parameter, the places of the whole that are kept.
-fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
+pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
     let (plan, dataset, device) = prepare(&base.set("train.steps=20"), 2);
     let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
     let of_rank = |ranks, device: &_| {

@@ -26,7 +26,7 @@ fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
 }
 
 /// Runs a list to its end on all ranks, and compares what each has sent with what the plan says of its actions.
-fn check(what: &str, base: &Base) {
+pub fn check(what: &str, base: &Base) {
     let (plan, dataset, device) = prepare(base, 1);
     let dataset = Arc::new(dataset);
     on_threads(&plan.mesh.clone(), &device, |ranks, device| {
@@ -51,6 +51,7 @@ fn check(what: &str, base: &Base) {
             (Counted::AllReduce, exchanges.norms),
             (Counted::AllGather, exchanges.gathers),
             (Counted::ReduceScatter, exchanges.scatters),
+            (Counted::PointToPoint, exchanges.dealt),
             (Counted::Halo, exchanges.halos),
         ] {
             *expected.entry(kind.name()).or_default() += sent.bytes;

@@ -1,7 +1,7 @@
 //! What ranks do with an activation before and behind a layer that is cut.
 
-use super::{Sharder, part};
-use crate::mesh::Axis;
+use super::Sharder;
+use crate::cut::part;
 use crate::spec::{Along, Exchange, Layer, Move, Shape};
 
 impl Sharder<'_> {
@@ -12,7 +12,7 @@ impl Sharder<'_> {
 
     pub(super) fn exchange(&self, forward: Move, backward: Move, extent: usize) -> Layer {
         let parts = (0..self.part.ranks).map(|rank| part(extent, self.part.ranks, rank).len()).collect();
-        Layer::Exchange(Exchange { axis: Axis::Tensor, forward, backward, parts, rank: self.part.rank })
+        Layer::Exchange(Exchange { axis: self.part.axis, forward, backward, parts, rank: self.part.rank })
     }
 
     /// Before a layer that is cut by its outputs; nothing where nobody wants the gradient of what it reads.

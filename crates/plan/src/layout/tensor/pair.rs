@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use super::super::through;
-use super::{Sharder, part};
+use super::Sharder;
+use crate::cut::part;
 use crate::error::Error;
 use crate::spec::{Along, Attention, Bias, Branches, Columns, Counted, Dropout, Join, Layer, Move, Shape};
 
@@ -139,7 +140,7 @@ impl Sharder<'_> {
                     let [Range { start, end }] = own[..] else {
                         return Err(self.conflict("but a dropout stands before an attention".into()));
                     };
-                    let counted = Some(Counted { first: start, run: end - start, of: shape.last() });
+                    let counted = Some(Counted::Runs { first: start, run: end - start, of: shape.last() });
                     Layer::Dropout(Dropout { rate: *rate, counted })
                 }
                 other => other.clone(),

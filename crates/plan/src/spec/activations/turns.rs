@@ -38,13 +38,38 @@ pub(super) enum Step {
 /// An edge.
 #[derive(Clone, Copy)]
 struct Edge {
-    shape: Shape,
+    at: Flow,
     piece: Piece,
+}
+
+/// What a micro-batch is like at some place of a model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flow {
+    /// Of a sample.
+    pub shape: Shape,
+    /// Samples that the rank has there,
+    pub samples: u64,
+    /// of so many in all.
+    pub all: u64,
+}
+
+impl Flow {
+    /// Behind a layer.
+    fn behind(self, layer: &Layer) -> Flow {
+        Flow {
+            shape: output(self.shape, layer),
+            samples: layer.samples_behind(self.samples, self.all),
+            ..self
+        }
+    }
+
+    fn through(self, layers: &[Layer]) -> Flow {
+        layers.iter().fold(self, Flow::behind)
+    }
 }
 
 /// A walk through consecutive blocks, forwards; the shapes in them were checked.
 pub(super) struct Walk {
-    samples: u64,
     precision: Precision,
     recompute: Recompute,
     pieces: usize,
@@ -52,30 +77,27 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    pub fn new(samples: u64, precision: Precision, recompute: Recompute) -> Walk {
-        Walk { samples, precision, recompute, pieces: 0, steps: Vec::new() }
+    pub fn new(precision: Precision, recompute: Recompute) -> Walk {
+        Walk { precision, recompute, pieces: 0, steps: Vec::new() }
     }
 
     /// The steps of blocks, of which the first reads `input` and the first `before_last` are not the model's last, and the edge
     /// behind them.
-    pub fn blocks(mut self, blocks: &[&[Layer]], input: Shape, before_last: usize) -> (Vec<Step>, Piece) {
+    pub fn blocks(mut self, blocks: &[&[Layer]], input: Flow, before_last: usize) -> (Vec<Step>, Piece) {
         let mut edge = self.edge(input);
-        let shapes: Vec<Shape> = blocks
+        let flows: Vec<Flow> = blocks
             .iter()
-            .scan(input, |shape, layers| {
-                let before = *shape;
-                *shape = layers.iter().fold(before, output);
+            .scan(input, |flow, layers| {
+                let before = *flow;
+                *flow = before.through(layers);
                 Some(before)
             })
             .collect();
-        let end = blocks
-            .last()
-            .zip(shapes.last())
-            .map_or(input, |(layers, shape)| layers.iter().fold(*shape, output));
+        let end = blocks.last().zip(flows.last()).map_or(input, |(layers, flow)| flow.through(layers));
         let mut behind = self.tensor(end);
         let mut gradients: Vec<Vec<Piece>> = Vec::new();
-        for (layers, shape) in blocks.iter().zip(&shapes).rev() {
-            let (own, before) = self.gradients(layers, *shape, behind);
+        for (layers, flow) in blocks.iter().zip(&flows).rev() {
+            let (own, before) = self.gradients(layers, *flow, behind);
             gradients.push(own);
             behind = before;
         }
@@ -94,28 +116,28 @@ impl Walk {
     }
 
     /// A tensor of one micro-batch.
-    fn tensor(&mut self, shape: Shape) -> Piece {
-        let size = if matches!(shape, Shape::Tokens { .. }) { 4 } else { self.precision.size() };
-        self.piece(shape.elements().saturating_mul(size).saturating_mul(self.samples))
+    fn tensor(&mut self, at: Flow) -> Piece {
+        let size = if matches!(at.shape, Shape::Tokens { .. }) { 4 } else { self.precision.size() };
+        self.piece(at.shape.elements().saturating_mul(size).saturating_mul(at.samples))
     }
 
-    fn edge(&mut self, shape: Shape) -> Edge {
-        Edge { shape, piece: self.tensor(shape) }
+    fn edge(&mut self, at: Flow) -> Edge {
+        Edge { at, piece: self.tensor(at) }
     }
 
     /// The gradients of what each of some layers gives, of which the last is `behind`, and that of what they read.
-    fn gradients(&mut self, layers: &[Layer], input: Shape, behind: Piece) -> (Vec<Piece>, Piece) {
-        let mut shapes = vec![input];
-        shapes.extend(layers.iter().scan(input, |shape, layer| {
-            *shape = output(*shape, layer);
-            Some(*shape)
+    fn gradients(&mut self, layers: &[Layer], input: Flow, behind: Piece) -> (Vec<Piece>, Piece) {
+        let mut flows = vec![input];
+        flows.extend(layers.iter().scan(input, |flow, layer| {
+            *flow = flow.behind(layer);
+            Some(*flow)
         }));
         let mut gradient = behind;
         let mut all = vec![gradient; layers.len()];
         for (i, layer) in layers.iter().enumerate().rev() {
             all[i] = gradient;
             if !layer.entry().passes_gradient() {
-                gradient = self.tensor(shapes[i]);
+                gradient = self.tensor(flows[i]);
             }
         }
         (all, gradient)
@@ -152,7 +174,7 @@ impl Walk {
         let mut before: Option<&Layer> = None;
         for (i, (layer, gradient)) in layers.iter().zip(gradients).enumerate() {
             if is_entrance(layer, layers.get(i + 1)) {
-                edge.shape = output(edge.shape, layer);
+                edge.at = edge.at.behind(layer);
                 continue;
             }
             let remade = before.is_some_and(|before| remakes(before, layer));
@@ -166,12 +188,13 @@ impl Walk {
     }
 
     fn layer(&mut self, layer: &Layer, input: Edge, gradient: Piece, remade: bool) -> Edge {
-        let made = self.edge(output(input.shape, layer));
-        let (saves, reads) = (layer.entry().saves(input.shape, self.samples), layer.entry().weight_reads());
+        let made = self.edge(input.at.behind(layer));
+        let saves = layer.entry().saves(input.at.shape, input.at.samples);
+        let reads = layer.entry().weight_reads();
         let numbers = self.piece(saves.numbers.saturating_mul(4));
         let saves =
             [(saves.input && !remade, input.piece), (saves.output, made.piece), (saves.numbers > 0, numbers)];
-        let read = if remade { self.tensor(input.shape) } else { input.piece };
+        let read = if remade { self.tensor(input.at) } else { input.piece };
         let reads = [(reads.input, read), (reads.gradient, gradient), (reads.numbers, numbers)];
         let chosen =
             |pieces: [(bool, Piece); 3]| pieces.into_iter().filter(|(is, _)| *is).map(|(_, piece)| piece);
@@ -202,15 +225,15 @@ impl Walk {
             };
             let behind = match sides.join {
                 Join::Sum => gradient,
-                Join::Product | Join::Concat => self.tensor(layers.iter().fold(input.shape, output)),
+                Join::Product | Join::Concat => self.tensor(input.at.through(layers)),
             };
-            let (gradients, _) = self.gradients(layers, input.shape, behind);
+            let (gradients, _) = self.gradients(layers, input.at, behind);
             given.push(self.row(layers, input, &gradients).piece);
         }
         if sides.join.reads_outputs() {
             self.turn(given, Vec::new());
         }
-        self.edge(output(input.shape, layer))
+        self.edge(input.at.behind(layer))
     }
 }
 

@@ -15,16 +15,26 @@ pub struct Dropout {
     pub counted: Option<Counted>,
 }
 
-/// Which elements of a whole tensor a rank's are: runs of equal length at equal distances. Element i is the whole's
-/// `first + i / run * of + i % run`, counted over all samples.
+/// Which elements of a whole tensor a rank's are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Counted {
-    /// The whole's number of the first element.
-    pub first: usize,
-    /// How many follow each other,
-    pub run: usize,
-    /// and of how many.
-    pub of: usize,
+#[serde(rename_all = "kebab-case")]
+pub enum Counted {
+    /// Runs of equal length at equal distances. Element i is the whole's `first + i / run * of + i % run`, counted over all samples.
+    Runs {
+        /// The whole's number of the first element.
+        first: usize,
+        /// How many follow each other,
+        run: usize,
+        /// and of how many.
+        of: usize,
+    },
+    /// Those of some samples of each micro-batch.
+    Samples {
+        /// Ranks that share them out.
+        ranks: usize,
+        /// Which of them this is.
+        rank: usize,
+    },
 }
 
 /// As a run file writes it.

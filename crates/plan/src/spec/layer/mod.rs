@@ -277,6 +277,14 @@ impl Layer {
         Ok(output)
     }
 
+    /// How many samples of a micro-batch of `all` a rank has behind it, of the `now` that it has before.
+    pub fn samples_behind(&self, now: u64, all: u64) -> u64 {
+        match self {
+            Layer::Exchange(exchange) => exchange.samples_behind(now, all),
+            _ => now,
+        }
+    }
+
     /// Its own parameters, without those of the layers inside it; a tied weight belongs to the layer it is tied to.
     pub fn parameters(&self) -> Vec<Parameter> {
         #[cfg(test)]

@@ -4,9 +4,7 @@
 //! in reverse. Diagonal neighbours send their corners directly: all messages of an exchange start at once, and none waits for
 //! another, as it would if corners travelled along two sides.
 //!
-//! Where messages are carried out in the order of calls (NCCL, those to higher ranks apart from those to lower ones) that order must
-//! not close a circle. Receives come before sends; on the way up messages are in the order of senders and then of receivers, on the
-//! way down in the reverse of both: every rank calls in the order in which all of them can happen.
+//! Who calls whom in which order is [`order_of_calls`]'s to say.
 
 use espalier_comm::{Communicator, Request};
 use espalier_plan::tiles::{Exchange, Neighbour, Region};
@@ -14,6 +12,7 @@ use espalier_tensor::ops::region;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
+use crate::parallel::order_of_calls;
 use crate::parallel::tags::HALO;
 
 /// A rank's part in an exchange.
@@ -94,14 +93,6 @@ impl Halo {
         }
         Ok(InFlight { coming, going })
     }
-}
-
-/// In which order a rank receives from its neighbours, and then sends to them; the first `lower` of them have lower ranks.
-fn order_of_calls(
-    lower: usize,
-    neighbours: usize,
-) -> (impl Iterator<Item = usize>, impl Iterator<Item = usize>) {
-    ((0..lower).chain((lower..neighbours).rev()), (0..lower).rev().chain(lower..neighbours))
 }
 
 impl InFlight {

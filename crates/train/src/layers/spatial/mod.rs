@@ -1,11 +1,10 @@
 //! Layers over an image that is cut over ranks: each holds a tile, and what its windows see of a neighbour's comes here first.
 //!
 //! Which pixels those are is the plan's matter ([`espalier_plan::tiles`]). Here a [`Halo`] sends and receives them;
-//! `Crop` begins a cut; [`HaloExchange`] is a layer that does it before any other; [`TiledConv`] is a convolution that goes on meanwhile; [`TiledMean`]
+//! `Entrance` begins a cut; [`HaloExchange`] is a layer that does it before any other; [`TiledConv`] is a convolution that goes on meanwhile; [`TiledMean`]
 //! ends the cut. Batch norm needs nothing of its own: the ranks of a cut are among those with whom `SyncBatchNorm` measures.
 
 mod conv;
-mod crop;
 mod exchange;
 mod halo;
 mod mean;
@@ -13,7 +12,6 @@ mod mean;
 mod tests;
 
 pub use conv::TiledConv;
-pub(crate) use crop::Crop;
 pub use exchange::HaloExchange;
 pub use halo::Halo;
 pub use mean::TiledMean;

@@ -215,7 +215,7 @@ fn build(
                 built.push(match cut {
                     Some(cut) => {
                         let (in_step, in_sweep) = (cut.world.clone(), Some(cut.group.clone()));
-                        Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep })
+                        Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep, shared: None })
                     }
                     None => Box::new(norm),
                 });

@@ -1,0 +1,96 @@
+//! Integrated parallelism (Gholami et al. 2018): one group of ranks shares out each layer in the way that suits it, by samples or by
+//! tiles of images where activations outweigh weights, by columns where weights outweigh activations.
+//!
+//! Which way a layer goes is the cheapest [route](Integrated) by the alpha-beta model, or the cheapest of those on which the layers
+//! that a person names are by model and the others are not. The layout follows it: `tensor::route` has the layers.
+
+use serde::{Serialize, Serializer};
+
+use super::Named;
+use crate::cost::integrated::Group;
+use crate::cost::{AllReduce, Integrated, Link, Setting};
+use crate::error::Error;
+use crate::mesh::Axis;
+use crate::pruning::Pruning;
+use crate::spec::{Input, Model};
+
+const FIELD: &str = "parallel.integrated";
+
+/// Who says which layers are by model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mixture {
+    /// The alpha-beta model.
+    Auto,
+    /// A person.
+    ByModel(Named),
+}
+
+/// As it is written.
+impl Serialize for Mixture {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Mixture::Auto => serializer.serialize_str("auto"),
+            Mixture::ByModel(named) => named.serialize(serializer),
+        }
+    }
+}
+
+/// What a mixture is found by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mixing {
+    /// Who chooses.
+    pub mixture: Mixture,
+    /// Samples of a step that the group sees.
+    pub samples: usize,
+    /// Bytes of a word.
+    pub word: u64,
+    /// What goes of the weights: it shortens the sums of their gradients.
+    pub pruning: Option<Pruning>,
+}
+
+impl Mixing {
+    /// The mixture for a model and a group of so many ranks along an axis.
+    pub(super) fn find(&self, model: &Model, axis: Axis, ranks: usize) -> Result<Integrated, Error> {
+        if !matches!(model.input, Input::Image { .. }) {
+            let why = format!("with `model.name` = \"{}\", which has no convolutions", model.name);
+            return Err(Error::NoEffect { field: FIELD.into(), why });
+        }
+        let by_model = match &self.mixture {
+            Mixture::Auto => None,
+            Mixture::ByModel(named) => Some(named.clone()),
+        };
+        if let Some(name) = by_model.as_ref().and_then(|named| named.unknown(&products(model))) {
+            return Err(Error::Value {
+                field: FIELD.into(),
+                expected:
+                    "\"auto\", or names of convolutions and linear layers, or what such names begin with"
+                        .into(),
+                got: format!("\"{name}\""),
+                hint: None,
+            });
+        }
+        let at = Setting {
+            ranks,
+            batch: self.samples,
+            link: Link::published(self.word),
+            all_reduce: AllReduce::Ring,
+        };
+        let group = Group { axis, by_model };
+        Integrated::of_run(model, self.pruning.as_ref(), &at, &group).ok_or_else(|| Error::Conflict {
+            field: FIELD.into(),
+            problem: format!("cannot be: {ranks} ranks are more than some layer of it can be shared out to"),
+        })
+    }
+}
+
+/// The names of the layers that multiply.
+fn products(model: &Model) -> Vec<String> {
+    let mut names = Vec::new();
+    model.for_each(&mut |layer| {
+        use crate::spec::Layer::{Conv, Linear};
+        if let Conv(_) | Linear(_) = layer {
+            names.extend(layer.name().map(String::from));
+        }
+    });
+    names
+}

@@ -1,0 +1,310 @@
+//! Integrated parallelism: one group of ranks by samples or by tiles for convolutions, by columns for linear layers, trains as one rank
+//! does, and sends and holds what the plan says.
+
+use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
+use espalier_tensor::Category::{Activations, Gradients, Optimizer, Weights};
+
+use crate::support::{Base, base, images, on_every_rank, prepare, refused, save_again};
+use crate::tensor::{masks, on, same_as, set};
+use crate::traffic::check;
+
+/// As VGG and AlexNet are: convolutions and pools, then three linear layers with dropout between them; smooth, since a kink is no
+/// rounding. Widths and samples that three ranks do not divide.
+fn net(overrides: &[&str]) -> Base {
+    const TEXT: &str = r#"
+        seed = 4
+        [model]
+        name = "custom"
+        layers = [
+            { type = "conv", output = 8, kernel = 3, padding = 1 },
+            { type = "gelu" },
+            { type = "max_pool", kernel = 2 },
+            { type = "conv", output = 10, kernel = 3, padding = 1 },
+            { type = "gelu" },
+            { type = "max_pool", kernel = 2 },
+            { type = "flatten" },
+            { type = "dropout", rate = 0.2 },
+            { type = "linear", output = 50 },
+            { type = "gelu" },
+            { type = "dropout", rate = 0.3 },
+            { type = "linear", output = 34 },
+            { type = "gelu" },
+            { type = "linear" },
+        ]
+        [data]
+        kind = "shapes"
+        count = 200
+        size = 16
+        [train]
+        batch = 14
+        micro_batches = 2
+        eval_samples = 15
+        clip = 0.5
+        [optimizer]
+        name = "momentum"
+        [learning_rate]
+        peak = 0.01
+        schedule = "constant"
+    "#;
+    base(TEXT, overrides)
+}
+
+fn steps() -> usize {
+    if espalier_testing::long() { 50 } else { 8 }
+}
+
+/// The mixtures that are compared: what the alpha-beta model chooses, all linear layers, one in the middle, the first, a convolution.
+const MIXTURES: [&str; 5] = [
+    "auto",
+    "[\"layers.8\",\"layers.11\",\"layers.13\"]",
+    "[\"layers.11\"]",
+    "[\"layers.8\"]",
+    "[\"layers.3\",\"layers.13\"]",
+];
+
+fn pruned(base: &Base) -> Base {
+    set(base, &["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"])
+}
+
+#[test]
+fn mixtures_learn_what_one_rank_learns() {
+    for (how, base) in [("dense", net(&[])), ("pruned", pruned(&net(&[])))] {
+        let alone = on(&base, steps()).remove(0);
+        for mixture in MIXTURES {
+            for axis in ["tensor=2", "tensor=3", "spatial=2", "spatial=[2,2]"] {
+                let fields = [format!("parallel.{axis}"), format!("parallel.integrated={mixture}")];
+                // A convolution on tiles is by domain.
+                if axis.starts_with("spatial") && mixture.contains("layers.3") {
+                    continue;
+                }
+                let many = set(&base, &[&fields[0], &fields[1]]);
+                same_as(&alone, &many, steps(), 1e-5, &format!("{how}: {fields:?}"));
+            }
+        }
+    }
+}
+
+/// With replicas, shared state, blocks that run again, other optimizers, batch norms over all that have samples.
+#[test]
+fn mixtures_go_with_the_other_settings() {
+    let linear = "parallel.integrated=[\"layers.8\",\"layers.11\",\"layers.13\"]";
+    let base = net(&["train.batch=24"]);
+    let alone = on(&base, 5).remove(0);
+    for axis in ["parallel.tensor=2", "parallel.spatial=2"] {
+        for other in [
+            &["parallel.data=2", "train.micro_batches=1"][..],
+            &["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
+            &["train.recompute=block"],
+        ] {
+            let many = set(&set(&base, &[axis, linear]), other);
+            same_as(&alone, &many, 5, 1e-5, &format!("{axis} with {other:?}"));
+        }
+    }
+    for optimizer in ["lamb", "lars"] {
+        let base = base.set(format!("optimizer.name={optimizer}"));
+        let alone = on(&base, 5).remove(0);
+        same_as(&alone, &set(&base, &["parallel.tensor=2", linear]), 5, 1e-5, optimizer);
+    }
+    // A bias before a norm has no gradient but rounding.
+    let norm = set(&base, &["model.layers.0.bias=false", "model.layers.1.type=batch_norm"]);
+    let alone = on(&norm, 5).remove(0);
+    for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
+        same_as(&alone, &set(&norm, &[axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
+    }
+    let whole = set(&norm, &["train.micro_batches=1"]);
+    let alone = on(&whole, 5).remove(0);
+    let both = ["parallel.tensor=2", "parallel.data=2", "parallel.batch_norm=synchronised", linear];
+    same_as(&alone, &set(&whole, &both), 5, 1e-5, "batch norm over replicas too");
+}
+
+/// Scores of gradients, over samples that do not divide: more ranks than there are in the last micro-batch.
+#[test]
+fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
+    for (what, fields) in [
+        ("snip", vec!["prune.method=snip", "prune.sparsity=0.6", "prune.samples=15"]),
+        ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.6", "prune.samples=20"]),
+        ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.6", "prune.every=3"]),
+    ] {
+        // GraSP's differences of gradients behind a norm that ranks measure together round to another mask, on tiles too.
+        let norms: &[&str] = if what == "grasp" { &["gelu"] } else { &["gelu", "batch_norm"] };
+        for norm in norms {
+            let base = set(&net(&["model.layers.0.bias=false"]), &fields);
+            let base = base.set(format!("model.layers.1.type={norm}"));
+            let alone = on(&base, 6).remove(0);
+            let many = set(&base, &["parallel.tensor=3", "parallel.integrated=auto"]);
+            same_as(&alone, &many, 6, 1e-3, &format!("{what}, {norm}"));
+        }
+    }
+    let base = pruned(&net(&["train.precision=bf16"]));
+    let whole = masks(&base, 1);
+    for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
+        let many = set(&base, &[axis, "parallel.integrated=[\"layers.8\",\"layers.11\"]"]);
+        assert_eq!(masks(&many, 1), whole, "{axis}");
+    }
+}
+
+fn choices(base: &Base) -> Vec<(String, Parallelism)> {
+    let (plan, ..) = prepare(base, 1);
+    let mixture = plan.layout.mixture().expect("it is integrated");
+    mixture.layers.iter().map(|choice| (choice.name.clone(), choice.by)).collect()
+}
+
+/// The presets, in the form that small images have, and what is chosen for them at ImageNet's size.
+#[test]
+fn vgg_and_alexnet_by_samples_and_by_columns() {
+    for name in ["alexnet", "vgg-16"] {
+        let base =
+            images().set(format!("model.name={name}")).set("data.count=40").set("train.eval_samples=3");
+        let base = set(&base, &["learning_rate.peak=0.0001", "optimizer.name=sgd"]);
+        let alone = on(&base, 2).remove(0);
+        let many = set(&base, &["parallel.tensor=2", "parallel.integrated=[\"classifier\"]"]);
+        assert!(choices(&many).iter().all(|(name, by)| (*by == Model) == (name == "classifier")));
+        same_as(&alone, &many, 2, 1e-4, name);
+        let large =
+            set(&many, &["data.size=224", "data.count=20", "train.batch=16", "parallel.integrated=auto"]);
+        let spatial = set(&large, &["parallel.tensor=1", "parallel.spatial=2"]);
+        for (base, convolutions) in [(large, Data), (spatial, Domain)] {
+            for (layer, by) in choices(&base) {
+                let expected = if layer.starts_with("classifier") { Model } else { convolutions };
+                assert_eq!(by, expected, "{name}: {layer}");
+            }
+        }
+    }
+}
+
+#[test]
+fn mixtures_send_what_the_plan_says() {
+    for mixture in MIXTURES {
+        for ranks in [2, 3] {
+            let tensor = net(&[]).set(format!("parallel.tensor={ranks}"));
+            let many = tensor.set(format!("parallel.integrated={mixture}"));
+            check(&format!("{mixture} on {ranks} ranks"), &many);
+            check(&format!("{mixture} on {ranks} ranks, pruned"), &pruned(&many));
+        }
+    }
+    let linear = "parallel.integrated=[\"layers.8\",\"layers.11\",\"layers.13\"]";
+    let base = net(&["model.layers.1.type=batch_norm"]).set(linear);
+    check("tiles", &base.set("parallel.spatial=2"));
+    check("samples and batch norm", &base.set("parallel.tensor=2"));
+    let replicas = ["parallel.tensor=2", "parallel.data=2", "train.batch=24"];
+    check("replicas", &set(&base, &replicas));
+    check("synchronised", &set(&base, &replicas).set("parallel.batch_norm=synchronised"));
+    check("recomputed", &set(&base, &["parallel.tensor=2", "train.recompute=block"]));
+}
+
+/// What activations move is what the formulas say, but for the loss, whose ranks tell each other four numbers of each row in the
+/// place of two sums.
+#[test]
+fn a_route_costs_what_the_formulas_say() {
+    // Sizes that two ranks divide.
+    let base = net(&["train.batch=16", "train.micro_batches=1", "model.layers.3.output=8"]);
+    for mixture in MIXTURES {
+        let base = set(&base, &["parallel.tensor=2", &format!("parallel.integrated={mixture}")]);
+        let (plan, ..) = prepare(&base, 1);
+        let sent = plan.step_traffic(0).unwrap();
+        let exchanged = sent.exchanges.sums.bytes + sent.exchanges.gathers.bytes + sent.exchanges.dealt.bytes;
+        let words = (exchanged + sent.gradients.bytes) as f64 / 4.0;
+        let mixture_of_plan = plan.layout.mixture().unwrap();
+        // Two sums of a number for each of 16 predictions; four numbers to the other rank.
+        let loss = match plan.layout.peers()[0].classes {
+            Some(_) => 4.0 * 16.0 - 2.0 * 16.0,
+            None => 0.0,
+        };
+        assert_eq!(words - loss, mixture_of_plan.cost.words, "{mixture}: {mixture_of_plan:?}");
+    }
+}
+
+#[test]
+fn memory_of_every_rank_is_what_the_plan_predicts() {
+    for axis in ["parallel.tensor=2", "parallel.tensor=3", "parallel.spatial=2"] {
+        for mixture in MIXTURES {
+            if axis.starts_with("parallel.spatial") && mixture.contains("layers.3") {
+                continue;
+            }
+            for recompute in ["none", "block"] {
+                let fields =
+                    [format!("parallel.integrated={mixture}"), format!("train.recompute={recompute}")];
+                let base = set(&net(&["train.steps=2"]), &[axis, &fields[0], &fields[1]]);
+                let (plan, ..) = prepare(&base, 1);
+                let categories = [Weights, Gradients, Optimizer, Activations];
+                let measured = on_every_rank(&base, |mut trainer| {
+                    trainer.step()?;
+                    trainer.step()?;
+                    Ok(categories.map(|category| trainer.device().ledger().peak(category) as u64))
+                });
+                for (rank, measured) in measured.into_iter().enumerate() {
+                    let memory = plan.rank(rank).unwrap().memory;
+                    let predicted = [memory.weights, memory.gradients, memory.optimizer, memory.activations];
+                    assert_eq!(measured, predicted, "{axis} {fields:?}, rank {rank}: {categories:?}");
+                }
+            }
+        }
+    }
+}
+
+/// From one rank through mixtures and back, byte for byte.
+#[test]
+fn a_checkpoint_goes_through_mixtures_unchanged() {
+    use espalier_train::checkpoint::Checkpoints;
+    use espalier_train::trainer::Trainer;
+    let base = pruned(&net(&["train.steps=9", "optimizer.name=adamw"]));
+    let first = tempfile::tempdir().unwrap();
+    let (plan, dataset, device) = prepare(&base, 2);
+    let mut trainer = Trainer::new(plan.clone(), dataset, &device).unwrap();
+    (0..3).for_each(|_| drop(trainer.step().unwrap()));
+    let name = plan.storage.precision.name();
+    let written = trainer.save(&Checkpoints::new(first.path(), 1, &plan.model.name, name)).unwrap();
+    let files = |folder: &std::path::Path| {
+        ["model.safetensors", "optimizer.safetensors", "masks.safetensors"]
+            .map(|file| std::fs::read(folder.join(file)).unwrap())
+    };
+    let before = files(&written);
+    let mut from = first;
+    for layout in [
+        vec!["parallel.tensor=2", "parallel.integrated=auto"],
+        vec!["parallel.spatial=2", "parallel.integrated=[\"layers.8\"]"],
+        vec!["parallel.tensor=3", "parallel.integrated=[\"layers.11\",\"layers.13\"]"],
+        vec![],
+    ] {
+        let to = tempfile::tempdir().unwrap();
+        save_again(&set(&base, &layout), from.path(), to.path());
+        from = to;
+    }
+    assert!(files(&from.path().join(written.file_name().unwrap())) == before);
+}
+
+#[test]
+fn what_cannot_be_mixed_is_one_sentence() {
+    let auto = |fields: &[&str]| set(&net(&["parallel.integrated=auto"]), fields);
+    let named =
+        |name: &str| set(&net(&["parallel.tensor=2"]), &[&format!("parallel.integrated=[\"{name}\"]")]);
+    assert_eq!(
+        refused(&named("classifier")),
+        "`parallel.integrated` must be \"auto\", or names of convolutions and linear layers, or what such names begin with, got \
+         \"classifier\""
+    );
+    assert_eq!(
+        refused(&set(&named("layers.0"), &["parallel.tensor=16", "train.batch=64"])),
+        "`parallel.integrated` cannot be: 16 ranks are more than some layer of it can be shared out to"
+    );
+    for (fields, expected) in [
+        (&["parallel.tensor=1"][..], "`parallel.integrated` has no effect with `parallel.tensor` = 1"),
+        (
+            &["parallel.tensor=2", "parallel.spatial=2"],
+            "`parallel.tensor` is 2, but `parallel.integrated` is for one group",
+        ),
+        (
+            &["parallel.tensor=8"],
+            "`parallel.tensor` is 8, but with `parallel.integrated` these ranks share out the 7 samples",
+        ),
+        (&["parallel.tensor=2", "train.noise_scale=true"], "`train.noise_scale` is true"),
+        (
+            &["parallel.tensor=2", "parallel.pipeline=2"],
+            "`parallel.pipeline` is 2, but `parallel.integrated`",
+        ),
+        (&["parallel.tensor=2", "parallel.linear=plain"], "`parallel.linear` is written"),
+    ] {
+        let error = refused(&auto(fields));
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
