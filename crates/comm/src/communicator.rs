@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::call::{Call, Operation, Reduce};
 use crate::data::{Data, Message};
+use crate::delay::Delayed;
 use crate::error::{Error, Result};
 use crate::traffic::{self, Counter, Sent};
 use crate::transport::{CallBuffers, Pending, Transport};
@@ -66,6 +67,13 @@ impl Communicator {
     /// The same end, whose messages between two ranks are counted as halos.
     pub fn for_halos(&self) -> Communicator {
         Communicator { halo: true, ..self.clone() }
+    }
+
+    /// The same end on a slower network: what this rank sends sets off only after so long, in groups split from it too. For tests of
+    /// what hides behind computing. All members must delay theirs.
+    pub fn delayed(&self, latency: Duration) -> Communicator {
+        let transport = Arc::new(Delayed::new(self.transport.clone(), latency));
+        Communicator { transport, ..self.clone() }
     }
 
     /// Bytes that this rank has sent so far, in this group and in all that were split from the same one.

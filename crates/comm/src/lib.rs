@@ -18,6 +18,7 @@ pub mod call;
 mod combine;
 pub mod communicator;
 pub mod data;
+mod delay;
 pub mod error;
 pub mod failure;
 pub mod launch;

@@ -35,6 +35,39 @@ fn the_suite() {
     }
 }
 
+/// Whoever is late is only late.
+#[test]
+fn the_suite_where_messages_come_late() {
+    for (name, case) in CASES {
+        if let Err(failure) = run(3, LONG, |comm| case(&comm.delayed(Duration::from_millis(1)))) {
+            panic!("{name}: {failure}");
+        }
+    }
+}
+
+/// A sum sets off when the last rank has come, and takes that long from then on, also where nobody waits for it.
+#[test]
+fn late_messages_take_their_time_while_ranks_compute() {
+    let latency = Duration::from_millis(40);
+    run(2, LONG, |comm| {
+        let comm = comm.delayed(latency);
+        comm.barrier()?;
+        let start = Instant::now();
+        let sum = comm.start_all_reduce(message(Element::F32, 3, |i| i as u32), Reduce::Sum)?;
+        assert!(start.elapsed() < latency, "to start a sum is not to wait for it");
+        std::thread::sleep(latency + latency / 2);
+        let before = Instant::now();
+        let mut sum = sum;
+        while !sum.is_done()? {
+            assert!(before.elapsed() < 4 * latency, "it has come while the rank was busy, or comes soon");
+            std::thread::yield_now();
+        }
+        assert!(start.elapsed() >= latency);
+        sum.wait().map(drop)
+    })
+    .unwrap();
+}
+
 /// Each rank's result is returned, in the order of ranks; what a rank returns need not be plain data.
 #[test]
 fn results_come_in_the_order_of_ranks() {

@@ -1,0 +1,120 @@
+//! A transport behind which every message comes late: for tests of what hides behind computing.
+//!
+//! What a rank sends, and its part in a collective, reaches the transport beneath it a given time after the rank has handed it over;
+//! until then the rank goes on, as it would while a slow network carries the message. So a collective is done that long after the
+//! last rank has come to it, and a message arrives that long after it was sent. Receives are not put off: to wait is not to send.
+//! A thread for each end of a group waits in the rank's place, in the order of its calls.
+
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
+
+use crate::call::{Call, Operation};
+use crate::data::Data;
+use crate::error::{Error, Result};
+use crate::transport::{CallBuffers, Pending, Transport};
+
+/// One rank's end of a group whose messages come late.
+pub(crate) struct Delayed {
+    beneath: Arc<dyn Transport>,
+    latency: Duration,
+    /// Calls on their way to the thread that hands them on.
+    late: Mutex<Sender<Late>>,
+}
+
+/// A call that waits for its time, and where what comes of it is to go.
+struct Late {
+    due: Instant,
+    buffers: CallBuffers,
+    started: Sender<Result<Box<dyn Pending>>>,
+}
+
+impl Delayed {
+    pub(crate) fn new(beneath: Arc<dyn Transport>, latency: Duration) -> Delayed {
+        let (late, calls) = channel::<Late>();
+        let below = beneath.clone();
+        thread::spawn(move || {
+            for Late { due, buffers, started } in calls {
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                // Whoever gave up its result still takes part.
+                let _ = started.send(below.start(buffers, false));
+            }
+        });
+        Delayed { beneath, latency, late: Mutex::new(late) }
+    }
+}
+
+impl fmt::Debug for Delayed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delayed").field("beneath", &self.beneath).field("latency", &self.latency).finish()
+    }
+}
+
+impl Transport for Delayed {
+    fn rank(&self) -> usize {
+        self.beneath.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.beneath.members()
+    }
+
+    fn start(&self, buffers: CallBuffers, attended: bool) -> Result<Box<dyn Pending>> {
+        if matches!(buffers.call.operation, Operation::Receive { .. }) {
+            return self.beneath.start(buffers, attended);
+        }
+        let (started, coming) = channel();
+        let call = buffers.call;
+        let late = Late { due: Instant::now() + self.latency, buffers, started };
+        let rank = self.members()[self.rank()];
+        let sent = self.late.lock().map(|thread| thread.send(late));
+        match sent {
+            Ok(Ok(())) => Ok(Box::new(Coming { rank, call, coming, there: None })),
+            _ => Err(lost(rank, call)),
+        }
+    }
+
+    fn split(
+        &self,
+        colour: Option<usize>,
+        key: usize,
+        limit: Duration,
+    ) -> Result<Option<Arc<dyn Transport>>> {
+        let beneath = self.beneath.split(colour, key, limit)?;
+        Ok(beneath.map(|beneath| Arc::new(Delayed::new(beneath, self.latency)) as Arc<dyn Transport>))
+    }
+}
+
+/// A call that has not reached the transport yet, or has.
+struct Coming {
+    rank: usize,
+    call: Call,
+    coming: Receiver<Result<Box<dyn Pending>>>,
+    there: Option<Box<dyn Pending>>,
+}
+
+impl Pending for Coming {
+    fn is_done(&mut self) -> Result<bool> {
+        if self.there.is_none() {
+            match self.coming.try_recv() {
+                Ok(started) => self.there = Some(started?),
+                Err(TryRecvError::Empty) => return Ok(false),
+                Err(TryRecvError::Disconnected) => return Err(lost(self.rank, self.call)),
+            }
+        }
+        self.there.as_mut().map_or(Ok(false), |pending| pending.is_done())
+    }
+
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+        let pending = match self.there {
+            Some(pending) => pending,
+            None => self.coming.recv().map_err(|_| lost(self.rank, self.call))??,
+        };
+        pending.wait(limit)
+    }
+}
+
+fn lost(rank: usize, call: Call) -> Error {
+    Error::Carrier { rank, call, why: "the thread that delays its messages has ended".into() }
+}
