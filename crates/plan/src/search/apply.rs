@@ -25,7 +25,7 @@ impl Candidate {
             fields.push(format!("parallel.spatial=[{}, {}]", self.grid[0], self.grid[1]));
         }
         if self.zero > 0 {
-            fields.push("parallel.zero=true".into());
+            fields.push(format!("parallel.zero={}", self.zero));
         }
         if self.pipeline > 1 {
             fields.push(format!("parallel.pipeline={}", self.pipeline));

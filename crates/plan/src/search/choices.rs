@@ -63,6 +63,8 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
     let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.name == Engine::ESPALIER.name) {
         (true, _) => &[3],
+        // Gradients that are scattered with every micro-batch save little beside compressed state: only where a person asks.
+        (false, true) if fixed.zero == Some(2) => &[2],
         (false, true) => &[0, 1],
         (false, false) => &[0],
     };

@@ -31,7 +31,7 @@ pub struct Candidate {
     pub chunks: Option<usize>,
     /// What is computed twice.
     pub recompute: Recompute,
-    /// What replicas share out: 0 nothing, 1 the optimizer's state, 3 weights too (other engines').
+    /// What replicas share out: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too (other engines').
     pub zero: u8,
     /// Whether gradients and optimizer state are those of kept weights alone.
     pub compressed: bool,

@@ -239,9 +239,13 @@ impl Times {
         let sums = parts.iter().zip(&weights).zip(&passes).map(|((part, weights), passes)| {
             if job.engine.gathers_weights { 0.0 } else { each.sum(part.clone(), *weights, passes, &blocks) }
         });
+        let sums: Vec<f64> = sums.collect();
+        // Where gradients are shared out too, those of every micro-batch are scattered.
+        let scatters = |part: usize| if candidate.zero == 2 { sums[part] } else { 0.0 };
+        let sinks = weights.iter().enumerate().map(|(part, weights)| each.sink(*weights) + scatters(part));
         Ok(Times {
-            sums: sums.collect(),
-            sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
+            sinks: sinks.collect(),
+            sums,
             steps: weights.iter().map(|weights| each.step(*weights)).collect(),
             gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
             messages: parts.iter().map(|part| stages.message(bytes(part))).collect(),
@@ -384,7 +388,7 @@ impl Each<'_> {
     }
 
     fn gather(&self, weights: Weights) -> f64 {
-        if self.candidate.zero == 1 { self.replicas.gather(self.summed(weights)) } else { 0.0 }
+        if matches!(self.candidate.zero, 1 | 2) { self.replicas.gather(self.summed(weights)) } else { 0.0 }
     }
 
     /// State is f32, whatever the run's precision.
