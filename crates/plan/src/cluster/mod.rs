@@ -72,6 +72,10 @@ pub struct Matrix {
     /// counted as twice the forward one. None where nobody measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<f64>,
+    /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are: a card that multiplies
+    /// zeros draws less power.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    pub zeros: f64,
 }
 
 /// How fast numbers are read and written.
@@ -119,6 +123,10 @@ pub struct Fabric {
     /// The share of a device's computing that a collective takes away while it runs.
     #[serde(default)]
     pub occupies: f64,
+}
+
+fn is_whole(share: &f64) -> bool {
+    *share == 1.0
 }
 
 fn whole() -> f64 {

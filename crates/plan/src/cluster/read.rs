@@ -73,6 +73,7 @@ impl Cluster {
             matrix
                 .attention
                 .map_or(Ok(()), |share| above_zero(&format!("device.{name}.attention"), share))?;
+            above_zero(&format!("device.{name}.zeros"), matrix.zeros)?;
             shares(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
         }
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;

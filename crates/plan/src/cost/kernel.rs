@@ -11,6 +11,8 @@ pub struct Kernels<'a> {
     pub device: &'a Device,
     /// Of what is multiplied.
     pub precision: Precision,
+    /// The share of the weights that are zeros.
+    pub zeros: f64,
     /// How many such devices a rank has: cores can be several, or less than one.
     pub devices: f64,
 }
@@ -19,12 +21,13 @@ impl Kernels<'_> {
     /// Seconds of a product of `[rows, depth]` by `[depth, columns]`.
     pub fn product(&self, rows: f64, depth: f64, columns: f64) -> f64 {
         let bytes = self.element() * (rows * depth + depth * columns + rows * columns);
-        self.work(2.0 * rows * depth * columns, 1.0, bytes)
+        self.work(2.0 * rows * depth * columns, self.with_zeros(), bytes)
     }
 
     /// Seconds of a convolution of so many flops that touches so many elements.
     pub fn convolution(&self, flops: f64, elements: f64) -> f64 {
-        self.work(flops, self.device.matrix(self.precision).convolution, self.element() * elements)
+        let share = self.device.matrix(self.precision).convolution * self.with_zeros();
+        self.work(flops, share, self.element() * elements)
     }
 
     /// Seconds of a kernel that multiplies and reads and writes so many bytes: whichever is longer. `share` is what it reaches
@@ -41,6 +44,11 @@ impl Kernels<'_> {
         }
         let seconds = |bytes| self.device.memory.pass(self.precision, bytes);
         self.each(bytes, seconds).max(self.device.launch())
+    }
+
+    /// How many times as fast products are for the zeros among the weights: a file says so of nine tenths.
+    fn with_zeros(&self) -> f64 {
+        1.0 + (self.device.matrix(self.precision).zeros - 1.0) * (self.zeros / 0.9).min(1.0)
     }
 
     /// Several devices have a part of the work each; where there is less than one, ranks take turns.

@@ -34,7 +34,8 @@ impl<'a> Group<'a> {
             return 0.0;
         }
         let (fabric, senders) = self.fabric();
-        fabric.alpha() + bytes / (fabric.bandwidth(senders) * fabric.efficiency)
+        // What a ring gains by sharing memory is not a message's.
+        fabric.alpha() + bytes / (fabric.bandwidth(senders) * fabric.efficiency.min(1.0))
     }
 
     /// What of a device's computing a collective takes while it runs.

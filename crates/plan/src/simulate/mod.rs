@@ -104,6 +104,7 @@ impl<'a> Job<'a> {
         Kernels {
             device: &self.cluster.device,
             precision: self.plan.storage.precision,
+            zeros: self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity),
             devices: self.cluster.node.devices_each(candidate.ranks()),
         }
     }

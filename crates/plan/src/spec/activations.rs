@@ -113,7 +113,7 @@ impl Model {
     }
 
     /// The layers of a block, without what ends the model.
-    fn layers_before_head(&self, block: usize) -> &[Layer] {
+    pub(super) fn layers_before_head(&self, block: usize) -> &[Layer] {
         let layers = &self.blocks[block].layers;
         let head = block + 1 == self.blocks.len() && self.head().is_some();
         &layers[..layers.len() - usize::from(head)]

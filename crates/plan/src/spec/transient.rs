@@ -2,7 +2,7 @@
 //! one time, which is in the backward of one layer: the gradients of what it gave and of what it read, what it had made again for
 //! the linear layer behind it, and the gradient that waits at the end of the residual around it.
 //!
-//! An estimate, held against what the ledger measures: for a GPT it is the gelu's 4 + 4 + 4 + 1 widths, to the byte.
+//! Logits come and go in chunks, which are scratch space. An estimate, held against what the ledger measures: for a GPT it is the gelu's 4 + 4 + 4 + 1 widths, to the byte.
 
 use super::shape::Shape;
 use super::{Layer, Model, ShapeError};
@@ -11,8 +11,8 @@ impl Model {
     /// The most elements of one sample that flow between the layers of each block.
     pub fn transient_elements(&self) -> Result<Vec<u64>, ShapeError> {
         let borders = self.borders()?;
-        let blocks = self.blocks.iter().zip(borders);
-        Ok(blocks.map(|(block, shape)| most(&block.layers, shape, 0)).collect())
+        let blocks = (0..self.blocks.len()).zip(borders);
+        Ok(blocks.map(|(block, shape)| most(self.layers_before_head(block), shape, 0)).collect())
     }
 }
 
@@ -48,5 +48,6 @@ mod tests {
         let shape = Gpt { layers: 2, width: 128, heads: 4, context: 64, vocab: 256, ..Gpt::default() };
         let blocks = gpt("gpt", &shape).transient_elements().unwrap();
         assert_eq!(blocks[1..3], [13 * 64 * 128; 2]);
+        assert!(blocks[3] < 13 * 64 * 128, "logits are not among them: {blocks:?}");
     }
 }
