@@ -119,7 +119,7 @@ impl<'a> Request<'a> {
         let engine = Engine::named(&arguments.engine).map_err(unknown)?;
         let text = read(&arguments.run_file)?;
         let share = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
-        let share = share.map(|share| sparsity(share)).transpose()?;
+        let share = share.map(sparsity).transpose()?;
         let plan = resolved(&text, arguments, share)?;
         let mut fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
         if engine.name == Engine::AXONN.name

@@ -181,7 +181,8 @@ impl Machine {
             (None, _) => rounded_up(best(&products) * 1e-12),
         };
         let efficiency = measured::efficiency(&busy(&products), 1e9, peak * 1e12);
-        let mut matrix = Matrix { peak_tflops: peak, efficiency, convolution: 1.0, attention: None };
+        let mut matrix =
+            Matrix { peak_tflops: peak, efficiency, convolution: 1.0, attention: None, zeros: 1.0 };
         let mut share = |work: &[Work]| -> Result<f64> {
             let seen = self.time(work, precision, dtype)?;
             let share = measured::share_of(|flops| matrix.seconds(flops), &busy(&seen));
