@@ -7,6 +7,7 @@ mod compare;
 mod curve;
 mod record;
 mod table;
+mod trace;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ Examples:
   espalier plan runs/gpt3-13b.toml --cluster dgx-h100 --gpus 64 --layout tensor=8,recompute=block
   espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=64..2048 --svg scaling.svg
   espalier plan runs/gpt3-13b.toml --fits 80GB --gpus 8
+  espalier plan runs/pipeline.toml --gpus 4 --layout pipeline=4 --trace planned.json
   espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml")]
 pub struct PlanArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
@@ -76,6 +78,10 @@ pub struct PlanArguments {
     /// Write a run file with the best layout in it.
     #[arg(long, value_name = "FILE")]
     apply: Option<PathBuf>,
+    /// Write a step of the best layout in virtual time, for chrome://tracing or Perfetto: the ranks of one replica, the first of
+    /// each stage, with the names that `espalier train --trace` gives to what they do.
+    #[arg(long, value_name = "FILE", conflicts_with = "fits")]
+    trace: Option<PathBuf>,
     /// Print it as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -189,6 +195,9 @@ impl<'a> Request<'a> {
             let (_, first) = &best[0];
             apply::write(&self.text, self.arguments, first, file)?;
         }
+        if let Some(file) = &self.arguments.trace {
+            trace::write(self, &best[0].1.candidate, file)?;
+        }
         if self.arguments.sweep.is_some() {
             say::on_standard_error(format_args!(
                 "{}",
@@ -217,6 +226,9 @@ impl<'a> Request<'a> {
         let (from, to) = (sparsity(from)?, sparsity(to)?);
         if from > to {
             return Err(wrong("--sparsity", "a range that grows, as in 0..0.95", range, None).into());
+        }
+        if self.arguments.trace.is_some() {
+            return Err(conflict("--trace", "shows one layout, but `--sparsity` is a range").into());
         }
         let number = self.devices()?[0];
         let shares: Vec<f64> =

@@ -17,6 +17,7 @@ mod mpi;
 mod outputs;
 mod pipeline;
 mod plan;
+mod planned;
 mod prune;
 mod ranks;
 mod resumed;

@@ -113,6 +113,14 @@ impl Search<'_> {
 
 fn in_order(found: HashMap<PerAxis, Estimate>) -> Vec<Estimate> {
     let mut all: Vec<Estimate> = found.into_values().collect();
-    all.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+    // Of equal ones the plainest, so that every rank of a launcher that searches by itself finds the same.
+    let plainness = |one: &Estimate| {
+        let Candidate { data, pipeline, tensor, grid, .. } = one.candidate;
+        (pipeline * tensor * grid[0] * grid[1], tensor, pipeline, grid, data)
+    };
+    let order = |a: &Estimate, b: &Estimate| {
+        a.step_seconds.total_cmp(&b.step_seconds).then_with(|| plainness(a).cmp(&plainness(b)))
+    };
+    all.sort_by(order);
     all
 }

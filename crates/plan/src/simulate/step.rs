@@ -95,6 +95,14 @@ impl Job<'_> {
         })
     }
 
+    /// Every action of one replica's stages in virtual time, a rank of each: all micro-batches of a step, none left out.
+    pub fn timeline(&self, candidate: &Candidate) -> Result<Timeline, Error> {
+        let micro_batches = self.micro_batches(candidate)?;
+        let schedule = self.schedule(candidate, micro_batches)?;
+        let parts = self.parts(schedule.placement.parts())?;
+        walk(&schedule, &Times::new(self, candidate, &parts, micro_batches)?, true)
+    }
+
     /// Bytes of the rank that has most.
     pub fn memory(&self, candidate: &Candidate) -> Result<Memory, Error> {
         self.memory_of(candidate, &self.lists(candidate)?)
@@ -154,16 +162,13 @@ impl Job<'_> {
         times: &Times,
         messages: bool,
     ) -> Result<f64, Error> {
-        let walk = |schedule: &Schedule| {
-            let timeline = Timeline::walk(schedule, &StepCosts { times, schedule, messages });
-            timeline.map(|timeline| timeline.end).map_err(|error| Error::Ranks(error.to_string()))
-        };
-        let end = walk(&lists.schedule)?;
+        let end_of = |schedule: &Schedule| Ok(walk(schedule, times, messages)?.end);
+        let end = end_of(&lists.schedule)?;
         if lists.listed == lists.micro_batches {
             return Ok(end);
         }
         let short = lists.listed - candidate.pipeline;
-        let each = (end - walk(&*self.schedule(candidate, short)?)?) / candidate.pipeline as f64;
+        let each = (end - end_of(&*self.schedule(candidate, short)?)?) / candidate.pipeline as f64;
         Ok(end + each * (lists.micro_batches - lists.listed) as f64)
     }
 
@@ -183,6 +188,12 @@ impl Job<'_> {
         let name = if stages > 1 { candidate.schedule } else { Name::OneFOneB };
         self.schedules.of(Key { name, stages, micro_batches, chunks })
     }
+}
+
+/// Lists in virtual time, with or without messages between stages.
+fn walk(schedule: &Schedule, times: &Times, messages: bool) -> Result<Timeline, Error> {
+    Timeline::walk(schedule, &StepCosts { times, schedule, messages })
+        .map_err(|error| Error::Ranks(error.to_string()))
 }
 
 /// What a candidate's stages do.

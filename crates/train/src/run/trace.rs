@@ -120,12 +120,17 @@ pub struct Arguments {
 impl TraceFile {
     /// Of the events of all ranks, in their order.
     pub fn new(ranks: Vec<Vec<Event>>) -> TraceFile {
-        let row = |tid: usize| {
+        TraceFile::of_ranks(ranks.into_iter().enumerate().collect())
+    }
+
+    /// Of the events of some ranks, each with its number.
+    pub fn of_ranks(ranks: Vec<(usize, Vec<Event>)>) -> TraceFile {
+        let row = |&(tid, _): &(usize, Vec<Event>)| {
             let args = RowName { name: format!("rank {tid}") };
             Event::Row(Row { name: "thread_name".into(), pid: 0, tid, args })
         };
-        let rows = (0..ranks.len()).map(row);
-        let events = rows.chain(ranks.into_iter().flatten()).collect();
+        let rows: Vec<Event> = ranks.iter().map(row).collect();
+        let events = rows.into_iter().chain(ranks.into_iter().flat_map(|(_, events)| events)).collect();
         TraceFile { events, unit: "ms".into() }
     }
 
@@ -163,7 +168,7 @@ impl Event {
 }
 
 /// Refuses to write a trace over a file that is none: an empty one is, as a run leaves it that was killed.
-pub(super) fn may_replace(path: &Path) -> Result<(), String> {
+pub fn may_replace(path: &Path) -> Result<(), String> {
     let Ok(found) = fs::metadata(path) else { return Ok(()) };
     if let Some(got) = irregular(found.file_type()) {
         return Err(format!("it is {got}, not a file for a trace"));

@@ -171,49 +171,30 @@ impl Executor {
 
     fn perform(&mut self, action: Action, worker: &mut dyn Worker) -> Result<()> {
         let start = self.now();
-        let kind = match action {
+        match action {
             Action::Receive(message) => {
                 self.post(&message, worker)?;
                 self.messages.wait(&message)?;
-                Kind::Wait
             }
             Action::Send(message) => {
                 self.messages.send(&self.schedule, self.rank, &message, &self.others)?;
-                Kind::Send
             }
             Action::Tell(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 // It is on its way, and nobody needs it back.
                 drop(self.notices.start_send(worker.tell(notice), notice.peer, tag)?);
-                Kind::Send
             }
             Action::Hear(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 let room = vec![0.0; notice.topic.numbers()];
                 worker.hear(notice, &self.notices.receive(room, notice.peer, tag)?);
-                Kind::Wait
             }
-            // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
-            Action::AllReduce { .. }
-            | Action::WaitReduce
-            | Action::Agree
-            | Action::Gather
-            | Action::Average => {
-                worker.act(action)?;
-                Kind::AllReduce
-            }
-            Action::Step | Action::Commit => {
-                worker.act(action)?;
-                Kind::Step
-            }
-            Action::Stash { .. } | Action::Drop { .. } => return worker.act(action),
-            _ => {
-                let (pass, work) = action.compute().expect("all others compute");
-                self.compute(pass, work, worker)?;
-                Kind::Compute { pass, micro_batch: work.micro_batch, chunk: work.chunk }
-            }
-        };
-        if let Some(trace) = &mut self.trace {
+            _ => match action.compute() {
+                Some((pass, work)) => self.compute(pass, work, worker)?,
+                None => worker.act(action)?,
+            },
+        }
+        if let (Some(trace), Some(kind)) = (&mut self.trace, Kind::of(&action)) {
             trace.add(kind, start, worker.bytes(&action));
             worker.flown().into_iter().for_each(|flown| trace.add_flown(flown));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use espalier_plan::schedule::Pass;
+use espalier_plan::schedule::{Action, Pass};
 
 /// What a rank did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +94,26 @@ impl Trace {
 }
 
 impl Kind {
+    /// What an action is shown as; none where it takes no time.
+    pub fn of(action: &Action) -> Option<Kind> {
+        Some(match action {
+            Action::Receive(_) | Action::Hear(_) => Kind::Wait,
+            Action::Send(_) | Action::Tell(_) => Kind::Send,
+            // Who is done early waits here for the others: in a pipeline with a flush, for as long as it drains.
+            Action::AllReduce { .. }
+            | Action::WaitReduce
+            | Action::Agree
+            | Action::Gather
+            | Action::Average => Kind::AllReduce,
+            Action::Step | Action::Commit => Kind::Step,
+            Action::Stash { .. } | Action::Drop { .. } => return None,
+            _ => {
+                let (pass, work) = action.compute().expect("all others compute");
+                Kind::Compute { pass, micro_batch: work.micro_batch, chunk: work.chunk }
+            }
+        })
+    }
+
     /// What a row of a timeline shows: `F3` is the forward of micro-batch 3.
     pub fn name(self) -> String {
         match self {
