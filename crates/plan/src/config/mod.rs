@@ -4,6 +4,7 @@
 //! back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk: the caller
 //! reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line for each field.
 
+mod auto;
 mod changes;
 mod data;
 mod fields;
@@ -99,6 +100,7 @@ impl RunFile {
     /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
     pub fn parse_for(text: &str, overrides: &[String], started: Option<usize>) -> Result<RunFile, Error> {
         let mut table = table(text, overrides)?;
+        auto::take(&mut table)?;
         let notes = Pipeline::drop_moot(&mut table, overrides);
         let empty = Table::new();
         let mut top = Section::new("", &table);

@@ -31,6 +31,10 @@ pub struct Layout {
     locals: Vec<LocalModel>,
     /// Ranks along the tensor axis.
     tensor: usize,
+    /// Whether these cut what lies between their layers along the sequence.
+    sequence: bool,
+    /// Rows and columns of the grid of ranks over which images are cut.
+    grid: [usize; 2],
     /// How the layers are shared out, where each is in the way that suits it.
     mixture: Option<Integrated>,
 }
@@ -199,7 +203,17 @@ impl Layout {
             }
             locals.push(local);
         }
-        Ok(Layout { locals, tensor, mixture })
+        Ok(Layout { locals, tensor, sequence, grid, mixture })
+    }
+
+    /// Whether what lies between layers in parts is cut along the sequence.
+    pub fn has_sequence(&self) -> bool {
+        self.sequence
+    }
+
+    /// Rows and columns of the grid of ranks over which images are cut.
+    pub fn grid(&self) -> [usize; 2] {
+        self.grid
     }
 
     /// How the layers are shared out, where each is in the way that suits it.

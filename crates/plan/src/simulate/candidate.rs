@@ -7,6 +7,8 @@ use serde::Serialize;
 use crate::config::Grid;
 use crate::layout::Cuts;
 use crate::mesh::PerAxis;
+use crate::pipeline::Order;
+use crate::plan::Plan;
 use crate::schedule::Name;
 use crate::spec::Recompute;
 
@@ -53,6 +55,31 @@ impl Candidate {
             zero: 0,
             compressed: false,
         }
+    }
+
+    /// The layout of a run; none where it is one that no step stands for: a schedule of the user's own, one that never flushes,
+    /// replicas that step by themselves, or layers that are each cut in another way.
+    pub fn of(plan: &Plan) -> Option<Candidate> {
+        let Order::Named { name: schedule, chunks, pipelines: None } = plan.pipeline.order else {
+            return None;
+        };
+        if plan.pipeline.is_asynchronous() || plan.sharing.is_local() || plan.layout.mixture().is_some() {
+            return None;
+        }
+        let PerAxis { data, pipeline, tensor, .. } = plan.mesh.extents();
+        Some(Candidate {
+            data,
+            pipeline,
+            tensor,
+            sequence: plan.layout.has_sequence(),
+            grid: plan.layout.grid(),
+            micro_batch: plan.batch.micro_batch,
+            schedule,
+            chunks,
+            recompute: plan.storage.recompute,
+            zero: u8::from(plan.sharing.is_sharded()),
+            compressed: plan.storage.compressed,
+        })
     }
 
     /// Devices that it takes.

@@ -162,7 +162,7 @@ impl Job<'_> {
         times: &Times,
         messages: bool,
     ) -> Result<f64, Error> {
-        let end_of = |schedule: &Schedule| Ok(walk(schedule, times, messages)?.end);
+        let end_of = |schedule: &Schedule| walk(schedule, times, messages).map(|timeline| timeline.end);
         let end = end_of(&lists.schedule)?;
         if lists.listed == lists.micro_batches {
             return Ok(end);
