@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::batch::Batch;
 use crate::config::{self, Change, Family, RunFile};
@@ -31,7 +31,7 @@ use crate::tiles::Region;
 use crate::timetable::{Length, Timetable};
 
 /// What only the data knows. What does not apply is `None`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DataFacts {
     /// Tokens there are: every id is below this.
     pub vocab: Option<usize>,

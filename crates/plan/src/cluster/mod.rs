@@ -173,6 +173,14 @@ impl Device {
         }
     }
 
+    /// The same, to be changed.
+    pub fn matrix_mut(&mut self, precision: Precision) -> &mut Matrix {
+        match precision {
+            Precision::F32 => &mut self.f32,
+            Precision::Bf16 => &mut self.bf16,
+        }
+    }
+
     /// Seconds from one small kernel to the next.
     pub fn launch(&self) -> f64 {
         self.launch_us * 1e-6

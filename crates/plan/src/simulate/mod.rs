@@ -2,8 +2,9 @@
 //! engine.
 //!
 //! [`passes`] says what the blocks of a rank's model take, [`collective`] what ranks take to talk, [`state`] what they hold;
-//! [`step`] walks the lists.
+//! [`step`] walks the lists; `calibrate` refits a cluster's rates to what runs took.
 
+mod calibrate;
 pub mod candidate;
 pub mod collective;
 pub mod passes;
@@ -11,6 +12,7 @@ mod schedules;
 pub mod state;
 mod step;
 
+pub use calibrate::{Calibrated, Measured};
 pub use candidate::{Candidate, LayoutRecord};
 pub use step::{Breakdown, Estimate};
 
