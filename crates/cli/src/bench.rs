@@ -1,6 +1,6 @@
 //! `espalier bench`: measures this machine, one subcommand a question.
 
-mod cluster_file;
+pub mod cluster_file;
 mod comm;
 mod compute;
 mod draft;

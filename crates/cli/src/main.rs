@@ -3,15 +3,18 @@
 // They panic where nobody listens any more, and the run would end with that.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod auto;
 mod bench;
 mod chart;
 mod device;
 mod doctor;
 mod explain;
 mod log;
+mod machine;
 mod messages;
 mod picture;
 mod plan;
+mod predicted;
 mod profile;
 mod progress;
 mod prune;

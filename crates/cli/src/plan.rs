@@ -3,8 +3,10 @@
 //! The arithmetic is `plan::search`'s. Tables are for people and go to standard error, `--json` to standard output.
 
 mod apply;
+mod calibrate;
 mod compare;
 mod curve;
+mod ranges;
 mod record;
 mod table;
 mod trace;
@@ -24,9 +26,11 @@ use espalier_train::Error;
 use espalier_train::data::Dataset;
 use serde_json::{Value, json};
 
-use crate::say;
 use crate::train::{conflict, in_file, read, resolve};
+use crate::{machine, say};
+use ranges::{gigabytes, powers, sparsity};
 use record::record;
+pub use table::seconds;
 
 #[derive(Args)]
 #[command(after_help = "docs/plan.md explains cluster files, engines and what is counted.
@@ -38,13 +42,15 @@ Examples:
   espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=64..2048 --svg scaling.svg
   espalier plan runs/gpt3-13b.toml --fits 80GB --gpus 8
   espalier plan runs/pipeline.toml --gpus 4 --layout pipeline=4 --trace planned.json
-  espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml")]
+  espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml
+  espalier plan --calibrate out/hello --cluster cluster.toml")]
 pub struct PlanArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
-    run_file: PathBuf,
-    /// Where it is to run: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "this-machine")]
-    cluster: String,
+    #[arg(required_unless_present = "calibrate")]
+    run_file: Option<PathBuf>,
+    /// Where it is to run: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
+    #[arg(long, value_name = "NAME|FILE")]
+    cluster: Option<String>,
     /// Devices; several numbers with commas between give a table each [default: one node].
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',')]
     gpus: Vec<usize>,
@@ -82,18 +88,31 @@ pub struct PlanArguments {
     /// each stage, with the names that `espalier train --trace` gives to what they do.
     #[arg(long, value_name = "FILE", conflicts_with = "fits")]
     trace: Option<PathBuf>,
+    /// Refit the rates of a cluster file to what runs took, by their folders: of the one that `--cluster` names, else of
+    /// `cluster.toml`, else of what comes with the program.
+    #[arg(long, value_name = "RUN_FOLDER", num_args = 1.., conflicts_with_all = ["run_file", "gpus", "engine", "layout", "overrides",
+        "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace"])]
+    calibrate: Vec<PathBuf>,
+    /// Where the refitted rates go [default: the file that they come from, or cluster.toml].
+    #[arg(short, long, value_name = "FILE", requires = "calibrate")]
+    out: Option<PathBuf>,
     /// Print it as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
 }
 
+impl PlanArguments {
+    /// The run file of all but `--calibrate`.
+    fn run_file(&self) -> &Path {
+        self.run_file.as_deref().expect("it is asked for")
+    }
+}
+
 /// Runs the command.
 pub fn plan(arguments: &PlanArguments) -> Result<ExitCode> {
-    let request = Request::new(arguments)?;
-    let value = match (&arguments.fits, &arguments.sparsity) {
-        (Some(_), _) => request.fits()?,
-        (None, Some(range)) if range.contains("..") => request.sparsities(range)?,
-        _ => request.tables()?,
+    let value = match arguments.calibrate.is_empty() {
+        true => Request::new(arguments)?.answer()?,
+        false => calibrate::calibrate(arguments)?,
     };
     if arguments.json {
         say::json(&value);
@@ -114,7 +133,7 @@ struct Request<'a> {
 
 impl<'a> Request<'a> {
     fn new(arguments: &'a PlanArguments) -> Result<Request<'a>> {
-        let mut cluster = find_cluster(&arguments.cluster)?;
+        let mut cluster = find_cluster(arguments.cluster.as_deref().unwrap_or("this-machine"))?;
         if let Some(size) = &arguments.fits {
             cluster.device.memory_gb = gigabytes(size)?;
         }
@@ -123,7 +142,7 @@ impl<'a> Request<'a> {
             wrong("--engine", &names, &arguments.engine, hint)
         };
         let engine = Engine::named(&arguments.engine).map_err(unknown)?;
-        let text = read(&arguments.run_file)?;
+        let text = read(arguments.run_file())?;
         let share = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
         let share = share.map(sparsity).transpose()?;
         let plan = resolved(&text, arguments, share)?;
@@ -135,6 +154,14 @@ impl<'a> Request<'a> {
             fixed.compressed = Some(false);
         }
         Ok(Request { arguments, text, plan, cluster, engine, fixed })
+    }
+
+    fn answer(&self) -> Result<Value> {
+        match (&self.arguments.fits, &self.arguments.sparsity) {
+            (Some(_), _) => self.fits(),
+            (None, Some(range)) if range.contains("..") => self.sparsities(range),
+            _ => self.tables(),
+        }
     }
 
     fn rows(&self) -> usize {
@@ -331,15 +358,12 @@ fn find_cluster(name: &str) -> Result<Cluster> {
         let names = cluster::NAMES.join(", ");
         return Err(wrong("--cluster", &format!("{names}, or a file"), name, None).into());
     }
-    let why = |why: String| Error::File { path: path.to_owned(), why };
-    let text =
-        std::fs::read_to_string(path).map_err(|error| why(format!("the cluster cannot be read: {error}")))?;
-    Ok(Cluster::parse(&text).map_err(|error| why(error.to_string()))?)
+    machine::read(path)
 }
 
 /// The run on one rank, with another share of pruned weights where one is given.
 fn resolved(text: &str, arguments: &PlanArguments, sparsity: Option<f64>) -> Result<Plan> {
-    let path = &arguments.run_file;
+    let path = arguments.run_file();
     let mut overrides = arguments.overrides.clone();
     let run_file = RunFile::parse(text, &overrides).map_err(|error| in_file(path, error))?;
     let run_file = match sparsity {
@@ -361,33 +385,6 @@ fn resolved(text: &str, arguments: &PlanArguments, sparsity: Option<f64>) -> Res
     let run_file = resolve(run_file, path)?;
     let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
     Ok(Plan::new(run_file.alone(), facts).map_err(Error::Plan)?)
-}
-
-fn sparsity(text: &str) -> Result<f64> {
-    let share = text.trim().parse::<f64>().ok().filter(|share| (0.0..1.0).contains(share));
-    Ok(share
-        .ok_or_else(|| wrong("--sparsity", "a number in [0, 1), or a range as in 0..0.95", text, None))?)
-}
-
-/// `80GB`, `80 GB` or `80`.
-fn gigabytes(text: &str) -> Result<f64> {
-    let number = text.trim().trim_end_matches("GB").trim_end_matches("gb").trim();
-    let size = number.parse::<f64>().ok().filter(|size| size.is_finite() && *size > 0.0);
-    Ok(size.ok_or_else(|| wrong("--fits", "a size, as in 80GB", text, None))?)
-}
-
-/// `gpus=64..2048`: powers of two from the first to the last.
-fn powers(range: &str) -> Result<Vec<usize>> {
-    let refuse = || wrong("--sweep", "a range of devices, as in gpus=64..2048", range, None);
-    let (from, to) =
-        range.trim().strip_prefix("gpus=").and_then(|range| range.split_once("..")).ok_or_else(refuse)?;
-    let whole = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number > 0);
-    let (Some(from), Some(to)) = (whole(from), whole(to)) else { return Err(refuse().into()) };
-    if from > to {
-        return Err(refuse().into());
-    }
-    let doubled = std::iter::successors(Some(from), |number| number.checked_mul(2));
-    Ok(doubled.take_while(|number| *number <= to).collect())
 }
 
 fn wrong(field: &str, expected: &str, got: &str, hint: Option<&str>) -> Error {

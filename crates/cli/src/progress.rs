@@ -16,8 +16,8 @@ use espalier_train::trainer::{Evaluation, StepReport};
 use espalier_train::{Bytes, KeptOfLayer, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::profile;
 use crate::say::say;
+use crate::{predicted, profile};
 
 /// Of a long list of files so many are named.
 const NAMED: usize = 5;
@@ -246,13 +246,22 @@ pub fn summarise(summary: &Summary) {
     }
     state(summary);
     layers(summary);
-    let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else { return };
+    let predicted = predicted::sentence(summary);
+    let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else {
+        if let Some(predicted) = predicted {
+            say!("\n{predicted}");
+        }
+        return;
+    };
     let speed = match (summary.tokens_per_s, summary.images_per_s) {
         (Some(tokens), _) => format!(", {} tokens/s", count(tokens)),
         (_, Some(images)) => format!(", {} images/s", count(images)),
         _ => String::new(),
     };
     say!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
+    if let Some(predicted) = predicted {
+        say!("{predicted}");
+    }
     let validation = &summary.validation;
     if let Some(loss) = validation.loss {
         let score = match (validation.perplexity, validation.accuracy) {

@@ -21,7 +21,9 @@ use espalier_train::{Error, Summary, room};
 use serde::Serialize;
 use tracing::info;
 
+use crate::auto::Auto;
 use crate::picture::Picture;
+use crate::predicted::predict;
 use crate::progress::{self, Progress};
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
@@ -131,12 +133,7 @@ impl Prepared {
     }
 }
 
-/// Reads a run file and the data that it names.
-pub fn prepare(path: &Path, overrides: &[String], launched: Option<&Launched>) -> Result<Prepared> {
-    prepare_text(&read(path)?, path, overrides, launched)
-}
-
-/// The same from the text of a run file, as if it stood at `path`.
+/// Reads the text of a run file, as if it stood at `path`, and the data that it names.
 pub fn prepare_text(
     text: &str,
     path: &Path,
@@ -145,15 +142,20 @@ pub fn prepare_text(
 ) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
     let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
-    let join = launched.map(|launched| {
-        let gpus = || Cuda::probe().usable();
-        Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
-    });
-    let join = join.transpose()?;
+    let join = join(&run_file, launched)?;
     let run_file = resolve(run_file, path)?;
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
     Ok(Prepared { plan, dataset, join })
+}
+
+/// How this process becomes one of the ranks that a launcher has started.
+pub fn join(run_file: &RunFile, launched: Option<&Launched>) -> Result<Option<Join>> {
+    let of = |launched: &Launched| {
+        let gpus = || Cuda::probe().usable();
+        Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
+    };
+    Ok(launched.map(of).transpose()?)
 }
 
 /// A run file with the paths that it means, standing at `path`, and the schedule that it names.
@@ -199,11 +201,18 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         config::check_name(field).map_err(Error::Plan)?;
     }
     let path = &arguments.run_file;
-    let mut overrides = arguments.overrides.clone();
-    if let Some(ranks) = arguments.ranks {
-        overrides.push(format!("parallel.data={}", replicas(path, &overrides, ranks)?));
-    }
-    let prepared = prepare(path, &overrides, launched)?;
+    let (text, mut overrides) = (read(path)?, arguments.overrides.clone());
+    let is_auto = RunFile::leaves_layout(&text, &overrides).map_err(|error| in_file(path, error))?;
+    let prepared = if is_auto {
+        let resumed = (arguments.resume && !arguments.fresh).then(|| place(arguments).find());
+        let (text, overrides) = (&text, &overrides);
+        Auto { text, path, overrides, launched, ranks: arguments.ranks, resumed }.prepare()?
+    } else {
+        if let Some(ranks) = arguments.ranks {
+            overrides.push(format!("parallel.data={}", replicas(&text, path, &overrides, ranks)?));
+        }
+        prepare_text(&text, path, &overrides, launched)?
+    };
     let leads = launched.is_none_or(|launched| launched.rank == 0);
     if arguments.dry_run {
         if leads {
@@ -236,7 +245,9 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         observer.profile(&device);
     }
     let precision = plan.storage.precision;
-    let Outcome { summary, interrupted } = match &join {
+    let on_cards = matches!(device, Device::Cuda(_));
+    let predicted = leads.then(|| predict(&plan, path, on_cards)).flatten();
+    let Outcome { mut summary, interrupted } = match &join {
         None => {
             run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop.asked, &mut observer)?
         }
@@ -246,6 +257,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
     }
     observer.finish();
+    summary.predicted = predicted;
     progress::summarise(&summary);
     if arguments.profile {
         let steps = observer.steps_seen().saturating_sub(profile::WARM_UP);
@@ -286,6 +298,7 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     }
     let mut summary = Summary::planned(plan, kind);
     summary.scored(scoring);
+    summary.predicted = predict(plan, &arguments.run_file, kind == "cuda");
     let picture = Picture::of(plan)?;
     if let Some(picture) = &picture {
         picture.say();
@@ -296,8 +309,8 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
 }
 
 /// How many replicas of a run file's other axes so many ranks are.
-fn replicas(path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
-    let extents = RunFile::replica(&read(path)?, overrides).map_err(|error| in_file(path, error))?;
+fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
+    let extents = RunFile::replica(text, overrides).map_err(|error| in_file(path, error))?;
     let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
     let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));
     if ranks > 0 && !ranks.is_multiple_of(each) {

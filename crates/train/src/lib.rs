@@ -19,4 +19,4 @@ pub mod trainer;
 pub mod weights;
 
 pub use error::{Error, Result};
-pub use summary::{Bytes, KeptOfLayer, Layout, Rates, Summary, Validation};
+pub use summary::{Bytes, KeptOfLayer, Layout, Predicted, Rates, Summary, Validation};

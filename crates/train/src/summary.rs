@@ -26,6 +26,9 @@ pub struct Summary {
     pub images_per_s: Option<f64>,
     /// The median time of a step.
     pub step_ms: Option<f64>,
+    /// What the planner says of it; none where it has no rates for this machine, or does not know such a layout.
+    #[serde(default)]
+    pub predicted: Option<Predicted>,
     /// `cpu` or `cuda`.
     pub device: String,
     /// `f32` or `bf16`.
@@ -58,6 +61,15 @@ pub struct Summary {
     pub weights_hash: Option<String>,
     /// The run folder.
     pub run: Option<String>,
+}
+
+/// What the planner says of a run's steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Predicted {
+    /// The time of a step.
+    pub step_ms: f64,
+    /// Whose rates it was reckoned with: a cluster file, or the name of one that comes with the program.
+    pub cluster: String,
 }
 
 /// What is kept of one prunable parameter.
@@ -197,6 +209,7 @@ impl Summary {
             tokens_per_s: None,
             images_per_s: None,
             step_ms: None,
+            predicted: None,
             device: device.into(),
             precision: plan.storage.precision.name().into(),
             layout: Layout {

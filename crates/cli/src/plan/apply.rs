@@ -19,7 +19,7 @@ pub fn write(text: &str, arguments: &PlanArguments, best: &Estimate, file: &Path
         let problem = format!("writes a run of ours, but `--engine` is \"{}\"", arguments.engine);
         return Err(conflict("--apply", &problem).into());
     }
-    let source = &arguments.run_file;
+    let source = arguments.run_file();
     let run_file = RunFile::parse(text, &arguments.overrides).map_err(|error| in_file(source, error))?;
     let laid_out = candidate.applied(&run_file).map_err(Error::Plan)?;
     // What is written is what a run would take: nothing in it may be refused.

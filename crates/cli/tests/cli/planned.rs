@@ -1,12 +1,13 @@
-//! The planner beside runs: its traces and theirs.
+//! The planner beside runs: its traces and theirs, layouts that are left to it, what it predicts, and rates refitted to what runs took.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use espalier_train::run::trace::TraceFile;
+use serde_json::Value;
 
-use crate::{TINY, said, train_in};
+use crate::{TINY, json, said, train_in};
 
 /// `espalier ARGUMENTS`, in a folder.
 fn espalier(folder: &Path, arguments: &[&str]) -> Output {
@@ -53,4 +54,140 @@ fn a_planned_trace_has_the_rows_and_the_names_of_a_run() {
     let refused = espalier(at, &["plan", "run.toml", "--gpus", "1", "--trace", "notes.json"]);
     assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
     assert_eq!(fs::read_to_string(at.join("notes.json")).unwrap(), "mine");
+}
+
+/// A run file without a layout of its own.
+fn auto() -> String {
+    format!("parallel = \"auto\"\n{}", TINY.replace("layers = 1", "layers = 2"))
+}
+
+/// The layout that the run in a folder resolved to.
+fn parallel(folder: &Path) -> String {
+    let text = fs::read_to_string(folder.join("run.toml")).unwrap();
+    let section = text.split("[parallel]\n").nth(1).expect("every field is written");
+    section.split("\n[").next().unwrap().to_owned()
+}
+
+#[test]
+fn a_layout_that_is_left_open_is_found_said_and_written_down() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let dry = train_in(at, &auto(), &["--dry-run", "--json", "--ranks", "2"]);
+    assert!(dry.status.success(), "{}", said(&dry));
+    let said_once = said(&dry).matches("note: `parallel` = \"auto\" is ").count();
+    assert_eq!(said_once, 1, "{}", said(&dry));
+    let layout = &json(&dry.stdout)["layout"];
+    let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
+    assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
+
+    let run = train_in(at, &auto(), &["--out", "run", "--ranks", "2", "--set", "train.steps=2"]);
+    assert!(run.status.success(), "{}", said(&run));
+    let before = parallel(&at.join("run"));
+    assert!(before.starts_with(&format!("data = {}\ntensor = {}\n", axes[0], axes[2])), "{before}");
+
+    // The run goes on as it was, whatever the rates have become since.
+    let slow = "name = \"slow\"\n[device]\nname = \"a core\"\nmemory_gb = 1.0\nlaunch_us = 1.0\n\
+        [device.bf16]\npeak_tflops = 1.0\nefficiency = [[1.0, 1.0]]\n[device.f32]\npeak_tflops = 1.0\nefficiency = [[1.0, 1.0]]\n\
+        [device.memory]\ngb_per_s = 1.0\nefficiency = [[1.0, 1.0]]\n[node]\ndevices = 2\ncores = true\n\
+        [node.link]\nalpha_us = 1e6\ngb_per_s = 1e-6\n";
+    fs::write(at.join("cluster.toml"), slow).unwrap();
+    let again = train_in(at, &auto(), &["--out", "run", "--resume"]);
+    assert!(again.status.success(), "{}", said(&again));
+    assert!(said(&again).contains("resumed after step 2"), "{}", said(&again));
+    assert_eq!(parallel(&at.join("run")), before);
+
+    // A new one is reckoned with what was measured here.
+    let new = train_in(at, &auto(), &["--dry-run", "--ranks", "2"]);
+    assert!(said(&new).contains(" a step by cluster.toml."), "{}", said(&new));
+}
+
+#[test]
+fn what_cannot_be_laid_out_gets_one_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let refused = |text: &str, arguments: &[&str], words: &str| {
+        let output = train_in(at, text, &[&["--dry-run"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        let said = said(&output);
+        assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{said}");
+        assert!(said.contains(words), "{said}");
+    };
+    refused(&auto().replace("\"auto\"", "\"atuo\""), &[], "did you mean `auto`?");
+    refused(&auto(), &["--ranks", "0"], "`--ranks` is 0");
+    refused(&auto(), &["--ranks", "1021"], "`train.batch` is 4, which 1021 devices cannot share out");
+    fs::write(at.join("cluster.toml"), "name = 3\n").unwrap();
+    refused(&auto(), &[], "cluster.toml: line 1: ");
+}
+
+/// Nothing of a prediction may stop a run.
+#[test]
+fn a_run_says_what_was_predicted_beside_what_it_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run = train_in(at, TINY, &["--out", "run", "--json", "--ranks", "2"]);
+    assert!(run.status.success(), "{}", said(&run));
+    let predicted = &json(&run.stdout)["predicted"];
+    assert!(predicted["step_ms"].as_f64().unwrap() > 0.0, "{predicted}");
+    assert_eq!(predicted["cluster"], "this-machine");
+    assert!(said(&run).contains(" ms is predicted by this-machine; "), "{}", said(&run));
+    fs::write(at.join("cluster.toml"), "no cluster").unwrap();
+    let run = train_in(at, TINY, &["--out", "again", "--json"]);
+    assert!(run.status.success(), "{}", said(&run));
+    assert!(json(&run.stdout)["predicted"].is_null());
+    assert!(said(&run).contains("so no step time is predicted"), "{}", said(&run));
+}
+
+#[test]
+fn rates_are_refitted_to_what_runs_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run = train_in(at, TINY, &["--out", "run", "--ranks", "2", "--set", "train.log_every=1"]);
+    assert!(run.status.success(), "{}", said(&run));
+    // As slow as a run of a busy machine, so that what is measured does not depend on this one.
+    let metrics = at.join("run/metrics.jsonl");
+    let lines: Vec<Value> = fs::read_to_string(&metrics)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .map(|mut line: Value| {
+            if line.get("tokens_per_s").is_some() {
+                line["tokens_per_s"] = 12800.0.into();
+            }
+            line
+        })
+        .collect();
+    let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+    fs::write(&metrics, text.join("\n")).unwrap();
+
+    let refit = espalier(at, &["plan", "--calibrate", "run", "--json"]);
+    assert!(refit.status.success(), "{}", said(&refit));
+    let found = json(&refit.stdout);
+    let row = &found["runs"][0];
+    // 4 samples of 16 tokens.
+    assert!((row["measured_ms"].as_f64().unwrap() - 5.0).abs() < 1e-9, "{row}");
+    assert!((row["calibrated_ms"].as_f64().unwrap() - 5.0).abs() < 0.005, "{row}");
+    assert_eq!(found["file"], "cluster.toml");
+    assert!(said(&refit).contains("times what they were"), "{}", said(&refit));
+    let written = fs::read_to_string(at.join("cluster.toml")).unwrap();
+    assert!(written.contains("# Refitted by `espalier plan --calibrate` to run."), "{written}");
+    // The next run of this layout is predicted by it.
+    let again = train_in(at, TINY, &["--dry-run", "--json", "--ranks", "2"]);
+    let step = json(&again.stdout)["predicted"]["step_ms"].as_f64().unwrap();
+    assert!((step - 5.0).abs() < 0.005, "{step}");
+    // Once more changes nothing.
+    let once_more = espalier(at, &["plan", "--calibrate", "run", "--json"]);
+    assert!((json(&once_more.stdout)["factor"].as_f64().unwrap() - 1.0).abs() < 1e-3);
+
+    for (name, words) in
+        [("run.toml", "run.toml cannot be read"), ("metrics.jsonl", "metrics.jsonl cannot be read")]
+    {
+        fs::rename(at.join("run").join(name), at.join("aside")).unwrap();
+        let refused = espalier(at, &["plan", "--calibrate", "run"]);
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        assert!(said(&refused).contains(words), "{}", said(&refused));
+        fs::rename(at.join("aside"), at.join("run").join(name)).unwrap();
+    }
+    fs::write(&metrics, "").unwrap();
+    let refused = espalier(at, &["plan", "--calibrate", "run"]);
+    assert!(said(&refused).contains("has no step with a rate"), "{}", said(&refused));
 }

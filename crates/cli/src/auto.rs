@@ -1,0 +1,168 @@
+//! `parallel = "auto"`: the fastest layout that fits on the machine at hand takes its place, before anything else is done. Ranks that a
+//! launcher has started each find it by themselves, by the same rule.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use espalier_comm::Launched;
+use espalier_plan::cluster::Cluster;
+use espalier_plan::config::RunFile;
+use espalier_plan::device::DeviceKind;
+use espalier_plan::engine::Engine;
+use espalier_plan::search::{Fixed, Found, Search};
+use espalier_plan::simulate::{Candidate, Job};
+use espalier_plan::{DataFacts, Plan};
+use espalier_tensor::cuda::Cuda;
+use espalier_train::Error;
+use espalier_train::data::Dataset;
+use espalier_train::parallel::launched::Join;
+
+use crate::machine::Machine;
+use crate::plan::seconds;
+use crate::train::{Prepared, conflict, in_file, join, resolve};
+
+/// Layouts that are tried before the search gives up: a run file may refuse what the planner does not know of.
+const TRIED: usize = 16;
+
+/// A run whose layout is to be found.
+pub struct Auto<'a> {
+    pub text: &'a str,
+    /// Where the text stands.
+    pub path: &'a Path,
+    pub overrides: &'a [String],
+    pub launched: Option<&'a Launched>,
+    /// What `--ranks` says.
+    pub ranks: Option<usize>,
+    /// The folder of the run that goes on, where one does.
+    pub resumed: Option<PathBuf>,
+}
+
+impl Auto<'_> {
+    /// Reads the run file, opens its data, and finds its layout.
+    pub fn prepare(&self) -> Result<Prepared> {
+        let run_file =
+            RunFile::parse(self.text, self.overrides).map_err(|error| in_file(self.path, error))?;
+        let join = join(&run_file, self.launched)?;
+        let run_file = resolve(run_file, self.path)?;
+        let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+        let run_file = match self.as_before() {
+            Some(before) => run_file.laid_out_as(&before).map_err(Error::Plan)?,
+            None => self.lay_out(&run_file, dataset.facts(), join.as_ref())?,
+        };
+        let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
+        Ok(Prepared { plan, dataset, join })
+    }
+
+    /// The ranks that are asked for.
+    fn asked(&self) -> Option<usize> {
+        self.launched.map(|launched| launched.size).or(self.ranks)
+    }
+
+    /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told when it goes on.
+    fn as_before(&self) -> Option<RunFile> {
+        let path = self.resumed.as_ref()?.join("run.toml");
+        let run_file = RunFile::parse(&fs::read_to_string(&path).ok()?, &[]).ok()?;
+        let extents = run_file.parallel.extents();
+        let ranks = extents.data * extents.pipeline * extents.tensor * extents.spatial;
+        if self.asked().is_some_and(|asked| asked != ranks) {
+            return None;
+        }
+        resolve(run_file, &path).ok()
+    }
+
+    /// Whether ranks compute on cards: those of one process share its processor.
+    fn on_cards(&self, kind: DeviceKind, join: Option<&Join>) -> bool {
+        match (join.map_or(kind, Join::device_kind), self.asked()) {
+            (DeviceKind::Cuda, _) => true,
+            (DeviceKind::Auto, None | Some(1)) => Cuda::probe().usable(),
+            (DeviceKind::Auto | DeviceKind::Cpu, _) => false,
+        }
+    }
+
+    fn lay_out(&self, run_file: &RunFile, facts: DataFacts, join: Option<&Join>) -> Result<RunFile> {
+        if self.ranks == Some(0) {
+            return Err(conflict("--ranks", "is 0: a run has at least one rank").into());
+        }
+        let on_cards = self.on_cards(run_file.device.kind, join);
+        let Machine { cluster, source } = Machine::here(self.path, on_cards)?;
+        let alone = Plan::new(run_file.alone(), facts).map_err(Error::Plan)?;
+        let job = Job::new(&alone, &cluster, Engine::ESPALIER);
+        let (devices, found) = self.search(&job, on_cards)?;
+        let unit = match (on_cards, devices) {
+            (true, 1) => "one card".to_owned(),
+            (true, cards) => format!("{cards} cards"),
+            (false, 1) => "one rank".to_owned(),
+            (false, ranks) => format!("{ranks} ranks"),
+        };
+        let mut refused = None;
+        for (place, one) in found.ranked.iter().enumerate() {
+            match accepted(run_file, &one.candidate, facts) {
+                Ok(mut laid_out) => {
+                    let why = if place == 0 { found.why(&cluster) } else { String::new() };
+                    let note = format!(
+                        "`parallel` = \"auto\" is {} on {unit}, {} a step by {source}. {why}",
+                        one.candidate,
+                        seconds(one.step_seconds),
+                    );
+                    laid_out.notes = run_file.notes.clone();
+                    laid_out.notes.push(note.trim_end().into());
+                    return Ok(laid_out);
+                }
+                Err(why) => refused = refused.or(Some(why)),
+            }
+        }
+        Err(refused.map_or_else(|| too_large(&found, &cluster, &unit), Error::Plan).into())
+    }
+
+    /// The best layouts of the ranks that are asked for; else of that number of ranks which is fastest, of all that share out the
+    /// cores evenly. A process has one card.
+    fn search(&self, job: &Job, on_cards: bool) -> Result<(usize, Found)> {
+        let of = |devices: usize| {
+            let found = Search { job, devices, fixed: &Fixed::default(), rows: TRIED }.run();
+            found.map(|found| (devices, found)).map_err(Error::Plan)
+        };
+        let most = match self.asked() {
+            Some(asked) => return Ok(of(asked)?),
+            None if on_cards => 1,
+            None => job.cluster.node.devices,
+        };
+        let even = (2..=most).filter(|ranks| most.is_multiple_of(*ranks));
+        let mut best = of(1)?;
+        for found in even.filter_map(|ranks| of(ranks).ok()) {
+            let time = |found: &Found| found.ranked.first().map_or(f64::INFINITY, |first| first.step_seconds);
+            if time(&found.1) < time(&best.1) {
+                best = found;
+            }
+        }
+        Ok(best)
+    }
+}
+
+/// The run file with a layout, where a run would take it.
+fn accepted(
+    run_file: &RunFile,
+    candidate: &Candidate,
+    facts: DataFacts,
+) -> Result<RunFile, espalier_plan::Error> {
+    let laid_out = candidate.applied(run_file)?;
+    Plan::new(laid_out.clone(), facts)?;
+    Ok(laid_out)
+}
+
+/// Why there is none at all.
+fn too_large(found: &Found, cluster: &Cluster, unit: &str) -> Error {
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let least = found.too_large.iter().min_by_key(|large| large.memory.total());
+    let problem = match least {
+        None => format!("is \"auto\", but the model cannot be cut for {unit}"),
+        Some(large) => format!(
+            "is \"auto\", but no layout of {unit} fits into the {:.1} GB that {} has for each: at least {:.1} GB are needed ({})",
+            gb(cluster.memory()),
+            cluster.name,
+            gb(large.memory.total()),
+            large.candidate
+        ),
+    };
+    conflict("parallel", &problem)
+}

@@ -1,0 +1,99 @@
+//! What the planner says of a run, beside what came of it. A run never fails for it: where there is nothing to say, nothing is said.
+
+use std::path::Path;
+
+use espalier_plan::Plan;
+use espalier_plan::engine::Engine;
+use espalier_plan::simulate::{Candidate, Job};
+use espalier_train::{Bytes, Predicted, Summary};
+
+use crate::machine::Machine;
+use crate::say::say;
+
+/// What differs by less than this share is as predicted.
+const ALIKE: f64 = 0.01;
+
+/// The time of a step of a run in its own layout, on the machine at hand.
+pub fn predict(plan: &Plan, run_file: &Path, on_cards: bool) -> Option<Predicted> {
+    let Machine { cluster, source } = match Machine::here(run_file, on_cards) {
+        Ok(machine) => machine,
+        Err(why) => {
+            say!("note: {why}; so no step time is predicted");
+            return None;
+        }
+    };
+    let estimate = Job::new(plan, &cluster, Engine::ESPALIER).estimate(&Candidate::of(plan)?).ok()?;
+    let step_ms = 1e3 * estimate.step_seconds;
+    step_ms.is_finite().then_some(Predicted { step_ms, cluster: source })
+}
+
+/// One sentence: what was predicted, and where that differs most from what was measured.
+pub fn sentence(summary: &Summary) -> Option<String> {
+    let Predicted { step_ms, cluster } = summary.predicted.as_ref()?;
+    let said = format!("a step of {step_ms:.1} ms is predicted by {cluster}");
+    let Some(measured) = summary.step_ms else { return Some(said) };
+    let mut ratios = memory(summary);
+    ratios.push(("the time of a step", measured / step_ms));
+    let most = ratios.into_iter().max_by(|a, b| a.1.ln().abs().total_cmp(&b.1.ln().abs()));
+    let most = most.filter(|(_, ratio)| (ratio - 1.0).abs() > ALIKE);
+    Some(match most {
+        None => format!("{said}; nothing that is predicted differs by more than 1 %"),
+        Some((what, ratio)) => {
+            format!("{said}; what differs most is {what}: {ratio:.2} times what is predicted")
+        }
+    })
+}
+
+/// What each category of memory took of what was predicted; those that are next to nothing are left out.
+fn memory(summary: &Summary) -> Vec<(&str, f64)> {
+    let all: usize = summary.memory.values().filter_map(|bytes| bytes.measured).sum();
+    let ratio = |bytes: &Bytes| {
+        let (predicted, measured) = (bytes.predicted.filter(|bytes| *bytes > 0)?, bytes.measured?);
+        let counts = measured as f64 > ALIKE * all as f64;
+        counts.then_some(measured as f64 / predicted as f64)
+    };
+    summary.memory.iter().filter_map(|(name, bytes)| Some((name.as_str(), ratio(bytes)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use espalier_plan::{DataFacts, RunFile};
+
+    use super::*;
+
+    fn summary(step_ms: Option<f64>, activations: usize) -> Summary {
+        let run = "[model]\nname = \"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8\n[train]\nsteps = 1\nbatch = 1\n";
+        let facts = DataFacts { vocab: Some(16), ..DataFacts::default() };
+        let plan = Plan::new(RunFile::parse(run, &[]).unwrap(), facts).unwrap();
+        let bytes = |predicted, measured| Bytes { predicted: Some(predicted), measured: Some(measured) };
+        let memory = [
+            ("weights", bytes(1000, 1000)),
+            ("mask", bytes(1, 9)),
+            ("activations", bytes(1000, activations)),
+        ];
+        Summary {
+            step_ms,
+            predicted: Some(Predicted { step_ms: 10.0, cluster: "cluster.toml".into() }),
+            memory: BTreeMap::from(memory.map(|(name, bytes)| (name.to_owned(), bytes))),
+            ..Summary::planned(&plan, "cpu")
+        }
+    }
+
+    #[test]
+    fn the_largest_difference_is_named() {
+        let said = |step_ms, activations| sentence(&summary(step_ms, activations)).unwrap();
+        assert_eq!(said(None, 1000), "a step of 10.0 ms is predicted by cluster.toml");
+        assert!(
+            said(Some(12.0), 1100)
+                .ends_with("; what differs most is the time of a step: 1.20 times what is predicted")
+        );
+        assert!(
+            said(Some(12.0), 500)
+                .ends_with("; what differs most is activations: 0.50 times what is predicted")
+        );
+        assert!(said(Some(10.01), 1001).ends_with("; nothing that is predicted differs by more than 1 %"));
+        assert_eq!(sentence(&Summary { predicted: None, ..summary(Some(1.0), 1) }), None);
+    }
+}
