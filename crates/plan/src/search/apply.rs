@@ -38,3 +38,46 @@ impl Candidate {
         RunFile::parse(&run.alone().to_toml()?, &fields)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Fixed, Search, choices};
+    use super::*;
+    use crate::cluster::builtin;
+    use crate::engine::Engine;
+    use crate::plan::{DataFacts, Plan};
+    use crate::simulate::Job;
+
+    const GPT: &str =
+        "[model]\nlayers = 6\nwidth = 64\nheads = 4\ncontext = 32\nvocab = 256\n[train]\nbatch = 16\n";
+    const PRUNED: &str = "precision = \"bf16\"\n[prune]\nmethod = \"random\"\nsparsity = 0.9\n";
+    const RESNET: &str = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 16\n";
+    const ALEXNET: &str = "[model]\nname = \"alexnet\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 16\n";
+
+    /// What the search looks at is what a run would be: a plan takes every candidate that can be simulated, and predicts the bytes
+    /// that the search reckoned with.
+    #[test]
+    fn every_candidate_makes_a_plan_of_the_same_bytes() {
+        let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
+        let cluster = builtin("dgx-h100").unwrap();
+        let mut compared = 0;
+        for text in [GPT.to_owned(), format!("{GPT}{PRUNED}"), RESNET.into(), ALEXNET.into()] {
+            let run = RunFile::parse(&text, &[]).unwrap();
+            let alone = Plan::new(run.alone(), facts).unwrap();
+            let job = Job::new(&alone, &cluster, Engine::ESPALIER);
+            let search = Search { job: &job, devices: 4, fixed: &Fixed::default(), rows: 1 };
+            for candidate in choices::candidates(&search).unwrap().iter().step_by(7) {
+                let Ok(searched) = job.estimate(candidate) else { continue };
+                let applied = candidate.applied(&run).unwrap_or_else(|error| panic!("{candidate}: {error}"));
+                let plan = Plan::new(applied, facts).unwrap_or_else(|error| panic!("{candidate}: {error}"));
+                let ranks: Vec<u64> = (0..4).map(|rank| plan.rank(rank).unwrap().memory.total()).collect();
+                // Of the rank that has most with its scratch space, to the byte.
+                let found = searched.memory.total() - searched.memory.workspace.unwrap();
+                assert!(ranks.contains(&found), "{}, {candidate}: {found} of {ranks:?}", plan.model.name);
+                assert!(ranks.iter().all(|rank| *rank <= searched.memory.total()), "{candidate}");
+                compared += 1;
+            }
+        }
+        assert!(compared > 100, "{compared}");
+    }
+}

@@ -53,8 +53,8 @@ type CutKey = (usize, bool, [usize; 2]);
 /// the cores.
 type PassKey = (CutKey, usize, Recompute, usize);
 
-/// A rank's model, or why there is none.
-type Local = Result<Rc<LocalModel>, Error>;
+/// A rank's model with how many of its peers have summands of each parameter's gradient, or why there is none.
+type Local = Result<(Rc<LocalModel>, Rc<Vec<u64>>), Error>;
 
 impl<'a> Job<'a> {
     /// A run on one rank, whose layout is to be found.
@@ -93,10 +93,20 @@ impl<'a> Job<'a> {
     }
 
     /// The model of the first of the ranks that have parts of the same layers: none has more.
-    fn local(&self, candidate: &Candidate) -> Local {
+    fn local(&self, candidate: &Candidate) -> Result<Rc<LocalModel>, Error> {
+        Ok(self.cut(candidate)?.0)
+    }
+
+    /// How many of the ranks that have parts of the same layers have summands of each gradient.
+    fn summands(&self, candidate: &Candidate) -> Result<Rc<Vec<u64>>, Error> {
+        Ok(self.cut(candidate)?.1)
+    }
+
+    fn cut(&self, candidate: &Candidate) -> Local {
         let make = || {
             let layout = Layout::new(&self.plan.model, &self.parameters, candidate.cuts())?;
-            Ok(Rc::new(layout.peers()[0].clone()))
+            let summands = (0..self.parameters.len()).map(|id| layout.summands(id, 0) as u64).collect();
+            Ok((Rc::new(layout.peers()[0].clone()), Rc::new(summands)))
         };
         self.locals.borrow_mut().entry(candidate.cut_key()).or_insert_with(make).clone()
     }

@@ -97,6 +97,7 @@ pub fn memory(
             };
             let prediction =
                 Prediction::new(&local.model, &local.parameters, storage, sharing, batch, pruning, kept);
+            let prediction = prediction.among(job.summands(candidate)?.to_vec());
             let mut ranks = prediction.stages(&local.model, parts, schedule)?;
             let scratch = Scratch::new(job, candidate, local)?;
             for (rank, memory) in ranks.iter_mut().enumerate() {

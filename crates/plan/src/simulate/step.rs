@@ -148,7 +148,9 @@ impl Job<'_> {
         let micro_batches = self.micro_batches(candidate)?;
         // It shows after a few rounds; longer lists add as much again for each micro-batch.
         let long = 3 * candidate.pipeline;
-        let listed = if micro_batches > 2 * long { long } else { micro_batches };
+        // GPipe holds all of them at once.
+        let repeats = candidate.schedule != Name::Gpipe || candidate.pipeline == 1;
+        let listed = if repeats && micro_batches > 2 * long { long } else { micro_batches };
         let schedule = self.schedule(candidate, listed)?;
         let parts = self.parts(schedule.placement.parts())?;
         Ok(Lists { schedule, parts, listed, micro_batches })
