@@ -68,10 +68,10 @@ impl Transport for Delayed {
         let call = buffers.call;
         let late = Late { due: Instant::now() + self.latency, buffers, started };
         let rank = self.members()[self.rank()];
-        let sent = self.late.lock().map(|thread| thread.send(late));
+        let sent = self.late.lock().is_ok_and(|thread| thread.send(late).is_ok());
         match sent {
-            Ok(Ok(())) => Ok(Box::new(Coming { rank, call, coming, there: None })),
-            _ => Err(lost(rank, call)),
+            true => Ok(Box::new(Coming { rank, call, coming, there: None })),
+            false => Err(lost(rank, call)),
         }
     }
 
