@@ -88,20 +88,14 @@ impl Auto<'_> {
         let Machine { cluster, source } = Machine::here(self.path, on_cards)?;
         let alone = Plan::new(run_file.alone(), facts).map_err(Error::Plan)?;
         let job = Job::new(&alone, &cluster, Engine::ESPALIER);
-        let (devices, found) = self.search(&job, on_cards)?;
-        let unit = match (on_cards, devices) {
-            (true, 1) => "one card".to_owned(),
-            (true, cards) => format!("{cards} cards"),
-            (false, 1) => "one rank".to_owned(),
-            (false, ranks) => format!("{ranks} ranks"),
-        };
+        let found = self.search(&job, on_cards)?;
         let mut refused = None;
         for (place, one) in found.ranked.iter().enumerate() {
             match accepted(run_file, &one.candidate, facts) {
                 Ok(mut laid_out) => {
                     let why = if place == 0 { found.why(&cluster) } else { String::new() };
                     let note = format!(
-                        "`parallel` = \"auto\" is {} on {unit}, {} a step by {source}. {why}",
+                        "`parallel` = \"auto\" is {}: {} a step by {source}. {why}",
                         one.candidate,
                         seconds(one.step_seconds),
                     );
@@ -112,30 +106,49 @@ impl Auto<'_> {
                 Err(why) => refused = refused.or(Some(why)),
             }
         }
-        Err(refused.map_or_else(|| too_large(&found, &cluster, &unit), Error::Plan).into())
+        Err(refused.map_or_else(|| self.none(&found, &cluster), Error::Plan).into())
     }
 
-    /// The best layouts of the ranks that are asked for; else of that number of ranks which is fastest, of all that share out the
-    /// cores evenly. A process has one card.
-    fn search(&self, job: &Job, on_cards: bool) -> Result<(usize, Found)> {
+    /// The best layouts of the ranks that are asked for; else of every number of ranks that shares out the cores evenly. A process
+    /// has one card.
+    fn search(&self, job: &Job, on_cards: bool) -> Result<Found> {
         let of = |devices: usize| {
-            let found = Search { job, devices, fixed: &Fixed::default(), rows: TRIED }.run();
-            found.map(|found| (devices, found)).map_err(Error::Plan)
+            let search = Search { job, devices, fixed: &Fixed::default(), rows: TRIED };
+            search.run().map_err(Error::Plan)
         };
         let most = match self.asked() {
             Some(asked) => return Ok(of(asked)?),
             None if on_cards => 1,
             None => job.cluster.node.devices,
         };
+        let mut found = of(1)?;
         let even = (2..=most).filter(|ranks| most.is_multiple_of(*ranks));
-        let mut best = of(1)?;
-        for found in even.filter_map(|ranks| of(ranks).ok()) {
-            let time = |found: &Found| found.ranked.first().map_or(f64::INFINITY, |first| first.step_seconds);
-            if time(&found.1) < time(&best.1) {
-                best = found;
-            }
+        for more in even.filter_map(|ranks| of(ranks).ok()) {
+            found.ranked.extend(more.ranked);
+            found.too_large.extend(more.too_large);
         }
-        Ok(best)
+        // Of equal ones those of fewer ranks stay first.
+        found.ranked.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+        found.too_large.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
+        Ok(found)
+    }
+
+    /// Why there is no layout at all.
+    fn none(&self, found: &Found, cluster: &Cluster) -> Error {
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        let ranks = self.asked().map_or(String::new(), |ranks| format!(" of {ranks} ranks"));
+        let least = found.too_large.iter().min_by_key(|large| large.memory.total());
+        let problem = match least {
+            None => format!("is \"auto\", but the model has no layout{ranks}"),
+            Some(large) => format!(
+                "is \"auto\", but no layout{ranks} fits into the {:.1} GB that {} has for each: at least {:.1} GB are needed ({})",
+                gb(cluster.memory()),
+                cluster.name,
+                gb(large.memory.total()),
+                large.candidate
+            ),
+        };
+        conflict("parallel", &problem)
     }
 }
 
@@ -148,21 +161,4 @@ fn accepted(
     let laid_out = candidate.applied(run_file)?;
     Plan::new(laid_out.clone(), facts)?;
     Ok(laid_out)
-}
-
-/// Why there is none at all.
-fn too_large(found: &Found, cluster: &Cluster, unit: &str) -> Error {
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    let least = found.too_large.iter().min_by_key(|large| large.memory.total());
-    let problem = match least {
-        None => format!("is \"auto\", but the model cannot be cut for {unit}"),
-        Some(large) => format!(
-            "is \"auto\", but no layout of {unit} fits into the {:.1} GB that {} has for each: at least {:.1} GB are needed ({})",
-            gb(cluster.memory()),
-            cluster.name,
-            gb(large.memory.total()),
-            large.candidate
-        ),
-    };
-    conflict("parallel", &problem)
 }

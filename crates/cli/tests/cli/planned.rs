@@ -96,6 +96,11 @@ fn a_layout_that_is_left_open_is_found_said_and_written_down() {
     assert!(said(&again).contains("resumed after step 2"), "{}", said(&again));
     assert_eq!(parallel(&at.join("run")), before);
 
+    // Nobody says how many ranks: one is what such a link leaves.
+    let free = train_in(at, &auto(), &["--dry-run", "--json"]);
+    assert_eq!(json(&free.stdout)["layout"]["data"], 1, "{}", said(&free));
+    assert!(said(&free).contains("is one rank, micro-batch "), "{}", said(&free));
+
     // A new one is reckoned with what was measured here.
     let new = train_in(at, &auto(), &["--dry-run", "--ranks", "2"]);
     assert!(said(&new).contains(" a step by cluster.toml."), "{}", said(&new));
