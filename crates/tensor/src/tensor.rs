@@ -135,13 +135,6 @@ impl Tensor {
         Ok(copy)
     }
 
-    /// A copy on another device.
-    pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
-        let mut copy = Tensor::empty(device, &self.shape, self.dtype, category)?;
-        copy.copy_from_host(&self.read_bytes()?)?;
-        Ok(copy)
-    }
-
     /// Sets all its elements to zero; this must be its only owner.
     pub fn fill_zero(&mut self) -> Result<()> {
         match &mut self.storage {

@@ -1,27 +1,21 @@
 //! From the model as data to layers that run: names become parameter ids, linear layers and the cheap operations before
 //! them become chains, and each block, or the inside of each attention, is wrapped for recomputation where that is asked for.
 
-use std::collections::{HashMap, HashSet};
+mod builder;
+
+use std::collections::HashSet;
 use std::ops::Range;
 
 use espalier_plan::layout::LocalModel;
-use espalier_plan::mesh::Axis;
-use espalier_plan::spec::recompute::{Inside, attention_insides};
-use espalier_plan::spec::shape::Shape;
-use espalier_plan::spec::{self, Along, Entry, Move, WeightOrder};
+use espalier_plan::spec;
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::activation::Activation;
-use espalier_tensor::ops::conv::Conv;
 use espalier_tensor::ops::cross_entropy::Total;
-use espalier_tensor::ops::embedding::Rows;
-use espalier_tensor::ops::padding::Padding;
-use espalier_tensor::ops::pool::Pool;
 
 use crate::Result;
-use crate::layers::spatial::{Halo, HaloExchange, TiledConv, TiledMean};
 use crate::layers::*;
 use crate::parallel::Ranks;
-use crate::weights::{BufferId, ParameterId, Weights, ids_by_name};
+use crate::weights::{ParameterId, Weights};
+use builder::Builder;
 
 /// A model that runs, or a part of one.
 #[derive(Debug)]
@@ -48,20 +42,7 @@ impl Model {
         kinks: Option<&FrozenGates>,
     ) -> Model {
         let spec = &local.model;
-        let mut builder = Builder {
-            parameters: ids_by_name(local.parameters.iter().map(|p| p.name.as_str())),
-            buffers: ids_by_name(spec.buffers().iter().map(|b| b.name.as_str())),
-            shape: spec.input.shape(),
-            dropouts: 0,
-            tied: HashSet::new(),
-            kinks: kinks.cloned(),
-            vocab: match spec.input {
-                spec::Input::Tokens { vocab, .. } => vocab,
-                spec::Input::Image { .. } => 0,
-            },
-            ranks,
-            recompute,
-        };
+        let mut builder = Builder::new(local, ranks, recompute, kinks);
         let last = spec.blocks.len() - 1;
         let blocks = spec
             .blocks
@@ -82,7 +63,7 @@ impl Model {
             Classes { widest: spec.classes.div_ceil(group.size()), group, own: classes.own.clone() }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
-        Model { blocks, head: Some(head), is_first: true, tied: builder.tied }
+        Model { blocks, head: Some(head), is_first: true, tied: builder.into_tied() }
     }
 
     /// Cuts it into parts of consecutive blocks.
@@ -148,326 +129,5 @@ impl Model {
     /// Parameters that more than one layer uses.
     pub fn tied(&self) -> &HashSet<ParameterId> {
         &self.tied
-    }
-}
-
-struct Builder<'a> {
-    parameters: HashMap<String, usize>,
-    buffers: HashMap<String, usize>,
-    /// The shape of one sample at the place reached.
-    shape: Shape,
-    dropouts: u64,
-    tied: HashSet<ParameterId>,
-    /// Where they are to be held, no activation with one is fused.
-    kinks: Option<FrozenGates>,
-    /// Tokens of the whole model, of which an embedding may have some; 0 for images.
-    vocab: usize,
-    /// Whom its exchanges are with.
-    ranks: &'a Ranks,
-    recompute: spec::Recompute,
-}
-
-impl Builder<'_> {
-    fn sequence(&mut self, layers: &[spec::Layer]) -> Sequence {
-        if let [first, behind @ ..] = layers
-            && let Some(own) = self.own(first)
-        {
-            self.advance(&layers[..1]);
-            return Sequence(vec![Box::new(Entrance { own, behind: self.sequence(behind) })]);
-        }
-        let insides = match self.recompute {
-            spec::Recompute::Attention => attention_insides(layers),
-            spec::Recompute::None | spec::Recompute::Block => Vec::new(),
-        };
-        let (mut built, mut done) = (Vec::new(), 0);
-        for (i, Inside { again, read }) in insides.iter().enumerate() {
-            built.extend(self.row(&layers[done..again.start]));
-            let inside = Recompute(Sequence(self.row(&layers[again.clone()])));
-            let next = insides.get(i + 1).map_or(layers.len(), |next| next.again.start);
-            let behind = &layers[again.end..next];
-            let (layer, count): (Box<dyn Layer>, usize) = match *read > again.end {
-                true => {
-                    let chain = self.chain_behind(Before::Again(inside), behind);
-                    let (chain, count) = chain.expect("a linear layer reads it");
-                    (Box::new(chain), count)
-                }
-                false => (Box::new(inside), 0),
-            };
-            built.push(layer);
-            self.advance(&behind[..count]);
-            done = again.end + count;
-        }
-        built.extend(self.row(&layers[done..]));
-        Sequence(built)
-    }
-
-    /// What is the rank's own of what enters the model, where the first layer says so.
-    fn own(&self, first: &spec::Layer) -> Option<Own> {
-        match first {
-            spec::Layer::Crop(spec::Crop { region, .. }) => Some(Own::Tile(region.clone())),
-            spec::Layer::Exchange(exchange)
-                if exchange.forward == Move::Slice(Along::Samples) && exchange.backward == Move::Nothing =>
-            {
-                Some(Own::Samples(self.exchange(exchange)))
-            }
-            _ => None,
-        }
-    }
-
-    /// Layers one after the other, none of them made again.
-    fn row(&mut self, layers: &[spec::Layer]) -> Vec<Box<dyn Layer>> {
-        let mut built: Vec<Box<dyn Layer>> = Vec::new();
-        let mut rest = layers;
-        while let Some(layer) = rest.first() {
-            let (next, count): (Box<dyn Layer>, usize) = match (self.chain(rest), rest) {
-                (Some((chain, count)), _) => (Box::new(chain), count),
-                (None, [spec::Layer::Halo(halo), spec::Layer::Conv(spec::Conv { name, bias, .. }), ..]) => {
-                    let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
-                    (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
-                }
-                (None, [spec::Layer::SharedStatistics(shared), spec::Layer::BatchNorm(norm), ..]) => {
-                    (Box::new(self.sync_batch_norm(shared, norm)), 2)
-                }
-                (None, _) => (self.layer(layer), 1),
-            };
-            built.push(next);
-            self.advance(&rest[..count]);
-            rest = &rest[count..];
-        }
-        built
-    }
-
-    /// Goes on behind some layers.
-    fn advance(&mut self, layers: &[spec::Layer]) {
-        let output = |shape: Shape, layer: &spec::Layer| layer.output(shape);
-        self.shape = layers.iter().try_fold(self.shape, output).expect("a spec whose shapes were checked");
-    }
-
-    /// The chain that `layers` begin with, and how many of them it takes; none where they begin with something else.
-    fn chain(&mut self, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
-        let (before, at) = match (&layers[0], layers.get(1)) {
-            (spec::Layer::Activation(kind), Some(_)) if !self.holds(*kind) => {
-                (Before::Activation(activation(*kind)), 1)
-            }
-            (norm, Some(_)) => self.norm(norm).map_or((Before::Nothing, 0), |norm| (Before::Norm(norm), 1)),
-            _ => (Before::Nothing, 0),
-        };
-        let (chain, count) = self.chain_behind(before, &layers[at..])?;
-        Some((chain, at + count))
-    }
-
-    /// The chain of what stands `before` layers and the first of them; how many of these it takes.
-    fn chain_behind(&mut self, before: Before, layers: &[spec::Layer]) -> Option<(Chain, usize)> {
-        let mut at = 0;
-        let enter = match (&before, layers) {
-            (
-                Before::Nothing | Before::Norm(_) | Before::Again(_),
-                [spec::Layer::Exchange(exchange), _, ..],
-            ) if exchange.is_entrance() => {
-                at += 1;
-                Some(self.exchange(exchange))
-            }
-            _ => None,
-        };
-        let first = self.linear(layers.get(at)?)?;
-        at += 1;
-        let mut rest = Vec::new();
-        while let [spec::Layer::Activation(kind), next, ..] = &layers[at..]
-            && !self.holds(*kind)
-            && let Some(linear) = self.linear(next)
-        {
-            rest.push((activation(*kind), linear));
-            at += 2;
-        }
-        Some((Chain { before, enter, first, rest }, at))
-    }
-
-    fn linear(&mut self, layer: &spec::Layer) -> Option<Linear> {
-        match layer {
-            spec::Layer::Linear(spec::Linear { name, bias, order, .. }) => {
-                Some(Linear { weight: self.weight(name), bias: bias.then(|| self.bias(name)), order: *order })
-            }
-            spec::Layer::TiedLinear(spec::TiedLinear { weight, .. }) => {
-                let weight = self.parameter(weight);
-                self.tied.insert(weight);
-                Some(Linear { weight, bias: None, order: WeightOrder::OutIn })
-            }
-            _ => None,
-        }
-    }
-
-    fn norm(&self, layer: &spec::Layer) -> Option<Norm> {
-        match layer {
-            spec::Layer::LayerNorm(spec::LayerNorm { name, eps, bias, .. }) => {
-                let shift = bias.then(|| self.bias(name));
-                Some(Norm::Layer { scale: self.weight(name), shift, eps: *eps })
-            }
-            spec::Layer::RmsNorm(spec::RmsNorm { name, eps, .. }) => {
-                Some(Norm::Rms { scale: self.weight(name), eps: *eps })
-            }
-            _ => None,
-        }
-    }
-
-    fn layer(&mut self, layer: &spec::Layer) -> Box<dyn Layer> {
-        match layer {
-            spec::Layer::Linear(_) | spec::Layer::TiedLinear(_) => {
-                unreachable!("each begins a chain")
-            }
-            spec::Layer::Conv(spec::Conv { name, kernel, stride, padding, bias, .. }) => {
-                Box::new(ConvLayer {
-                    weight: self.weight(name),
-                    bias: bias.then(|| self.bias(name)),
-                    conv: Conv { kernel: *kernel, stride: *stride, padding: padding_of(*padding) },
-                })
-            }
-            &spec::Layer::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
-                let pool = Pool { kernel, stride, padding: padding_of(padding) };
-                match &self.kinks {
-                    Some(kinks) => Box::new(HeldMaxPool { kink: kinks.add(), pool }),
-                    None => Box::new(MaxPool(pool)),
-                }
-            }
-            &spec::Layer::AvgPool(spec::AvgPool { kernel, stride }) => Box::new(AvgPool {
-                input: self.image(),
-                pool: Pool { kernel, stride, padding: Padding::NONE },
-            }),
-            spec::Layer::GlobalAvgPool => Box::new(GlobalAvgPool { input: self.image() }),
-            &spec::Layer::AdaptiveAvgPool(spec::AdaptiveAvgPool { size }) => {
-                Box::new(AdaptiveAvgPool { input: self.image(), size })
-            }
-            spec::Layer::Flatten => Box::new(Flatten { input: self.image() }),
-            &spec::Layer::PadChannels(spec::PadChannels { output, .. }) => {
-                Box::new(PadChannels { input: self.image(), channels: output })
-            }
-            spec::Layer::BatchNorm(norm) => Box::new(self.batch_norm(norm)),
-            spec::Layer::SharedStatistics(_) => unreachable!("it stands before a batch norm"),
-            spec::Layer::LayerNorm(_) | spec::Layer::RmsNorm(_) => {
-                Box::new(self.norm(layer).expect("it is one"))
-            }
-            spec::Layer::Activation(kind) => match &self.kinks {
-                Some(kinks) if self.holds(*kind) => Box::new(HeldRelu(kinks.add())),
-                _ => Box::new(ActivationLayer(activation(*kind))),
-            },
-            &spec::Layer::Dropout(spec::Dropout { rate, counted }) => {
-                self.dropouts += 1;
-                Box::new(Dropout { rate, index: self.dropouts, counted })
-            }
-            &spec::Layer::Embedding(spec::Embedding { ref name, vocab, first, .. }) => {
-                let rows = if vocab == self.vocab { Rows::All } else { Rows::From(first as u32) };
-                Box::new(Embedding { table: self.weight(name), vocab, rows })
-            }
-            &spec::Layer::PositionEmbedding(spec::PositionEmbedding { ref name, context, first, .. }) => {
-                Box::new(PositionEmbedding { table: self.weight(name), context, first })
-            }
-            spec::Layer::Exchange(exchange) => Box::new(self.exchange(exchange)),
-            spec::Layer::Crop(_) => unreachable!("it takes the layers behind it"),
-            spec::Layer::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
-            spec::Layer::TiledMean(spec::TiledMean { tiles, size, .. }) => {
-                let (channels, group) = (self.image()[2], self.ranks.along(Axis::Spatial));
-                match size {
-                    None => Box::new(TiledMean::global(tiles, channels, group)),
-                    Some(size) => Box::new(TiledMean::adaptive(tiles, channels, *size, group)),
-                }
-            }
-            spec::Layer::Columns(spec::Columns { at, of }) => Box::new(Columns { at: at.clone(), of: *of }),
-            spec::Layer::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
-            &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
-                Box::new(Attention { heads, kv_heads })
-            }
-            spec::Layer::Residual(spec::Residual { branch, shortcut }) => {
-                Box::new(Residual { branch: self.way(branch).0, shortcut: self.way(shortcut).0 })
-            }
-            spec::Layer::Branches(spec::Branches { join, branches }) => {
-                let mut gates = vec![None; branches.len()];
-                let mut way = |(i, branch): (usize, &Vec<spec::Layer>)| {
-                    let mut layers = &branch[..];
-                    if let (spec::Join::Product, [before @ .., spec::Layer::Activation(last)]) =
-                        (join, layers)
-                        && last.remakes_output()
-                    {
-                        gates[i] = Some(activation(*last));
-                        layers = before;
-                    }
-                    self.way(layers)
-                };
-                let (all, widths) = branches.iter().enumerate().map(&mut way).unzip();
-                Box::new(Branches { join: *join, all, widths, gates })
-            }
-        }
-    }
-
-    fn batch_norm(&self, spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm) -> BatchNorm {
-        BatchNorm {
-            group: *group,
-            eps: *eps,
-            scale: self.weight(name),
-            shift: self.bias(name),
-            running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
-            running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
-        }
-    }
-
-    fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
-        let within = shared.over.iter().find(|axis| **axis != Axis::Data);
-        let in_sweep = within.map(|axis| self.ranks.along(*axis).clone());
-        SyncBatchNorm {
-            norm: self.batch_norm(norm),
-            in_step: self.ranks.over(&shared.over).clone(),
-            shared: in_sweep
-                .as_ref()
-                .filter(|_| shared.shares_samples)
-                .map(|group| (group.size(), group.rank())),
-            in_sweep,
-        }
-    }
-
-    fn exchange(&self, spec: &spec::Exchange) -> Exchange {
-        Exchange { group: self.ranks.along(spec.axis).clone(), spec: spec.clone() }
-    }
-
-    fn halo(&self, spec::Halo(exchange): &spec::Halo) -> Halo {
-        Halo::new(exchange.clone(), self.ranks.along(Axis::Spatial))
-    }
-
-    /// A way that parts here, and the last extent at its end; the place reached stays.
-    fn way(&mut self, layers: &[spec::Layer]) -> (Sequence, usize) {
-        let input = self.shape;
-        let built = self.sequence(layers);
-        let width = self.shape.last();
-        self.shape = input;
-        (built, width)
-    }
-
-    /// Whether an activation has a kink that is to be held.
-    fn holds(&self, kind: spec::Activation) -> bool {
-        self.kinks.is_some() && kind == spec::Activation::Relu
-    }
-
-    fn image(&self) -> [usize; 3] {
-        match self.shape {
-            Shape::Image { height, width, channels } => [height, width, channels],
-            other => panic!("a checked spec has an image here, not {other}"),
-        }
-    }
-
-    fn parameter(&self, name: &str) -> ParameterId {
-        ParameterId(self.parameters[name])
-    }
-
-    fn weight(&self, name: &str) -> ParameterId {
-        self.parameter(&format!("{name}.weight"))
-    }
-
-    fn bias(&self, name: &str) -> ParameterId {
-        self.parameter(&format!("{name}.bias"))
-    }
-}
-
-fn activation(kind: spec::Activation) -> Activation {
-    match kind {
-        spec::Activation::Relu => Activation::Relu,
-        spec::Activation::Gelu => Activation::Gelu,
-        spec::Activation::Silu => Activation::Silu,
     }
 }

@@ -1,21 +1,24 @@
 //! The weights of a rank: parameters in the precision of the kernels, and running statistics in f32.
 //!
-//! Initial values depend on the seed, the parameter's name and an element's place in it alone, never on the layout.
+//! `initial` gives them their first values.
+
+mod initial;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use espalier_plan::layout::{LocalModel, Piece};
-use espalier_plan::spec::{self, Init};
+use espalier_plan::layout::LocalModel;
+use espalier_plan::spec;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::sparse::SparseWeight;
-use espalier_tensor::{Category, DType, Device, Tensor, random};
-use rayon::prelude::*;
+use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
 use crate::checkpoint::{MODEL, Room, Saved, Stored, Wanted, tensor_is_finite};
 use crate::parallel::pieces::Pieces;
+pub(crate) use initial::name_key;
+use initial::{fresh, started};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -343,116 +346,7 @@ pub fn hash_of(digests: &[[u8; 32]]) -> String {
     blake3::hash(digests.as_flattened()).to_hex().to_string()
 }
 
-/// A piece of a parameter as it starts.
-fn fresh(
-    parameter: &spec::Parameter,
-    piece: &Piece,
-    device: &Device,
-    dtype: DType,
-    seed: u64,
-    category: Category,
-) -> Result<Tensor> {
-    let (mut values, len) = room_for(parameter.elements(), device, category)?;
-    match piece.is_whole() {
-        true => draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| i),
-        false => {
-            let in_whole = |i: u64| piece.in_whole(i as usize) as u64;
-            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_whole);
-        }
-    }
-    Ok(Tensor::from_f32(device, &parameter.shape, dtype, &values, category)?)
-}
-
-/// A running statistic as it starts.
-fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor> {
-    let (mut values, len) = room_for(buffer.elements(), device, Category::Weights)?;
-    values.resize(len, buffer.start);
-    Ok(Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)?)
-}
-
-/// Memory of the host for so many numbers, and their number, where it is to be had.
-fn room_for(numbers: u64, device: &Device, category: Category) -> Result<(Vec<f32>, usize)> {
-    let refused = || espalier_tensor::Error::OutOfMemory {
-        asked: usize::try_from(numbers.saturating_mul(4)).unwrap_or(usize::MAX),
-        category,
-        used: device.ledger().usage(),
-    };
-    let numbers = usize::try_from(numbers).map_err(|_| refused())?;
-    let mut values = Vec::new();
-    values.try_reserve_exact(numbers).map_err(|_| refused())?;
-    Ok((values, numbers))
-}
-
 /// The places of names in their list, found without going through it.
 pub(crate) fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<String, usize> {
     names.into_iter().enumerate().map(|(i, name)| (name.to_owned(), i)).collect()
-}
-
-/// What stands for a parameter's name in the keys of random numbers.
-pub(crate) fn name_key(name: &str) -> u64 {
-    let digest = blake3::hash(name.as_bytes());
-    u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
-}
-
-/// Fills an empty list with `len` numbers: element `i` is a function of the seed, the name and its place in the whole parameter.
-fn draw_initial(
-    values: &mut Vec<f32>,
-    name: &str,
-    len: usize,
-    init: Init,
-    seed: u64,
-    in_whole: impl Fn(u64) -> u64 + Sync + Send,
-) {
-    let key = random::key(seed, name_key(name));
-    match init {
-        Init::Constant(value) => values.resize(len, value),
-        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, in_whole(i))),
-        Init::TruncatedNormal(std) => {
-            // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
-            const LOW: f64 = 0.022_750_131_948;
-            const WIDTH: f64 = 0.954_499_736_104;
-            const DEVIATION: f64 = 0.879_625_661_034;
-            let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, in_whole(i)));
-            draw(values, len, |i| std as f64 / DEVIATION * truncated(i))
-        }
-    }
-}
-
-/// `[f(0), f(1), ...]`, on all cores: each number is a function of its place, so it does not matter who computes it.
-fn draw(values: &mut Vec<f32>, len: usize, f: impl Fn(u64) -> f64 + Sync + Send) {
-    (0..len).into_par_iter().map(|i| f(i as u64) as f32).collect_into_vec(values);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn initial_values(name: &str, len: usize, init: Init, seed: u64) -> Vec<f32> {
-        let mut values = Vec::new();
-        draw_initial(&mut values, name, len, init, seed, |i| i);
-        values
-    }
-
-    #[test]
-    fn initial_values_have_the_moments_asked_for_and_depend_on_seed_and_name() {
-        let moments = |values: &[f32]| {
-            let n = values.len() as f64;
-            let mean = values.iter().map(|&x| x as f64).sum::<f64>() / n;
-            (mean, (values.iter().map(|&x| (x as f64 - mean).powi(2)).sum::<f64>() / n).sqrt())
-        };
-        for init in [Init::Normal(0.3), Init::TruncatedNormal(0.3)] {
-            let values = initial_values("w", 200_000, init, 1);
-            let (mean, std) = moments(&values);
-            assert!(mean.abs() < 3e-3 && (std - 0.3).abs() < 3e-3, "{init:?}: {mean} {std}");
-            assert_ne!(values, initial_values("v", 200_000, init, 1));
-            assert_ne!(values, initial_values("w", 200_000, init, 2));
-            assert_eq!(values[..100], initial_values("w", 100, init, 1), "whatever the size");
-        }
-        let cut = initial_values("w", 200_000, Init::TruncatedNormal(1.0), 1);
-        assert!(
-            cut.iter().all(|x| x.abs() < 2.0 / 0.8796),
-            "cut at two deviations of the uncut distribution"
-        );
-        assert_eq!(initial_values("b", 3, Init::Constant(1.0), 1), [1.0; 3]);
-    }
 }

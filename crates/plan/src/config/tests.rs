@@ -1,9 +1,11 @@
 //! The run file as a whole: defaults, sentences, and that writing and reading are inverses.
 
+mod documented;
+mod ranks;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::spec::{KINDS, Takes};
 use crate::timetable::Length;
 
 fn parse(text: &str) -> Result<RunFile, Error> {
@@ -176,35 +178,6 @@ fn settings_without_effect() {
 }
 
 #[test]
-fn ranks_are_read_and_checked() {
-    let run =
-        parse("[train]\nbatch = 24\nmicro_batches = 2\nnoise_scale = true\n[parallel]\ndata = 3").unwrap();
-    assert_eq!(
-        (run.parallel.data, run.parallel.batch_norm, run.batch().micro_batch),
-        (3, BatchNorm::Local, 4)
-    );
-    assert!(parse("[train]\nnoise_scale = true\n[parallel]\ndata = 2").is_ok());
-    insta::assert_snapshot!(sentence("[parallel]\ndata = 0"), @"`parallel.data` must be a whole number of at least 1, got 0");
-    insta::assert_snapshot!(sentence("[train]\nbatch = 8\n[parallel]\ndata = 3"), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
-    insta::assert_snapshot!(sentence("[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\ndata = 4"), @"`parallel.data` is 4, but `train.batch` = 8 cannot be cut into 16 equal parts (4 ranks with `train.micro_batches` = 4)");
-    insta::assert_snapshot!(sentence("[parallel]\nbatch_norm = \"synchronized\""), @r#"`parallel.batch_norm` must be "local" or "synchronised", got "synchronized"; did you mean `synchronised`?"#);
-    insta::assert_snapshot!(sentence("[parallel]\ntimeout_s = 0"), @"`parallel.timeout_s` must be a whole number from 1 to 604800, got 0");
-    insta::assert_snapshot!(sentence("ranks = 4"), @"`ranks` is not a field; did you mean `parallel.data`?");
-}
-
-#[test]
-fn a_launcher_decides_how_many_ranks_there_are() {
-    let among = |text: &str, started| {
-        RunFile::parse_for(text, &[], started).map(|run| run.parallel.data).map_err(|e| e.to_string())
-    };
-    assert_eq!(among("", Some(4)), Ok(4));
-    assert_eq!(among("[parallel]\ndata = 4", Some(4)), Ok(4));
-    assert_eq!(among("[parallel]\ndata = 4", None), Ok(4));
-    insta::assert_snapshot!(among("[parallel]\ndata = 2", Some(4)).unwrap_err(), @"`parallel`: the mesh of data 2 takes 2 ranks, but 4 were started; start 2, or set `data` to 4");
-    insta::assert_snapshot!(among("[train]\nbatch = 8", Some(3)).unwrap_err(), @"`parallel.data` is 3, but `train.batch` = 8 cannot be cut into 3 equal parts (3 ranks with `train.micro_batches` = 1)");
-}
-
-#[test]
 fn pruning_is_read_and_checked() {
     let prune = |rest: &str| sentence(&format!("[prune]\n{rest}"));
     insta::assert_snapshot!(prune("sparsity = 0.9"), @r#"`prune.method` is missing: "magnitude", "snip", "early-bird" or another method"#);
@@ -314,76 +287,6 @@ fn token_files_need_a_vocabulary() {
     insta::assert_snapshot!(sentence("[data]\nkind = \"tokens\"\npath = \"a\""), @"`model.vocab` is missing: how many tokens there are, which token files do not say");
 }
 
-/// Every field of every variant has a line in the documentation, and is in the list that hints come from.
-#[test]
-fn every_field_is_documented() {
-    let page = include_str!("../../../../docs/run-file.md");
-    for (section, names) in fields::ALL {
-        for name in *names {
-            assert!(page.contains(&format!("| `{name}` |")), "docs/run-file.md lacks `{section}.{name}`");
-        }
-    }
-    for text in valid_files() {
-        let table: Table = parse(&text).unwrap().to_toml().unwrap().parse().unwrap();
-        for (section, value) in &table {
-            let listed = |name: &str, key: &str| {
-                fields::ALL.iter().any(|(section, names)| *section == name && names.contains(&key))
-            };
-            match value.as_table() {
-                Some(fields) => {
-                    fields.keys().for_each(|key| assert!(listed(section, key), "{section}.{key}"));
-                }
-                None => assert!(listed("", section), "{section}"),
-            }
-        }
-    }
-    for name in Model::names() {
-        assert!(page.contains(&format!("`{name}`")), "docs/run-file.md lacks the model {name}");
-    }
-}
-
-/// The table of layers has a row for each kind, with its fields in their order and their defaults.
-#[test]
-fn every_field_of_a_layer_is_documented() {
-    let page = include_str!("../../../../docs/run-file.md");
-    let table = page.split("### Layers of a custom model").nth(1).unwrap().split("\n## ").next().unwrap();
-    let rows = table.lines().filter(|line| line.starts_with("| `"));
-    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
-    let words =
-        |row: &[&str]| row[1].split(", ").map(|word| word.trim_matches('`').to_owned()).collect::<Vec<_>>();
-    let documented: Vec<String> = rows.iter().flat_map(|row| words(row)).collect();
-    assert_eq!(documented, KINDS.iter().map(|kind| kind.word).collect::<Vec<_>>());
-    for kind in KINDS {
-        let row = rows.iter().find(|row| words(row).iter().any(|word| word == kind.word)).unwrap();
-        // Commas inside of parentheses belong to a default.
-        let mut depth = 0;
-        let outside = |letter: char| {
-            depth += i32::from(letter == '(') - i32::from(letter == ')');
-            letter == ',' && depth == 0
-        };
-        let written: Vec<&str> =
-            row[2].split(outside).map(str::trim).filter(|field| !field.is_empty()).collect();
-        assert_eq!(written.len(), kind.fields.len(), "{}: {written:?}", kind.word);
-        for (written, field) in written.into_iter().zip(kind.fields) {
-            let name = format!("`{}`", field.name);
-            let with = |default: &dyn std::fmt::Display| format!("{name} ({default})");
-            let exact = match &field.takes {
-                Takes::Size | Takes::Lists { .. } | Takes::Layers { least: 1.. } => name,
-                Takes::SizeLike(other) => with(&format!("the {other}")),
-                Takes::Whole { default, .. } => with(default),
-                Takes::Flag(default) => with(default),
-                Takes::Number { default, .. } => with(default),
-                Takes::Word(words) => with(&format!("`\"{}\"`", words[0])),
-                Takes::SizeOrElse | Takes::Layers { .. } => {
-                    assert!(written.starts_with(&format!("{name} (")), "{}: {written}", kind.word);
-                    continue;
-                }
-            };
-            assert_eq!(written, exact, "{}", kind.word);
-        }
-    }
-}
-
 /// One file for each model, data kind, optimizer and schedule.
 fn valid_files() -> Vec<String> {
     let mut files: Vec<String> = Model::names()
@@ -460,69 +363,6 @@ proptest! {
 }
 
 #[test]
-fn pipelines_that_cannot_be() {
-    let sentence = |fields: &str| {
-        let text = format!("[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\n{fields}");
-        RunFile::parse(&text, &[]).unwrap_err().to_string()
-    };
-    insta::assert_snapshot!(sentence("schedule = \"gpipe\""), @"`parallel.schedule` has no effect with `parallel.pipeline` = 1: the model is on one rank");
-    insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"1f1d\""), @r#"`parallel.schedule` must be one of 9 known words, got "1f1d"; did you mean `1f1b`?"#);
-    insta::assert_snapshot!(sentence("pipeline = 2\nchunks = 2"), @"`parallel`: chunks have no effect on 1f1b: only interleaved has them");
-    insta::assert_snapshot!(sentence("pipeline = 2\nschedule_file = \"mine.txt\"\nchunks = 3"), @"`parallel.chunks` has no effect with `parallel.schedule_file`, which places the parts itself");
-    insta::assert_snapshot!(sentence("pipeline = 2\nschedule_file = \"mine.txt\"\npipelines = 2"), @"`parallel.pipelines` has no effect with `parallel.schedule_file`, which places the parts itself");
-    insta::assert_snapshot!(sentence("pipeline = 3\nschedule = \"chimera\""), @"`parallel`: chimera needs an even number of stages, got 3");
-    insta::assert_snapshot!(sentence("pipeline = 3\ncut = [2]"), @"`parallel.cut` cuts the model into 2 parts, but there are 3");
-    insta::assert_snapshot!(sentence("pipeline = 3\ncut = [3, 2]"), @"`parallel.cut` must be a list of block numbers, ascending, such as [3, 6], got a list of 2");
-    insta::assert_snapshot!(sentence("pipeline = 2\ndrain = 10"), @r#"`parallel.drain` has no effect with `parallel.schedule` = "1f1b", which ends every step empty"#);
-    insta::assert_snapshot!(sentence("pipeline = 2\nschedule = \"2bw\"\n[prune]\nmethod = \"gradual\""), @r#"`prune.method` prunes while the run goes on, but with "2bw" batches are always under way: prune before the first step, or use a schedule that ends every step"#);
-    // They prune before the first step, but move weights later.
-    for (method, schedule) in [("set", "2bw"), ("rigl", "2bw"), ("set", "pipedream"), ("rigl", "pipedream")] {
-        let fields = format!("pipeline = 2\nschedule = \"{schedule}\"\n[prune]\nmethod = \"{method}\"");
-        assert!(sentence(&fields).starts_with("`prune.method` prunes while the run goes on"), "{fields}");
-    }
-    let clipped =
-        RunFile::parse("[train]\nclip = 1.0\n[parallel]\npipeline = 2\nschedule = \"pipedream\"", &[]);
-    insta::assert_snapshot!(clipped.unwrap_err(), @r#"`train.clip` is 1, but "pipedream" never has the gradient of the whole model at once: set it to 0"#);
-}
-
-#[test]
-fn a_pipeline_is_written_as_it_was_read() {
-    let text = "[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\npipeline = 2\nschedule = \"interleaved\"\nchunks = 2\ncut = [1, 2, 3]";
-    let run = RunFile::parse(text, &[]).unwrap();
-    assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
-    assert_eq!(run.parallel.stages(), 2);
-}
-
-#[test]
-fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
-    let sentence = |fields: &str| {
-        RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\n{fields}"), &[]).unwrap_err().to_string()
-    };
-    insta::assert_snapshot!(sentence("zero = true"), @"`parallel.zero` has no effect with `parallel.data` = 1: there is no other rank along the data axis");
-    insta::assert_snapshot!(sentence("average_every = 4"), @"`parallel.average_every` has no effect with `parallel.data` = 1: there is no other rank along the data axis");
-    insta::assert_snapshot!(sentence("data = 2\nzero = true\naverage_every = 4"), @"`parallel.zero` is 1, but with `parallel.average_every` = 4 each rank steps by itself and needs all of its state");
-    insta::assert_snapshot!(sentence("data = 2\nzero = true\n[prune]\nmethod = \"magnitude\"\nstate = \"dense\""), @r#"`prune.state` is "dense", but with `parallel.zero` ranks share out the state of kept weights alone: leave it out"#);
-    insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nbatch_norm = \"synchronised\""), @r#"`parallel.batch_norm` is "synchronised", but with `parallel.average_every` = 4 each rank steps by itself"#);
-    insta::assert_snapshot!(sentence("data = 2\nzero = true\npipeline = 2\nschedule = \"2bw\""), @r#"`parallel.zero` is 1, but with `parallel.schedule` = "2bw" weights change while batches are under way: use a schedule that ends every step"#);
-    insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\nspatial = 3"), @"`parallel.spatial` is 3, but with `parallel.average_every` = 4 each rank steps by itself: of an image in tiles it would be 3 ranks");
-    insta::assert_snapshot!(sentence("data = 2\naverage_every = 4\ntensor = 2"), @"`parallel.tensor` is 2, but with `parallel.average_every` = 4 each rank steps by itself: of a model in parts it would be 2 ranks");
-    let low = "[train]\nprecision = \"bf16\"\nbatch = 8\n[optimizer]\nmaster = \"low-bits\"\n[parallel]\ndata = 2\naverage_every = 4";
-    insta::assert_snapshot!(RunFile::parse(low, &[]).unwrap_err(), @r#"`optimizer.master` is "low-bits", but with `parallel.average_every` = 4 each rank steps by itself and their exact weights are averaged: set it to "f32""#);
-    let noisy = RunFile::parse(
-        "[train]\nnoise_scale = true\nbatch = 8\n[parallel]\ndata = 2\naverage_every = 4",
-        &[],
-    );
-    insta::assert_snapshot!(noisy.unwrap_err(), @"`train.noise_scale` is true, but with `parallel.average_every` = 4 each rank steps by itself and never has the gradient of a whole batch");
-    insta::assert_snapshot!(sentence("data = 2\nlocal_after = 3"), @"`parallel.local_after` has no effect with `parallel.average_every` = 1: ranks take every step together");
-    insta::assert_snapshot!(sentence("data = 2\nzero = 3"), @"`parallel.zero` must be true, false, 0, 1 or 2, got 3");
-    for fields in ["zero = true", "zero = 2", "average_every = 5", "average_every = 5\nlocal_after = 20"] {
-        let run =
-            RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
-        assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
-    }
-}
-
-#[test]
 fn variants_of_optimizers_and_of_the_warm_up() {
     for text in [
         "[optimizer]\nname = \"lars\"\nrate_in_velocity = false\nexclude_from_trust = false",
@@ -566,18 +406,4 @@ fn another_method_takes_the_place_of_one() {
     assert_eq!(prune(text, "magnitude").method.at(), 5, "the same one keeps its fields");
     assert_eq!(prune("seed = 3\n[prune]\nmethod = \"2:4\"\nsparsity = 0.5", "random").sparsity, 0.9);
     assert_eq!(prune("seed = 3", "grasp").method.name(), "grasp");
-}
-
-#[test]
-fn a_run_on_many_ranks_has_one_on_one() {
-    let text = "[train]\nbatch = 16\nmicro_batches = 2\n[prune]\nmethod = \"magnitude\"\nsparsity = 0.001\n\
-                [parallel]\ndata = 4\npipeline = 2\nzero = true";
-    let run = RunFile::parse(text, &[]).unwrap();
-    let alone = run.alone();
-    assert_eq!(
-        (alone.parallel.data, alone.parallel.stages(), alone.batch().micro_batch),
-        (1, 1, run.batch().micro_batch)
-    );
-    assert!(run.storage().compressed && alone.storage().compressed, "state that is shared out is compressed");
-    assert_eq!(RunFile::parse(&alone.to_toml().unwrap(), &[]).unwrap(), alone);
 }

@@ -102,24 +102,6 @@ impl Kernel {
         .check("launching a kernel")?;
         timer.end()
     }
-
-    /// How many blocks of this size one multiprocessor holds at once.
-    pub fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
-        self.cuda.bind()?;
-        self.function.allow_shared(shared)?;
-        let mut blocks = 0;
-        // SAFETY: the function is loaded; the driver writes a number.
-        unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
-                self.function.raw,
-                threads as i32,
-                shared as usize,
-            )
-        }
-        .check("asking for a kernel's occupancy")?;
-        Ok(blocks as u32)
-    }
 }
 
 /// A kernel's arguments, in its order. Borrows buffers until the launch is queued; after that the stream's order protects them.

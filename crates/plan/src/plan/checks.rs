@@ -1,0 +1,106 @@
+//! What in a run does not fit its model or itself, and can be known only once the model is there.
+
+use crate::batch::Batch;
+use crate::error::Error;
+use crate::pipeline::Pipeline;
+use crate::pruning::{Method, Pruning, TicketForm};
+use crate::rounds::Rounds;
+use crate::schedule::Schedule;
+use crate::sharing::Sharing;
+use crate::spec::{Layer, Model, Parameter, Recompute};
+use crate::stages::Parts;
+use crate::timetable::Length;
+
+/// A weight on two stages of an asynchronous pipeline would have two values.
+pub(super) fn ties(pipeline: &Pipeline, model: &Model, parts: &Parts) -> Result<(), Error> {
+    if !pipeline.is_asynchronous() {
+        return Ok(());
+    }
+    let (mut seen, tensors) = (vec![0; model.parameters().len()], model.block_tensors());
+    let used = parts.iter().flat_map(|part| tensors.parameters(part.clone()));
+    used.for_each(|place| seen[place] += 1);
+    let Some(twice) = seen.iter().position(|parts| *parts > 1) else { return Ok(()) };
+    let problem = format!(
+        "ties {} to two stages, which \"{}\" updates at different times: set `model.tied` to false",
+        model.parameters()[twice].name,
+        pipeline.order.name()
+    );
+    Err(Error::Conflict { field: "model".into(), problem })
+}
+
+/// Copies of a part make gradients of other micro-batches, at other times: no two of them belong together before the last.
+pub(super) fn scattering(sharing: Sharing, schedule: &Schedule) -> Result<(), Error> {
+    if !sharing.scatters_gradients() || schedule.placement.copies() == 1 {
+        return Ok(());
+    }
+    let problem = format!(
+        "is 2, but with the schedule \"{}\" several ranks have copies of a stage, whose gradients are summed when the last \
+         micro-batch has made them: use 1",
+        schedule.name
+    );
+    Err(Error::Conflict { field: "parallel.zero".into(), problem })
+}
+
+/// Settings of batch norms need batch norms.
+pub(super) fn norms(batch: &Batch, model: &Model) -> Result<(), Error> {
+    let set = [
+        ("parallel.batch_norm", batch.synchronises_norms()),
+        ("train.batch_norm_group", batch.norm_group.is_some()),
+    ];
+    match set.into_iter().find(|(_, set)| *set) {
+        Some((field, _)) if model.buffers().is_empty() => {
+            let why = format!("with `model.name` = \"{}\", which has no batch norm", model.name);
+            Err(Error::NoEffect { field: field.into(), why })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Attention's inside is made again where there is attention.
+pub(super) fn recompute(recompute: Recompute, model: &Model) -> Result<(), Error> {
+    let mut attends = false;
+    model.for_each(&mut |layer| attends |= matches!(layer, Layer::Attention(_)));
+    if recompute == Recompute::Attention && !attends {
+        let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
+        return Err(Error::NoEffect { field: "train.recompute".into(), why });
+    }
+    Ok(())
+}
+
+/// What a pruning method needs of the model and of the length of the run.
+pub(super) fn pruning(
+    prune: &Pruning,
+    model: &Model,
+    parameters: &[Parameter],
+    length: Length,
+) -> Result<(), Error> {
+    for part in &prune.exclude {
+        if !parameters.iter().any(|parameter| parameter.name.contains(part.as_str())) {
+            let why = format!("for \"{part}\", which is in no name of {}'s parameters", model.name);
+            return Err(Error::NoEffect { field: "prune.exclude".into(), why });
+        }
+    }
+    if !parameters.iter().any(|parameter| prune.covers(parameter)) {
+        let problem =
+            format!("is \"{}\", but nothing of {} is left to prune", prune.method.name(), model.name);
+        let hint = match prune.exclude.is_empty() {
+            true => ": it has no weight of two dimensions but embeddings",
+            false => ": see `prune.exclude`",
+        };
+        return Err(Error::Conflict { field: "prune.method".into(), problem: problem + hint });
+    }
+    if let Method::EarlyBird { form: TicketForm::Channels, .. } = prune.method
+        && !model.scaled_channels().iter().any(|channels| prune.covers_channels(channels))
+    {
+        let problem = format!(
+            "is \"channels\", but the model {} has no candidate convolution with a batch norm behind it: \
+             \"weights\" needs none",
+            model.name
+        );
+        return Err(Error::Conflict { field: "prune.form".into(), problem });
+    }
+    // How many steps an epoch has, only the data knows.
+    let Length::Steps(steps) = length else { return Ok(()) };
+    prune.method.check_length(steps)?;
+    Rounds::of(model, prune).map_or(Ok(()), |rounds| rounds.trainings(length, steps).map(|_| ()))
+}

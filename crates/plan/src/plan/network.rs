@@ -1,0 +1,71 @@
+//! The network of a run: what the file names, with the sizes that the data decides.
+
+use super::DataFacts;
+use crate::config::{self, Family};
+use crate::error::Error;
+use crate::spec::custom::custom;
+use crate::spec::presets::{self, Gpt};
+use crate::spec::{Input, Model};
+
+/// Builds it, or says what the data lacks for it.
+pub(super) fn build(written: &config::Model, facts: DataFacts) -> Result<Model, Error> {
+    let image = || {
+        facts.image.ok_or_else(|| Error::Conflict {
+            field: "data.kind".into(),
+            problem: format!("gives no images, but the model {} takes them", written.name),
+        })
+    };
+    let classes = |number| at_least("model.classes", number, facts.classes, "classes");
+    let vocab = |field, number| at_least(field, number, facts.vocab, "tokens");
+    Ok(match written.family {
+        Family::Gpt { layers, heads, width, context, vocab: number, dropout, tied, norm, activation } => {
+            let vocab = vocab("model.vocab", number)?;
+            let dropout = dropout as f32;
+            let shape = Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation };
+            presets::gpt(&written.name, &shape)
+        }
+        Family::GptPreset { context, vocab: number, dropout } => {
+            let vocab = vocab("model.vocab", Some(number))?;
+            let size = Gpt::preset(&written.name).expect("the name was checked when it was read");
+            presets::gpt(&written.name, &Gpt { context, vocab, dropout: dropout as f32, ..size })
+        }
+        Family::Mlp { ref hidden, classes: number } => presets::mlp(image()?, hidden, classes(number)?),
+        Family::SimpleCnn { classes: number } => presets::simple_cnn(image()?, classes(number)?),
+        Family::Resnet8 { classes: number } => presets::resnet8(image()?, classes(number)?),
+        Family::ResNet { net, classes: number, form } => {
+            let image = image()?;
+            presets::resnet(net, image, classes(number)?, form.form(image))
+        }
+        Family::Vgg { net, classes: number, form, batch_norm } => {
+            let image = image()?;
+            presets::vgg(net, image, classes(number)?, form.form(image), batch_norm)
+        }
+        Family::AlexNet { classes: number, form } => {
+            let image = image()?;
+            presets::alexnet(image, classes(number)?, form.form(image))
+        }
+        Family::Custom { classes: number, context: Some(seq), ref layers } => {
+            let vocab = vocab("model.classes", number)?;
+            custom(Input::Tokens { seq, vocab }, vocab, layers)?
+        }
+        Family::Custom { classes: number, context: None, ref layers } => {
+            let (height, width, channels) = image()?;
+            custom(Input::Image { height, width, channels }, classes(number)?, layers)?
+        }
+    })
+}
+
+/// A number of logits: what is written, or else what the data has; never fewer than that.
+fn at_least(field: &str, written: Option<usize>, data: Option<usize>, what: &str) -> Result<usize, Error> {
+    match (written, data) {
+        (Some(n), Some(least)) if n < least => {
+            let problem = format!("is {n}, but the data has {least} {what}");
+            Err(Error::Conflict { field: field.into(), problem })
+        }
+        (Some(n), _) | (None, Some(n)) => Ok(n),
+        (None, None) => {
+            let expected = format!("the data does not say how many {what} there are");
+            Err(Error::Missing { field: field.into(), expected })
+        }
+    }
+}

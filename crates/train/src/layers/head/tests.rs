@@ -1,0 +1,211 @@
+//! The head in chunks, in precisions and over ranks, against one product and one loss.
+
+use espalier_plan::spec::{self, Init, Input};
+use espalier_tensor::random::{key, normal};
+
+use super::*;
+use crate::layers::{BatchSlice, Stash};
+use crate::state::{Gradients, Masks};
+use crate::weights::ParameterId;
+
+const ROWS: usize = 50;
+const WIDTH: usize = 24;
+const CLASSES: usize = 300;
+const HALF: Scale = Scale { loss: 0.5, temperature: 1.0 };
+
+/// A head of its own weights in either order, with a bias.
+fn head(order: WeightOrder, dtype: DType) -> (Linear, Weights) {
+    let layer = spec::Layer::Linear(spec::Linear {
+        name: "head".into(),
+        input: WIDTH,
+        output: CLASSES,
+        bias: true,
+        order,
+        init: Init::Normal(0.2),
+    });
+    let spec = spec::Model {
+        name: "head".into(),
+        input: Input::Image { height: 1, width: 1, channels: WIDTH },
+        blocks: vec![spec::Block { name: "all".into(), layers: vec![layer] }],
+        classes: CLASSES,
+    };
+    let device = Device::cpu(2).unwrap();
+    let weights = Weights::initialise(&spec, &device, dtype, 5).unwrap();
+    (Linear { weight: ParameterId(0), bias: Some(ParameterId(1)), order }, weights)
+}
+
+fn batch(weights: &Weights) -> (Tensor, Tensor) {
+    let weight = weights.get(ParameterId(0));
+    let x: Vec<f32> = (0..(ROWS * WIDTH) as u64).map(|i| normal(key(1, 2), i) as f32).collect();
+    let targets: Vec<u32> = (0..ROWS as u32).map(|i| i * 37 % CLASSES as u32).collect();
+    let device = weight.device();
+    let category = Category::Transient;
+    let x = Tensor::from_f32(&device, &[5, ROWS / 5, WIDTH], weight.dtype(), &x, category).unwrap();
+    (x, Tensor::from_slice(&device, &[ROWS], &targets, category).unwrap())
+}
+
+fn alone(linear: &Linear) -> Split<'_> {
+    Split { linear, classes: None }
+}
+
+fn operands(linear: &Linear, weights: &Weights) -> Operands {
+    Operands::new(linear, weights).unwrap()
+}
+
+/// Loss, hits, and the gradients of input, weight and bias.
+fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total, [Vec<f32>; 3]) {
+    let masks = Masks::new(2, false);
+    let ((x, targets), mut sink) = (batch(weights), Gradients::new(&masks));
+    let held = shared.then(|| x.clone());
+    let before = x.to_f32();
+    let mut pass = Backward {
+        weights,
+        random: 0,
+        share: &BatchSlice::default(),
+        stash: &mut Stash::new(),
+        sink: &mut sink,
+    };
+    let Outcome { total, gradient } = match chunk < ROWS {
+        true => {
+            alone(linear).in_chunks(&operands(linear, weights), x, &targets, HALF, chunk, &mut pass).unwrap()
+        }
+        false => alone(linear).in_one_piece(x, &targets, HALF, &mut pass).unwrap(),
+    };
+    assert_eq!(gradient.shape(), [5, ROWS / 5, WIDTH]);
+    assert!(held.is_none_or(|held| held.to_f32() == before), "somebody's x was overwritten");
+    let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
+    assert_eq!(weight.dtype(), weights.get(ParameterId(0)).dtype());
+    (total.read().unwrap(), [gradient.to_f32(), weight.to_f32(), bias.to_f32()])
+}
+
+#[test]
+fn chunks_give_what_one_piece_gives() {
+    for order in [WeightOrder::OutIn, WeightOrder::InOut] {
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::Bf16, 0.01)] {
+            let (linear, weights) = head(order, dtype);
+            let (total, whole) = run(&linear, &weights, ROWS, false);
+            for (chunk, shared) in [(1, false), (7, true), (16, false), (25, true), (49, false)] {
+                let (in_parts, parts) = run(&linear, &weights, chunk, shared);
+                assert_eq!(in_parts.correct, total.correct);
+                assert!((in_parts.loss_sum - total.loss_sum).abs() < 1e-9 * total.loss_sum);
+                // A row of the input's gradient is one product either way.
+                assert_eq!(parts[0], whole[0], "chunks of {chunk}");
+                for (part, whole) in parts.iter().zip(&whole) {
+                    let largest = whole.iter().fold(0f32, |m, x| m.max(x.abs()));
+                    let worst = part.iter().zip(whole).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                    assert!(worst <= tolerance * largest, "chunks of {chunk}: {worst} of {largest}");
+                }
+            }
+        }
+    }
+}
+
+/// A table with rows added for the tensor cores' sake has the same loss and the same gradients.
+#[test]
+fn added_rows_count_for_nothing() {
+    for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::Bf16, 1e-6)] {
+        let (linear, weights) = head(WeightOrder::OutIn, dtype);
+        let [weight, bias] = [0, 1].map(|id| weights.get(ParameterId(id)));
+        let padded = Operands::padded(weight, Some(bias), CLASSES, 384).unwrap();
+        let masks = Masks::new(2, false);
+        let run = |operands: &Operands| {
+            let ((x, targets), mut sink) = (batch(&weights), Gradients::new(&masks));
+            let mut pass = Backward {
+                weights: &weights,
+                random: 0,
+                share: &BatchSlice::default(),
+                stash: &mut Stash::new(),
+                sink: &mut sink,
+            };
+            let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut pass).unwrap();
+            let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
+            assert_eq!((weight.shape(), bias.shape()), ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice()));
+            (outcome.total.read().unwrap(), [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
+        };
+        let (plain, added) = (run(&operands(&linear, &weights)), run(&padded));
+        assert_eq!(plain.0.correct, added.0.correct);
+        assert!((plain.0.loss_sum / added.0.loss_sum - 1.0).abs() < 1e-6);
+        for (a, b) in plain.1.iter().zip(&added.1) {
+            let largest = a.iter().fold(0f32, |m, x| m.max(x.abs()));
+            assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance * largest));
+        }
+        let (x, targets) = batch(&weights);
+        assert_eq!(alone(&linear).measure(&padded, &x, &targets, 20).unwrap(), added.0);
+    }
+}
+
+/// Sums over chunks are rounded once: as near to the f32 gradient as one product's is.
+#[test]
+fn many_chunks_cost_no_precision() {
+    let (linear, weights) = head(WeightOrder::OutIn, DType::Bf16);
+    let error = |chunk| {
+        let weight = &run(&linear, &weights, chunk, false).1[1];
+        let (x, targets) = batch(&weights);
+        let mut losses = Losses::new(&targets).unwrap();
+        let logits = linear.product(&x, &weights, Category::Workspace).unwrap();
+        let dlogits = losses.differentiate(logits, HALF.loss).unwrap();
+        let mut exact =
+            Tensor::zeros(&x.device(), &[CLASSES, WIDTH], DType::F32, Category::Workspace).unwrap();
+        matmul_add(dlogits.t(), &x, &mut exact).unwrap();
+        let difference = weight.iter().zip(exact.to_f32()).map(|(a, b)| f64::from(a - b).powi(2));
+        difference.sum::<f64>().sqrt()
+    };
+    let (one, many) = (error(ROWS), error(1));
+    assert!(many < 1.01 * one, "{many} with a chunk a row, {one} in one piece");
+}
+
+/// Ten chunks take no more scratch space than one, whatever the products in them take; in one piece all logits exist.
+#[test]
+fn one_chunk_of_logits_exists_at_a_time() {
+    let peak = |rows: usize| {
+        let (linear, weights) = head(WeightOrder::InOut, DType::Bf16);
+        let (x, targets) = batch(&weights);
+        let (device, category) = (x.device(), Category::Transient);
+        let first = &x.to_f32()[..rows * WIDTH];
+        let x = Tensor::from_f32(&device, &[1, rows, WIDTH], DType::Bf16, first, category).unwrap();
+        let targets: Vec<u32> = targets.read_u32().unwrap()[..rows].to_vec();
+        let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
+        let masks = Masks::new(2, false);
+        let mut sink = Gradients::new(&masks);
+        let (share, mut stash) = (BatchSlice::default(), Stash::new());
+        let mut pass =
+            Backward { weights: &weights, random: 0, share: &share, stash: &mut stash, sink: &mut sink };
+        alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
+        device.ledger().peak(Category::Workspace)
+    };
+    let (one, ten) = (peak(5), peak(ROWS));
+    assert!(ten <= one + 1024, "{ten} bytes of scratch space, and {one} for one chunk");
+    let (linear, weights) = head(WeightOrder::InOut, DType::Bf16);
+    run(&linear, &weights, ROWS, false);
+    let whole = weights.get(ParameterId(0)).device().ledger().peak(Category::Workspace);
+    assert!(whole > 2 * ROWS * CLASSES, "in one piece all logits exist");
+}
+
+#[test]
+fn evaluation_gives_the_loss_of_training() {
+    let (linear, weights) = head(WeightOrder::OutIn, DType::Bf16);
+    let (x, targets) = batch(&weights);
+    for chunk in [1, 7, 25, ROWS] {
+        let total = alone(&linear).measure(&operands(&linear, &weights), &x, &targets, chunk).unwrap();
+        assert_eq!(total, run(&linear, &weights, chunk, false).0);
+    }
+}
+
+#[test]
+fn chunks_are_about_equal_and_end_with_the_rows() {
+    assert_eq!(chunks(10, 4).collect::<Vec<_>>(), [0..4, 4..8, 8..10]);
+    assert_eq!(chunks(8, 4).collect::<Vec<_>>(), [0..4, 4..8]);
+    let (linear, weights) = head(WeightOrder::OutIn, DType::F32);
+    let rows = |n: usize| {
+        let x = Tensor::empty(
+            &weights.get(ParameterId(0)).device(),
+            &[n, WIDTH],
+            DType::F32,
+            Category::Workspace,
+        );
+        chunk_rows(linear.outputs(&weights), &x.unwrap())
+    };
+    let most = (64 << 20) / (4 * CLASSES);
+    assert!(rows(ROWS) >= ROWS && rows(most) >= most);
+    assert_eq!(rows(2 * most + 2), (2 * most + 2).div_ceil(3).next_multiple_of(128));
+}
