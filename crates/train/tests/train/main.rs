@@ -9,6 +9,7 @@ mod golden;
 mod gpu;
 mod gradients;
 mod integrated;
+mod latency;
 mod lattice;
 mod layouts;
 mod local;

@@ -1,0 +1,204 @@
+//! Messages that come late hide behind computing where the timeline says that they can, and cost all of their time where they
+//! cannot.
+//!
+//! Times are compared, not asserted: of the shortest of several rounds in turns, since others on the machine only ever make a round
+//! longer. More rounds are taken until what must hide does, up to a limit.
+
+use std::time::{Duration, Instant};
+
+use espalier_comm::{Communicator, Reduce, threads};
+use espalier_plan::sharing::Sharing;
+use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
+use espalier_plan::tiles::{Tiles, Window};
+use espalier_plan::traffic::{Buckets, Gradient};
+use espalier_plan::{Mesh, PerAxis};
+use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_train::layers::spatial::{Halo, HaloExchange, TiledConv};
+use espalier_train::layers::{
+    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
+};
+use espalier_train::parallel::Ranks;
+use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::groups::Groups;
+use espalier_train::state::{Gradients, Masks};
+use espalier_train::weights::{ParameterId, Weights};
+use espalier_train::{Error, Result};
+
+const ROUNDS: usize = 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long each rank of two takes for its work, the slowest counted, where messages come so late.
+fn slowest(latency: Duration, work: impl Fn(Communicator) -> Result<Duration> + Sync) -> f64 {
+    let run = |world: Communicator| {
+        let took = work(world.delayed(latency))?;
+        Ok::<_, Error>(took.as_secs_f64())
+    };
+    let times = threads::run(2, LIMIT, run).map_err(Error::from).unwrap();
+    times.into_iter().fold(0.0, f64::max)
+}
+
+/// How much longer the shortest round is with the latency than without, when rounds are taken until `is_enough`.
+fn rise(latency: Duration, round: impl Fn(Duration) -> f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+    let mut shortest = [f64::INFINITY; 2];
+    for number in 0..ROUNDS {
+        for (shortest, latency) in shortest.iter_mut().zip([Duration::ZERO, latency]) {
+            *shortest = shortest.min(round(latency));
+        }
+        if number >= 2 && is_enough(shortest[1] - shortest[0]) {
+            break;
+        }
+    }
+    shortest[1] - shortest[0]
+}
+
+/// Layers of a backward pass that each take so long, and hand over a gradient that travels by itself.
+const LAYERS: usize = 8;
+const LAYER: Duration = Duration::from_millis(10);
+const NUMBERS: usize = 64;
+
+/// A backward pass whose layers sleep, into the sink of training.
+fn backward(world: Communicator, sharing: Sharing) -> Result<Duration> {
+    let device = Device::cpu(1)?;
+    let mesh = Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).expect("two replicas");
+    let ranks = Ranks::join(world, &mesh)?;
+    let (masks, groups) = (Masks::new(LAYERS, true), Groups::of_replicas(&ranks, LAYERS));
+    let gradient = |parameter| Gradient { parameter, block: parameter, bytes: 4 * NUMBERS as u64 };
+    let mut buckets = Buckets::default();
+    // The bytes of one are what a bucket takes.
+    buckets.pack(Some(0), &(0..LAYERS).rev().map(gradient).collect::<Vec<_>>(), 4 * NUMBERS as u64);
+    let mut sink = Reducing::new(Gradients::new(&masks), &groups, &buckets, sharing);
+    ranks.world().barrier()?;
+    let start = Instant::now();
+    sink.last_micro_batch(true);
+    for layer in (0..LAYERS).rev() {
+        std::thread::sleep(LAYER);
+        let made = Tensor::from_slice(&device, &[NUMBERS], &[1.0; NUMBERS], Category::Workspace)?;
+        sink.accept(&[ParameterId(layer)], WeightGradients::new([], move |_| Ok(vec![made])))?;
+    }
+    let (gradients, _) = sink.finish()?;
+    let took = start.elapsed();
+    for layer in 0..LAYERS {
+        let sum = gradients.get(ParameterId(layer)).expect("its gradient came").to_f32();
+        assert!(sum.iter().all(|sum| *sum == 2.0), "{sum:?}");
+    }
+    Ok(took)
+}
+
+/// The same, where each sum is waited for before the next layer.
+fn one_after_the_other(world: Communicator) -> Result<Duration> {
+    world.barrier()?;
+    let start = Instant::now();
+    for _ in 0..LAYERS {
+        std::thread::sleep(LAYER);
+        world.all_reduce(vec![1f64; NUMBERS], Reduce::Sum)?;
+    }
+    Ok(start.elapsed())
+}
+
+/// Of all sums only the last has nothing left to hide behind. Where gradients are scattered two at a time, a latency of less than two
+/// layers hides as well.
+#[test]
+fn sums_of_gradients_hide_behind_the_backward_pass() {
+    let latency = Duration::from_millis(15);
+    let (one, all) = (latency.as_secs_f64(), LAYERS as f64 * latency.as_secs_f64());
+    let apart = rise(latency, |latency| slowest(latency, one_after_the_other), |rise| rise < 1.1 * all);
+    assert!(apart > 0.9 * all, "waited for one by one, {LAYERS} sums cost {apart:.3} s of {all:.3} s");
+    for sharing in
+        [Sharing::Replicated, Sharing::Sharded { gradients: false }, Sharing::Sharded { gradients: true }]
+    {
+        let work = |world| backward(world, sharing);
+        let hidden = rise(latency, |latency| slowest(latency, work), |rise| rise < 2.0 * one);
+        eprintln!("{sharing:?}: {LAYERS} sums cost {hidden:.4} s beyond computing, one by one {apart:.4} s");
+        assert!(
+            hidden < 3.0 * one,
+            "{sharing:?}: {LAYERS} sums that overlap cost {hidden:.3} s of {all:.3} s"
+        );
+        assert!(hidden > 0.5 * one, "{sharing:?}: nothing hides the last sum, yet it cost {hidden:.3} s");
+    }
+}
+
+const CHANNELS: usize = 32;
+const SIDE: usize = 96;
+const BATCH: usize = 8;
+
+/// Takes gradients and drops them: their sums are another test's.
+struct Dropped;
+
+impl GradientSink for Dropped {
+    fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+        gradients.make(Wanted::All).map(drop)
+    }
+}
+
+fn model() -> Model {
+    let conv = Conv {
+        name: "conv".into(),
+        input: CHANNELS,
+        output: CHANNELS,
+        kernel: 3,
+        stride: 1,
+        padding: 1.into(),
+        bias: false,
+        init: Init::Normal(0.04),
+    };
+    let input = Input::Image { height: SIDE, width: SIDE, channels: CHANNELS };
+    let blocks = vec![Block { name: "all".into(), layers: vec![Spec::Conv(conv)] }];
+    Model { name: "conv".into(), input, blocks, classes: CHANNELS }
+}
+
+/// A forward and a backward pass of a layer over half of an image: a convolution, which has work that needs no halo, or the
+/// exchange by itself, which has none.
+fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
+    let device = Device::cpu(1)?;
+    device.enter(|| {
+        let tiles = Tiles::cut([SIDE, SIDE], [2, 1], &[]);
+        let weights = Weights::initialise(&model(), &device, DType::F32, 1)?;
+        let window = Window { kernel: 3, stride: 1, padding: 1.into() };
+        let (_, exchanges) = tiles.slide("conv", window).expect("slabs thick enough");
+        let exchange = exchanges[world.rank()].clone();
+        let [rows, columns] = tiles.of(world.rank()).size();
+        let seen = if is_conv { [rows, columns] } else { exchange.reads.size() };
+        let halo = Halo::new(exchange, &world);
+        let layer: Box<dyn Layer> = match is_conv {
+            true => Box::new(TiledConv::new(weights.parameter("conv.weight").expect("a weight"), None, halo)),
+            false => Box::new(HaloExchange(halo)),
+        };
+        let image = |[rows, columns]: [usize; 2]| {
+            let shape = [BATCH, rows, columns, CHANNELS];
+            let pixels = vec![0.5; shape.iter().product()];
+            Tensor::from_slice(&device, &shape, &pixels, Category::Transient)
+        };
+        let (x, dy) = (image([rows, columns])?, image(seen)?);
+        let share = BatchSlice { samples: BATCH, ..Default::default() };
+        let (mut stash, mut statistics) = (Stash::new(), Vec::new());
+        let (weights, random, share) = (&weights, 1, &share);
+        world.barrier()?;
+        let start = Instant::now();
+        let mode = Mode::Train;
+        let mut forward =
+            Forward { weights, mode, random, share, stash: &mut stash, statistics: &mut statistics };
+        layer.forward(x, &mut forward)?;
+        let mut backward = Backward { weights, random, share, stash: &mut stash, sink: &mut Dropped };
+        layer.backward(dy, &mut backward, true)?;
+        Ok(start.elapsed())
+    })
+}
+
+/// A convolution computes what its own pixels make while the halo travels, and the gradients of tile and weight while the halo's
+/// return. An exchange by itself waits for both.
+#[test]
+fn halos_hide_behind_the_convolution_of_the_tile() {
+    // A fifth of what the passes take here, so that each of the two halos has enough to hide behind.
+    let round = |is_conv: bool| move |latency| slowest(latency, |world| passes(world, is_conv));
+    let shortest = (0..3).map(|_| round(true)(Duration::ZERO)).fold(f64::INFINITY, f64::min);
+    let latency = Duration::from_secs_f64((shortest / 5.0).max(2e-3));
+    let both = 2.0 * latency.as_secs_f64();
+    let waited = rise(latency, round(false), |rise| rise < 1.2 * both);
+    assert!(waited > 0.9 * both, "an exchange by itself cost {waited:.4} s of {both:.4} s");
+    let hidden = rise(latency, round(true), |rise| rise < 0.3 * both);
+    eprintln!("halos of {both:.4} s cost {hidden:.4} s behind a convolution, {waited:.4} s by themselves");
+    assert!(
+        hidden < 0.5 * both,
+        "behind a convolution of {shortest:.4} s halos cost {hidden:.4} s of {both:.4} s"
+    );
+}
