@@ -2,7 +2,7 @@
 //! engine.
 //!
 //! [`passes`] says what the blocks of a rank's model take, [`collective`] what ranks take to talk, [`state`] what they hold;
-//! [`step`] walks the lists; `calibrate` refits a cluster's rates to what runs took.
+//! `step` walks the lists; `calibrate` refits a cluster's rates to what runs took.
 
 mod calibrate;
 pub mod candidate;
