@@ -75,7 +75,7 @@ pub struct PlanArguments {
     /// The best layout for powers of two of devices, as in `gpus=64..2048`.
     #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus")]
     sweep: Option<String>,
-    /// Draw the sweep into a file.
+    /// Draw the sweep into a file; with --compare a curve for each form of state.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Whether it fits into devices of so much memory, in one line.

@@ -105,6 +105,8 @@ pub struct Prediction<'a> {
     parameters: &'a [Parameter],
     buffers: Vec<Buffer>,
     blocks: BlockTensors,
+    /// Places of those that several blocks use.
+    tied: HashSet<usize>,
     /// Names of those that may be multiplied without their zeros.
     sparse: HashSet<String>,
     /// Weights of each parameter that stay, where some are to go.
@@ -125,7 +127,10 @@ impl<'a> Prediction<'a> {
         kept: Option<Vec<Option<u64>>>,
     ) -> Prediction<'a> {
         let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
+        let blocks = model.block_tensors();
         Prediction {
+            tied: blocks.tied(),
+            blocks,
             storage,
             sharing,
             batch,
@@ -134,7 +139,6 @@ impl<'a> Prediction<'a> {
             summands: vec![1; parameters.len()],
             parameters,
             buffers: model.buffers(),
-            blocks: model.block_tensors(),
             sparse: if sparse { model.linear_weights().into_iter().collect() } else { HashSet::new() },
         }
     }
@@ -193,7 +197,7 @@ impl<'a> Prediction<'a> {
         let scoring = Needs::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
-        let (mut vectors, mut tied, ties) = (Vec::new(), Vec::new(), self.blocks.tied());
+        let (mut vectors, mut tied) = (Vec::new(), Vec::new());
         let compressed = storage.compressed && pruning.is_some_and(|pruning| pruning.method.at_start());
         for place in held {
             let parameter = &self.parameters[place];
@@ -213,7 +217,7 @@ impl<'a> Prediction<'a> {
                 }
             }
             let vector = SharedVector { elements: sent, ranks: sharers[place] };
-            if ties.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
+            if self.tied.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
             if self.batch.replicas > 1 && bytes < BUCKET {
                 packed += bytes;

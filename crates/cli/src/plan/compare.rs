@@ -20,9 +20,7 @@ const KINDS: [&str; 3] = ["dense", "samo", "espalier"];
 pub fn compare(request: &Request, devices: usize) -> Result<Value> {
     let mut found = Vec::new();
     for kind in &request.arguments.compare {
-        if !KINDS.contains(&kind.as_str()) {
-            return Err(wrong("--compare", &KINDS.join(", "), kind, None).into());
-        }
+        check(kind)?;
         found.push((kind.as_str(), best(request, &request.plan, kind, devices)?));
     }
     let dense = match found.iter().find(|(kind, _)| *kind == "dense") {
@@ -40,6 +38,26 @@ pub fn compare(request: &Request, devices: usize) -> Result<Value> {
     Ok(Value::Object(
         found.iter().map(|(kind, estimate)| ((*kind).to_owned(), of(estimate))).collect::<Map<_, _>>(),
     ))
+}
+
+/// The best layouts of each kind over numbers of devices; those that do not fit are left out.
+pub fn curves(request: &Request, devices: &[usize]) -> Result<Vec<(String, Vec<(usize, Estimate)>)>> {
+    let of_kind = |kind: &String| {
+        check(kind)?;
+        let mut points = Vec::new();
+        for number in devices {
+            points.extend(best(request, &request.plan, kind, *number)?.map(|best| (*number, best)));
+        }
+        Ok((kind.clone(), points))
+    };
+    request.arguments.compare.iter().map(of_kind).collect()
+}
+
+fn check(kind: &str) -> Result<()> {
+    match KINDS.contains(&kind) {
+        true => Ok(()),
+        false => Err(wrong("--compare", &KINDS.join(", "), kind, None).into()),
+    }
 }
 
 /// The best layout where state is kept in a way.

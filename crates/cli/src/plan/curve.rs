@@ -6,27 +6,33 @@ use anyhow::Result;
 use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
 
-use super::Request;
+use super::{Request, compare};
 use crate::chart::{Curve, Figure, Panel};
 
-/// Draws it into a file.
+/// Draws it into a file: one curve, or one for each form of state that is compared.
 pub fn draw(request: &Request, best: &[(usize, Estimate)], file: &Path) -> Result<()> {
-    let ticks: Vec<(f64, String)> =
-        best.iter().map(|(number, _)| (*number as f64, number.to_string())).collect();
-    let curve = |name: &str, style, of: &dyn Fn(&(usize, Estimate)) -> f64| Curve {
-        name: name.into(),
-        style,
-        points: best.iter().map(|one| (one.0 as f64, of(one))).collect(),
+    let devices: Vec<usize> = best.iter().map(|(number, _)| *number).collect();
+    let compared = match request.arguments.compare.is_empty() {
+        true => vec![("planned".to_owned(), best.to_vec())],
+        false => compare::curves(request, &devices)?,
     };
-    let (first, base) = (best[0].0 as f64, best[0].1.step_seconds);
-    let panel = |title: &str, y_label: &str, curves| Panel {
+    let curves = |of: &dyn Fn(&Estimate) -> f64| -> Vec<Curve> {
+        let curve = |(style, (name, points)): (usize, &(String, Vec<(usize, Estimate)>))| Curve {
+            name: name.clone(),
+            style,
+            points: points.iter().map(|(number, estimate)| (*number as f64, of(estimate))).collect(),
+        };
+        compared.iter().enumerate().filter(|(_, (_, points))| !points.is_empty()).map(curve).collect()
+    };
+    let panel = |title: &str, y_label: &str, curves, level| Panel {
         title: title.into(),
         x_label: "devices".into(),
-        x_ticks: ticks.clone(),
+        x_ticks: devices.iter().map(|number| (*number as f64, number.to_string())).collect(),
         y_label: y_label.into(),
         curves,
-        level: None,
+        level,
     };
+    let model = |estimate: &Estimate| estimate.model_percent_of_peak;
     let figure = Figure {
         title: format!("{} on {}", request.plan.model.name, request.cluster.name),
         subtitle: format!(
@@ -34,22 +40,8 @@ pub fn draw(request: &Request, best: &[(usize, Estimate)], file: &Path) -> Resul
             request.plan.batch.samples, request.engine.name
         ),
         panels: vec![
-            panel(
-                "Time of a step",
-                "seconds",
-                vec![
-                    curve("planned", 0, &|one| one.1.step_seconds),
-                    curve("ideal", 1, &|one| base * first / one.0 as f64),
-                ],
-            ),
-            panel(
-                "Share of peak",
-                "per cent",
-                vec![
-                    curve("with recomputation", 0, &|one| one.1.percent_of_peak),
-                    curve("model flops", 2, &|one| one.1.model_percent_of_peak),
-                ],
-            ),
+            panel("Time of a step", "seconds", curves(&|estimate| estimate.step_seconds), None),
+            panel("Share of peak, model flops", "per cent", curves(&model), Some((100.0, "peak".into()))),
         ],
     };
     let why =
