@@ -40,15 +40,23 @@ pub fn compare(request: &Request, devices: usize) -> Result<Value> {
     ))
 }
 
-/// The best layouts of each kind over numbers of devices; those that do not fit are left out.
-pub fn curves(request: &Request, devices: &[usize]) -> Result<Vec<(String, Vec<(usize, Estimate)>)>> {
+/// The best layouts over numbers of devices, by a name.
+pub struct Sweep {
+    /// The form of state.
+    pub name: String,
+    /// Devices, and the best layout of so many.
+    pub points: Vec<(usize, Estimate)>,
+}
+
+/// The best layouts of each kind; those that do not fit are left out.
+pub fn sweeps(request: &Request, devices: &[usize]) -> Result<Vec<Sweep>> {
     let of_kind = |kind: &String| {
         check(kind)?;
         let mut points = Vec::new();
         for number in devices {
             points.extend(best(request, &request.plan, kind, *number)?.map(|best| (*number, best)));
         }
-        Ok((kind.clone(), points))
+        Ok(Sweep { name: kind.clone(), points })
     };
     request.arguments.compare.iter().map(of_kind).collect()
 }

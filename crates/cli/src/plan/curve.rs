@@ -6,23 +6,25 @@ use anyhow::Result;
 use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
 
-use super::{Request, compare};
+use super::Request;
+use super::compare::{self, Sweep};
 use crate::chart::{Curve, Figure, Panel};
 
 /// Draws it into a file: one curve, or one for each form of state that is compared.
 pub fn draw(request: &Request, best: &[(usize, Estimate)], file: &Path) -> Result<()> {
     let devices: Vec<usize> = best.iter().map(|(number, _)| *number).collect();
     let compared = match request.arguments.compare.is_empty() {
-        true => vec![("planned".to_owned(), best.to_vec())],
-        false => compare::curves(request, &devices)?,
+        true => vec![Sweep { name: "planned".into(), points: best.to_vec() }],
+        false => compare::sweeps(request, &devices)?,
     };
     let curves = |of: &dyn Fn(&Estimate) -> f64| -> Vec<Curve> {
-        let curve = |(style, (name, points)): (usize, &(String, Vec<(usize, Estimate)>))| Curve {
-            name: name.clone(),
+        let drawn = compared.iter().enumerate().filter(|(_, sweep)| !sweep.points.is_empty());
+        let curve = |(style, sweep): (usize, &Sweep)| Curve {
+            name: sweep.name.clone(),
             style,
-            points: points.iter().map(|(number, estimate)| (*number as f64, of(estimate))).collect(),
+            points: sweep.points.iter().map(|(number, best)| (*number as f64, of(best))).collect(),
         };
-        compared.iter().enumerate().filter(|(_, (_, points))| !points.is_empty()).map(curve).collect()
+        drawn.map(curve).collect()
     };
     let panel = |title: &str, y_label: &str, curves, level| Panel {
         title: title.into(),
