@@ -120,6 +120,15 @@ fn constants() -> Vec<Constant> {
             range: [0.4, 0.9],
         },
         Constant { name: "passes", get: |_, engine| &mut engine.passes, range: [0.8, 6.0] },
+        Constant {
+            name: "attention",
+            get: |_, engine| match &mut engine.attention {
+                AttentionKernel::Fused { share, .. } => share,
+                AttentionKernel::Unfused { bytes } => bytes,
+                AttentionKernel::Ours => unreachable!("an engine of others"),
+            },
+            range: [0.1, 40.0],
+        },
     ]
 }
 
@@ -145,15 +154,6 @@ pub fn mosaic() -> Table {
     };
     let mut constants = constants();
     constants.push(Constant { name: "hides", get: |_, engine| &mut engine.hides, range: [0.001, 1.0] });
-    constants.push(Constant {
-        name: "attention",
-        get: |_, engine| match &mut engine.attention {
-            AttentionKernel::Fused { share, .. } => share,
-            AttentionKernel::Unfused { bytes } => bytes,
-            AttentionKernel::Ours => unreachable!("an engine of others"),
-        },
-        range: [0.1, 40.0],
-    });
     Table {
         name: "MosaicML, H100",
         cluster: builtin("dgx-h100").unwrap(),
@@ -189,15 +189,6 @@ pub fn megatron() -> Table {
     };
     let mut constants = constants();
     constants.push(Constant { name: "blocking", get: |_, engine| &mut engine.blocking, range: [0.01, 1.0] });
-    constants.push(Constant {
-        name: "attention",
-        get: |_, engine| match &mut engine.attention {
-            AttentionKernel::Fused { share, .. } => share,
-            AttentionKernel::Unfused { bytes } => bytes,
-            AttentionKernel::Ours => unreachable!("an engine of others"),
-        },
-        range: [0.1, 40.0],
-    });
     Table {
         name: "Megatron, A100",
         cluster: builtin("dgx-a100").unwrap(),
@@ -248,15 +239,6 @@ pub fn samo() -> Table {
     };
     let mut constants = constants();
     constants.push(Constant { name: "blocking", get: |_, engine| &mut engine.blocking, range: [0.05, 1.0] });
-    constants.push(Constant {
-        name: "attention",
-        get: |_, engine| match &mut engine.attention {
-            AttentionKernel::Fused { share, .. } => share,
-            AttentionKernel::Unfused { bytes } => bytes,
-            AttentionKernel::Ours => unreachable!("an engine of others"),
-        },
-        range: [0.1, 40.0],
-    });
     Table {
         name: "SAMO, Summit",
         cluster: builtin("summit").unwrap(),

@@ -62,6 +62,9 @@ impl Fabric {
             |(cost, seconds): &(Cost, f64)| (Cost { words: cost.words / efficiency, ..*cost }, *seconds);
         let all: Vec<_> = point_to_point.iter().copied().chain(rings.iter().map(scaled)).collect();
         let Link { alpha, beta } = Link::fit(&all);
+        // Where times do not grow with the words, nothing is known of the rate but that it is at least the highest seen.
+        let seen = all.iter().map(|(cost, seconds)| cost.words / seconds).fold(f64::MIN_POSITIVE, f64::max);
+        let beta = if beta > 0.0 { beta } else { 1.0 / seen };
         Fabric {
             alpha_us: rounded(alpha * 1e6),
             gb_per_s: rounded(word_bytes / beta * 1e-9),
@@ -94,6 +97,18 @@ mod tests {
 
     fn took(size: f64, seconds: f64) -> Sample {
         Sample { size, seconds }
+    }
+
+    /// A noisy machine may take no longer for more words: the rate is then the highest seen, and no infinity.
+    #[test]
+    fn a_link_has_a_rate_whatever_was_seen() {
+        let seen = [(1.0, 1e3, 2e-6), (1.0, 1e4, 2e-6), (1.0, 1e3, 3e-6)];
+        let seen = seen.map(|(messages, words, seconds)| (Cost { messages, words }, seconds));
+        let link = Fabric::fit(&seen, &seen, 4.0);
+        assert!(link.gb_per_s.is_finite() && link.gb_per_s > 0.0 && link.efficiency > 0.0, "{link:?}");
+        let shrinking = [(1.0, 1e3, 9e-6), (1.0, 1e4, 1e-6)];
+        let shrinking = shrinking.map(|(messages, words, seconds)| (Cost { messages, words }, seconds));
+        assert_eq!(Fabric::fit(&shrinking, &shrinking, 4.0).gb_per_s, 40.0);
     }
 
     #[test]

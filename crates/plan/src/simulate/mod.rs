@@ -11,6 +11,7 @@ pub mod passes;
 mod schedules;
 pub mod state;
 mod step;
+mod times;
 
 pub use calibrate::{Calibrated, Measured};
 pub use candidate::{Candidate, LayoutRecord};

@@ -1,0 +1,277 @@
+//! What the actions of every stage take: passes of its part of the model, messages, sums as far as they are not hidden, the step.
+
+use std::ops::Range;
+
+use super::collective::Group;
+use super::passes::{Passes, Seconds};
+use super::state::{Holdings, Weights};
+use super::step::Breakdown;
+use super::{Candidate, Job};
+use crate::cost::Kernels;
+use crate::engine::State;
+use crate::error::Error;
+use crate::schedule::{Action, Costs, Message, Pass, Payload, Schedule};
+use crate::spec::Precision;
+use crate::stages::Parts;
+
+/// What the actions of every stage take.
+pub(super) struct Times {
+    /// Of each part of the model: the passes of a micro-batch,
+    passes: Vec<Passes>,
+    /// what its gradients take to be stored,
+    sinks: Vec<f64>,
+    /// how long its sums over replicas go on behind its last backward,
+    sums: Vec<f64>,
+    /// what its step takes,
+    steps: Vec<f64>,
+    /// and to gather what other replicas have stepped.
+    gathers: Vec<f64>,
+    /// A message to the next part, behind each.
+    messages: Vec<f64>,
+    blocking: f64,
+}
+
+impl Times {
+    /// Of a candidate's parts.
+    pub fn new(
+        job: &Job,
+        candidate: &Candidate,
+        parts: &Parts,
+        micro_batches: usize,
+    ) -> Result<Times, Error> {
+        let local = job.local(candidate)?;
+        let blocks = job.passes(candidate)?;
+        let holdings = Holdings::new(job, &local);
+        let near = candidate.tensor * candidate.spatial();
+        let (data_stride, stage_stride) = match job.engine.stages_near {
+            true => (near * candidate.pipeline, near),
+            false => (near, near * candidate.data),
+        };
+        let replicas = Group::new(job.cluster, candidate.data, data_stride);
+        let stages = Group::new(job.cluster, candidate.pipeline, stage_stride);
+        let each = Each { job, candidate, replicas, holdings: &holdings, micro_batches };
+        let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
+        let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
+        if job.engine.even_stages {
+            let share = 1.0 / parts.len() as f64;
+            passes = vec![passes.into_iter().sum::<Passes>() * share; parts.len()];
+        }
+        let borders = local.model.borders()?;
+        let bytes = |part: &Range<usize>| {
+            let elements = candidate.micro_batch as u64 * borders[part.end].elements();
+            (elements * job.plan.storage.precision.size()) as f64
+        };
+        let sums = parts.iter().zip(&weights).zip(&passes).map(|((part, weights), passes)| {
+            if job.engine.gathers_weights { 0.0 } else { each.sum(part.clone(), *weights, passes, &blocks) }
+        });
+        let sums: Vec<f64> = sums.collect();
+        // Where gradients are shared out too, those of every micro-batch are scattered.
+        let scatters = |part: usize| if candidate.zero == 2 { sums[part] } else { 0.0 };
+        let sinks = weights.iter().enumerate().map(|(part, weights)| each.sink(*weights) + scatters(part));
+        Ok(Times {
+            sinks: sinks.collect(),
+            sums,
+            steps: weights.iter().map(|weights| each.step(*weights)).collect(),
+            gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
+            messages: parts.iter().map(|part| stages.message(bytes(part))).collect(),
+            blocking: job.engine.blocking,
+            passes,
+        })
+    }
+
+    fn pass(&self, pass: Pass, part: usize) -> Seconds {
+        let passes = &self.passes[part];
+        match pass {
+            Pass::Forward => passes.forward,
+            Pass::Backward => passes.backward(),
+            Pass::BackwardInput => passes.again + passes.backward_input,
+            Pass::BackwardWeight => passes.backward_weight,
+        }
+    }
+
+    /// What all ranks spend by kind, on the mean; passes are so many times as many as those listed.
+    pub fn spent(&self, schedule: &Schedule, times: f64) -> Breakdown {
+        let mut sum = Breakdown::default();
+        for (rank, list) in schedule.ranks.iter().enumerate() {
+            let chunks = schedule.placement.chunks(rank);
+            for action in list {
+                if let Some((pass, work)) = action.compute() {
+                    let part = chunks[work.chunk].part;
+                    let Seconds { compute, exchange } = self.pass(pass, part);
+                    sum.compute += times * compute;
+                    sum.collective += times * exchange;
+                    if matches!(pass, Pass::Backward | Pass::BackwardWeight) {
+                        sum.compress += times * self.sinks[part];
+                    }
+                    continue;
+                }
+                match *action {
+                    Action::AllReduce { chunk } => sum.collective += self.sums[chunks[chunk].part],
+                    Action::Step => {
+                        sum.optimizer += chunks.iter().map(|chunk| self.steps[chunk.part]).sum::<f64>();
+                        sum.collective += chunks.iter().map(|chunk| self.gathers[chunk.part]).sum::<f64>();
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let ranks = schedule.stages() as f64;
+        Breakdown {
+            compute: sum.compute / ranks,
+            collective: sum.collective / ranks,
+            compress: sum.compress / ranks,
+            optimizer: sum.optimizer / ranks,
+            ..sum
+        }
+    }
+}
+
+/// What is asked of each part.
+struct Each<'a> {
+    job: &'a Job<'a>,
+    candidate: &'a Candidate,
+    replicas: Group<'a>,
+    holdings: &'a Holdings,
+    micro_batches: usize,
+}
+
+impl Each<'_> {
+    fn weights(&self, part: Range<usize>) -> Weights {
+        self.holdings.weights(part, self.candidate.compressed)
+    }
+
+    /// The passes of some blocks; where weights are gathered block by block, with what of that is not hidden.
+    fn passes(&self, part: Range<usize>, blocks: &[Passes]) -> Passes {
+        let of_block = |block: usize| {
+            let mut passes = blocks[block];
+            if self.job.engine.gathers_weights {
+                let weights = self.weights(block..block + 1);
+                let gather = self.replicas.gather(2.0 * weights.all);
+                let scatter = self.replicas.gather(self.summed(weights));
+                let late = |messages: f64, seconds: f64| {
+                    let hidden = messages.min(self.job.engine.hides * seconds);
+                    messages - hidden + hidden * self.replicas.occupies()
+                };
+                passes.forward.exchange += late(gather, passes.forward.total());
+                passes.backward_weight.exchange += late(gather + scatter, passes.backward().total());
+            }
+            passes
+        };
+        part.map(of_block).sum()
+    }
+
+    /// Bytes of a gradient that are summed over replicas.
+    fn summed(&self, weights: Weights) -> f64 {
+        weights.stored
+            * match self.job.engine.state {
+                State::Exact => self.job.plan.storage.precision.size() as f64,
+                State::Bytes { summed, .. } => summed,
+            }
+    }
+
+    /// How long sums go on behind the backward pass that makes their summands, block by block from the last.
+    fn sum(&self, part: Range<usize>, weights: Weights, passes: &Passes, blocks: &[Passes]) -> f64 {
+        let seconds = |bytes: f64| {
+            let bytes = bytes / self.job.engine.sum_rate;
+            match self.candidate.zero {
+                0 => self.replicas.all_reduce(bytes),
+                _ => self.replicas.gather(bytes),
+            }
+        };
+        let all = seconds(self.summed(weights));
+        if !self.job.engine.overlaps_sums || self.candidate.data == 1 {
+            return all;
+        }
+        let backward = passes.backward().total();
+        let (mut made, mut sent) = (0.0, 0.0_f64);
+        for block in part.rev() {
+            made += blocks[block].backward().total();
+            sent = sent.max(made) + seconds(self.summed(self.weights(block..block + 1)));
+        }
+        let late = (sent - made).clamp(0.0, all);
+        late + (all - late).min(backward) * self.replicas.occupies()
+    }
+
+    /// The gradients of a micro-batch into their sums.
+    fn sink(&self, weights: Weights) -> f64 {
+        let [each, stored] = self.job.engine.sink;
+        if self.micro_batches == 1 && !self.candidate.compressed {
+            return 0.0;
+        }
+        self.pass(each * weights.all + stored * weights.stored)
+    }
+
+    fn step(&self, weights: Weights) -> f64 {
+        let Weights { all, stored } = weights;
+        let share = if self.candidate.zero > 0 { self.candidate.data as f64 } else { 1.0 };
+        // Read and written, beside the gradient and the weight.
+        let bytes = match self.job.engine.state {
+            State::Exact => stored * (2.0 * self.job.plan.storage.optimizer_bytes as f64 + 6.0),
+            State::Bytes { .. } => 30.0 * stored + if self.candidate.compressed { 4.0 * all } else { 0.0 },
+        };
+        self.pass(bytes / share)
+    }
+
+    fn gather(&self, weights: Weights) -> f64 {
+        if matches!(self.candidate.zero, 1 | 2) { self.replicas.gather(self.summed(weights)) } else { 0.0 }
+    }
+
+    /// State is f32, whatever the run's precision.
+    fn pass(&self, bytes: f64) -> f64 {
+        Kernels { precision: Precision::F32, ..self.job.kernels(self.candidate) }.pass(bytes)
+    }
+}
+
+/// The times of a list's actions.
+pub(super) struct StepCosts<'a> {
+    /// Of the parts.
+    pub times: &'a Times,
+    /// The lists.
+    pub schedule: &'a Schedule,
+    /// Whether messages between stages take time.
+    pub messages: bool,
+}
+
+impl StepCosts<'_> {
+    /// A message as the rank that sends or receives it sees it.
+    fn message(&self, rank: usize, action: &Action) -> f64 {
+        let border = match *action {
+            Action::Send(Message { chunk, payload, .. }) => {
+                let part = self.schedule.placement.chunks(rank)[chunk].part;
+                if payload == Payload::Activation { part } else { part - 1 }
+            }
+            Action::Receive(Message { chunk, payload, .. }) => {
+                let part = self.schedule.placement.chunks(rank)[chunk].part;
+                if payload == Payload::Activation { part - 1 } else { part }
+            }
+            _ => return 0.0,
+        };
+        if self.messages { self.times.messages[border] } else { 0.0 }
+    }
+}
+
+impl Costs for StepCosts<'_> {
+    fn busy(&self, rank: usize, action: &Action) -> f64 {
+        let chunks = self.schedule.placement.chunks(rank);
+        if let Some((pass, work)) = action.compute() {
+            let part = chunks[work.chunk].part;
+            let sink = matches!(pass, Pass::Backward | Pass::BackwardWeight);
+            let sink = if sink { self.times.sinks[part] } else { 0.0 };
+            return self.times.pass(pass, part).total() + sink;
+        }
+        match *action {
+            Action::Send(_) | Action::Receive(_) => self.times.blocking * self.message(rank, action),
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part],
+            // What others have stepped is gathered behind the step, where state is shared out.
+            Action::Step => {
+                let of_chunk = |part: usize| self.times.steps[part] + self.times.gathers[part];
+                chunks.iter().map(|chunk| of_chunk(chunk.part)).sum()
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn journey(&self, from: usize, send: &Action) -> f64 {
+        (1.0 - self.times.blocking) * self.message(from, send)
+    }
+}
