@@ -146,13 +146,7 @@ impl<'a> Request<'a> {
         let share = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
         let share = share.map(sparsity).transpose()?;
         let plan = resolved(&text, arguments, share)?;
-        let mut fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
-        if engine.name == Engine::AXONN.name
-            || engine.name == Engine::MEGATRON.name
-            || engine.name == Engine::FSDP.name
-        {
-            fixed.compressed = Some(false);
-        }
+        let fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
         Ok(Request { arguments, text, plan, cluster, engine, fixed })
     }
 
@@ -283,10 +277,15 @@ impl<'a> Request<'a> {
         Ok(value)
     }
 
+    /// Whether pruning makes state smaller: the engine can, and nobody has decided otherwise.
+    fn can_compress(&self) -> bool {
+        self.engine.compresses() && self.fixed.compressed != Some(false)
+    }
+
     /// The run with ten more points of sparsity, where that is below 1.
     fn sparser(&self) -> Result<Option<Plan>> {
         let more = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity) + 0.1;
-        if more >= 1.0 || self.fixed.compressed == Some(false) {
+        if more >= 1.0 || !self.can_compress() {
             return Ok(None);
         }
         resolved(&self.text, self.arguments, Some(more)).map(Some)
@@ -332,7 +331,7 @@ impl<'a> Request<'a> {
         ways.extend(more.map(|number| format!("{number} devices would do")));
         for share in [0.5, 0.8, 0.9, 0.95] {
             let known = self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity);
-            if share <= known || self.fixed.compressed == Some(false) {
+            if share <= known || !self.can_compress() {
                 continue;
             }
             let plan = resolved(&self.text, self.arguments, Some(share))?;

@@ -30,8 +30,6 @@ pub struct Engine {
     pub overlaps_sums: bool,
     /// Whether each stage has an equal share of the model's time, as its authors reckon, or whole blocks.
     pub even_stages: bool,
-    /// Whether stages are next to each other on a node, and replicas apart.
-    pub stages_near: bool,
     /// Whether weights are shared out over replicas and gathered block by block (ZeRO-3),
     pub gathers_weights: bool,
     /// and the share of a block's computing that hides the gathering of the next.
@@ -59,9 +57,25 @@ pub enum State {
         weight: f64,
         /// of every kept one,
         kept: f64,
+        /// of these what replicas may share out: exact weights and moments (ZeRO-1),
+        shared: f64,
         /// and what of its gradient is summed over replicas.
         summed: f64,
     },
+}
+
+impl State {
+    /// Bytes of so many weights, of which so many have gradients and state, where so many replicas share out what `zero` says; none
+    /// where the plan predicts them itself.
+    pub fn bytes(&self, all: f64, stored: f64, zero: u8, replicas: usize) -> Option<f64> {
+        let State::Bytes { weight, kept, shared, .. } = *self else { return None };
+        let (whole, elsewhere) = (weight * all + kept * stored, 1.0 - 1.0 / replicas as f64);
+        Some(match zero {
+            0 => whole,
+            3 => whole * (1.0 - elsewhere),
+            _ => whole - shared * stored * elsewhere,
+        })
+    }
 }
 
 /// What is kept of a forward pass.
@@ -116,7 +130,6 @@ impl Engine {
         sum_rate: 1.0,
         overlaps_sums: true,
         even_stages: false,
-        stages_near: false,
         gathers_weights: false,
         hides: 1.0,
         sink: [2.0, 8.0],
@@ -129,7 +142,7 @@ impl Engine {
     /// AxoNN with dense state (Singh & Bhatele 2022), as SAMO's paper measures it on Summit.
     pub const AXONN: Engine = Engine {
         name: "axonn",
-        state: State::Bytes { weight: 20.0, kept: 0.0, summed: 2.0 },
+        state: State::Bytes { weight: 20.0, kept: 0.0, shared: 12.0, summed: 2.0 },
         stash: Stash::Megatron,
         // 80.16 GB of GPT-3 2.7B on eight cards are 53 GB of state and a gigabyte of activations on each; the rest is this.
         workspace: 2_400_000_000,
@@ -139,7 +152,6 @@ impl Engine {
         sum_rate: 0.27,
         overlaps_sums: false,
         even_stages: true,
-        stages_near: false,
         gathers_weights: false,
         hides: 1.0,
         sink: [6.0, 0.0],
@@ -152,7 +164,7 @@ impl Engine {
     /// AxoNN with SAMO: 24 f + 2 bytes a weight (Singh & Bhatele 2023).
     pub const SAMO: Engine = Engine {
         name: "samo",
-        state: State::Bytes { weight: 2.0, kept: 24.0, summed: 2.0 },
+        state: State::Bytes { weight: 2.0, kept: 24.0, shared: 12.0, summed: 2.0 },
         sink: [22.0, 0.0],
         ..Engine::AXONN
     };
@@ -160,7 +172,7 @@ impl Engine {
     /// Megatron-LM (Narayanan et al. 2021, Korthikanti et al. 2022).
     pub const MEGATRON: Engine = Engine {
         name: "megatron",
-        state: State::Bytes { weight: 18.0, kept: 0.0, summed: 4.0 },
+        state: State::Bytes { weight: 18.0, kept: 0.0, shared: 12.0, summed: 4.0 },
         stash: Stash::Megatron,
         workspace: 0,
         attention: AttentionKernel::Unfused { bytes: 14.0 },
@@ -169,7 +181,6 @@ impl Engine {
         sum_rate: 1.0,
         overlaps_sums: false,
         even_stages: false,
-        stages_near: false,
         gathers_weights: false,
         hides: 1.0,
         sink: [10.0, 0.0],
@@ -182,7 +193,7 @@ impl Engine {
     /// PyTorch's fully sharded data parallelism under a trainer with fused attention (MosaicML's llm-foundry).
     pub const FSDP: Engine = Engine {
         name: "fsdp",
-        state: State::Bytes { weight: 16.0, kept: 0.0, summed: 4.0 },
+        state: State::Bytes { weight: 16.0, kept: 0.0, shared: 12.0, summed: 4.0 },
         stash: Stash::Megatron,
         workspace: 0,
         attention: AttentionKernel::Fused { flops: 0.5, share: 0.25 },
@@ -191,7 +202,6 @@ impl Engine {
         sum_rate: 1.0,
         overlaps_sums: true,
         even_stages: false,
-        stages_near: false,
         gathers_weights: true,
         hides: 0.16,
         sink: [4.0, 0.0],
@@ -205,9 +215,39 @@ impl Engine {
     pub const ALL: [Engine; 5] =
         [Engine::ESPALIER, Engine::AXONN, Engine::SAMO, Engine::MEGATRON, Engine::FSDP];
 
+    /// Whether it is this program, perhaps with another form of state.
+    pub fn is_ours(&self) -> bool {
+        self.name == Engine::ESPALIER.name
+    }
+
+    /// Whether it can keep gradients and state of kept weights alone.
+    pub fn compresses(&self) -> bool {
+        match self.state {
+            State::Exact => true,
+            State::Bytes { kept, .. } => kept > 0.0,
+        }
+    }
+
     /// The engine of a name, or the nearest name.
     pub fn named(name: &str) -> Result<Engine, Option<&'static str>> {
         let names = Engine::ALL.map(|engine| engine.name);
         Engine::ALL.into_iter().find(|engine| engine.name == name).ok_or_else(|| nearest(name, names))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The totals of SAMO's paper at nine tenths, and what sixteen replicas leave of them where they share out 12 bytes.
+    #[test]
+    fn bytes_of_a_weight_are_those_of_the_paper() {
+        let bytes = |engine: Engine, stored, zero| engine.state.bytes(1.0, stored, zero, 16).unwrap();
+        assert!((bytes(Engine::SAMO, 0.1, 0) - 4.4).abs() < 1e-12);
+        assert!((bytes(Engine::AXONN, 1.0, 0) - 20.0).abs() < 1e-12);
+        assert!((bytes(Engine::SAMO, 0.1, 1) - (4.4 - 1.2 * 15.0 / 16.0)).abs() < 1e-12);
+        assert!((bytes(Engine::FSDP, 1.0, 3) - 1.0).abs() < 1e-12);
+        assert_eq!(Engine::ESPALIER.state.bytes(1.0, 0.1, 0, 1), None);
+        assert!(Engine::SAMO.compresses() && Engine::ESPALIER.compresses() && !Engine::AXONN.compresses());
     }
 }

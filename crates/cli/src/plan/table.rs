@@ -55,18 +55,12 @@ pub fn advice(all: &[Advice], best: &Estimate) -> String {
     for one in all {
         let _ = match one.times_faster {
             faster if faster > 1.005 => {
-                writeln!(
-                    text,
-                    "{} would make it {:.2}x as fast: {}.",
-                    capital(&one.change),
-                    faster,
-                    one.best.candidate
-                )
+                writeln!(text, "{} would make it {:.2}x as fast: {}.", one.change, faster, one.best.candidate)
             }
             _ if one.best.candidate == best.candidate => {
-                writeln!(text, "{} would buy nothing.", capital(&one.change))
+                writeln!(text, "{} would buy nothing.", one.change)
             }
-            _ => writeln!(text, "{} would buy less than 1 %.", capital(&one.change)),
+            _ => writeln!(text, "{} would buy less than 1 %.", one.change),
         };
     }
     text + "\n"
@@ -153,11 +147,6 @@ pub fn fits(
 /// Seconds, or milliseconds where they are few.
 pub fn seconds(time: f64) -> String {
     if time < 1.0 { format!("{:.1} ms", 1e3 * time) } else { format!("{time:.3} s") }
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// Columns of equal width, numbers to the right but for the first and the last column.

@@ -142,14 +142,6 @@ impl Cluster {
     pub fn memory(&self) -> u64 {
         ((self.device.memory_gb - self.device.reserved_gb) * 1e9) as u64
     }
-
-    /// What joins two ranks of neighbouring numbers that are so far apart; ranks fill one node after the other.
-    pub fn fabric(&self, ranks: usize, stride: usize) -> &Fabric {
-        match &self.network {
-            Some(network) if ranks.saturating_mul(stride) > self.node.devices => network,
-            _ => self.node.link(),
-        }
-    }
 }
 
 impl Node {
@@ -276,12 +268,5 @@ mod tests {
         let matrix = Matrix { peak_tflops: 989.0, efficiency, convolution: 1.0, attention: None, zeros: 1.0 };
         let seconds: Vec<f64> = (0..60).map(|i| matrix.seconds(1e7 * 1.3f64.powi(i))).collect();
         assert!(seconds.windows(2).all(|pair| pair[0] <= pair[1] * (1.0 + 1e-12)), "{seconds:?}");
-    }
-
-    #[test]
-    fn ranks_that_fit_into_a_node_use_its_links() {
-        let cluster = builtin("summit").unwrap();
-        assert_eq!(Some(cluster.fabric(6, 1)), cluster.node.link.as_ref());
-        assert_eq!(Some(cluster.fabric(2, 6)), cluster.network.as_ref());
     }
 }

@@ -167,6 +167,6 @@ mod tests {
         insta::assert_snapshot!(Cluster::parse(&cluster.to_toml()).unwrap_err(), @"`node.link` is missing: 6 devices of a node are joined by something, which `espalier bench comm` measures");
         cluster.node.devices = 1;
         assert_eq!(Cluster::parse(&cluster.to_toml()).unwrap(), cluster);
-        assert_eq!(cluster.fabric(1, 1), &Fabric::NONE);
+        assert_eq!(cluster.node.link(), &Fabric::NONE);
     }
 }

@@ -1,7 +1,6 @@
 //! All the ways in which a run can be laid out on so many devices.
 
 use super::Search;
-use crate::engine::Engine;
 use crate::error::Error;
 use crate::schedule::Name;
 use crate::simulate::Candidate;
@@ -32,7 +31,7 @@ pub(super) fn candidates(search: &Search) -> Result<Vec<Candidate>, Error> {
             if tensor > most_tensor && fixed.tensor.is_none() {
                 continue;
             }
-            for grid in grids(devices / pipeline / tensor, is_image && engine.name == Engine::ESPALIER.name) {
+            for grid in grids(devices / pipeline / tensor, is_image && engine.is_ours()) {
                 if !fixed.allows(fixed.grid, grid) {
                     continue;
                 }
@@ -56,12 +55,12 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
     let (fixed, engine, plan) = (search.fixed, &search.job.engine, search.job.plan);
     let compressed = match (fixed.compressed, &plan.pruning) {
         (Some(chosen), _) => chosen,
-        (None, Some(_)) => plan.storage.compressed,
+        (None, Some(_)) => plan.storage.compressed && engine.compresses(),
         (None, None) => false,
     };
     let has_attention = has_attention(search);
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
-    let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.name == Engine::ESPALIER.name) {
+    let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.is_ours()) {
         (true, _) => &[3],
         // Gradients that are scattered with every micro-batch save little beside compressed state: only where a person asks.
         (false, true) if fixed.zero == Some(2) => &[2],

@@ -75,7 +75,7 @@ pub fn memory(
     schedule: &Schedule,
     micro_batches: usize,
 ) -> Result<Memory, Error> {
-    let ranks = match job.engine.state {
+    let mut ranks = match job.engine.state {
         State::Exact => {
             let pruning = job.plan.pruning.as_ref();
             let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&job.parameters)));
@@ -98,31 +98,31 @@ pub fn memory(
             let prediction =
                 Prediction::new(&local.model, &local.parameters, storage, sharing, batch, pruning, kept);
             let prediction = prediction.among(job.summands(candidate)?.to_vec());
-            let mut ranks = prediction.stages(&local.model, parts, schedule)?;
-            let scratch = Scratch::new(job, candidate, local)?;
-            for (rank, memory) in ranks.iter_mut().enumerate() {
-                let chunks = schedule.placement.chunks(rank).iter().map(|chunk| parts[chunk.part].clone());
-                memory.workspace = Some(scratch.most(chunks));
-            }
-            ranks
+            prediction.stages(&local.model, parts, schedule)?
         }
-        State::Bytes { weight, kept, .. } => {
+        state @ State::Bytes { .. } => {
             let holdings = Holdings::new(job, local);
             let each = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
             let stash = stashes(job, candidate, local, parts)?;
-            let share = if job.engine.gathers_weights { candidate.data as f64 } else { 1.0 };
             let of_rank = |rank: usize| {
                 let chunks = schedule.placement.chunks(rank);
-                let bytes =
-                    chunks.iter().map(|chunk| weight * each[chunk.part].all + kept * each[chunk.part].stored);
-                let optimizer = (bytes.sum::<f64>() / share) as u64;
+                let bytes = chunks.iter().filter_map(|chunk| {
+                    let Weights { all, stored } = each[chunk.part];
+                    state.bytes(all, stored, candidate.zero, candidate.data)
+                });
+                let optimizer = bytes.sum::<f64>() as u64;
                 let held = in_flight(&schedule.ranks[rank], |chunk| stash[chunks[chunk].part]);
-                let workspace = Some(job.engine.workspace);
-                Memory { optimizer, activations: held.activations, workspace, ..Memory::NONE }
+                Memory { optimizer, activations: held.activations, ..Memory::NONE }
             };
             (0..schedule.stages()).map(of_rank).collect()
         }
     };
+    let scratch = Scratch::new(job, candidate, local)?;
+    for (rank, memory) in ranks.iter_mut().enumerate() {
+        let chunks = schedule.placement.chunks(rank).iter().map(|chunk| parts[chunk.part].clone());
+        memory.workspace =
+            Some(if job.engine.is_ours() { scratch.most(chunks) } else { job.engine.workspace });
+    }
     Ok(ranks.into_iter().max_by_key(Memory::total).unwrap_or(Memory::NONE))
 }
 

@@ -9,7 +9,6 @@ use super::schedules::Key;
 use super::state;
 use super::times::{StepCosts, Times};
 use super::{Candidate, Job};
-use crate::engine::State;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::schedule::{Name, Schedule, Timeline};
@@ -115,18 +114,14 @@ impl Job<'_> {
             Some(pruning) if candidate.compressed => 1.0 - pruning.sparsity,
             _ => 1.0,
         };
-        let shared = if candidate.zero > 0 { candidate.data as f64 } else { 1.0 };
-        let storage = &self.plan.storage;
-        let each = match self.engine.state {
-            State::Exact => {
-                let beside = storage.gradient_bytes() as f64 + storage.optimizer_bytes as f64 / shared;
-                storage.precision.size() as f64 + kept * beside.min(storage.optimizer_bytes as f64)
-            }
-            State::Bytes { weight, kept: each, .. } if self.engine.gathers_weights => {
-                (weight + each * kept) / shared
-            }
-            State::Bytes { weight, kept: each, .. } => weight + each * kept,
-        };
+        let each = self.engine.state.bytes(1.0, kept, candidate.zero, candidate.data).unwrap_or_else(|| {
+            let storage = &self.plan.storage;
+            let (element, replicas) = (storage.precision.size() as f64, candidate.data as f64);
+            // A gradient has at least the run's precision.
+            let shared = if candidate.zero > 0 { replicas } else { 1.0 };
+            let scattered = if candidate.zero > 1 { replicas } else { 1.0 };
+            element + kept * (element / scattered + storage.optimizer_bytes as f64 / shared)
+        });
         Ok((all * each / stages) as u64)
     }
 

@@ -43,12 +43,8 @@ impl Times {
         let blocks = job.passes(candidate)?;
         let holdings = Holdings::new(job, &local);
         let near = candidate.tensor * candidate.spatial();
-        let (data_stride, stage_stride) = match job.engine.stages_near {
-            true => (near * candidate.pipeline, near),
-            false => (near, near * candidate.data),
-        };
-        let replicas = Group::new(job.cluster, candidate.data, data_stride);
-        let stages = Group::new(job.cluster, candidate.pipeline, stage_stride);
+        let replicas = Group::new(job.cluster, candidate.data, near);
+        let stages = Group::new(job.cluster, candidate.pipeline, near * candidate.data);
         let each = Each { job, candidate, replicas, holdings: &holdings, micro_batches };
         let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
         let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
@@ -64,12 +60,15 @@ impl Times {
         let sums = parts.iter().zip(&weights).zip(&passes).map(|((part, weights), passes)| {
             if job.engine.gathers_weights { 0.0 } else { each.sum(part.clone(), *weights, passes, &blocks) }
         });
-        let sums: Vec<f64> = sums.collect();
-        // Where gradients are shared out too, those of every micro-batch are scattered.
-        let scatters = |part: usize| if candidate.zero == 2 { sums[part] } else { 0.0 };
-        let sinks = weights.iter().enumerate().map(|(part, weights)| each.sink(*weights) + scatters(part));
+        let mut sums: Vec<f64> = sums.collect();
+        if candidate.zero == 2 {
+            // Those of every micro-batch are scattered, within its backward.
+            for (passes, sum) in passes.iter_mut().zip(&mut sums) {
+                passes.backward_weight.exchange += std::mem::take(sum);
+            }
+        }
         Ok(Times {
-            sinks: sinks.collect(),
+            sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
             sums,
             steps: weights.iter().map(|weights| each.step(*weights)).collect(),
             gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
