@@ -1,0 +1,1 @@
+//! Many runs as one measurement: how many steps a result takes over batch sizes and sparsities, what curve that follows, and why.
