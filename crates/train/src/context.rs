@@ -52,10 +52,7 @@ impl Context {
         ranks: Ranks,
     ) -> Result<Context> {
         let dataset = dataset.into();
-        let dtype = match plan.storage.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        };
+        let dtype = dtype(plan.storage.precision);
         let stage = Stage::new(&plan, &ranks)?;
         Ok(Context {
             steps: plan.total_steps(dataset.len(Split::Train)) as u64,
@@ -87,5 +84,13 @@ impl Context {
             device: &self.device,
             dtype: self.dtype,
         }
+    }
+}
+
+/// The type that kernels compute in.
+pub(crate) fn dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::Bf16,
     }
 }

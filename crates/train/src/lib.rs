@@ -15,6 +15,7 @@ pub mod stage;
 pub mod state;
 pub mod step;
 mod summary;
+pub mod trained;
 pub mod trainer;
 pub mod weights;
 

@@ -21,6 +21,7 @@ mod resolved;
 #[cfg(test)]
 mod tests;
 mod train;
+mod used;
 
 pub use changes::{Change, check_name, covers};
 pub use model::{Family, FormChoice, Model};

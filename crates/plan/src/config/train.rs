@@ -49,7 +49,7 @@ impl Choice for Recompute {
 
 impl Train {
     pub(super) fn read(section: &mut Section) -> Result<Train, Error> {
-        let steps = section.optional_whole("steps", 1, MOST)?;
+        let steps = section.optional_whole("steps", 0, MOST)?;
         let epochs = section.optional_whole("epochs", 1, MOST)?;
         let length = match (steps, epochs) {
             (Some(_), Some(_)) => {

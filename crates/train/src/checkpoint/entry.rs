@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::iter;
+use std::os::unix::fs::FileExt;
 
 use espalier_plan::layout::{Piece, Run};
 use safetensors::tensor::{Dtype, Metadata};
@@ -175,7 +176,7 @@ pub(super) fn add_tensors(
     Ok(())
 }
 
-pub(super) fn read_at(mut file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
-    file.seek(SeekFrom::Start(at))?;
-    file.read_exact(into)
+/// Fills bytes from a place of a file, whoever else reads it at the same time: threads of one process may share it.
+pub(super) fn read_at(file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
+    file.read_exact_at(into, at)
 }

@@ -29,4 +29,5 @@ mod steps;
 mod support;
 mod tensor;
 mod traffic;
+mod trained;
 mod zero;
