@@ -1,0 +1,358 @@
+//! A plot on a canvas: axes, bands, guides, curves, and names at their ends.
+
+use super::axis::Placed;
+use super::{Band, Course, Curve, Guide, Line, Markers, Plot, names};
+use crate::canvas::{Anchor, Canvas, width_of};
+use crate::style::{self, fill, stroke};
+
+/// Above the axes: the title, and what the vertical axis counts.
+const TOP: f64 = 46.0;
+/// Below them: marks, and what the horizontal axis counts.
+const BOTTOM: f64 = 44.0;
+/// About the distance of two marks of the horizontal axis, and of the vertical one.
+const APART: (f64, f64) = (68.0, 42.0);
+
+/// The two axes, placed.
+pub(super) struct Axes {
+    pub x: Placed,
+    pub y: Placed,
+}
+
+impl Axes {
+    fn at(&self, point: (f64, f64)) -> Option<(f64, f64)> {
+        Some((self.x.at(point.0)?, self.y.at(point.1)?))
+    }
+}
+
+impl Plot {
+    pub(crate) fn draw(&self, canvas: &mut Canvas, width: f64, height: f64) {
+        let bottom = height - BOTTOM;
+        let ys = self.ys();
+        let y = self.y.over(ys.into_iter(), bottom, TOP);
+        let marks = match self.y.marks.is_empty() {
+            true => y.marks(((bottom - TOP) / APART.1) as usize),
+            false => self.y.marks.clone(),
+        };
+        let widest = marks.iter().map(|mark| width_of(&mark.1)).fold(0.0, f64::max);
+        let left = widest + 12.0;
+        let right = width - names::room(&self.curves, width);
+        let x = self.x.over(self.xs().into_iter(), left, right);
+        let axes = Axes { x, y };
+
+        canvas.raw(&format!(
+            "<g class=\"plot\" data-x=\"{}\" data-y=\"{}\">\n",
+            x.attribute(),
+            y.attribute()
+        ));
+        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / 1.1);
+        canvas.text_within("quiet small", (0.0, 32.0), Anchor::Start, &self.y.label, width);
+        for (value, mark) in &marks {
+            let Some(at) = y.within(*value) else { continue };
+            canvas.line("grid", (left, at), (right, at));
+            canvas.text("quiet", (left - 7.0, at + 4.0), Anchor::End, mark);
+        }
+        self.draw_x(canvas, &axes, height);
+        for band in &self.bands {
+            band.draw(canvas, &axes);
+        }
+        for guide in &self.guides {
+            guide.draw(canvas, &axes);
+        }
+        for curve in &self.curves {
+            curve.draw(canvas, &axes);
+        }
+        names::draw(canvas, &self.curves, &axes, width);
+        canvas.raw("</g>\n");
+    }
+
+    fn draw_x(&self, canvas: &mut Canvas, axes: &Axes, height: f64) {
+        let (x, bottom) = (&axes.x, axes.y.from);
+        let marks = match self.x.marks.is_empty() {
+            true => x.marks(((x.to - x.from) / APART.0) as usize),
+            false => self.x.marks.clone(),
+        };
+        canvas.line("axis", (x.from, bottom), (x.to, bottom));
+        // Where marks were asked for that do not fit beside each other, some are left out.
+        let mut free = f64::NEG_INFINITY;
+        for (value, mark) in &marks {
+            let Some(at) = x.within(*value) else { continue };
+            canvas.line("axis", (at, bottom), (at, bottom + 4.0));
+            let half = width_of(mark) / 2.0;
+            if at - half >= free {
+                canvas.text("quiet", (at, bottom + 18.0), Anchor::Middle, mark);
+                free = at + half + 6.0;
+            }
+        }
+        let middle = (x.from + x.to) / 2.0;
+        canvas.text("quiet small", (middle, height - 8.0), Anchor::Middle, &self.x.label);
+    }
+
+    fn xs(&self) -> Vec<f64> {
+        let curves = self.curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0));
+        let bands = self.bands.iter().flat_map(|band| band.points.iter().map(|point| point.0));
+        let guides = self.guides.iter().filter_map(|guide| match guide.course {
+            Course::Upright(x) => Some(x),
+            _ => None,
+        });
+        curves.chain(bands).chain(guides).collect()
+    }
+
+    fn ys(&self) -> Vec<f64> {
+        let curves = self.curves.iter().flat_map(|curve| {
+            let intervals = curve.intervals.iter().flat_map(|(low, high)| [*low, *high]);
+            curve.points.iter().map(|point| point.1).chain(intervals)
+        });
+        let bands =
+            self.bands.iter().flat_map(|band| band.points.iter().flat_map(|(_, low, high)| [*low, *high]));
+        let guides = self.guides.iter().filter_map(|guide| match guide.course {
+            Course::Level(y) => Some(y),
+            _ => None,
+        });
+        curves.chain(bands).chain(guides).collect()
+    }
+}
+
+impl Band {
+    fn draw(&self, canvas: &mut Canvas, axes: &Axes) {
+        let places = self
+            .points
+            .iter()
+            .filter_map(|(x, low, high)| Some((axes.x.at(*x)?, axes.y.at(*low)?, axes.y.at(*high)?)));
+        let places: Vec<(f64, f64, f64)> = places.collect();
+        let lower = places.iter().map(|(x, low, _)| (*x, *low));
+        let upper = places.iter().rev().map(|(x, _, high)| (*x, *high));
+        let around: Vec<(f64, f64)> = lower.chain(upper).collect();
+        if places.len() > 1 {
+            canvas.polygon(&format!("band {}", fill(self.style)), &around);
+        }
+    }
+}
+
+impl Guide {
+    fn draw(&self, canvas: &mut Canvas, axes: &Axes) {
+        let (x, y) = (&axes.x, &axes.y);
+        match self.course {
+            Course::Level(value) => {
+                let Some(at) = y.within(value) else { return };
+                canvas.line("guide", (x.from, at), (x.to, at));
+                // Not through what lies above the axes.
+                let above = at - 5.0 > y.to + 8.0;
+                let words = (x.from + 6.0, if above { at - 5.0 } else { at + 14.0 });
+                canvas.text("quiet small", words, Anchor::Start, &self.name);
+            }
+            Course::Upright(value) => {
+                let Some(at) = x.within(value) else { return };
+                canvas.line("guide", (at, y.from), (at, y.to));
+                let has_room = at + 6.0 + width_of(&self.name) <= x.to;
+                let (anchor, aside) = if has_room { (Anchor::Start, 5.0) } else { (Anchor::End, -5.0) };
+                canvas.text("quiet small", (at + aside, y.to + 10.0), anchor, &self.name);
+            }
+            Course::Line(from, to) => {
+                let (Some(from), Some(to)) = (axes.at(from), axes.at(to)) else { return };
+                let Some((from, to)) = clip(from, to, axes) else { return };
+                canvas.line("guide", from, to);
+                let width = width_of(&self.name);
+                let fits = to.0 - width >= x.from;
+                let anchor = if fits { Anchor::End } else { Anchor::Start };
+                canvas.text(
+                    "quiet small",
+                    (to.0 - if fits { 4.0 } else { -4.0 }, to.1 - 6.0),
+                    anchor,
+                    &self.name,
+                );
+            }
+        }
+    }
+}
+
+/// What of a straight line lies between the axes (Liang and Barsky).
+fn clip(from: (f64, f64), to: (f64, f64), axes: &Axes) -> Option<((f64, f64), (f64, f64))> {
+    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+    let sides = [
+        (-dx, from.0 - axes.x.from),
+        (dx, axes.x.to - from.0),
+        (-dy, from.1 - axes.y.to),
+        (dy, axes.y.from - from.1),
+    ];
+    let (mut begin, mut end) = (0f64, 1f64);
+    for (p, q) in sides {
+        match p {
+            0.0 if q < 0.0 => return None,
+            0.0 => {}
+            p if p < 0.0 => begin = begin.max(q / p),
+            p => end = end.min(q / p),
+        }
+    }
+    let at = |t: f64| (from.0 + t * dx, from.1 + t * dy);
+    (begin < end).then(|| (at(begin), at(end)))
+}
+
+impl Curve {
+    fn draw(&self, canvas: &mut Canvas, axes: &Axes) {
+        let name = crate::canvas::escape(&self.name);
+        canvas.raw(&format!("<g data-name=\"{name}\">\n"));
+        let class = match self.line {
+            Line::Solid if self.style >= style::COUNT => "curve dashed",
+            Line::Solid => "curve",
+            Line::Dashed => "curve dashed",
+            Line::Faint => "curve faint",
+            Line::None => "",
+        };
+        let class = format!("{class} {}", stroke(self.style));
+        let mut shown = Vec::new();
+        for run in self.runs(axes) {
+            match (self.line, &run[..]) {
+                (Line::None, _) => shown.extend(run),
+                // Alone between two gaps, it would not be seen.
+                (_, [alone]) => {
+                    canvas.circle(&fill(self.style), *alone, 2.0);
+                    shown.push(*alone);
+                }
+                _ => {
+                    canvas.polyline(&class, &run);
+                    shown.extend(run);
+                }
+            }
+        }
+        for ((x, _), (low, high)) in self.points.iter().zip(&self.intervals) {
+            let place = |y: f64| Some((axes.x.at(*x)?, axes.y.at(y)?));
+            if let (Some(low), Some(high)) = (place(*low), place(*high)) {
+                let class = format!("interval {}", stroke(self.style));
+                canvas.line(&class, low, high);
+                for (x, y) in [low, high] {
+                    canvas.line(&class, (x - 3.0, y), (x + 3.0, y));
+                }
+            }
+        }
+        for at in shown {
+            self.marker(canvas, at);
+        }
+        canvas.raw("</g>\n");
+    }
+
+    /// Places of the points between gaps, as many as can be told apart.
+    fn runs(&self, axes: &Axes) -> Vec<Vec<(f64, f64)>> {
+        let places = self.points.iter().map(|point| axes.at(*point)).collect::<Vec<_>>();
+        let runs = places.split(|place| place.is_none()).filter(|run| !run.is_empty());
+        runs.map(|run| thin(run.iter().copied().flatten().collect())).collect()
+    }
+
+    fn marker(&self, canvas: &mut Canvas, (x, y): (f64, f64)) {
+        let class = fill(self.style);
+        match (self.markers, self.style % 4) {
+            (Markers::None, _) => {}
+            (Markers::Dots, _) => canvas.circle(&format!("dot {class}"), (x, y), 2.6),
+            (Markers::Rings, _) => canvas.circle(&format!("ring {}", stroke(self.style)), (x, y), 6.5),
+            (Markers::Shapes, 0) => canvas.circle(&class, (x, y), 3.6),
+            (Markers::Shapes, 1) => canvas.rect(&class, (x - 3.2, y - 3.2), (6.4, 6.4), 1.0, ""),
+            (Markers::Shapes, 2) => {
+                canvas.polygon(&class, &[(x, y - 4.6), (x + 4.6, y), (x, y + 4.6), (x - 4.6, y)]);
+            }
+            (Markers::Shapes, _) => {
+                canvas.polygon(&class, &[(x, y - 4.4), (x + 4.4, y + 3.4), (x - 4.4, y + 3.4)])
+            }
+        }
+    }
+}
+
+/// Of many points in one column of pixels the first, the lowest, the highest and the last: what can be seen of them.
+fn thin(run: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let columns = run.last().map_or(0.0, |last| (last.0 - run[0].0).abs()).ceil() as usize + 1;
+    if run.len() <= 3 * columns {
+        return run;
+    }
+    let mut kept = Vec::new();
+    for column in run.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
+        let by_height = |i: &usize, j: &usize| column[*i].1.total_cmp(&column[*j].1);
+        let (lowest, highest) = ((0..column.len()).min_by(by_height), (0..column.len()).max_by(by_height));
+        let mut places =
+            [Some(0), lowest, highest, Some(column.len() - 1)].map(|place| place.expect("not empty"));
+        places.sort_unstable();
+        let mut last = None;
+        for place in places {
+            if last != Some(place) {
+                kept.push(column[place]);
+            }
+            last = Some(place);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, Figure};
+
+    fn plot(curves: Vec<Curve>) -> Plot {
+        Plot { curves, ..Plot::new("t", Axis::linear("x"), Axis::log("y")) }
+    }
+
+    fn svg(plot: Plot) -> String {
+        Figure::new("").with(plot).svg()
+    }
+
+    /// What is not finite, or not above zero on a logarithmic axis, is a gap, and no word `NaN` is in the file.
+    #[test]
+    fn a_curve_has_gaps_where_it_has_no_values() {
+        let values = [1.0, 2.0, f64::NAN, 3.0, -1.0, 4.0, 5.0, f64::INFINITY];
+        let points = values.iter().enumerate().map(|(i, v)| (i as f64, *v)).collect();
+        let drawn = svg(plot(vec![Curve::new("loss", 0, points)]));
+        assert_eq!(drawn.matches("<polyline").count(), 2, "{drawn}");
+        assert_eq!(drawn.matches("<circle").count(), 1, "the 3 stands alone: {drawn}");
+        assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
+    }
+
+    #[test]
+    fn nothing_to_draw_is_no_problem() {
+        for points in [vec![], vec![(f64::NAN, 1.0)], vec![(1.0, f64::NEG_INFINITY)], vec![(1.0, 0.0)]] {
+            let empty =
+                plot(vec![Curve::new("none", 1, points.clone()).marked().between(vec![(1.0, f64::NAN)])]);
+            assert!(empty.is_empty(), "{points:?}");
+            let drawn = svg(empty);
+            assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
+        }
+        assert!(!svg(plot(vec![])).contains("NaN"));
+    }
+
+    #[test]
+    fn one_point_on_logarithmic_axes_is_drawn_with_marks_around_it() {
+        let plot = Plot::new("t", Axis::log("x"), Axis::log("y"))
+            .with(Curve::new("one", 0, vec![(64.0, 1040.0)]).marked());
+        let drawn = svg(plot);
+        assert!(drawn.contains("<circle") && drawn.contains(">50<") && drawn.contains(">1000<"), "{drawn}");
+    }
+
+    /// Of a million points few are left, and among them the highest.
+    #[test]
+    fn a_picture_stays_small_whatever_is_drawn() {
+        let mut points: Vec<(f64, f64)> =
+            (0..1_000_000).map(|i| (f64::from(i), 1.0 + f64::from(i % 7))).collect();
+        points[555_555].1 = 1000.0;
+        let drawn = svg(plot(vec![Curve::new("many", 0, points)]));
+        assert!(drawn.len() < 40_000, "{}", drawn.len());
+        let line = drawn.lines().find(|line| line.starts_with("<polyline")).unwrap();
+        let list = line.split("points=\"").nth(1).unwrap().trim_end_matches("\"/>");
+        let highest = list.split(' ').map(|point| point.split(',').nth(1).unwrap().parse::<f64>().unwrap());
+        let highest = highest.fold(f64::INFINITY, f64::min);
+        assert!(highest < TOP + 20.0, "the peak is there: {highest}");
+    }
+
+    #[test]
+    fn guides_end_where_the_axes_end() {
+        let axes = Axes {
+            x: Axis::linear("").over([0.0, 1.0].into_iter(), 0.0, 100.0),
+            y: Axis::linear("").over([0.0, 1.0].into_iter(), 100.0, 0.0),
+        };
+        let (from, to) = clip((-100.0, 50.0), (300.0, 50.0), &axes).unwrap();
+        assert_eq!((from, to), ((0.0, 50.0), (100.0, 50.0)));
+        assert!(clip((-50.0, -10.0), (150.0, -10.0), &axes).is_none());
+        let plot = Plot::new("t", Axis::log("x"), Axis::log("y"))
+            .with(Curve::new("a", 0, vec![(1.0, 1.0), (100.0, 10.0)]))
+            .with(Guide::line("linear scaling", (1.0, 10.0), (1e6, 1e-5)))
+            .with(Guide::level("goal", 4.0))
+            .with(Guide::upright("critical batch", 80.0));
+        let drawn = svg(plot);
+        assert_eq!(drawn.matches("class=\"guide\"").count(), 3, "{drawn}");
+    }
+}

@@ -1,0 +1,211 @@
+//! Curves over a pair of axes: what is drawn, as data.
+
+mod axis;
+mod draw;
+mod names;
+
+pub use axis::{Axis, Scale};
+
+/// What lies over one pair of axes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plot {
+    /// What it shows.
+    pub title: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical one.
+    pub y: Axis,
+    /// Drawn under all curves.
+    pub bands: Vec<Band>,
+    /// Drawn under the curves.
+    pub guides: Vec<Guide>,
+    /// Later ones lie above earlier ones.
+    pub curves: Vec<Curve>,
+}
+
+/// Points, and how they are drawn. Those that are not finite, or not above zero on a logarithmic axis, are gaps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Curve {
+    /// Written beside its last point; empty: it has none.
+    pub name: String,
+    /// Its colour and the shape of its markers, by number: what means the same looks the same in all panels.
+    pub style: usize,
+    /// Where a line joins them, by ascending x.
+    pub points: Vec<(f64, f64)>,
+    /// From where to where each point may lie, in the order of the points; empty: nothing is drawn.
+    pub intervals: Vec<(f64, f64)>,
+    /// Between points.
+    pub line: Line,
+    /// At points.
+    pub markers: Markers,
+}
+
+/// What joins the points of a curve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Line {
+    /// What was measured.
+    Solid,
+    /// What was fitted, or predicted.
+    Dashed,
+    /// What stands behind another curve, such as the values of which that is the mean.
+    Faint,
+    /// Nothing does: a scatter.
+    None,
+}
+
+/// What marks the points of a curve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Markers {
+    /// Nothing, unless it is a single point, which would not be seen.
+    None,
+    /// A shape that belongs to the style: curves are told apart without their colours.
+    Shapes,
+    /// Small, where there are many.
+    Dots,
+    /// A ring around what is best.
+    Rings,
+}
+
+/// What lies between two curves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Band {
+    /// Its colour.
+    pub style: usize,
+    /// x, with the least and the greatest y, by ascending x.
+    pub points: Vec<(f64, f64, f64)>,
+}
+
+/// A line to compare with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guide {
+    /// Written on it.
+    pub name: String,
+    /// Where it goes.
+    pub course: Course,
+}
+
+/// Where a guide goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Course {
+    /// At one y from side to side.
+    Level(f64),
+    /// At one x from top to bottom.
+    Upright(f64),
+    /// Straight from one point to another, on whatever axes there are; it does not widen them.
+    Line((f64, f64), (f64, f64)),
+}
+
+impl Plot {
+    /// Nothing on its axes yet.
+    pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> Plot {
+        let (bands, guides, curves) = Default::default();
+        Plot { title: title.into(), x, y, bands, guides, curves }
+    }
+
+    /// With a curve, a band or a guide more.
+    pub fn with(mut self, element: impl Into<Element>) -> Plot {
+        match element.into() {
+            Element::Curve(curve) => self.curves.push(curve),
+            Element::Band(band) => self.bands.push(band),
+            Element::Guide(guide) => self.guides.push(guide),
+        }
+        self
+    }
+
+    /// Whether there is anything that can be drawn.
+    pub fn is_empty(&self) -> bool {
+        let drawn = |curve: &Curve| curve.points.iter().any(|(x, y)| self.x.takes(*x) && self.y.takes(*y));
+        !self.curves.iter().any(drawn)
+    }
+}
+
+/// What [`Plot::with`] takes.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Element {
+    /// Points.
+    Curve(Curve),
+    /// What lies between two curves.
+    Band(Band),
+    /// A line to compare with.
+    Guide(Guide),
+}
+
+impl From<Curve> for Element {
+    fn from(curve: Curve) -> Element {
+        Element::Curve(curve)
+    }
+}
+
+impl From<Band> for Element {
+    fn from(band: Band) -> Element {
+        Element::Band(band)
+    }
+}
+
+impl From<Guide> for Element {
+    fn from(guide: Guide) -> Element {
+        Element::Guide(guide)
+    }
+}
+
+impl Curve {
+    /// A solid line without markers.
+    pub fn new(name: impl Into<String>, style: usize, points: Vec<(f64, f64)>) -> Curve {
+        let (line, markers) = (Line::Solid, Markers::None);
+        Curve { name: name.into(), style, points, intervals: Vec::new(), line, markers }
+    }
+
+    /// Points without a line.
+    pub fn scatter(name: impl Into<String>, style: usize, points: Vec<(f64, f64)>) -> Curve {
+        Curve { line: Line::None, markers: Markers::Dots, ..Curve::new(name, style, points) }
+    }
+
+    /// One point, with a ring around it.
+    pub fn best(name: impl Into<String>, style: usize, point: (f64, f64)) -> Curve {
+        Curve { line: Line::None, markers: Markers::Rings, ..Curve::new(name, style, vec![point]) }
+    }
+
+    /// With a marker at each point.
+    pub fn marked(self) -> Curve {
+        Curve { markers: Markers::Shapes, ..self }
+    }
+
+    /// As what is fitted or predicted.
+    pub fn dashed(self) -> Curve {
+        Curve { line: Line::Dashed, ..self }
+    }
+
+    /// As what stands behind another.
+    pub fn faint(self) -> Curve {
+        Curve { line: Line::Faint, ..self }
+    }
+
+    /// With an interval around each point, in their order.
+    pub fn between(self, intervals: Vec<(f64, f64)>) -> Curve {
+        Curve { intervals, ..self }
+    }
+}
+
+impl Band {
+    /// x, with the least and the greatest y.
+    pub fn new(style: usize, points: Vec<(f64, f64, f64)>) -> Band {
+        Band { style, points }
+    }
+}
+
+impl Guide {
+    /// At one y; the axis reaches it.
+    pub fn level(name: impl Into<String>, y: f64) -> Guide {
+        Guide { name: name.into(), course: Course::Level(y) }
+    }
+
+    /// At one x; the axis reaches it.
+    pub fn upright(name: impl Into<String>, x: f64) -> Guide {
+        Guide { name: name.into(), course: Course::Upright(x) }
+    }
+
+    /// From one point to another; what lies beyond the axes is cut off.
+    pub fn line(name: impl Into<String>, from: (f64, f64), to: (f64, f64)) -> Guide {
+        Guide { name: name.into(), course: Course::Line(from, to) }
+    }
+}

@@ -1,0 +1,177 @@
+//! The server as a socket sees it.
+
+use std::sync::atomic::AtomicU32;
+
+use super::*;
+
+/// A server on a port of its own, and how often its page was made.
+fn started() -> (SocketAddr, Arc<AtomicU32>) {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let (address, made) = (server.address(), Arc::new(AtomicU32::new(0)));
+    let counted = made.clone();
+    let render = move || {
+        let count = counted.fetch_add(1, Ordering::SeqCst) + 1;
+        Page::new(format!("made {count} times"))
+    };
+    thread::spawn(move || server.run(render));
+    (address, made)
+}
+
+/// What comes back for these bytes, as far as it comes within some seconds.
+fn asked(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // A server that has heard enough may hang up before all is written.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
+}
+
+fn get(address: SocketAddr, path: &str) -> String {
+    asked(address, format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())
+}
+
+fn status(answer: &str) -> &str {
+    answer.split(' ').nth(1).unwrap_or_else(|| panic!("no answer: {answer:?}"))
+}
+
+#[test]
+fn the_page_and_its_content_are_all_there_is() {
+    let (address, _) = started();
+    let page = get(address, "/");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("<!doctype html>"), "{page}");
+    assert!(page.contains("fetch('live'") && page.contains("Content-Security-Policy: default-src 'none'"));
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+    let content = get(address, "/live");
+    assert!(content.contains("<h1>made ") && !content.contains("<!doctype"), "{content}");
+    assert_eq!(status(&asked(address, b"GET / HTTP/1.0\r\n\r\n")), "200", "without a host, as HTTP/1.0 may");
+    let tag = content.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap().to_owned();
+    let again = format!("GET /live HTTP/1.1\r\nIf-None-Match: {tag}\r\n\r\n");
+    // Within the second in which it is not made again, or after another one, of which the tag is another.
+    let answer = asked(address, again.as_bytes());
+    let renewed = answer.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap() != tag;
+    assert_eq!(status(&answer), if renewed { "200" } else { "304" }, "{answer}");
+}
+
+#[test]
+fn no_file_can_be_named() {
+    let (address, _) = started();
+    let paths = [
+        "/../../etc/passwd",
+        "/etc/passwd",
+        "/%2e%2e/run.toml",
+        "//",
+        "/metrics.jsonl",
+        "/live/",
+        "/..",
+        "/\\..\\x",
+    ];
+    for path in paths {
+        let answer = get(address, path);
+        assert_eq!(status(&answer), "404", "{path}");
+        assert!(!answer.contains("root:"), "{path}");
+    }
+}
+
+#[test]
+fn only_get_is_answered_and_only_for_this_machine() {
+    let (address, _) = started();
+    for method in ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE"] {
+        assert_eq!(
+            status(&asked(address, format!("{method} / HTTP/1.1\r\n\r\n").as_bytes())),
+            "405",
+            "{method}"
+        );
+    }
+    let foreign = asked(address, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+    assert_eq!(status(&foreign), "421");
+    assert!(!foreign.contains("made"), "{foreign}");
+}
+
+#[test]
+fn garbage_is_refused_and_harms_nobody() {
+    let (address, _) = started();
+    for garbage in
+        [&b"\r\n\r\n"[..], b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET / HTTP/9\r\n\r\n", &[0xff; 600]]
+    {
+        let mut bytes = garbage.to_vec();
+        bytes.extend_from_slice(b"\r\n\r\n");
+        assert_eq!(status(&asked(address, &bytes)), "400", "{garbage:?}");
+    }
+    assert_eq!(status(&get(address, "/")), "200");
+}
+
+#[test]
+fn a_head_that_does_not_end_is_cut_off() {
+    let (address, _) = started();
+    let long = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(20_000));
+    assert_eq!(status(&asked(address, long.as_bytes())), "431");
+    let many = format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(5_000));
+    assert_eq!(status(&asked(address, many.as_bytes())), "431");
+    let path = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(100_000));
+    assert_eq!(status(&asked(address, path.as_bytes())), "431");
+    assert_eq!(status(&get(address, "/")), "200");
+}
+
+/// Connections that say nothing take every place there is; those beyond are dropped at once, and when the time of the silent ones is
+/// over there are places again.
+#[test]
+fn clients_that_say_nothing_are_not_waited_for() {
+    let (address, _) = started();
+    let silent: Vec<TcpStream> = (0..CONNECTIONS + 8).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let begin = Instant::now();
+    let answer = loop {
+        let answer = get(address, "/");
+        if !answer.is_empty() || begin.elapsed() > 4 * ARRIVES_WITHIN {
+            break answer;
+        }
+        thread::sleep(Duration::from_millis(100));
+    };
+    assert_eq!(status(&answer), "200");
+    drop(silent);
+}
+
+/// However many ask, a page is made about once a second.
+#[test]
+fn a_flood_makes_no_more_pages() {
+    let (address, made) = started();
+    let begin = Instant::now();
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            thread::spawn(move || (0..100).filter(|_| get(address, "/live").contains("<h1>made")).count())
+        })
+        .collect();
+    let answered: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
+    let seconds = begin.elapsed().as_secs() as u32;
+    assert_eq!(answered, 800, "eight at a time are not too many");
+    let made = made.load(Ordering::SeqCst);
+    assert!(made <= seconds + 2, "{made} pages in {seconds} s");
+}
+
+#[test]
+fn a_page_that_cannot_be_made_is_no_end() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let address = server.address();
+    let mut calls = 0;
+    let render = move || {
+        calls += 1;
+        assert!(calls > 1, "the first fails");
+        Page::new("well")
+    };
+    thread::spawn(move || server.run(render));
+    assert_eq!(get(address, "/"), "", "its thread is gone");
+    assert_eq!(status(&get(address, "/")), "200");
+}
+
+#[test]
+fn an_address_may_leave_out_its_parts() {
+    assert_eq!(parts("9000"), ("127.0.0.1", "9000"));
+    assert_eq!(parts(":9000"), ("127.0.0.1", "9000"));
+    assert_eq!(parts("0.0.0.0"), ("0.0.0.0", "8700"));
+    assert_eq!(parts("node7:80"), ("node7", "80"));
+    assert_eq!(parts("[::1]:80"), ("::1", "80"));
+    assert_eq!(parts("::1"), ("::1", "8700"));
+    assert!(Server::bind("127.0.0.1:port").unwrap_err().to_string().contains("`port` is no port"));
+}
