@@ -27,6 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The side of the products that a sum over ranks is overlapped with.
 const SIDE: usize = 128;
 
+/// Products of such a side in a stretch of computing between two meetings, and how many stretches are timed.
+const STRETCH: usize = 4;
+const STRETCHES: usize = 100;
+
 /// Who sends messages to each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ranks {
@@ -145,6 +149,14 @@ pub fn time(ranks: Ranks, precision: Precision, work: &[Timed]) -> Result<Vec<f6
 pub fn occupies(ranks: Ranks, precision: Precision, words: f64) -> Result<f64, Error> {
     let each = on_ranks(ranks, precision, |rank| rank.occupied(words))?;
     Ok((each.iter().sum::<f64>() / each.len() as f64).clamp(0.0, 0.99))
+}
+
+/// Seconds that threads which meet wait for the last of them to have a core, where two take turns on each: their share of what a
+/// small sum after each stretch of computing adds to it. None for cards, which have one rank each.
+pub fn turn(ranks: Ranks) -> Result<Option<f64>, Error> {
+    let Ranks::Threads(cores) = ranks else { return Ok(None) };
+    let each = on_ranks(Ranks::Threads(2 * cores), Precision::F32, |rank| rank.turn())?;
+    Ok(Some(each.into_iter().fold(0.0, f64::max) / 2.0))
 }
 
 /// Runs `work` on every rank.
@@ -296,6 +308,25 @@ impl Rank<'_> {
             })?);
         }
         Ok((median(beside) - median(alone)) / sum)
+    }
+
+    /// What a sum of a few words after each stretch of computing adds to a stretch.
+    fn turn(&self) -> Result<f64, Error> {
+        let square = || Ok::<_, Error>(self.words(SIDE * SIDE)?.reshape(&[SIDE, SIDE]));
+        let (a, b) = (square()?, square()?);
+        let stretches = |meeting: bool| {
+            self.clock(|| {
+                for _ in 0..STRETCHES {
+                    (0..STRETCH).try_for_each(|_| matmul(&a, &b, None, Category::Activations).map(drop))?;
+                    if meeting {
+                        self.comm.all_reduce(vec![0.0], Reduce::Sum)?;
+                    }
+                }
+                self.comm.barrier().map_err(Error::Comm)
+            })
+        };
+        stretches(true)?;
+        Ok(((stretches(true)? - stretches(false)?) / STRETCHES as f64).max(0.0))
     }
 
     /// So many words, or fewer, and how many times as long the exchange then is.

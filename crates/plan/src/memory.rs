@@ -111,6 +111,8 @@ pub struct Prediction<'a> {
     sparse: HashSet<String>,
     /// Weights of each parameter that stay, where some are to go.
     kept: Option<Vec<Option<u64>>>,
+    /// Bytes of the largest message within each block.
+    messages: Vec<u64>,
     /// Ranks with parts of the same layers that have a summand of each parameter's gradient, the rank itself among them.
     summands: Vec<u64>,
 }
@@ -128,7 +130,9 @@ impl<'a> Prediction<'a> {
     ) -> Prediction<'a> {
         let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
         let blocks = model.block_tensors();
+        let messages = model.message_elements(batch.micro_batch).unwrap_or_default();
         Prediction {
+            messages: messages.into_iter().map(|elements| elements * storage.precision.size()).collect(),
             tied: blocks.tied(),
             blocks,
             storage,
@@ -219,7 +223,7 @@ impl<'a> Prediction<'a> {
             let vector = SharedVector { elements: sent, ranks: sharers[place] };
             if self.tied.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
-            if self.batch.replicas > 1 && bytes < BUCKET {
+            if sharers[place] > 1 && bytes < BUCKET {
                 packed += bytes;
             }
         }
@@ -246,6 +250,22 @@ impl<'a> Prediction<'a> {
         statistics.dedup();
         let buffers: u64 = statistics.into_iter().map(|place| 4 * self.buffers[place].elements()).sum();
         let weights = parameters.saturating_mul(precision.size());
+        let message =
+            blocks.iter().filter_map(|part| self.messages.get(part.clone())?.iter().max()).max().copied();
+        let gradients = match sharing {
+            Sharing::Replicated => packed,
+            Sharing::Sharded { gradients: false } => message_bytes(&all, precision.size()),
+            Sharing::Sharded { gradients: true } => {
+                // Gradients come in the order of the backward.
+                vectors.reverse();
+                scattered_bytes(&vectors, &tied, precision.size(), self.batch.micro_batches)
+            }
+            Sharing::Local { after, .. } => {
+                let lengths: Vec<u64> = all.iter().map(|one| one.elements).collect();
+                let average = average_bytes(&lengths, precision.size() + each);
+                if after > 0 { average.max(packed) } else { average }
+            }
+        };
         Memory {
             weights: weights.saturating_mul(1 + versions).saturating_add(buffers),
             gradients: summed.saturating_mul(storage.gradient_bytes()),
@@ -254,20 +274,7 @@ impl<'a> Prediction<'a> {
             scoring,
             activations,
             workspace: None,
-            communication: match sharing {
-                Sharing::Replicated => packed,
-                Sharing::Sharded { gradients: false } => message_bytes(&all, precision.size()),
-                Sharing::Sharded { gradients: true } => {
-                    // Gradients come in the order of the backward.
-                    vectors.reverse();
-                    scattered_bytes(&vectors, &tied, precision.size(), self.batch.micro_batches)
-                }
-                Sharing::Local { after, .. } => {
-                    let lengths: Vec<u64> = all.iter().map(|one| one.elements).collect();
-                    let average = average_bytes(&lengths, precision.size() + each);
-                    if after > 0 { average.max(packed) } else { average }
-                }
-            },
+            communication: gradients.max(message.unwrap_or(0)),
         }
     }
 }

@@ -76,7 +76,9 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
     let occupies = rounded(median(rounds(|| messages::occupies(ranks, precision, overlapped))?));
-    let link = Fabric { occupies, ..Fabric::fit(&two, &rings, bytes) };
+    let turns = rounds(|| messages::turn(ranks))?.into_iter().collect::<Option<Vec<f64>>>();
+    let turn_us = turns.map_or(0.0, |turns| rounded(median(turns) * 1e6));
+    let link = Fabric { occupies, turn_us, ..Fabric::fit(&two, &rings, bytes) };
     say!(
         "link: {} us to start a message, {} GB/s, of which rings reach {:.0} %; a sum takes {:.0} % of computing beside it",
         link.alpha_us,
@@ -84,6 +86,11 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         100.0 * link.efficiency,
         100.0 * link.occupies
     );
+    if turn_us > 0.0 {
+        say!(
+            "where two ranks take turns on a core, those that meet wait {turn_us} us more for the last of them"
+        );
+    }
     let comment = format!("Measured by `espalier bench comm`: {} ranks, {carrier}.", ranks.count());
     file.finish(&Part::link(link), &comment, |_| unreachable!("there is a file"))?;
     if arguments.json {

@@ -205,9 +205,11 @@ impl Machine {
         }
         let gb_per_s = sheet.map_or_else(|| rounded_up(best(&wide) * 1e-9), |sheet| sheet.gb_per_s);
         let efficiency = measured::efficiency(&busy(&wide), 1e6, gb_per_s * 1e9);
-        let mut memory = Copy { gb_per_s, efficiency, bf16: 1.0 };
+        let light = self.time(&self.sizes.light(), "f32", DType::F32)?;
+        let mut memory = Copy { gb_per_s, efficiency, bf16: 1.0, light: 1.0 };
         memory.bf16 = measured::share_of(|bytes| memory.seconds(bytes), &busy(&narrow));
-        rows.extend(wide.into_iter().chain(narrow));
+        memory.light = measured::share_of(|bytes| memory.seconds(bytes), &busy(&light)).max(1.0);
+        rows.extend(wide.into_iter().chain(narrow).chain(light));
         Ok(memory)
     }
 
@@ -276,12 +278,12 @@ impl Row {
         let (kind, work) = (self.work.kind(), self.work.to_string());
         let rate = |sample: Sample| match self.work {
             Work::Start => format!("{:.2} us", sample.seconds * 1e6),
-            Work::Passes { .. } => format!("{:.1} GB/s", sample.rate() * 1e-9),
+            Work::Passes { .. } | Work::Light { .. } => format!("{:.1} GB/s", sample.rate() * 1e-9),
             _ => format!("{:.3} TFLOP/s", sample.rate() * 1e-12),
         };
         let size = match self.work {
             Work::Start => String::new(),
-            Work::Passes { .. } => format!("{} MB", rounded(self.busy.size * 1e-6)),
+            Work::Passes { .. } | Work::Light { .. } => format!("{} MB", rounded(self.busy.size * 1e-6)),
             _ => format!("{} Gflop", rounded(self.busy.size * 1e-9)),
         };
         let alone = self.alone.map_or(String::new(), |alone| format!("   alone {}", rate(alone)));
@@ -317,7 +319,7 @@ fn summary(device: &cluster::Device) -> String {
     };
     let memory = &device.memory;
     format!(
-        "{}: {} GB, of which {} are taken; an operation starts in {} us\n{}{}memory: of {} GB/s passes reach {}; in bf16 {:.2} of that",
+        "{}: {} GB, of which {} are taken; an operation starts in {} us\n{}{}memory: of {} GB/s passes reach {}; in bf16 {:.2} of that; light ones {:.2} times as much",
         device.name,
         device.memory_gb,
         device.reserved_gb,
@@ -327,6 +329,7 @@ fn summary(device: &cluster::Device) -> String {
         memory.gb_per_s,
         points(&memory.efficiency, "MB"),
         memory.bf16,
+        memory.light,
     )
 }
 

@@ -90,6 +90,10 @@ pub struct Copy {
     /// number, as a core does.
     #[serde(default = "whole")]
     pub bf16: f64,
+    /// How many times as fast an operation is that only adds, compares or moves numbers, where norms and exponentials keep a device
+    /// busy for longer than its memory does.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    pub light: f64,
 }
 
 /// A machine.
@@ -123,6 +127,13 @@ pub struct Fabric {
     /// The share of a device's computing that a collective takes away while it runs.
     #[serde(default)]
     pub occupies: f64,
+    /// What ranks that meet wait beside that, where several take turns on a core: whoever comes last may have to wait for its turn.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub turn_us: f64,
+}
+
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
 }
 
 fn is_whole(share: &f64) -> bool {
@@ -150,9 +161,14 @@ impl Node {
         self.link.as_ref().unwrap_or(&Fabric::NONE)
     }
 
-    /// Devices that each of so many ranks has: cards have one rank each, cores are shared out.
+    /// Devices that each of so many ranks has while it works: cards have one rank each, cores are shared out.
     pub fn devices_each(&self, ranks: usize) -> f64 {
-        if self.cores { self.devices as f64 / ranks as f64 } else { 1.0 }
+        if self.cores { (self.devices as f64 / ranks as f64).max(1.0) } else { 1.0 }
+    }
+
+    /// How many of so many ranks take turns on a device.
+    pub fn turns(&self, ranks: usize) -> f64 {
+        if self.cores { (ranks as f64 / self.devices as f64).max(1.0) } else { 1.0 }
     }
 }
 
@@ -208,8 +224,14 @@ impl Copy {
 
 impl Fabric {
     /// Of a device that is alone: what is sent nowhere takes no time.
-    pub const NONE: Fabric =
-        Fabric { alpha_us: 0.0, gb_per_s: f64::INFINITY, shared_by: 1, efficiency: 1.0, occupies: 0.0 };
+    pub const NONE: Fabric = Fabric {
+        alpha_us: 0.0,
+        gb_per_s: f64::INFINITY,
+        shared_by: 1,
+        efficiency: 1.0,
+        occupies: 0.0,
+        turn_us: 0.0,
+    };
 
     /// Seconds to start a message.
     pub fn alpha(&self) -> f64 {

@@ -78,6 +78,7 @@ impl Cluster {
         }
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
         above_zero("device.memory.bf16", device.memory.bf16)?;
+        above_zero("device.memory.light", device.memory.light)?;
         shares("device.memory.efficiency", &device.memory.efficiency)?;
         if self.node.devices == 0 {
             return Err(wrong("node.devices", "at least 1", 0));
@@ -90,6 +91,7 @@ impl Cluster {
 impl Fabric {
     fn check(&self, name: &str) -> Result<(), Error> {
         at_least_zero(&format!("{name}.alpha_us"), self.alpha_us)?;
+        at_least_zero(&format!("{name}.turn_us"), self.turn_us)?;
         above_zero(&format!("{name}.gb_per_s"), self.gb_per_s)?;
         above_zero(&format!("{name}.efficiency"), self.efficiency)?;
         if !(0.0..1.0).contains(&self.occupies) {

@@ -13,7 +13,7 @@ pub struct Kernels<'a> {
     pub precision: Precision,
     /// The share of the weights that are zeros.
     pub zeros: f64,
-    /// How many such devices a rank has: cores can be several, or less than one.
+    /// How many such devices a rank has: cores can be several.
     pub devices: f64,
 }
 
@@ -46,14 +46,22 @@ impl Kernels<'_> {
         self.each(bytes, seconds).max(self.device.launch())
     }
 
+    /// Seconds of a kernel that reads and writes so many bytes and does next to nothing with them.
+    pub fn light_pass(&self, bytes: f64) -> f64 {
+        if bytes == 0.0 {
+            return 0.0;
+        }
+        (self.pass(bytes) / self.device.memory.light).max(self.device.launch())
+    }
+
     /// How many times as fast products are for the zeros among the weights: a file says so of nine tenths.
     fn with_zeros(&self) -> f64 {
         1.0 + (self.device.matrix(self.precision).zeros - 1.0) * (self.zeros / 0.9).min(1.0)
     }
 
-    /// Several devices have a part of the work each; where there is less than one, ranks take turns.
+    /// Several devices have a part of the work each.
     fn each(&self, work: f64, seconds: impl Fn(f64) -> f64) -> f64 {
-        seconds(work / self.devices.max(1.0)) / self.devices.min(1.0)
+        seconds(work / self.devices)
     }
 
     /// Bytes of an element.

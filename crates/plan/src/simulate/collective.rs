@@ -10,22 +10,29 @@ pub struct Group<'a> {
     ranks: usize,
     /// and how far apart two neighbours are in the numbering of all ranks.
     stride: usize,
+    /// Whether they take turns on cores.
+    crowded: bool,
 }
 
 impl<'a> Group<'a> {
     /// So many ranks, each so far from the next.
     pub fn new(cluster: &'a Cluster, ranks: usize, stride: usize) -> Group<'a> {
-        Group { cluster, ranks, stride }
+        Group { cluster, ranks, stride, crowded: false }
+    }
+
+    /// The same in a world of so many ranks: those that meet within a layer wait for the last of them to have a core.
+    pub fn among(self, world: usize) -> Group<'a> {
+        Group { crowded: self.cluster.node.turns(world) > 1.0, ..self }
     }
 
     /// Seconds of a sum of so many bytes that all get.
     pub fn all_reduce(&self, bytes: f64) -> f64 {
-        2.0 * self.once_around(bytes)
+        2.0 * self.once_around(bytes) + self.turn(bytes)
     }
 
     /// Seconds to put parts of so many bytes in all together, for all; or to sum and keep a part each.
     pub fn gather(&self, bytes: f64) -> f64 {
-        self.once_around(bytes)
+        self.once_around(bytes) + self.turn(bytes)
     }
 
     /// Seconds of a message to the next of them.
@@ -35,12 +42,17 @@ impl<'a> Group<'a> {
         }
         let (fabric, senders) = self.fabric();
         // What a ring gains by sharing memory is not a message's.
-        fabric.alpha() + bytes / (fabric.bandwidth(senders) * fabric.efficiency.min(1.0))
+        fabric.alpha() + bytes / (fabric.bandwidth(senders) * fabric.efficiency.min(1.0)) + self.turn(bytes)
     }
 
     /// What of a device's computing a collective takes while it runs.
     pub fn occupies(&self) -> f64 {
         self.fabric().0.occupies
+    }
+
+    /// What it takes until the last of them has a core.
+    fn turn(&self, bytes: f64) -> f64 {
+        if self.crowded && self.ranks > 1 && bytes > 0.0 { self.fabric().0.turn_us * 1e-6 } else { 0.0 }
     }
 
     fn once_around(&self, bytes: f64) -> f64 {

@@ -132,8 +132,9 @@ impl<'a> Job<'a> {
         let at = Place {
             kernels: self.kernels(candidate),
             engine: &self.engine,
-            tensor: collective::Group::new(self.cluster, candidate.tensor, 1),
-            spatial: collective::Group::new(self.cluster, candidate.spatial(), candidate.tensor),
+            tensor: collective::Group::new(self.cluster, candidate.tensor, 1).among(candidate.ranks()),
+            spatial: collective::Group::new(self.cluster, candidate.spatial(), candidate.tensor)
+                .among(candidate.ranks()),
             recompute: candidate.recompute,
             samples: candidate.micro_batch,
         };

@@ -8,7 +8,9 @@ use crate::cost::Kernels;
 use crate::engine::{AttentionKernel, Engine};
 use crate::mesh::Axis;
 use crate::spec::recompute::attention_insides;
-use crate::spec::{Along, Attention, Conv, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError};
+use crate::spec::{
+    Activation, Along, Attention, Conv, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError,
+};
 
 /// Seconds, of which some are spent on messages within the pass.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -174,17 +176,18 @@ impl Place<'_> {
             Layer::Attention(attention) => self.attention(attention, input),
             Layer::LayerNorm(_) | Layer::RmsNorm(_) => self.passing(read + made, read + 2.0 * made),
             Layer::BatchNorm(_) => self.passing(2.0 * read + made, 4.0 * read + made),
+            Layer::Activation(Activation::Relu) => self.light(read + made, read + 2.0 * made),
             Layer::Activation(_) => self.passing(read + made, read + 2.0 * made),
             Layer::Dropout(dropout) if dropout.rate == 0.0 => Passes::default(),
             Layer::Dropout(_) => self.passing(1.5 * (read + made), 1.5 * (read + made)),
             Layer::MaxPool(_) | Layer::AvgPool(_) | Layer::AdaptiveAvgPool(_) | Layer::GlobalAvgPool => {
-                self.passing(read + made, read + made)
+                self.light(read + made, read + made)
             }
             Layer::Embedding(_) => self.passing(2.0 * made, 3.0 * made),
             Layer::PositionEmbedding(_) => self.passing(2.0 * made, made),
-            Layer::Bias(_) => self.passing(2.0 * made, made),
+            Layer::Bias(_) => self.light(2.0 * made, made),
             Layer::Flatten | Layer::PadChannels(_) | Layer::Crop(_) | Layer::Columns(_) => {
-                self.passing(read + made, read + made)
+                self.light(read + made, read + made)
             }
             // A few numbers a channel.
             Layer::SharedStatistics(_) => {
@@ -201,7 +204,7 @@ impl Place<'_> {
                 let sides = layer.entry().sides().expect("it has sides");
                 let inside: Passes =
                     sides.all.iter().map(|side| self.layers(side.layers, input, false)).sum();
-                inside + self.passing(3.0 * made, 3.0 * read)
+                inside + self.light(3.0 * made, 3.0 * read)
             }
         }
     }
@@ -266,9 +269,17 @@ impl Place<'_> {
 
     /// A layer that reads and writes so many elements, forward and backward.
     fn passing(&self, forward: f64, backward: f64) -> Passes {
-        let once = |elements: f64| {
-            Seconds::computing(self.kernels.pass(self.engine.passes * elements * self.kernels.element()))
-        };
+        self.moving(forward, backward, |bytes| self.kernels.pass(bytes))
+    }
+
+    /// The same for one that does next to nothing with them.
+    fn light(&self, forward: f64, backward: f64) -> Passes {
+        self.moving(forward, backward, |bytes| self.kernels.light_pass(bytes))
+    }
+
+    fn moving(&self, forward: f64, backward: f64, pass: impl Fn(f64) -> f64) -> Passes {
+        let once =
+            |elements: f64| Seconds::computing(pass(self.engine.passes * elements * self.kernels.element()));
         Passes { forward: once(forward), backward_input: once(backward), ..Passes::default() }
     }
 
@@ -285,13 +296,27 @@ impl Place<'_> {
         };
         let seconds = |how, shape| {
             let bytes = |elements: f64| elements * self.kernels.element();
-            Seconds::exchanging(match how {
-                Move::Nothing | Move::Slice(_) => 0.0,
-                Move::Sum => group.all_reduce(bytes(self.elements(shape))),
-                Move::Gather(along) | Move::ReduceScatter(along) => group.gather(bytes(whole(shape, along))),
-                // Each has a part of all, and keeps as large a part of that.
-                Move::Deal { .. } => group.gather(bytes(whole(shape, Along::Last)) / exchange.ranks() as f64),
-            })
+            // Columns of several ranks lie apart in a message, and side by side in a row.
+            let woven = match how {
+                Move::Gather(Along::Last) | Move::ReduceScatter(Along::Last) if self.engine.is_ours() => {
+                    self.kernels.light_pass(2.0 * bytes(whole(shape, Along::Last)))
+                }
+                _ => 0.0,
+            };
+            Seconds::exchanging(
+                woven
+                    + match how {
+                        Move::Nothing | Move::Slice(_) => 0.0,
+                        Move::Sum => group.all_reduce(bytes(self.elements(shape))),
+                        Move::Gather(along) | Move::ReduceScatter(along) => {
+                            group.gather(bytes(whole(shape, along)))
+                        }
+                        // Each has a part of all, and keeps as large a part of that.
+                        Move::Deal { .. } => {
+                            group.gather(bytes(whole(shape, Along::Last)) / exchange.ranks() as f64)
+                        }
+                    },
+            )
         };
         Passes {
             forward: seconds(exchange.forward, input),

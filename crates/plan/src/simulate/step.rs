@@ -1,5 +1,6 @@
 //! One step of a candidate: how long it takes, and on what.
 
+use std::ops::Mul;
 use std::rc::Rc;
 
 use serde::Serialize;
@@ -11,7 +12,7 @@ use super::times::{StepCosts, Times};
 use super::{Candidate, Job};
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::schedule::{Name, Schedule, Timeline};
+use crate::schedule::{Costs, Name, Schedule, Timeline};
 use crate::spec::Recompute;
 use crate::stages::Parts;
 
@@ -52,6 +53,11 @@ pub struct Breakdown {
 }
 
 impl Breakdown {
+    /// All of it.
+    fn total(&self) -> f64 {
+        self.kinds().iter().map(|(_, seconds)| seconds).sum()
+    }
+
     /// All kinds, with what a person calls them.
     pub fn kinds(&self) -> [(&'static str, f64); 6] {
         [
@@ -65,20 +71,37 @@ impl Breakdown {
     }
 }
 
+impl Mul<f64> for Breakdown {
+    type Output = Breakdown;
+
+    fn mul(self, by: f64) -> Breakdown {
+        Breakdown {
+            compute: self.compute * by,
+            point_to_point: self.point_to_point * by,
+            bubble: self.bubble * by,
+            collective: self.collective * by,
+            compress: self.compress * by,
+            optimizer: self.optimizer * by,
+        }
+    }
+}
+
 impl Job<'_> {
     /// What a candidate takes, or why it cannot be.
     pub fn estimate(&self, candidate: &Candidate) -> Result<Estimate, Error> {
         let lists = self.lists(candidate)?;
         let memory = self.memory_of(candidate, &lists)?;
         let times = Times::new(self, candidate, &lists.parts, lists.micro_batches)?;
+        let node = &self.cluster.node;
+        let spent = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
+        let mut breakdown = spent * node.turns(candidate.ranks());
         let step_seconds = self.walked(candidate, &lists, &times, true)?;
-        let mut breakdown = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
         if candidate.pipeline > 1 {
             breakdown.point_to_point = step_seconds - self.walked(candidate, &lists, &times, false)?;
         }
-        let known = breakdown.kinds().iter().map(|(_, seconds)| seconds).sum::<f64>();
-        breakdown.bubble = (step_seconds - known).max(0.0);
-        let peak = self.cluster.device.matrix(self.plan.storage.precision).peak() * candidate.ranks() as f64;
+        breakdown.bubble = (step_seconds - breakdown.total()).max(0.0);
+        let devices = if node.cores { node.devices } else { candidate.ranks() };
+        let peak = self.cluster.device.matrix(self.plan.storage.precision).peak() * devices as f64;
         let percent = |flops: f64| 100.0 * flops / (peak * step_seconds);
         let flops = |recompute| self.plan.model.train_flops(self.plan.batch.samples, recompute);
         Ok(Estimate {
@@ -92,7 +115,8 @@ impl Job<'_> {
         })
     }
 
-    /// Every action of one replica's stages in virtual time, a rank of each: all micro-batches of a step, none left out.
+    /// Every action of one replica's stages in virtual time, a rank of each: all micro-batches of a step, none left out. Where ranks
+    /// take turns on cores, it is what each would do with a core of its own.
     pub fn timeline(&self, candidate: &Candidate) -> Result<Timeline, Error> {
         let micro_batches = self.micro_batches(candidate)?;
         let schedule = self.schedule(candidate, micro_batches)?;
@@ -157,7 +181,14 @@ impl Job<'_> {
         times: &Times,
         messages: bool,
     ) -> Result<f64, Error> {
-        let end_of = |schedule: &Schedule| walk(schedule, times, messages).map(|timeline| timeline.end);
+        let turns = self.cluster.node.turns(candidate.ranks()) / candidate.pipeline as f64;
+        let end_of = |schedule: &Schedule| -> Result<f64, Error> {
+            let timeline = walk(schedule, times, messages)?;
+            match self.cluster.node.turns(candidate.ranks()) {
+                1.0 => Ok(timeline.end),
+                _ => Ok(crowded(&timeline, &StepCosts { times, schedule, messages }, turns)),
+            }
+        };
         let end = end_of(&lists.schedule)?;
         if lists.listed == lists.micro_batches {
             return Ok(end);
@@ -191,6 +222,28 @@ fn walk(schedule: &Schedule, times: &Times, messages: bool) -> Result<Timeline, 
         .map_err(|error| Error::Ranks(error.to_string()))
 }
 
+/// How long lists last where ranks take turns on cores: a stretch of time in which so many stages work at once that there are
+/// more of them than cores lasts as many times as long. `turns` is what each stage's ranks have of all cores.
+fn crowded(timeline: &Timeline, costs: &StepCosts, turns: f64) -> f64 {
+    let mut changes: Vec<(f64, f64)> = Vec::new();
+    for (rank, spans) in timeline.spans.iter().enumerate() {
+        for span in spans {
+            let busy = costs.busy(rank, &span.action);
+            if busy > 0.0 {
+                changes.extend([(span.end - busy, 1.0), (span.end, -1.0)]);
+            }
+        }
+    }
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut now, mut working, mut lasts) = (0.0, 0.0, 0.0);
+    for (at, change) in changes {
+        lasts += (at - now) * f64::max(1.0, working * turns);
+        now = at;
+        working += change;
+    }
+    lasts
+}
+
 /// What a candidate's stages do.
 struct Lists {
     schedule: Rc<Schedule>,
@@ -199,4 +252,49 @@ struct Lists {
     listed: usize,
     /// of so many.
     micro_batches: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Cluster, builtin};
+    use crate::config::RunFile;
+    use crate::engine::Engine;
+    use crate::plan::{DataFacts, Plan};
+
+    /// Four ranks on two cores: replicas take twice as long as with a core each, stages less, since one works while another waits,
+    /// but no less than their work.
+    #[test]
+    fn ranks_that_wait_leave_their_core_to_others() {
+        let mut few = builtin("this-machine").unwrap();
+        few.node.devices = 2;
+        let many = {
+            let mut many = few.clone();
+            many.node.devices = 4;
+            many
+        };
+        let seconds = |cluster: &Cluster, axis: &str| {
+            let text = format!(
+                "[model]\nname = \"gpt\"\nlayers = 4\nheads = 4\nwidth = 256\ncontext = 64\n[train]\nsteps = 1\nbatch = 16\n\
+                 micro_batches = {}\n[parallel]\n{axis} = 4\n",
+                if axis == "data" { 1 } else { 4 }
+            );
+            let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
+            let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+            let candidate = Candidate::of(&plan).unwrap();
+            let found = Job::new(&plan, cluster, Engine::ESPALIER).estimate(&candidate).unwrap();
+            assert!((found.breakdown.total() / found.step_seconds - 1.0).abs() < 1e-9, "{found:?}");
+            (found.step_seconds, found.breakdown.bubble)
+        };
+        let ((replicas, _), (replicas_of_two, _)) = (seconds(&many, "data"), seconds(&few, "data"));
+        assert!((replicas_of_two / replicas - 2.0).abs() < 1e-9);
+        let ((stages, idle), (stages_of_two, idle_of_two)) =
+            (seconds(&many, "pipeline"), seconds(&few, "pipeline"));
+        let ratio = stages_of_two / stages;
+        assert!(ratio > 1.0 && ratio < 1.6, "{ratio}");
+        assert!(
+            stages_of_two >= 2.0 * (stages - idle) && idle_of_two < idle,
+            "{stages_of_two} {stages} {idle} {idle_of_two}"
+        );
+    }
 }

@@ -301,6 +301,20 @@ fn run_in(folder: &Path, base: &Base, steps: usize) -> Summary {
     run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary
 }
 
+/// Gradients that ranks of one replica sum, and what layers gather of each other: the larger of both is held at a time.
+#[test]
+fn messages_within_a_replica_are_as_large_as_predicted() {
+    let base = tiny_cnn(&["train.micro_batches=2"]);
+    for layout in
+        [&["parallel.tensor=2"][..], &["parallel.spatial=2"], &["parallel.tensor=2", "parallel.data=2"]]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = run_in(folder.path(), &set(&base, layout), 2).memory["communication"];
+        assert!(bytes.measured > Some(0), "{layout:?}");
+        assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{layout:?}");
+    }
+}
+
 /// From one rank through other layouts and back: byte for byte, pruned and with state of kept weights alone.
 #[test]
 fn a_checkpoint_goes_through_layouts_that_cut_tensors_unchanged() {

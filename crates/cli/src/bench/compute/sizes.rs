@@ -18,6 +18,8 @@ pub struct Sizes {
     pub attention: &'static [Work],
     /// Decades of bytes of a pass.
     pub passes: RangeInclusive<i32>,
+    /// Those of them that activations of a layer have.
+    pub light: RangeInclusive<i32>,
     /// The width of its rows.
     pub width: usize,
 }
@@ -35,6 +37,7 @@ pub const CORE: Sizes = Sizes {
     ],
     attention: &[attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
     passes: 3..=8,
+    light: 5..=6,
     width: 256,
 };
 
@@ -52,6 +55,7 @@ pub const CARD: Sizes = Sizes {
     ],
     attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
     passes: 4..=9,
+    light: 7..=9,
     width: 1024,
 };
 
@@ -62,6 +66,7 @@ pub const QUICK: Sizes = Sizes {
     convolutions: &[convolution(1, 8, 3, 8, 3, 1)],
     attention: &[attention(1, 16, 2, 32)],
     passes: 3..=4,
+    light: 3..=4,
     width: 64,
 };
 
@@ -96,6 +101,15 @@ impl Sizes {
     pub fn passes_of(&self, decade: i32, dtype: DType) -> Work {
         let row = Work::Passes { rows: 1, width: self.width }.size(dtype);
         Work::Passes { rows: (10f64.powi(decade) / row).round().max(1.0) as usize, width: self.width }
+    }
+
+    /// Light ones over tensors of the same shapes, of 32-bit numbers.
+    pub fn light(&self) -> Vec<Work> {
+        let of_decade = |decade| match self.passes_of(decade, DType::F32) {
+            Work::Passes { rows, width } => Work::Light { rows, width },
+            other => other,
+        };
+        self.light.clone().map(of_decade).collect()
     }
 }
 

@@ -24,6 +24,8 @@ pub enum Work {
     Attention { batch: usize, positions: usize, heads: usize, width: usize },
     /// A sum, an activation, and both passes of a norm.
     Passes { rows: usize, width: usize },
+    /// A sum, and both passes of a ReLU: numbers are moved, and next to nothing is done with them.
+    Light { rows: usize, width: usize },
     /// So few numbers that only the start of an operation takes time.
     Start,
 }
@@ -44,6 +46,8 @@ impl Work {
             }
             // The sum moves three tensors, the activation two, the norm two and three.
             Work::Passes { rows, width } => 2.5 * product(&[rows, width, dtype.bytes()]),
+            // Three tensors, two and three.
+            Work::Light { rows, width } => 8.0 / 3.0 * product(&[rows, width, dtype.bytes()]),
             Work::Start => 0.0,
         }
     }
@@ -51,7 +55,9 @@ impl Work {
     /// Passes that are timed together. Attention's backward pass counts as two.
     pub fn passes(&self) -> f64 {
         match self {
-            Work::Linear { .. } | Work::Convolution { .. } | Work::Attention { .. } => 3.0,
+            Work::Linear { .. } | Work::Convolution { .. } | Work::Attention { .. } | Work::Light { .. } => {
+                3.0
+            }
             Work::Passes { .. } => 4.0,
             Work::Start => 1.0,
         }
@@ -64,6 +70,7 @@ impl Work {
             Work::Convolution { .. } => "convolution",
             Work::Attention { .. } => "attention",
             Work::Passes { .. } => "pass",
+            Work::Light { .. } => "light pass",
             Work::Start => "start",
         }
     }
@@ -112,6 +119,14 @@ impl Work {
                     layer_norm::backward_input(&dy, &x, &scale, &statistics).map(drop)
                 })
             }
+            Work::Light { rows, width } => {
+                let (x, y) = (tensor(&[rows, width])?, tensor(&[rows, width])?);
+                Box::new(move || {
+                    let sum = elementwise::add(&x, &y)?;
+                    activation::forward(Activation::Relu, &x)?;
+                    activation::backward(Activation::Relu, &x, sum).map(drop)
+                })
+            }
             Work::Start => {
                 let (x, y) = (tensor(&[16])?, tensor(&[16])?);
                 Box::new(move || elementwise::add(&x, &y).map(drop))
@@ -131,7 +146,7 @@ impl fmt::Display for Work {
             Work::Attention { batch, positions, heads, width } => {
                 write!(f, "{batch} of {positions} x {width}, {heads} heads")
             }
-            Work::Passes { rows, width } => write!(f, "{rows} x {width}"),
+            Work::Passes { rows, width } | Work::Light { rows, width } => write!(f, "{rows} x {width}"),
             Work::Start => write!(f, "16"),
         }
     }
