@@ -11,6 +11,7 @@ mod doctor;
 mod explain;
 mod log;
 mod machine;
+mod measure;
 mod messages;
 mod picture;
 mod plan;
@@ -50,6 +51,8 @@ enum Command {
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
+    /// Say how sharp, curved and noisy the loss is around a checkpoint's weights.
+    Measure(measure::MeasureArguments),
     /// Check the checkpoints of a run folder.
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Train(arguments) => train::train(&arguments),
         Command::Prune(arguments) => prune::prune(&arguments),
+        Command::Measure(arguments) => measure::measure(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Plan(arguments) => plan::plan(&arguments),
@@ -160,7 +164,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
         Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
         Some(Error::Disk { .. }) => 3,
-        Some(Error::Diverged { .. } | Error::NotFinite { .. }) => 4,
+        Some(Error::Diverged { .. } | Error::NotFinite { .. } | Error::Unmeasurable { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None if error.is::<std::io::Error>() => 3,
         None => 1,

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use espalier_comm::Reduce;
 use espalier_plan::Plan;
 use espalier_plan::layout::LocalModel;
 use espalier_plan::spec::Precision;
-use espalier_tensor::{DType, Device};
+use espalier_tensor::ops::reduce::{dot, squared_norm_all};
+use espalier_tensor::{DType, Device, Tensor};
 
 use crate::Result;
 use crate::data::{Dataset, Feed, Order, Split};
@@ -13,8 +15,8 @@ use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::pieces::Pieces;
 use crate::stage::Stage;
-use crate::step::Sweep;
-use crate::weights::Weights;
+use crate::step::{Sweep, Totals};
+use crate::weights::{ParameterId, Weights};
 
 /// What a rank knows. Weights, masks and state are not here: they change.
 #[derive(Debug)]
@@ -72,6 +74,34 @@ impl Context {
     /// The rank's own model, cut along every axis that cuts tensors.
     pub fn local(&self) -> &LocalModel {
         self.plan.layout.of(self.ranks.place())
+    }
+
+    /// The squared norm of tensors that belong to some parameters, over all ranks of a replica.
+    pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
+        let own = tensors.iter().filter(|(id, _)| self.groups.is_owner(*id)).map(|(_, tensor)| *tensor);
+        let own = squared_norm_all(&own.collect::<Vec<_>>())?;
+        self.sum_over_replica(own)
+    }
+
+    /// The product of two vectors that have a tensor for each of some parameters, likewise.
+    pub fn dot(&self, ids: &[ParameterId], a: &[Tensor], b: &[Tensor]) -> Result<f64> {
+        let mut own = 0.0;
+        for (id, (a, b)) in ids.iter().zip(a.iter().zip(b)) {
+            if self.groups.is_owner(*id) {
+                own += dot(a, b)?;
+            }
+        }
+        self.sum_over_replica(own)
+    }
+
+    /// What came of the passes of all ranks, from this one's.
+    pub fn sum(&self, own: Totals) -> Result<Totals> {
+        let counted = if self.ranks.counts() { own } else { Totals::default() };
+        Ok(Totals::from_numbers(&self.ranks.sum(counted.to_numbers())?))
+    }
+
+    fn sum_over_replica(&self, own: f64) -> Result<f64> {
+        Ok(self.ranks.replica().all_reduce(vec![own], Reduce::Sum)?[0])
     }
 
     /// For passes that change no weights.

@@ -119,6 +119,12 @@ pub enum Error {
         /// A weight, another part of the state, or the validation loss.
         what: String,
     },
+    /// A measure of the loss around some weights has no value there.
+    #[error("{what} cannot be measured: at these weights it is not a finite number")]
+    Unmeasurable {
+        /// The measure.
+        what: String,
+    },
     /// Too many steps in a row had a loss or gradient that is not a number.
     #[error(
         "the run diverged: {bad_steps} steps in a row, up to step {step}, gave a loss or gradient that is NaN or \
@@ -164,6 +170,7 @@ impl Error {
             Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
             Error::Disk { .. } | Error::NotFinite { .. } => true,
             Error::Diverged { .. } | Error::Disagree { .. } | Error::TooLarge { .. } => true,
+            Error::Unmeasurable { .. } => true,
             Error::Tensor(_) | Error::Comm(_) => false,
             Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. } => false,
         }

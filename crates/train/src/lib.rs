@@ -6,6 +6,7 @@ pub mod data;
 mod durable;
 mod error;
 pub mod layers;
+pub mod measure;
 pub mod model;
 pub mod parallel;
 pub mod prune;

@@ -12,6 +12,7 @@ mod faults;
 mod killed;
 mod launch;
 mod log;
+mod measure;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod outputs;

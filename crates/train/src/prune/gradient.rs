@@ -19,7 +19,7 @@ use espalier_tensor::{Category, DType, Tensor};
 use crate::Result;
 use crate::context::Context;
 use crate::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
-use crate::step::{Loss, Sweep};
+use crate::step::{Loss, Sweep, Totals};
 use crate::weights::{ParameterId, Weights};
 
 /// Samples and how they are passed through a model.
@@ -38,7 +38,7 @@ pub struct Scored<'a> {
 }
 
 /// A parameter's gradient over all ranks' samples, as f32, from this rank's.
-pub(super) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) -> Result<Tensor> {
+pub(crate) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) -> Result<Tensor> {
     let Context { ranks, groups, stage, .. } = context;
     let own = match own.dtype() {
         DType::F32 => own,
@@ -60,7 +60,7 @@ pub(super) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) ->
 
 impl<'a> Scored<'a> {
     /// This rank's micro-batches, each with its place among the samples.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], BatchSlice)> + use<'a> {
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], BatchSlice)> + use<'a> {
         let Scored { samples, micro_batch, .. } = *self;
         let own = self.context.ranks.part(samples.len());
         samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
@@ -70,22 +70,31 @@ impl<'a> Scored<'a> {
     }
 
     /// The mean over all samples.
-    pub(super) fn loss(&self) -> Loss {
+    pub(crate) fn loss(&self) -> Loss {
         Loss { random: self.random, samples: self.samples.len(), temperature: self.temperature }
     }
 }
 
 /// The gradient of the mean loss over the samples with respect to some parameters, in their order, as f32.
 pub fn gradient(sweep: Sweep<'_>, wanted: &[ParameterId], scored: Scored<'_>) -> Result<Vec<Tensor>> {
-    let mut sums = Sums::of(wanted);
+    Ok(gradient_and_totals(sweep, wanted, scored)?.0)
+}
+
+/// The same, and what came of this rank's own passes.
+pub(crate) fn gradient_and_totals(
+    sweep: Sweep<'_>,
+    wanted: &[ParameterId],
+    scored: Scored<'_>,
+) -> Result<(Vec<Tensor>, Totals)> {
+    let (mut sums, mut totals) = (Sums::of(wanted), Totals::default());
     for (samples, share) in scored.pieces() {
-        sweep.train(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?;
+        totals.add(sweep.train(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?);
     }
-    sums.take(wanted, sweep.weights, scored.context)
+    Ok((sums.take(wanted, sweep.weights, scored.context)?, totals))
 }
 
 /// Sums of wanted gradients.
-pub(super) struct Sums {
+pub(crate) struct Sums {
     sums: HashMap<ParameterId, Option<Tensor>>,
     /// What is added up is multiplied by this.
     pub factor: f32,
@@ -98,24 +107,22 @@ impl Sums {
     }
 
     /// The sums of all of them, over all ranks.
-    pub fn take(
-        mut self,
-        wanted: &[ParameterId],
-        weights: &Weights,
-        context: &Context,
-    ) -> Result<Vec<Tensor>> {
-        let sum = |id| {
-            let own = match self.sums.remove(id).expect("a parameter is wanted once") {
-                Some(sum) => sum,
-                // There were fewer samples than ranks.
-                None => {
-                    let weight = weights.get(*id);
-                    Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Scoring)?
-                }
-            };
-            sum_over_ranks(context, *id, own)
+    pub fn take(self, wanted: &[ParameterId], weights: &Weights, context: &Context) -> Result<Vec<Tensor>> {
+        let own = self.take_own(wanted, weights)?;
+        wanted.iter().zip(own).map(|(id, own)| sum_over_ranks(context, *id, own)).collect()
+    }
+
+    /// The sums of all of them, of this rank's samples.
+    pub fn take_own(mut self, wanted: &[ParameterId], weights: &Weights) -> Result<Vec<Tensor>> {
+        let own = |id| match self.sums.remove(id).expect("a parameter is wanted once") {
+            Some(sum) => Ok(sum),
+            // There were fewer samples than ranks.
+            None => {
+                let weight = weights.get(*id);
+                Ok(Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Scoring)?)
+            }
         };
-        wanted.iter().map(sum).collect()
+        wanted.iter().map(own).collect()
     }
 }
 

@@ -75,7 +75,7 @@ impl Grasp {
             temperature: self.temperature,
             context: network.context,
         };
-        Curvature::new(network, scored)
+        Curvature::new(network.weights, network.candidates, scored)
     }
 
     /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first

@@ -16,7 +16,6 @@
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
-use super::Network;
 use super::gradient::{Scored, Sums, gradient};
 use crate::Result;
 use crate::context::Context;
@@ -32,45 +31,46 @@ const STEP: f64 = 1e-4;
 /// The points, in steps, and the weights of the gradients there, in twelfths of a step.
 const POINTS: [(f32, f32); 4] = [(1.0, 8.0), (-1.0, -8.0), (2.0, -1.0), (-2.0, 1.0)];
 
-/// Derivatives of the loss of a network, as f32.
+/// Derivatives of the loss of a network with respect to some of its parameters, as f32.
 #[derive(Debug)]
 pub struct Curvature<'a> {
-    network: &'a Network<'a>,
+    weights: &'a Weights,
+    ids: &'a [ParameterId],
     scored: Scored<'a>,
     /// The weights in f32.
     copy: Weights,
 }
 
 impl<'a> Curvature<'a> {
-    /// Over the loss of some samples, with respect to the candidates.
-    pub fn new(network: &'a Network<'a>, scored: Scored<'a>) -> Result<Curvature<'a>> {
-        Ok(Curvature { network, scored, copy: network.weights.widened()? })
+    /// Over the loss of some samples at these weights, with respect to the parameters of these ids.
+    pub fn new(weights: &'a Weights, ids: &'a [ParameterId], scored: Scored<'a>) -> Result<Curvature<'a>> {
+        Ok(Curvature { weights, ids, scored, copy: weights.widened()? })
     }
 
     /// The gradient at the weights themselves.
     pub fn gradient(&self) -> Result<Vec<Tensor>> {
-        gradient(self.sweep(&self.network.context.stage), self.network.candidates, self.scored)
+        gradient(self.sweep(&self.scored.context.stage), self.ids, self.scored)
     }
 
-    /// The Hessian times a direction, which has a tensor for each candidate.
+    /// The Hessian times a direction, which has a tensor for each parameter.
     pub fn hessian_product(&mut self, direction: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.hessian_product_of(direction, self.network.candidates)
+        self.hessian_product_of(direction, self.ids)
     }
 
-    /// Some candidates' part of it.
+    /// Some parameters' part of it.
     pub(super) fn hessian_product_of(
         &mut self,
         direction: &[Tensor],
         ids: &[ParameterId],
     ) -> Result<Vec<Tensor>> {
-        let weights = self.norm(self.network.candidates.iter().map(|id| self.copy.get(*id)))?;
+        let weights = self.norm(self.ids.iter().map(|id| self.copy.get(*id)))?;
         let step = STEP * weights / self.norm(direction.iter())?;
         if !step.is_normal() {
             // Nothing moves, or nowhere.
             return ids.iter().map(|id| zeros_like(self.copy.get(*id))).collect();
         }
         let kinks = FrozenGates::default();
-        let Context { plan, ranks, .. } = self.network.context;
+        let Context { plan, ranks, .. } = self.scored.context;
         let local = plan.layout.of(ranks.place());
         let model = Model::of_rank(local, ranks, plan.storage.recompute, Some(&kinks));
         let stage = Stage::cut(model, plan, ranks)?;
@@ -97,15 +97,15 @@ impl<'a> Curvature<'a> {
         Ok(product)
     }
 
-    /// The norm of the candidates' tensors, those of all stages.
+    /// The norm of the parameters' tensors, those of all stages.
     fn norm<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<f64> {
-        let tensors: Vec<_> = self.network.candidates.iter().copied().zip(tensors).collect();
-        Ok(self.network.squared_norm(&tensors)?.sqrt())
+        let tensors: Vec<_> = self.ids.iter().copied().zip(tensors).collect();
+        Ok(self.scored.context.squared_norm(&tensors)?.sqrt())
     }
 
     /// Puts the copy that far from the weights.
     fn move_by(&mut self, direction: &[Tensor], by: f32) -> Result<()> {
-        let weights: &Weights = self.network.weights;
+        let weights = self.weights;
         let fresh = |id: &ParameterId, direction: &Tensor| -> Result<Tensor> {
             let mut moved = weights.widened_one(*id, Category::Workspace)?;
             if by != 0.0 {
@@ -115,7 +115,7 @@ impl<'a> Curvature<'a> {
             }
             Ok(moved)
         };
-        for (id, direction) in self.network.candidates.iter().zip(direction) {
+        for (id, direction) in self.ids.iter().zip(direction) {
             // Workspace until it stands in the place of the old one.
             let place = self.copy.get_mut(*id);
             *place = fresh(id, direction)?;
@@ -125,7 +125,7 @@ impl<'a> Curvature<'a> {
     }
 
     fn sweep<'b>(&'b self, stage: &'b Stage) -> Sweep<'b> {
-        Sweep { stage, weights: &self.copy, dtype: DType::F32, ..self.network.sweep() }
+        Sweep { stage, dtype: DType::F32, ..self.scored.context.sweep(&self.copy) }
     }
 }
 

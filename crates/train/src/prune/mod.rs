@@ -25,13 +25,11 @@ pub mod two_of_four;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use espalier_comm::Reduce;
 use espalier_plan::Plan;
 use espalier_plan::layout::Piece;
 use espalier_plan::pruning::{Method, Scope};
 use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::ops::compress::apply;
-use espalier_tensor::ops::reduce::squared_norm_all;
 use espalier_tensor::ops::select::{Score, keys, random_keys, random_keys_at};
 use espalier_tensor::{Device, Tensor};
 
@@ -177,13 +175,6 @@ impl Network<'_> {
     /// A sum over all stages, each weight counted on one rank.
     pub fn sum_over(&self, ids: &[ParameterId], count: impl Fn(ParameterId) -> usize) -> Result<usize> {
         self.sum(ids.iter().filter(|id| self.is_owner(**id)).map(|id| count(*id)).sum())
-    }
-
-    /// The squared norm of tensors that belong to some parameters, over all ranks of a replica.
-    pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
-        let own = tensors.iter().filter(|(id, _)| self.is_owner(*id)).map(|(_, tensor)| *tensor);
-        let own = squared_norm_all(&own.collect::<Vec<_>>())?;
-        Ok(self.context.ranks.replica().all_reduce(vec![own], Reduce::Sum)?[0])
     }
 
     /// A sum over all stages.

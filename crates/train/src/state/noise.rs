@@ -30,10 +30,16 @@ mod exact {
 }
 
 impl NoiseScale {
-    /// Folds in one step: squared gradient norms at the small and the large batch size.
-    pub fn observe(&mut self, small_batch: f64, small: f64, large_batch: f64, large: f64) {
+    /// `|G|^2` and `tr S` of squared gradient norms at the small and the large batch size, unbiased both.
+    pub fn split(small_batch: f64, small: f64, large_batch: f64, large: f64) -> (f64, f64) {
         let signal = (large_batch * large - small_batch * small) / (large_batch - small_batch);
         let noise = (small - large) / (1.0 / small_batch - 1.0 / large_batch);
+        (signal, noise)
+    }
+
+    /// Folds in one step: squared gradient norms at the small and the large batch size.
+    pub fn observe(&mut self, small_batch: f64, small: f64, large_batch: f64, large: f64) {
+        let (signal, noise) = NoiseScale::split(small_batch, small, large_batch, large);
         self.steps += 1;
         // A plain mean at first, then a moving one over about twenty steps.
         let weight = (1.0 / f64::from(self.steps)).max(0.05);

@@ -21,6 +21,7 @@ use espalier_tensor::Device;
 use crate::Result;
 use crate::context::Context;
 use crate::data::{Dataset, Split, spread};
+use crate::measure::{Over, Surface};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::local::Averaging;
@@ -323,13 +324,19 @@ impl Trainer {
             }
         }
         self.progress.evaluation_due = false;
-        let totals = self.sum(totals)?;
+        let totals = self.context.sum(totals)?;
         let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
         if evaluation.loss.is_finite() {
             let best = self.progress.best_validation.get_or_insert(evaluation.loss);
             *best = best.min(evaluation.loss);
         }
         Ok(Some(evaluation))
+    }
+
+    /// The loss around the weights as they are now, to be measured; nothing of the run changes by it. All ranks must, and those
+    /// that have gone apart must have come together ([`Trainer::average`]).
+    pub fn surface(&self, over: Over) -> Result<Surface<'_>> {
+        Surface::new(&self.context, &self.weights, &self.masks, over)
     }
 
     /// Forgets the best validation loss: from here on it is another model.
@@ -395,13 +402,6 @@ impl Trainer {
     /// Which of so many samples are this rank's.
     fn part(&self, samples: usize) -> Range<usize> {
         self.context.ranks.part(samples)
-    }
-
-    /// What came of the passes of all ranks.
-    fn sum(&self, own: Totals) -> Result<Totals> {
-        let ranks = &self.context.ranks;
-        let counted = if ranks.counts() { own } else { Totals::default() };
-        Ok(Totals::from_numbers(&ranks.sum(counted.to_numbers())?))
     }
 
     /// Those who share out the optimizer's state, where they do.

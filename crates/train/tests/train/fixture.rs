@@ -1,6 +1,8 @@
 //! Numbers that PyTorch made, as `../oracle/make.py` stores them.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 
@@ -30,5 +32,16 @@ impl Fixture {
             }
         }
         fixture
+    }
+
+    /// Writes pixels and labels into a folder as MNIST has them.
+    pub fn write_images(&self, pixels: &str, labels: &str, folder: &Path) {
+        let write = |name: &str, kind: u32, (sizes, bytes): &(Vec<usize>, Vec<u8>)| {
+            let words = [kind].into_iter().chain(sizes.iter().map(|size| *size as u32));
+            let header: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
+            fs::write(folder.join(name), [&header, &bytes[..]].concat()).unwrap();
+        };
+        write("train-images-idx3-ubyte", 0x0803, &self.bytes[pixels]);
+        write("train-labels-idx1-ubyte", 0x0801, &self.bytes[labels]);
     }
 }

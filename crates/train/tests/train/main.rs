@@ -13,6 +13,7 @@ mod latency;
 mod lattice;
 mod layouts;
 mod local;
+mod measure;
 mod memory;
 mod norms;
 mod oracle;

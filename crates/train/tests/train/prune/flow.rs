@@ -1,8 +1,6 @@
 //! GraSP's product with the Hessian against PyTorch's double backward in f64, where it is hardest: twenty convolutions with batch
 //! norm (`../../oracle/make.py` says how it was made).
 
-use std::fs;
-
 use espalier_train::prune::gradient::Scored;
 use espalier_train::prune::hessian::Curvature;
 use espalier_train::prune::is_kept;
@@ -17,15 +15,8 @@ use crate::support::base;
 fn the_product_with_the_hessian_is_that_of_double_backward() {
     let fixture = Fixture::read(include_bytes!("../../oracle/flow.safetensors"));
     let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, kind: u32, sizes: &[usize], bytes: &[u8]| {
-        let words = [kind].into_iter().chain(sizes.iter().map(|size| *size as u32));
-        let header: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
-        fs::write(folder.path().join(name), [&header, bytes].concat()).unwrap();
-    };
-    let (shape, pixels) = &fixture.bytes["pixels"];
-    write("train-images-idx3-ubyte", 0x0803, shape, pixels);
-    let (count, labels) = &fixture.bytes["labels"];
-    write("train-labels-idx1-ubyte", 0x0801, count, labels);
+    fixture.write_images("pixels", "labels", folder.path());
+    let (count, _) = &fixture.bytes["labels"];
 
     let block =
         "{type='conv', output=8, kernel=3, padding=1, bias=false}, {type='batch_norm'}, {type='relu'}, ";
@@ -56,7 +47,7 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
         temperature,
         context: network.context,
     };
-    let mut curvature = Curvature::new(&network, scored).unwrap();
+    let mut curvature = Curvature::new(network.weights, network.candidates, scored).unwrap();
     let direction = curvature.gradient().unwrap();
     let product = curvature.hessian_product(&direction).unwrap();
     let (mut error, mut size) = (0.0, 0.0);

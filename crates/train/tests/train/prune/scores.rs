@@ -91,7 +91,7 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let network = bench.network(0);
     let scored =
         Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, context: network.context };
-    let mut curvature = Curvature::new(&network, scored).unwrap();
+    let mut curvature = Curvature::new(network.weights, network.candidates, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
             let weight = network.weights.get(*id);

@@ -1,0 +1,216 @@
+//! `espalier measure`: what the loss around the weights of a checkpoint is like. It changes nothing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_train::checkpoint::Checkpoint;
+use espalier_train::data::Split;
+use espalier_train::measure::{
+    Eigenvalue, GradientNoise, Neighbourhood, Over, Probes, Sharpness, Spectrum, Surface, gradient_noise,
+    largest_eigenvalue, sharpness, spectrum,
+};
+use espalier_train::parallel::Ranks;
+use espalier_train::trainer::Trainer;
+use espalier_train::{Error, room};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::log::LogArguments;
+use crate::say::{self, say};
+use crate::train::{Prepared, conflict, prepare_text, read};
+
+/// Enough that the measures of a small network vary by a few percent, and few enough for seconds.
+const USUAL_SAMPLES: usize = 1000;
+
+#[derive(Args)]
+#[command(
+    after_help = "Without a measure all but the spectrum are taken. docs/measure.md says what each of them is.
+
+Examples:
+  espalier measure out/hello
+  espalier measure out/hello/checkpoints/step-000300 --sharpness --epsilon 5e-4 --samples 0
+  espalier measure out/hello --eigenvalue --spectrum --json"
+)]
+pub struct MeasureArguments {
+    /// A checkpoint's folder, or a run folder, whose newest one is meant.
+    checkpoint: PathBuf,
+    /// Other data than the run's: `data.path`.
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// Training samples that the loss is a mean over, spread evenly over all of them; 0: all. Otherwise 1000, or all that there are.
+    #[arg(long, value_name = "N")]
+    samples: Option<usize>,
+    /// How much single samples' gradients disagree, and the critical batch that follows.
+    #[arg(long)]
+    noise: bool,
+    /// How far the loss rises in a box around the weights.
+    #[arg(long)]
+    sharpness: bool,
+    /// Half a side of that box at a weight of 0.
+    #[arg(long, value_name = "E", allow_negative_numbers = true)]
+    epsilon: Option<f64>,
+    /// The largest eigenvalue of the Hessian.
+    #[arg(long)]
+    eigenvalue: bool,
+    /// How all of its eigenvalues are distributed.
+    #[arg(long)]
+    spectrum: bool,
+    /// Override a field of the run file, as in `--set device.kind=cpu`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    #[command(flatten)]
+    log: LogArguments,
+    /// Print the numbers as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// All that was measured.
+#[derive(Serialize)]
+struct Measured {
+    checkpoint: String,
+    step: u64,
+    samples: usize,
+    of: usize,
+    dimension: u64,
+    sparsity: f64,
+    loss: f64,
+    gradient_norm: f64,
+    noise: Option<Value>,
+    sharpness: Option<Value>,
+    eigenvalue: Option<Eigenvalue>,
+    spectrum: Option<Value>,
+}
+
+/// Runs the command.
+pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
+    arguments.log.start(None)?;
+    let epsilon = arguments.epsilon()?;
+    let passed_over = |broken: &Error| say!("warning: {broken}; the one before it is measured");
+    let whole = Checkpoint::find(&arguments.checkpoint, &Ranks::alone(), passed_over)?;
+    let run_file = whole.run_file();
+    let data = arguments.data.as_ref().map(std::path::absolute).transpose()?;
+    let data = data.map(|path| format!("data.path={:?}", path.display().to_string()));
+    let overrides: Vec<String> = data.into_iter().chain(arguments.overrides.iter().cloned()).collect();
+    let prepared = prepare_text(&read(&run_file)?, &run_file, &overrides, None)?;
+    let device = prepared.open_device()?;
+    let Prepared { plan, dataset, .. } = prepared;
+    let plan = plan.alone().map_err(Error::Plan)?;
+    room::check(&plan, &device, None)?;
+    let of = dataset.len(Split::Train);
+    let samples = match arguments.samples {
+        None => of.min(USUAL_SAMPLES),
+        Some(0) => of,
+        Some(samples) => samples,
+    };
+    let measured = device.enter(|| -> Result<Measured> {
+        let mut trainer = Trainer::new(plan, dataset, &device)?;
+        trainer.start_from(&whole)?;
+        let surface = trainer.surface(Over { samples: Some(samples), micro_batch: None })?;
+        say!(
+            "{}: {} weights ({:.1} % of the candidates pruned), the loss over {samples} of {of} training samples",
+            whole.path().display(),
+            surface.dimension()?,
+            100.0 * trainer.sparsity()
+        );
+        let (loss, gradient) = surface.loss_and_gradient(&surface.here()?)?;
+        let gradient_norm = surface.norm(&gradient)?;
+        say!("loss                {loss:.4}, with a gradient of length {gradient_norm:.4}");
+        Ok(Measured {
+            checkpoint: whole.path().display().to_string(),
+            step: whole.progress().step,
+            samples,
+            of,
+            dimension: surface.dimension()?,
+            sparsity: trainer.sparsity(),
+            loss,
+            gradient_norm,
+            // Whoever did not ask for it can do without where there are too few samples.
+            noise: (arguments.noise || arguments.wants(false) && surface.micro_batches() > 1)
+                .then(|| noise(&surface))
+                .transpose()?,
+            sharpness: arguments.wants(arguments.sharpness).then(|| rise(&surface, epsilon)).transpose()?,
+            eigenvalue: arguments.wants(arguments.eigenvalue).then(|| largest(&surface)).transpose()?,
+            spectrum: arguments.spectrum.then(|| distribution(&surface)).transpose()?,
+        })
+    })?;
+    if arguments.json {
+        say::json(&serde_json::to_string(&measured)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl MeasureArguments {
+    /// Whether a measure is taken: it was asked for, or none was.
+    fn wants(&self, asked: bool) -> bool {
+        asked || !(self.noise || self.sharpness || self.eigenvalue || self.spectrum)
+    }
+
+    fn epsilon(&self) -> Result<f64> {
+        let Some(epsilon) = self.epsilon else { return Ok(Neighbourhood::default().epsilon) };
+        if !self.wants(self.sharpness) {
+            return Err(conflict(
+                "--epsilon",
+                "is of --sharpness, which is not among the measures asked for",
+            )
+            .into());
+        }
+        if !(epsilon > 0.0 && epsilon <= 1.0) {
+            return Err(conflict("--epsilon", &format!("is {epsilon}, and must be in (0, 1]")).into());
+        }
+        Ok(epsilon)
+    }
+}
+
+fn noise(surface: &Surface<'_>) -> Result<Value> {
+    let found = gradient_noise(surface)?;
+    let GradientNoise { signal, variance } = found;
+    match found.critical_batch() {
+        Some(batch) => say!(
+            "critical batch      {batch:.0}, by the noise scale: a sample's gradient varies by {variance:.4}"
+        ),
+        None => say!(
+            "critical batch      above {}: noise hides the gradient (variance {variance:.4})",
+            surface.samples()
+        ),
+    }
+    Ok(json!({ "signal": signal, "variance": variance, "critical_batch": found.critical_batch() }))
+}
+
+fn rise(surface: &Surface<'_>, epsilon: f64) -> Result<Value> {
+    let within = Neighbourhood { epsilon, ..Neighbourhood::default() };
+    let Sharpness { value, loss, highest } = sharpness(surface, within)?;
+    say!(
+        "sharpness           {value:.3} %: the loss rises from {loss:.4} to {highest:.4} within epsilon = {epsilon}"
+    );
+    Ok(json!({ "value": value, "epsilon": epsilon, "highest": highest }))
+}
+
+fn largest(surface: &Surface<'_>) -> Result<Eigenvalue> {
+    let found = largest_eigenvalue(surface)?;
+    let bound = if found.settled { "" } else { "at least " };
+    say!("largest eigenvalue  {bound}{:.4}, by {} products with the Hessian", found.value, found.products);
+    Ok(found)
+}
+
+fn distribution(surface: &Surface<'_>) -> Result<Value> {
+    let probes = Probes::default();
+    let found: Spectrum = spectrum(surface, probes)?;
+    let (smallest, largest) = found.ends().unwrap_or_default();
+    let (trace, negative) = (found.trace(), found.below(0.0));
+    say!(
+        "spectrum            from {smallest:.4} to {largest:.4}, with a trace of {trace:.3}; {:.1} % of the eigenvalues are negative",
+        100.0 * negative
+    );
+    // The bulk lies around 0, so what lies beyond a share of the largest says how it thins out.
+    for share in [0.01, 0.1, 0.5] {
+        let above = found.dimension as f64 * (1.0 - found.below(share * largest));
+        say!("                    about {above:.1} of {} lie above {:.4}", found.dimension, share * largest);
+    }
+    Ok(json!({
+        "smallest": smallest, "largest": largest, "trace": trace, "negative": negative,
+        "directions": probes.directions, "steps": probes.steps, "nodes": found.nodes,
+    }))
+}

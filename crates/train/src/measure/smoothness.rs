@@ -1,0 +1,68 @@
+//! Local smoothness (Lee, Ajanthan, Torr & Jaggi 2021, after Zhang, He, Sra & Jadbabaie 2020): how fast the gradient turns
+//! along a step,
+//!
+//! ```text
+//! L(w_k) = max over gamma in {0.1, 0.2 ... 1.0} of |grad f(w_k + gamma d) - grad f(w_k)| / |gamma d|        d = w_{k+1} - w_k
+//! ```
+//!
+//! Eleven gradients of the whole sum of samples for one number. The difference of two gradients in f32 says nothing below
+//! about 1e-6 of their length, so a step that is far shorter than the weights has a smoothness that is mostly rounding: where L
+//! times the step is not well above that, it is not to be trusted.
+
+use serde::Serialize;
+
+use super::surface::{Over, Surface, add_direction, scale};
+use crate::Result;
+use crate::trainer::{StepReport, Trainer};
+use crate::weights::Weights;
+
+/// How far along the step the gradient is looked at.
+const SHARES: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+
+/// How fast the gradient turned along a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Smoothness {
+    /// L: change of the gradient for each unit of way, the largest of those looked at.
+    pub value: f64,
+    /// Where on the way it was found, as a share of the step.
+    pub share: f64,
+    /// The length of the step.
+    pub length: f64,
+    /// The loss where the step began.
+    pub loss: f64,
+    /// The length of the gradient there.
+    pub gradient: f64,
+}
+
+/// Smoothness on the way from some weights to those of the surface; none where the two are the same.
+pub fn smoothness(surface: &Surface<'_>, from: &Weights) -> Result<Option<Smoothness>> {
+    let start = surface.masked(from)?;
+    let way = surface.between(&start, &surface.here()?)?;
+    let length = surface.norm(&way)?;
+    if length == 0.0 {
+        return Ok(None);
+    }
+    let (loss, mut back) = surface.loss_and_gradient(&start)?;
+    let gradient = surface.norm(&back)?;
+    scale(&mut back, -1.0)?;
+    let mut found = Smoothness { value: 0.0, share: 0.0, length, loss, gradient };
+    for share in SHARES {
+        let (_, mut change) = surface.loss_and_gradient(&surface.moved(&start, &way, share)?)?;
+        add_direction(&mut change, 1.0, &back)?;
+        let value = surface.finite("the local smoothness", surface.norm(&change)? / (share * length))?;
+        if value > found.value {
+            found = Smoothness { value, share, ..found };
+        }
+    }
+    Ok(Some(found))
+}
+
+/// Takes a step and measures it; no smoothness where the step was skipped. Where weights are pruned before the step, it begins
+/// at what is left of them.
+pub fn step_and_measure(trainer: &mut Trainer, over: Over) -> Result<(StepReport, Option<Smoothness>)> {
+    let before = trainer.weights().version()?;
+    let report = trainer.step()?;
+    trainer.average()?;
+    let surface = trainer.surface(over)?;
+    Ok((report, smoothness(&surface, &before)?))
+}
