@@ -43,6 +43,6 @@ fn elements(exchange: &Exchange, how: Move, shape: Shape, samples: u64) -> u64 {
     match along {
         Along::Samples => samples.next_multiple_of(ranks) * shape.elements(),
         Along::Sequence => samples * parts * width,
-        Along::Last => samples * shape.rows() as u64 * parts,
+        Along::Last => samples * shape.rows() * parts,
     }
 }
