@@ -237,7 +237,9 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         }
     }
 
-    let place = place(arguments);
+    let on_cards = matches!(device, Device::Cuda(_));
+    let predicted = leads.then(|| predict(&plan, path, on_cards)).flatten();
+    let place = RunDir { predicted, ..place(arguments) };
     // A bar would be drawn between the lines of a log.
     let mut observer = if arguments.log.is_on_standard_error() { Progress::lines() } else { Progress::new() };
     observer.flag_begin(stop.begun);
@@ -245,9 +247,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         observer.profile(&device);
     }
     let precision = plan.storage.precision;
-    let on_cards = matches!(device, Device::Cuda(_));
-    let predicted = leads.then(|| predict(&plan, path, on_cards)).flatten();
-    let Outcome { mut summary, interrupted } = match &join {
+    let Outcome { summary, interrupted } = match &join {
         None => {
             run_or_give_up(Some(ranks::give_up), plan, dataset, &device, &place, &stop.asked, &mut observer)?
         }
@@ -257,7 +257,6 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         return Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS });
     }
     observer.finish();
-    summary.predicted = predicted;
     progress::summarise(&summary);
     if arguments.profile {
         let steps = observer.steps_seen().saturating_sub(profile::WARM_UP);
@@ -412,5 +411,6 @@ fn place(arguments: &TrainArguments) -> RunDir {
         allow: arguments.allow.clone(),
         from: arguments.from.clone(),
         trace: arguments.trace.clone(),
+        predicted: None,
     }
 }

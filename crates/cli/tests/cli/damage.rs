@@ -107,7 +107,10 @@ fn without_a_whole_checkpoint_a_run_is_not_resumed_unless_it_starts_over() {
     assert_eq!(names(&at.join("run/checkpoints")), ["step-000004"]);
     let output = train_in(at, TINY, &[&more[..], &["--fresh"]].concat());
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(names(&at.join("run/set-aside-1")), ["checkpoints", "metrics.jsonl", "run.toml"]);
+    assert_eq!(
+        names(&at.join("run/set-aside-1")),
+        ["checkpoints", "metrics.jsonl", "run.toml", "summary.json"]
+    );
     let output = train_in(at, TINY, &["--fresh", "--out", "other"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
 }

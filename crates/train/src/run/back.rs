@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Observer, RUN_FILE};
+use super::{Observer, RUN_FILE, SUMMARY_FILE};
 use crate::checkpoint::{self, Checkpoints};
 use crate::trainer::Trainer;
 use crate::{Error, Result, durable};
@@ -51,10 +51,11 @@ pub(super) fn no_whole_checkpoint(folder: &Path, newest: &str) -> Error {
     )
 }
 
-/// Puts checkpoints and metrics of a run that starts over, and a copy of its resolved file, into a folder beside them.
+/// Puts checkpoints, metrics and summary of a run that starts over, and a copy of its resolved file, into a folder beside them.
 pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()> {
     let there = |name: &str| folder.join(name).symlink_metadata().is_ok();
-    let parts: Vec<&str> = ["checkpoints", "metrics.jsonl"].into_iter().filter(|name| there(name)).collect();
+    let parts = ["checkpoints", "metrics.jsonl", SUMMARY_FILE];
+    let parts: Vec<&str> = parts.into_iter().filter(|name| there(name)).collect();
     if parts.is_empty() {
         return Ok(());
     }

@@ -24,13 +24,14 @@ use super::pace::Pace;
 use super::resumed::DATA_FILE;
 use super::trace::{Event, TraceFile, may_replace};
 use super::{
-    Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, announce, checkpoints_of, nothing_to_do, write,
+    Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of,
+    nothing_to_do, write,
 };
 use crate::checkpoint::{Checkpoint, Checkpoints};
 use crate::data::{Dataset, Fingerprint, Split};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::{Observation, Pruned};
-use crate::summary::{Rates, Summary, Validation};
+use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result};
@@ -64,6 +65,7 @@ pub(super) struct Run {
     last_loss: Option<f64>,
     validation: Option<Evaluation>,
     trace: Option<PathBuf>,
+    predicted: Option<Predicted>,
     begin: Instant,
     /// The layers of which it was said that little is left.
     warned: HashSet<String>,
@@ -155,6 +157,8 @@ impl Run {
                 resumed.note_length(plan.record(), done, samples, observer);
                 resumed.keep(&folder, done, &text, data.as_deref())?;
             }
+            // What it came to is known again at its end.
+            let _ = fs::remove_file(folder.join(SUMMARY_FILE));
             write(&folder, RUN_FILE, &text)?;
             if let Some(data) = &data {
                 write(&folder, DATA_FILE, data)?;
@@ -179,6 +183,7 @@ impl Run {
             last_loss: None,
             validation: None,
             trace: place.trace.clone(),
+            predicted: place.predicted.clone(),
             begin: Instant::now(),
             warned: HashSet::new(),
         })
@@ -309,12 +314,21 @@ impl Run {
     /// The end of a run, at its last step or before.
     fn end(mut self, interrupted: bool, observer: &mut dyn Observer) -> Result<Outcome> {
         self.write_trace()?;
+        // A rank that does not lead has no file, and a run of which nothing was left to do has none either.
+        let writes = self.metrics.is_open();
         self.metrics.sync(observer);
         self.metrics.close(observer);
-        match self.unsaved.take() {
-            Some(error) => Err(error),
-            None => Ok(Outcome { summary: self.summary()?, interrupted }),
+        if let Some(error) = self.unsaved.take() {
+            return Err(error);
         }
+        let summary = self.summary()?;
+        if writes {
+            let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
+            if let Err(error) = write(&self.folder, SUMMARY_FILE, &text) {
+                observer.warning(&error.to_string());
+            }
+        }
+        Ok(Outcome { summary, interrupted })
     }
 
     /// An error where a weight is not finite: what is saved was looked at when it was.
@@ -434,6 +448,7 @@ impl Run {
         summary.loss = self.last_loss;
         summary.validation = self.validation();
         summary.rate(rates);
+        summary.predicted = self.predicted.clone();
         summary.pruned(&self.trainer, self.trainer.state_bytes()?);
         for (category, peak) in Category::ALL.into_iter().zip(peaks) {
             summary.measured(category, *peak as usize);

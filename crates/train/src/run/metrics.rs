@@ -55,6 +55,11 @@ impl Metrics {
         Ok(Metrics { file: Some(file), path: path.into(), len, lost: 0, torn: false })
     }
 
+    /// Whether lines go anywhere.
+    pub fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Adds a line. A disk that is full is told once and no reason to stop.
     pub fn line(&mut self, line: &impl Serialize, observer: &mut dyn Observer) {
         let Some(file) = &mut self.file else { return };

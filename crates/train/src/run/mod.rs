@@ -1,7 +1,7 @@
 //! A whole run: the folder it leaves, the loop over steps, and the summary at its end.
 //!
 //! ```text
-//! run.toml  plan.json  metrics.jsonl  checkpoints/  .lock
+//! run.toml  plan.json  metrics.jsonl  summary.json  checkpoints/  .lock
 //! ```
 //!
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
@@ -34,7 +34,7 @@ use crate::data::Dataset;
 use crate::parallel::launched::Join;
 use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::prune::{Observation, Pruned};
-use crate::summary::{Rates, Summary};
+use crate::summary::{Predicted, Rates, Summary};
 use crate::trainer::{Evaluation, StepReport};
 use crate::{Error, Result, durable};
 pub use check::check;
@@ -46,6 +46,8 @@ pub use resumed::Resumed;
 
 /// The resolved run file in a run folder; where it is, a run is.
 const RUN_FILE: &str = "run.toml";
+/// What a run came to: there from its end on, until it is resumed.
+const SUMMARY_FILE: &str = "summary.json";
 
 /// Hears what happens; every method may be left out.
 pub trait Observer {
@@ -110,6 +112,8 @@ pub struct RunDir {
     pub from: Option<PathBuf>,
     /// Where to write what every rank did when.
     pub trace: Option<PathBuf>,
+    /// What the planner says of the run's steps, for its summary.
+    pub predicted: Option<Predicted>,
 }
 
 impl RunDir {
@@ -315,7 +319,8 @@ mod tests {
             }
             expected.push("out/run/checkpoints".into());
         }
-        expected.push("out/run/metrics.jsonl".into());
+        expected
+            .extend(["/metrics.jsonl", "/.summary.json.writing", ""].map(|path| format!("out/run{path}")));
         assert_eq!(record::below(folder.path()), expected);
     }
 }
