@@ -3,7 +3,6 @@
 pub mod cluster_file;
 mod comm;
 mod compute;
-mod draft;
 mod sparse;
 mod timing;
 

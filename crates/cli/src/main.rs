@@ -5,9 +5,11 @@
 
 mod auto;
 mod bench;
-mod chart;
+mod columns;
+mod compare;
 mod device;
 mod doctor;
+mod draft;
 mod explain;
 mod log;
 mod machine;
@@ -20,12 +22,16 @@ mod profile;
 mod progress;
 mod prune;
 mod ranks;
+mod records;
+mod report;
 mod restart;
+mod runs;
 mod say;
 mod schedule;
 mod signals;
 mod train;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -61,6 +67,12 @@ enum Command {
     Plan(plan::PlanArguments),
     /// Say what each layer costs in messages by each kind of parallelism, and which mixture is the cheapest.
     Explain(explain::ExplainArguments),
+    /// Draw runs: loss, rates, memory, what is kept, the pipeline; as one HTML page, or live.
+    Report(report::ReportArguments),
+    /// List the runs in a folder.
+    Runs(runs::RunsArguments),
+    /// Say in what runs differ: their settings, and what they came to.
+    Compare(compare::CompareArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
     /// Measure this machine.
@@ -82,12 +94,15 @@ fn main() -> ExitCode {
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Plan(arguments) => plan::plan(&arguments),
         Command::Explain(arguments) => explain::explain(&arguments),
+        Command::Report(arguments) => report::report(&arguments),
+        Command::Runs(arguments) => runs::runs(&arguments),
+        Command::Compare(arguments) => compare::compare(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
     };
     match outcome {
         Ok(code) => code,
-        Err(error) => ExitCode::from(report(&error)),
+        Err(error) => ExitCode::from(say_error(&error)),
     }
 }
 
@@ -121,7 +136,7 @@ fn one_sentence(paragraphs: &str) -> String {
 }
 
 /// Says what went wrong; returns the exit code of it.
-fn report(error: &anyhow::Error) -> u8 {
+fn say_error(error: &anyhow::Error) -> u8 {
     say!("error: {}", sentence(error));
     exit_code(error)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use espalier_train::Error;
 
-use crate::{exit_code, report};
+use crate::{exit_code, say_error};
 
 /// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job with the first
 /// process that ends badly, and this one with it.
@@ -39,6 +39,6 @@ pub fn quietly(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<E
 /// Ends the process although a rank hangs, with what the others have to say. Nothing is run on the way out: what hangs may
 /// hold a lock that a handler of the C library or of a card's driver would wait for.
 pub fn give_up(error: Error) -> ! {
-    let code = report(&error.into());
+    let code = say_error(&error.into());
     signal_hook::low_level::exit(code.into())
 }

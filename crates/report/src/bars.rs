@@ -1,7 +1,7 @@
 //! Bars from the left, a row each: lengths that are compared, with their names and numbers beside them.
 
 use crate::canvas::{Anchor, Canvas, width_of};
-use crate::style::{fill, stroke};
+use crate::style::{BOLD, fill, stroke};
 
 /// Rows of bars.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +68,7 @@ impl Bars {
     }
 
     pub(crate) fn draw(&self, canvas: &mut Canvas, width: f64) {
-        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / 1.1);
+        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / BOLD);
         if self.series.len() > 1 {
             self.legend(canvas);
         }

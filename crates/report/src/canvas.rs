@@ -132,15 +132,17 @@ pub fn escape(text: &str) -> Cow<'_, str> {
     escaped.into()
 }
 
-/// About how wide a text of 12 pixels is in a common sans-serif font: what room to leave for it.
+/// About how wide a text of 12 pixels is, in the widest of the common sans-serif fonts (DejaVu): what room to leave for it.
 pub fn width_of(words: &str) -> f64 {
     let of = |c: char| match c {
-        'i' | 'j' | 'l' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' => 3.2,
-        'f' | 't' | 'r' | ' ' | '(' | ')' | '/' | '-' | '[' | ']' => 4.2,
-        'm' | 'w' | 'M' | 'W' | '%' | '@' => 10.2,
-        'A'..='Z' => 8.2,
-        c if c.is_ascii() => 6.8,
-        _ => 9.0,
+        'i' | 'j' | 'l' | '\'' | '|' => 3.4,
+        ' ' | '.' | ',' | ':' | ';' | '!' | '/' => 4.0,
+        'f' | 't' | 'r' | '(' | ')' | '-' | '[' | ']' => 4.8,
+        'm' | 'M' | 'W' | '%' | '@' | '…' => 12.0,
+        'w' | 'G' | 'O' | 'Q' | 'N' | 'D' | 'H' | 'U' => 9.6,
+        'A'..='Z' => 8.4,
+        c if c.is_ascii() => 7.6,
+        _ => 10.0,
     };
     words.chars().map(of).sum()
 }

@@ -1,7 +1,7 @@
 //! Shades in rows and columns: many shares at a glance, such as what is kept of each parameter of each block.
 
 use crate::canvas::{Anchor, Canvas, width_of};
-use crate::style::fill;
+use crate::style::{BOLD, fill};
 
 /// A table of shades.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +49,7 @@ impl Heat {
     }
 
     pub(crate) fn draw(&self, canvas: &mut Canvas, width: f64) {
-        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / 1.1);
+        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / BOLD);
         let names = self.rows.iter().map(|row| width_of(&row.0)).fold(0.0, f64::max).min(0.34 * width);
         let columns = self.rows.iter().map(|row| row.1.len()).chain([self.columns.len()]).max().unwrap_or(0);
         let left = names + 10.0;
@@ -69,7 +69,7 @@ impl Heat {
                 let column = self.columns.get(j).map_or("", String::as_str);
                 canvas.rect(&fill(0), corner, size, shade, &format!("{name} {column}: {text}"));
                 if width_of(text) + 2.0 <= cell {
-                    let class = if shade > 0.55 { "inverse small" } else { "ink small" };
+                    let class = if shade > 0.7 { "inverse small" } else { "ink small" };
                     canvas.text(class, (corner.0 + size.0 / 2.0, top + 16.0), Anchor::Middle, text);
                 }
             }

@@ -21,6 +21,9 @@ const DARK: [&str; 4] = ["#14171a", "#e8eaed", "#9aa2ab", "#2b3036"];
 /// How many colours there are; a style beyond them has a colour again, and dashes.
 pub const COUNT: usize = COLOURS.len();
 
+/// How many times as wide as other text a title is: larger, and bold.
+pub const BOLD: f64 = 1.25;
+
 /// The class that gives a stroke a style's colour.
 pub fn stroke(style: usize) -> String {
     format!("s{}", style % COUNT)

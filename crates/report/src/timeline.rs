@@ -3,7 +3,7 @@
 use crate::Axis;
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::number;
-use crate::style::fill;
+use crate::style::{BOLD, fill};
 
 /// Rows of spans over one axis of time.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,7 +58,7 @@ impl Timeline {
     }
 
     pub(crate) fn draw(&self, canvas: &mut Canvas, width: f64) {
-        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / 1.1);
+        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / BOLD);
         self.legend(canvas);
         let spans = || self.rows.iter().flat_map(|row| &row.spans).filter(|span| is_drawn(span));
         let from = spans().map(|span| span.start).fold(f64::INFINITY, f64::min);
@@ -113,7 +113,8 @@ impl Timeline {
 
     fn legend(&self, canvas: &mut Canvas) {
         let mut left = 0.0;
-        for (kind, name) in self.kinds.iter().enumerate() {
+        let occurs = |kind: usize| self.rows.iter().flat_map(|row| &row.spans).any(|span| span.kind == kind);
+        for (kind, name) in self.kinds.iter().enumerate().filter(|(kind, _)| occurs(*kind)) {
             canvas.rect(&fill(kind), (left, 24.0), (14.0, 10.0), 1.0, "");
             canvas.text("quiet small", (left + 19.0, 33.0), Anchor::Start, name);
             left += 19.0 + width_of(name) + 16.0;

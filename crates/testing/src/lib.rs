@@ -33,13 +33,15 @@ pub enum Need {
     Mpi,
     /// `python3` on the path.
     Python,
+    /// Chromium or Chrome on the path, as a real browser to open a page in.
+    Browser,
     /// The Debian package dataset-fashion-mnist.
     FashionMnist,
 }
 
 impl Need {
     /// All of them.
-    pub const ALL: [Need; 9] = [
+    pub const ALL: [Need; 10] = [
         Need::Cuda,
         Need::TwoCuda,
         Need::Cudnn,
@@ -48,6 +50,7 @@ impl Need {
         Need::Nvrtc,
         Need::Mpi,
         Need::Python,
+        Need::Browser,
         Need::FashionMnist,
     ];
 
@@ -62,6 +65,7 @@ impl Need {
             Need::Nvrtc => "nvrtc",
             Need::Mpi => "mpi",
             Need::Python => "python",
+            Need::Browser => "browser",
             Need::FashionMnist => "fashion-mnist",
         }
     }

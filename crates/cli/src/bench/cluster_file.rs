@@ -9,7 +9,7 @@ use espalier_plan::cluster::Cluster;
 use espalier_plan::cluster::merge::{self, Part};
 use espalier_train::Error;
 
-use super::draft::Draft;
+use crate::draft::Draft;
 use crate::say::say;
 
 /// A cluster file, there or not yet.

@@ -19,8 +19,8 @@ use espalier_plan::device::DeviceKind;
 use espalier_tensor::DType;
 
 use super::device_kind;
-use super::draft::Draft;
 use crate::device;
+use crate::draft::Draft;
 use crate::say::{self, say};
 use contest::Contest;
 use report::{Report, Sweep};
@@ -40,7 +40,7 @@ const POINT: Duration = Duration::from_millis(700);
 #[derive(Args)]
 #[command(after_help = "Examples:
   espalier bench sparse
-  espalier bench sparse --device cpu --precision f32 --out dense-or-sparse.svg
+  espalier bench sparse --device cpu --precision f32 --svg dense-or-sparse.svg
   espalier bench sparse --sizes 1024,8192 --sparsity 0.95 --json")]
 pub struct SparseArguments {
     /// Where to multiply: a card where one is found (auto), or what is named.
@@ -60,8 +60,8 @@ pub struct SparseArguments {
           value_parser = clap::value_parser!(u64).range(1..=MOST_SIDE))]
     sizes: Vec<u64>,
     /// The figure.
-    #[arg(long, value_name = "FILE.svg", default_value = "out/bench-sparse.svg")]
-    out: PathBuf,
+    #[arg(long, visible_alias = "out", value_name = "FILE.svg", default_value = "out/bench-sparse.svg")]
+    svg: PathBuf,
     /// Print what was measured as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -84,7 +84,7 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     let mut sizes: Vec<usize> = arguments.sizes.iter().map(|&size| size as usize).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let draft = Draft::open(&arguments.out, "--out")?;
+    let draft = Draft::open(&arguments.svg, "--svg")?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
     let contest = Contest { device, dtype: arguments.precision, batch: arguments.batch as usize };
     let mut report = Report::new(&contest, arguments.sparsity);
@@ -110,9 +110,9 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
         say!("{sentence}");
     }
     draft.finish(&report.figure().svg())?;
-    say!("figure: {}", arguments.out.display());
+    say!("figure: {}", arguments.svg.display());
     if arguments.json {
-        say::json(&report.json(&arguments.out));
+        say::json(&report.json(&arguments.svg));
     }
     Ok(ExitCode::SUCCESS)
 }

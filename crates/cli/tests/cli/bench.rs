@@ -25,7 +25,7 @@ fn both_products_are_measured_drawn_and_told() {
     let folder = tempfile::tempdir().unwrap();
     for (precision, sizes, ascending) in [("f32", "64", &[64][..]), ("bf16", "64,32,64", &[32, 64])] {
         let small = ["--sizes", sizes, "--batch", "48", "--sparsity", "0.8"];
-        let options = ["--precision", precision, "--out", "new/figure.svg", "--json"];
+        let options = ["--precision", precision, "--svg", "new/figure.svg", "--json"];
         let output = bench(folder.path(), &[&CPU[..], &small, &options].concat());
         assert!(output.status.success(), "{}", said(&output));
         let found = json(&output.stdout);
@@ -56,7 +56,11 @@ fn both_products_are_measured_drawn_and_told() {
         );
         let figure = fs::read_to_string(folder.path().join("new/figure.svg")).unwrap();
         assert!(figure.starts_with("<svg") && figure.ends_with("</svg>\n"));
-        assert_eq!(figure.matches("<polyline").count(), 2 + ascending.len(), "two products, and the sweeps");
+        assert_eq!(
+            figure.matches("<g data-name=").count(),
+            2 + ascending.len(),
+            "two products, and the sweeps"
+        );
         let files: Vec<_> = fs::read_dir(folder.path().join("new")).unwrap().collect();
         assert_eq!(files.len(), 1, "nothing else is left: {files:?}");
     }
@@ -82,7 +86,7 @@ fn input_that_cannot_be() {
     refused(&["--batch", "0"], &["--batch", "0"]);
     refused(&["--sizes", "64,many"], &["--sizes", "many"]);
     refused(&["--sizes", "0"], &["--sizes", "0"]);
-    refused(&["--out", "."], &["--out", "folder"]);
+    refused(&["--svg", "."], &["--svg", "folder"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bench;
+mod browser;
 mod claimed;
 mod compare;
 mod damage;
@@ -21,6 +22,7 @@ mod plan;
 mod planned;
 mod prune;
 mod ranks;
+mod report;
 mod resumed;
 mod schedule;
 mod signals;

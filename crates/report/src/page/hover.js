@@ -27,11 +27,13 @@
     let nearest, lines = [];
     for (const group of plot.querySelectorAll('g[data-name]')) {
       const all = places(group);
-      if (!all.length || !group.dataset.name) continue;
+      // Of a curve without a name only its course, not what stands behind it.
+      if (!all.length || !group.dataset.name && group.querySelector('.faint, .dashed')) continue;
       const own = all.reduce((a, b) => Math.abs(b[0] - at.x) < Math.abs(a[0] - at.x) ? b : a);
       if (Math.abs(own[0] - at.x) > 40) continue;
       if (!nearest || Math.abs(own[0] - at.x) < Math.abs(nearest - at.x)) nearest = own[0];
-      lines.push([own[1], `${group.dataset.name}: ${short(y(own[1]))}`]);
+      const name = group.dataset.name ? `${group.dataset.name}: ` : '';
+      lines.push([own[1], name + short(y(own[1]))]);
     }
     if (!lines.length) return leave();
     lines.sort((a, b) => a[0] - b[0]);

@@ -44,7 +44,7 @@ impl Plot {
             x.attribute(),
             y.attribute()
         ));
-        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / 1.1);
+        canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / style::BOLD);
         canvas.text_within("quiet small", (0.0, 32.0), Anchor::Start, &self.y.label, width);
         for (value, mark) in &marks {
             let Some(at) = y.within(*value) else { continue };

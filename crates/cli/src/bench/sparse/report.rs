@@ -3,11 +3,11 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use espalier_report::{Axis, Curve, Figure, Guide, Plot};
 use espalier_tensor::DType;
 use serde_json::{Value, json};
 
 use super::contest::{Contest, Row};
-use crate::chart::{Curve, Figure, Panel};
 use crate::device;
 
 /// All that was measured.
@@ -161,50 +161,44 @@ impl Report {
 
     /// The table as curves; beside it, where there is one, the sweep.
     pub fn figure(&self) -> Figure {
-        let curve = |style: usize, name: &str, ms: &dyn Fn(&Row) -> Option<f64>| Curve {
-            name: name.into(),
-            style,
-            points: self.rows.iter().filter_map(|row| Some((row.size as f64, ms(row)?))).collect(),
+        let curve = |style: usize, name: &str, ms: &dyn Fn(&Row) -> Option<f64>| {
+            let points = self.rows.iter().filter_map(|row| Some((row.size as f64, ms(row)?))).collect();
+            Curve::new(name, style, points).marked()
         };
-        let mut curves = vec![
+        let sparse = if self.gpu { "sparse (cuSPARSE)" } else { "sparse (CSR)" };
+        let curves = [
             curve(0, "dense", &|row| Some(row.dense)),
-            curve(1, if self.gpu { "sparse (cuSPARSE)" } else { "sparse (CSR)" }, &|row| {
-                row.sparse.clone().ok()
-            }),
+            curve(1, sparse, &|row| row.sparse.clone().ok()),
             curve(2, "2:4, half zeros", &|row| row.two_four.clone()?.ok()),
         ];
-        curves.retain(|curve| !curve.points.is_empty());
-        let mut panels = vec![Panel {
-            title: format!("Time at {} zeros", percent(self.sparsity)),
-            x_label: "side of the weight matrix".into(),
-            x_ticks: self.rows.iter().map(|row| (row.size as f64, row.size.to_string())).collect(),
-            y_label: "milliseconds".into(),
-            curves,
-            level: None,
-        }];
+        let sizes = self.rows.iter().map(|row| (row.size as f64, row.size.to_string())).collect();
+        let mut times = Plot::new(
+            format!("Time at {} zeros", percent(self.sparsity)),
+            Axis::log("side of the weight matrix").marked(sizes),
+            Axis::log("milliseconds"),
+        );
+        times.curves.extend(curves.into_iter().filter(|curve| !curve.points.is_empty()));
+        let mut figure =
+            Figure::new("A linear layer: dense product against sparse").under(self.conditions()).with(times);
         let swept: Vec<&Sweep> = self.sweeps.iter().filter(|sweep| !sweep.points.is_empty()).collect();
         if !swept.is_empty() {
             // Zeros are marked by what is kept, one in so many, for a logarithmic axis.
             let one_in = |sparsity: f64| 1.0 / (1.0 - sparsity);
-            let curve = |(i, sweep): (usize, &&Sweep)| Curve {
-                name: square(sweep.size),
-                style: 3 + i,
-                points: sweep.points.iter().map(|(sparsity, ratio)| (one_in(*sparsity), *ratio)).collect(),
-            };
-            panels.push(Panel {
-                title: "Sparse over dense, by zeros".into(),
-                x_label: "zeros among the weights".into(),
-                x_ticks: [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999].map(|s| (one_in(s), percent(s))).into(),
-                y_label: "times as long as the dense product".into(),
-                curves: swept.iter().enumerate().map(curve).collect(),
-                level: Some((1.0, "as fast as dense".into())),
-            });
+            let zeros = [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999].map(|s| (one_in(s), percent(s))).into();
+            let mut ratios = Plot::new(
+                "Sparse over dense, by zeros",
+                Axis::log("zeros among the weights").marked(zeros),
+                Axis::log("times as long as the dense product"),
+            )
+            .with(Guide::level("as fast as dense", 1.0));
+            for (i, sweep) in swept.into_iter().enumerate() {
+                let points =
+                    sweep.points.iter().map(|(sparsity, ratio)| (one_in(*sparsity), *ratio)).collect();
+                ratios = ratios.with(Curve::new(square(sweep.size), 3 + i, points).marked());
+            }
+            figure = figure.with(ratios);
         }
-        Figure {
-            title: "A linear layer: dense product against sparse".into(),
-            subtitle: self.conditions(),
-            panels,
-        }
+        figure
     }
 
     /// For programs.
@@ -262,6 +256,8 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use espalier_report::Panel;
+
     use super::*;
 
     #[test]
@@ -321,7 +317,10 @@ mod tests {
     #[test]
     fn a_column_that_is_empty_is_no_curve() {
         let names = |report: Report| -> Vec<String> {
-            report.figure().panels[0].curves.iter().map(|curve| curve.name.clone()).collect()
+            let Panel::Plot(times) = &report.figure().panels[0] else {
+                panic!("the first panel is of times")
+            };
+            times.curves.iter().map(|curve| curve.name.clone()).collect()
         };
         assert_eq!(names(report(Ok(3.0))), ["dense", "sparse (CSR)"]);
         assert_eq!(names(report(Err("no library".into()))), ["dense"]);

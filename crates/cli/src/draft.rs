@@ -1,4 +1,4 @@
-//! What a benchmark writes at its end: a place that can be written to is found before a minute is spent, and nothing half-written
+//! What a command writes at its end: a place that can be written to is found before a minute is spent, and nothing half-written
 //! is left under the name.
 
 use std::fs;
@@ -28,6 +28,11 @@ impl Draft {
         let draft = Draft { file: file.into(), part: part.into() };
         fs::write(&draft.part, "").map_err(|why| refused(why.to_string()))?;
         Ok(draft)
+    }
+
+    /// The file that it will be.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Gives the file its text.

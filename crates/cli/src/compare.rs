@@ -1,0 +1,62 @@
+//! `espalier compare`: runs side by side, in words: the settings that differ, and what came of them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::json;
+
+use crate::columns::columns;
+use crate::records::{self, RunRecord, facts, settings};
+use crate::say::{self, say};
+
+#[derive(Args)]
+#[command(after_help = "`espalier report A B` draws the same runs over each other.
+
+Examples:
+  espalier compare out/dense out/pruned
+  espalier compare out/hello out/hello-2 out/hello-3 --json")]
+pub struct CompareArguments {
+    /// Run folders.
+    #[arg(value_name = "RUN", required = true, num_args = 2..)]
+    runs: Vec<PathBuf>,
+    /// Print it as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
+    let mut runs = arguments.runs.iter().map(|run| RunRecord::open(run)).collect::<Result<Vec<_>>>()?;
+    records::tell_apart(&mut runs);
+    let row = |first: &str, values: Vec<String>| [vec![first.to_owned()], values].concat();
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let mut rows = vec![row("", runs.iter().map(|run| run.name.clone()).collect())];
+    let differ = settings::differing(&runs);
+    for (field, values) in &differ {
+        rows.push(row(field, values.iter().cloned().map(or_dash).collect()));
+    }
+    let settings = rows.len();
+    rows.push(row("state", runs.iter().map(|run| run.state().to_owned()).collect()));
+    let (names, values) = facts::together(&runs);
+    for (i, name) in names.iter().enumerate() {
+        rows.push(row(name, values.iter().map(|run| or_dash(run[i].clone())).collect()));
+    }
+    let text = columns(&rows);
+    let lines: Vec<&str> = text.lines().collect();
+    // What was asked for above, what came of it below.
+    say!("{}", lines[..settings].join("\n"));
+    if differ.is_empty() {
+        say!("settings are the same");
+    }
+    say!("\n{}", lines[settings..].join("\n"));
+    for run in &runs {
+        run.notes().iter().for_each(|note| say!("note: {note}"));
+    }
+    if arguments.json {
+        let of_runs: Vec<_> = runs.iter().map(RunRecord::json).collect();
+        say::json(&json!({ "runs": of_runs, "differ": differ }));
+    }
+    Ok(ExitCode::SUCCESS)
+}

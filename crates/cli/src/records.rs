@@ -1,0 +1,8 @@
+//! What runs have written, read back: one run folder or several, whole or torn, ended or still going on.
+
+pub mod facts;
+mod folder;
+pub mod settings;
+mod tail;
+
+pub use folder::{RunRecord, tell_apart};

@@ -1,0 +1,274 @@
+//! A run folder, read: what the run was asked to do, what it has done so far, and what it came to. Read again while it goes on, only
+//! what is new is read.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use espalier_report::number;
+use espalier_train::prune::Pruned;
+use espalier_train::run::Claim;
+use espalier_train::run::line::{EvaluationLine, Line, PrunedLine, StepLine};
+use espalier_train::run::trace::TraceFile;
+use espalier_train::{Error, Summary, Validation};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::settings;
+use super::tail::Tail;
+
+/// A run as far as its folder tells.
+pub struct RunRecord {
+    /// What pictures call it.
+    pub name: String,
+    pub folder: PathBuf,
+    /// Whether a process is at work in it.
+    pub is_running: bool,
+    /// The resolved run file: every field with its value, as in `train.batch`.
+    pub settings: BTreeMap<String, String>,
+    /// Of plan.json, as soon as it is there.
+    pub plan: Option<Planned>,
+    pub steps: Vec<StepLine>,
+    pub evaluations: Vec<(u64, Validation)>,
+    /// What was pruned before which step.
+    pub prunings: Vec<(u64, Pruned)>,
+    /// There when the run has ended.
+    pub summary: Option<Summary>,
+    pub trace: Option<TraceFile>,
+    metrics: Tail,
+    /// Lines of metrics.jsonl that say nothing that is known here.
+    unread: usize,
+}
+
+/// What of plan.json is shown.
+#[derive(Deserialize)]
+pub struct Planned {
+    run: Value,
+    model: Model,
+    pub parameters: u64,
+    /// Predicted bytes by category.
+    pub memory: BTreeMap<String, Option<u64>>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    name: String,
+}
+
+impl RunRecord {
+    /// Reads a folder that holds a run; it may have only begun.
+    pub fn open(folder: &Path) -> Result<RunRecord> {
+        let refused = |why: &str| Error::File { path: folder.into(), why: why.into() };
+        if !folder.is_dir() {
+            return Err(refused(if folder.exists() {
+                "this is no folder"
+            } else {
+                "there is no such folder"
+            })
+            .into());
+        }
+        if !folder.join("run.toml").exists() {
+            return Err(refused("there is no run here (no run.toml)").into());
+        }
+        let own_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = own_name(folder).or_else(|| own_name(&folder.canonicalize().ok()?));
+        let mut run = RunRecord {
+            name: name.unwrap_or_else(|| folder.display().to_string()),
+            folder: folder.into(),
+            is_running: false,
+            settings: BTreeMap::new(),
+            plan: None,
+            steps: Vec::new(),
+            evaluations: Vec::new(),
+            prunings: Vec::new(),
+            summary: None,
+            trace: None,
+            metrics: Tail::of(folder.join("metrics.jsonl")),
+            unread: 0,
+        };
+        run.update();
+        Ok(run)
+    }
+
+    /// Reads a timeline that stands elsewhere.
+    pub fn read_trace(&mut self, path: &Path) -> Result<()> {
+        let refused = |why: String| Error::File { path: path.into(), why };
+        let text = fs::read(path).map_err(|why| refused(format!("the timeline cannot be read: {why}")))?;
+        let trace = serde_json::from_slice(&text)
+            .map_err(|why| refused(format!("this is no timeline of a run: {why}")))?;
+        self.trace = Some(trace);
+        Ok(())
+    }
+
+    /// Reads what is new.
+    pub fn update(&mut self) {
+        // In this order: a run that ends meanwhile is seen to run once too often, and not to have ended without its end.
+        self.is_running = Claim::check(&self.folder).is_err();
+        let news = self.metrics.look();
+        if news.restarted {
+            (self.steps, self.evaluations, self.prunings) = Default::default();
+            self.unread = 0;
+        }
+        for line in news.lines {
+            self.add(&line);
+        }
+        if self.plan.is_none() || news.restarted {
+            self.plan = read_json(&self.folder.join("plan.json"));
+            self.settings = self.plan.as_ref().map(|plan| settings::flat(&plan.run)).unwrap_or_default();
+        }
+        if self.trace.is_none() {
+            self.trace = read_json(&self.folder.join("trace.json"));
+        }
+        self.summary = read_json(&self.folder.join("summary.json"));
+    }
+
+    fn add(&mut self, line: &[u8]) {
+        match serde_json::from_slice(line) {
+            Ok(Line::Step(step)) => self.steps.push(step),
+            Ok(Line::Evaluation(EvaluationLine { step, validation, .. })) => {
+                self.evaluations.push((step, validation));
+            }
+            Ok(Line::Pruned(PrunedLine { step, pruned })) => self.prunings.push((step, pruned)),
+            Ok(Line::Looked(_)) => {}
+            Err(_) => self.unread += 1,
+        }
+    }
+
+    /// Steps done.
+    pub fn done(&self) -> u64 {
+        let lines = self.steps.last().map_or(0, |step| step.step);
+        self.summary.as_ref().map_or(lines, |summary| summary.steps.max(lines))
+    }
+
+    /// Steps that the run file asks for, where it says it in steps.
+    pub fn wanted(&self) -> Option<u64> {
+        self.settings.get("train.steps")?.parse().ok().filter(|steps| *steps > 0)
+    }
+
+    /// The last loss that is a number.
+    pub fn loss(&self) -> Option<f64> {
+        self.steps.iter().rev().find_map(|step| step.loss)
+    }
+
+    /// The last evaluation.
+    pub fn validation(&self) -> Option<&Validation> {
+        self.evaluations.last().map(|(_, validation)| validation)
+    }
+
+    /// Tokens or images a second at the last step, with what they are.
+    pub fn rate(&self) -> Option<(f64, &'static str)> {
+        let of = |step: &StepLine| match (step.tokens_per_s, step.images_per_s) {
+            (Some(tokens), _) => Some((tokens, "tokens/s")),
+            (_, Some(images)) => Some((images, "images/s")),
+            _ => None,
+        };
+        self.steps.iter().rev().find_map(of)
+    }
+
+    /// The share of prunable weights that is gone.
+    pub fn sparsity(&self) -> f64 {
+        self.steps.last().map_or(0.0, |step| step.sparsity)
+    }
+
+    /// The model, as soon as it is known.
+    pub fn model(&self) -> Option<&str> {
+        self.plan.as_ref().map(|plan| plan.model.name.as_str())
+    }
+
+    /// `running`, `finished`, or that it stopped before its end.
+    pub fn state(&self) -> &'static str {
+        match (self.is_running, self.wanted(), &self.summary) {
+            (true, _, _) => "running",
+            (_, Some(wanted), _) if self.done() >= wanted => "finished",
+            (_, None, Some(_)) => "finished",
+            _ => "stopped",
+        }
+    }
+
+    /// How far it has come.
+    pub fn progress(&self) -> String {
+        match self.wanted() {
+            Some(wanted) if wanted != self.done() => format!("{} of {wanted}", self.done()),
+            _ => self.done().to_string(),
+        }
+    }
+
+    /// For a person, in one line.
+    pub fn sentence(&self) -> String {
+        let mut words = format!("{}, {} steps", self.state(), self.progress());
+        if let Some(loss) = self.loss() {
+            words += &format!(", loss {}", number::short(loss));
+        }
+        if let Some(loss) = self.validation().and_then(|validation| validation.loss) {
+            words += &format!(", validation loss {}", number::short(loss));
+        }
+        if let Some((rate, of)) = self.rate() {
+            words += &format!(", {} {of}", number::short(rate));
+        }
+        words
+    }
+
+    /// What a person should know of what is shown.
+    pub fn notes(&self) -> Vec<String> {
+        let (mut notes, name) = (Vec::new(), &self.name);
+        if self.plan.is_none() {
+            notes.push(format!(
+                "{name}: plan.json is not there or not whole: no settings, no predicted memory"
+            ));
+        }
+        if self.steps.is_empty() {
+            notes.push(format!("{name}: no step is in metrics.jsonl yet"));
+        }
+        let skipped: Vec<u64> = self.steps.iter().filter(|step| step.skipped).map(|step| step.step).collect();
+        if let [first, ..] = skipped[..] {
+            let (count, were) = (skipped.len(), if skipped.len() == 1 { "step was" } else { "steps were" });
+            notes.push(format!(
+                "{name}: {count} {were} skipped, since a loss or gradient was not finite; the first is step {first}"
+            ));
+        }
+        if self.unread > 0 {
+            let (count, are) = (self.unread, if self.unread == 1 { "line is" } else { "lines are" });
+            notes.push(format!("{name}: {count} {are} left out of metrics.jsonl: nothing that a run writes"));
+        }
+        notes
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let rate = |of: &str| self.rate().filter(|rate| rate.1 == of).map(|rate| rate.0);
+        json!({
+            "run": self.folder,
+            "name": self.name,
+            "state": self.state(),
+            "model": self.model(),
+            "steps": self.done(),
+            "of": self.wanted(),
+            "loss": self.loss(),
+            "validation": self.validation().cloned().unwrap_or_default(),
+            "tokens_per_s": rate("tokens/s"),
+            "images_per_s": rate("images/s"),
+            "sparsity": self.sparsity(),
+            "notes": self.notes(),
+        })
+    }
+}
+
+/// Gives runs that would be called the same the names of their folders in full.
+pub fn tell_apart(runs: &mut [RunRecord]) {
+    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    for run in runs {
+        if names.iter().filter(|name| **name == run.name).count() > 1 {
+            run.name = run.folder.display().to_string();
+        }
+    }
+}
+
+/// What is in a file, if it is there, is one, and holds that. One that is still being written is read the next time.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    if !fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}

@@ -1,0 +1,88 @@
+//! A file that grows by lines: what it has got since the last look. A line that is not whole yet is left for the next.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Where the last look ended.
+pub struct Tail {
+    path: PathBuf,
+    /// Of the file that was looked at: another under its name is read from its beginning.
+    file: Option<(u64, u64)>,
+    offset: u64,
+}
+
+/// What is new.
+#[derive(Debug, Default, PartialEq)]
+pub struct News {
+    /// Whether what was read before is not there any more.
+    pub restarted: bool,
+    /// Whole lines, without their ends.
+    pub lines: Vec<Vec<u8>>,
+}
+
+impl Tail {
+    pub fn of(path: PathBuf) -> Tail {
+        Tail { path, file: None, offset: 0 }
+    }
+
+    /// A file that is not there, or no file, has no lines.
+    pub fn look(&mut self) -> News {
+        self.read().unwrap_or_default()
+    }
+
+    fn read(&mut self) -> std::io::Result<News> {
+        let mut news = News::default();
+        // To open a pipe would be to wait for whoever writes into it.
+        if !fs::metadata(&self.path)?.is_file() {
+            return Ok(news);
+        }
+        let mut file = File::open(&self.path)?;
+        let found = file.metadata()?;
+        let identity = Some((found.dev(), found.ino()));
+        if self.file != identity || found.len() < self.offset {
+            news.restarted = self.file.is_some();
+            (self.file, self.offset) = (identity, 0);
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut bytes = Vec::new();
+        file.take(found.len() - self.offset).read_to_end(&mut bytes)?;
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        self.offset += whole as u64;
+        let lines = bytes[..whole].split_inclusive(|byte| *byte == b'\n');
+        news.lines = lines.map(|line| line[..line.len() - 1].to_vec()).collect();
+        Ok(news)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_once_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut tail = Tail::of(path.clone());
+        let lines = |news: News| -> Vec<String> {
+            news.lines.into_iter().map(|line| String::from_utf8(line).unwrap()).collect()
+        };
+        assert_eq!(tail.look(), News::default(), "it need not be there yet");
+        fs::write(&path, "1\n2\n3").unwrap();
+        assert_eq!(lines(tail.look()), ["1", "2"]);
+        fs::write(&path, "1\n2\n34\n5\n").unwrap();
+        assert_eq!(lines(tail.look()), ["34", "5"]);
+        assert_eq!(lines(tail.look()), [""; 0]);
+        // Resumed from before: shorter, or another file.
+        fs::write(&path, "1\n").unwrap();
+        let news = tail.look();
+        assert!(news.restarted);
+        assert_eq!(lines(news), ["1"]);
+        fs::write(folder.path().join("new"), "1\n2\n3\n").unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+        let news = tail.look();
+        assert!(news.restarted);
+        assert_eq!(lines(news), ["1", "2", "3"]);
+    }
+}

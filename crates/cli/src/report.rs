@@ -1,0 +1,188 @@
+//! `espalier report`: what runs came to, or have come to so far, as pictures. It reads run folders and changes nothing in them but the
+//! page that it writes.
+
+mod curves;
+mod page;
+mod pipeline;
+mod series;
+mod state;
+mod tensorboard;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_report::serve;
+use espalier_train::Error;
+use serde_json::json;
+
+use crate::draft::Draft;
+use crate::records::{self, RunRecord, settings};
+use crate::say::{self, say};
+use crate::watch::watch;
+
+#[derive(Args)]
+#[command(
+    after_help = "One run: its curves, memory, layers and pipeline. Several: their curves over each other, and what differs in their settings.
+Without -o the page of one run is RUN/report.html, that of several report.html in the current folder.
+
+Examples:
+  espalier report out/hello
+  espalier report out/hello out/hello-2 -o compared.html
+  espalier report out/hello --svg hello.svg --json
+  espalier report out/hello --csv hello.csv --tensorboard events
+  espalier report out/hello --serve
+  espalier report out/hello --serve 0.0.0.0:8700"
+)]
+pub struct ReportArguments {
+    /// Run folders.
+    #[arg(value_name = "RUN", required = true)]
+    runs: Vec<PathBuf>,
+    /// The page.
+    #[arg(short, long, value_name = "FILE.html")]
+    out: Option<PathBuf>,
+    /// The curves alone, as a picture. With it, --csv or --tensorboard there is no page unless -o names one.
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
+    /// The numbers over steps as a table for spreadsheets.
+    #[arg(long, value_name = "FILE.csv")]
+    csv: Option<PathBuf>,
+    /// The numbers over steps for TensorBoard: a folder for each run, with an event file.
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
+    /// The timeline of the run, where it is not trace.json in its folder.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Show it in a browser, and what is new while it goes on; at 127.0.0.1:8700 unless another address is given.
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
+          conflicts_with_all = ["out", "svg", "csv", "tensorboard", "json"])]
+    serve: Option<String>,
+    /// Print what the runs came to as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
+    let mut runs = arguments.runs.iter().map(|run| RunRecord::open(run)).collect::<Result<Vec<_>>>()?;
+    if let Some(trace) = &arguments.trace {
+        let [run] = &mut runs[..] else {
+            let problem = "is the timeline of one run, and there are several";
+            return Err(crate::train::conflict("--trace", problem).into());
+        };
+        run.read_trace(trace)?;
+    }
+    records::tell_apart(&mut runs);
+    if let Some(address) = &arguments.serve {
+        let names = runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ");
+        return watch(address, &names, move || {
+            runs.iter_mut().for_each(RunRecord::update);
+            page::of(&runs)
+        });
+    }
+    let asked_for_else =
+        arguments.svg.is_some() || arguments.csv.is_some() || arguments.tensorboard.is_some();
+    let page = match (&arguments.out, &runs[..]) {
+        (Some(out), _) => Some(out.clone()),
+        (None, _) if asked_for_else => None,
+        (None, [run]) => Some(run.folder.join("report.html")),
+        (None, _) => Some("report.html".into()),
+    };
+    let wanted = [(Form::Page, &page), (Form::Picture, &arguments.svg), (Form::Table, &arguments.csv)];
+    let wanted = wanted.into_iter().filter_map(|(form, file)| Some((form, file.as_ref()?)));
+    // All can be written before any is.
+    let open = |(form, file): (Form, &PathBuf)| -> Result<(Form, Draft)> {
+        form.may_replace(file)?;
+        Ok((form, Draft::open(file, form.flag())?))
+    };
+    let drafts = wanted.map(open).collect::<Result<Vec<_>>>()?;
+    for run in &runs {
+        say!("{}: {}", run.name, run.sentence());
+        run.notes().iter().for_each(|note| say!("note: {note}"));
+    }
+    for (form, draft) in &drafts {
+        draft.finish(&form.text(&runs))?;
+        say!("{}: {}", form.name(), draft.file().display());
+    }
+    if let Some(folder) = &arguments.tensorboard {
+        for run in &runs {
+            tensorboard::write(run, folder)?;
+        }
+        say!("event files: {}", folder.display());
+    }
+    if arguments.json {
+        say::json(&json!({
+            "runs": runs.iter().map(RunRecord::json).collect::<Vec<_>>(),
+            "differ": settings::differing(&runs),
+            "page": page,
+            "svg": arguments.svg,
+            "csv": arguments.csv,
+            "tensorboard": arguments.tensorboard,
+        }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What runs can be written as.
+#[derive(Clone, Copy)]
+enum Form {
+    Page,
+    Picture,
+    Table,
+}
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Form::Page => "page",
+            Form::Picture => "picture",
+            Form::Table => "table",
+        }
+    }
+
+    /// What names its file.
+    fn flag(self) -> &'static str {
+        match self {
+            Form::Page => "-o",
+            Form::Picture => "--svg",
+            Form::Table => "--csv",
+        }
+    }
+
+    /// What such a file begins with.
+    fn start(self) -> &'static str {
+        match self {
+            Form::Page => "<!doctype html",
+            Form::Picture => "<svg",
+            Form::Table => "run,step,",
+        }
+    }
+
+    fn text(self, runs: &[RunRecord]) -> String {
+        match self {
+            Form::Page => page::of(runs).html(),
+            Form::Picture => curves::figure(runs).svg(),
+            Form::Table => series::csv(runs),
+        }
+    }
+
+    /// Refuses to write over a file that does not begin like this one: a slip of the pen must not cost a run its metrics.
+    fn may_replace(self, file: &Path) -> Result<()> {
+        if !file.is_file() {
+            return Ok(());
+        }
+        let (start, mut head) = (self.start(), Vec::new());
+        let read = File::open(file).and_then(|file| file.take(start.len() as u64).read_to_end(&mut head));
+        if read.is_err() || head.is_empty() || head.eq_ignore_ascii_case(start.as_bytes()) {
+            return Ok(());
+        }
+        let why = format!(
+            "a file is here that is no {} of a report: choose another name, or remove it",
+            self.name()
+        );
+        Err(Error::File { path: file.into(), why }.into())
+    }
+}

@@ -1,0 +1,103 @@
+//! The timeline of a run's ranks, of its last steps, with what of their time is spent on what.
+
+use espalier_report::{Figure, Row, Span, Timeline, number};
+use espalier_train::run::trace::{Event, Spent};
+
+use crate::records::RunRecord;
+
+/// Steps that are shown; a trace may have many.
+const STEPS: usize = 2;
+/// Ranks that are shown.
+const RANKS: usize = 32;
+
+/// What a rank does, in the order of colours. Waiting has none: it is the bubble.
+const KINDS: [&str; 5] = ["forward", "backward", "gradients of weights", "messages", "update"];
+const UPDATE: usize = 4;
+const MESSAGES: usize = 3;
+
+/// None where the run has no trace, or one without anything in it.
+pub fn figure(run: &RunRecord, of: &str) -> Option<Figure> {
+    let spent: Vec<&Spent> = run
+        .trace
+        .as_ref()?
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Spent(spent) => Some(spent),
+            _ => None,
+        })
+        .collect();
+    let ranks = spent.iter().map(|spent| spent.tid + 1).max()?;
+    let (from, to) = window(&spent)?;
+    let mut shares = Shares::default();
+    let mut rows: Vec<Row> =
+        (0..ranks).map(|rank| Row { name: format!("rank {rank}"), spans: Vec::new() }).collect();
+    for spent in spent {
+        let (start, end) = (spent.ts.max(from), (spent.ts + spent.dur).min(to));
+        if end <= start {
+            continue;
+        }
+        let Some(kind) = kind(spent) else { continue };
+        shares.add(kind, end - start);
+        let (start, end) = ((start - from) / 1e3, (end - from) / 1e3);
+        rows[spent.tid].spans.push(Span { start, end, kind, text: spent.name.clone() });
+    }
+    let mut timeline = Timeline::new(shares.sentence((to - from) * ranks as f64), "milliseconds", &KINDS);
+    rows.truncate(RANKS);
+    timeline.rows = rows;
+    let mut title = format!("Timeline of the last steps{of}");
+    if ranks > RANKS {
+        title += &format!(", the first {RANKS} of {ranks} ranks");
+    }
+    Some(Figure::new(title).with(timeline))
+}
+
+/// By the categories and names of docs/outputs.md.
+fn kind(spent: &Spent) -> Option<usize> {
+    match (spent.cat.as_str(), spent.name.as_bytes().first()) {
+        ("compute", Some(b'F')) => Some(0),
+        ("compute", Some(b'W')) => Some(2),
+        ("compute", _) => Some(1),
+        ("send" | "all-reduce", _) => Some(MESSAGES),
+        ("step", _) => Some(UPDATE),
+        _ => None,
+    }
+}
+
+/// From the end of the update before the last steps to the end of the last one, in microseconds. Updates are those of the first
+/// rank; several in a row are one.
+fn window(spent: &[&Spent]) -> Option<(f64, f64)> {
+    let begin = spent.iter().map(|spent| spent.ts).fold(f64::INFINITY, f64::min);
+    let end = spent.iter().map(|spent| spent.ts + spent.dur).fold(f64::NEG_INFINITY, f64::max);
+    let mut own: Vec<&&Spent> =
+        spent.iter().filter(|spent| spent.tid == 0 && kind(spent).is_some()).collect();
+    own.sort_by(|a, b| a.ts.total_cmp(&b.ts));
+    let runs = own.chunk_by(|a, b| (kind(a) == Some(UPDATE)) == (kind(b) == Some(UPDATE)));
+    let updates = runs.filter(|run| kind(run[0]) == Some(UPDATE));
+    let ends: Vec<f64> = updates.map(|run| run[run.len() - 1]).map(|last| last.ts + last.dur).collect();
+    let from = ends.len().checked_sub(STEPS + 1).map_or(begin, |i| ends[i]);
+    (from < end).then_some((from, end))
+}
+
+/// Time that was spent on each kind.
+#[derive(Default)]
+struct Shares([f64; KINDS.len()]);
+
+impl Shares {
+    fn add(&mut self, kind: usize, time: f64) {
+        self.0[kind] += time;
+    }
+
+    fn sentence(&self, all: f64) -> String {
+        let computing = self.0.iter().sum::<f64>() - self.0[MESSAGES];
+        let [computing, messages] = [computing, self.0[MESSAGES]].map(|time| time / all);
+        let idle = (1.0 - computing - messages).max(0.0);
+        let percent = |share: f64| number::percent((1e3 * share).round() / 1e3);
+        format!(
+            "Of the ranks' time {} is computing, {} messages, {} idle",
+            percent(computing),
+            percent(messages),
+            percent(idle)
+        )
+    }
+}

@@ -1,0 +1,123 @@
+//! What a run holds: bytes by category, predicted beside measured, and what is kept of each layer.
+
+use std::collections::BTreeMap;
+
+use espalier_report::{Bars, Heat, Panel, number};
+use espalier_tensor::Category;
+use espalier_train::KeptOfLayer;
+
+use crate::progress::bytes;
+use crate::records::RunRecord;
+
+/// From so many blocks on, layers are shown as a table of shades.
+const BLOCKS: usize = 3;
+
+/// Bytes by category; none before the plan is there. `of` says of which run, where there are several.
+pub fn memory(run: &RunRecord, of: &str) -> Option<Bars> {
+    let mut bars =
+        Bars::new(format!("Memory of the fullest rank{of}"), &["predicted", "measured at its peak"]);
+    let bar =
+        |value: Option<f64>| value.map_or((f64::NAN, String::new()), |value| (value, bytes(value as usize)));
+    for name in Category::ALL.map(Category::name) {
+        let (predicted, measured) = match (&run.summary, &run.plan) {
+            (Some(summary), _) => {
+                let found = summary.memory.get(name)?;
+                (found.predicted.map(|bytes| bytes as f64), found.measured.map(|bytes| bytes as f64))
+            }
+            (None, Some(plan)) => (plan.memory.get(name).copied().flatten().map(|bytes| bytes as f64), None),
+            (None, None) => return None,
+        };
+        // A category that this run does not have would only be a row of zeros.
+        if predicted.unwrap_or(0.0) > 0.0 || measured.unwrap_or(0.0) > 0.0 {
+            bars.row(name, [bar(predicted), bar(measured)]);
+        }
+    }
+    let most = run.summary.as_ref().and_then(|summary| summary.peak_bytes);
+    if let Some(most) = most {
+        bars.row("all at once", [bar(None), bar(Some(most as f64))]);
+    }
+    (!bars.rows.is_empty()).then_some(bars)
+}
+
+/// The share of each layer that is kept; none where nothing is pruned, or before the end of the run.
+pub fn kept(run: &RunRecord, of: &str) -> Vec<Panel> {
+    let Some(layers) = run.summary.as_ref().and_then(|summary| summary.kept_by_layer.as_ref()) else {
+        return Vec::new();
+    };
+    let mut by_place: BTreeMap<(String, String), Vec<(usize, &KeptOfLayer)>> = BTreeMap::new();
+    let mut others = Vec::new();
+    for layer in layers {
+        match numbered(&layer.name) {
+            Some((before, number, after)) => {
+                by_place.entry((before, after)).or_default().push((number, layer))
+            }
+            None => others.push(layer),
+        }
+    }
+    // The same parameter of few blocks is as well a row for each.
+    let is_table = |place: &Vec<(usize, &KeptOfLayer)>| place.len() >= BLOCKS;
+    let (table, few): (Vec<_>, Vec<_>) = by_place.into_iter().partition(|(_, place)| is_table(place));
+    others.extend(few.into_iter().flat_map(|(_, place)| place.into_iter().map(|(_, layer)| layer)));
+    let order = |layer: &&KeptOfLayer| layers.iter().position(|other| other.name == layer.name);
+    others.sort_by_key(order);
+    let most = layers.iter().map(KeptOfLayer::share).fold(0.0, f64::max);
+    let mut panels = Vec::new();
+    if !table.is_empty() {
+        let mut heat = Heat::new(format!("Kept of each block's weights{of}"));
+        let count =
+            table.iter().flat_map(|(_, place)| place).map(|(number, _)| number + 1).max().unwrap_or(0);
+        heat.columns = (0..count).map(|block| block.to_string()).collect();
+        (heat.x_label, heat.range) = ("block".into(), (0.0, most));
+        for ((before, after), place) in table {
+            let mut cells = vec![None; count];
+            for (number, layer) in place {
+                cells[number] = Some((layer.share(), number::percent(layer.share())));
+            }
+            heat.row(format!("{before}*{after}"), cells);
+        }
+        panels.push(heat.into());
+    }
+    if !others.is_empty() {
+        let mut bars = Bars::new(format!("Kept of each layer{of}"), &["kept"]);
+        bars.full = Some(most);
+        for layer in others {
+            let text = format!("{} of {}", number::percent(layer.share()), number::short(layer.of as f64));
+            bars.row(&layer.name, [(layer.share(), text)]);
+        }
+        panels.push(bars.into());
+    }
+    panels
+}
+
+/// `transformer.h.`, 3, `.attn.c_attn.weight`: what stands around the first number that is a part of the name.
+fn numbered(name: &str) -> Option<(String, usize, String)> {
+    let parts: Vec<&str> = name.split('.').collect();
+    let place = parts.iter().position(|part| part.parse::<usize>().is_ok())?;
+    let number: usize = parts[place].parse().ok()?;
+    let mut before: String = parts[..place].join(".");
+    if !before.is_empty() {
+        before.push('.');
+    }
+    let after: String = parts[place + 1..].iter().map(|part| format!(".{part}")).collect();
+    // A number that is no block's would make a table without end.
+    (number < 1000).then_some((before, number, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_known_by_the_number_in_a_name() {
+        let parts =
+            |name: &str| numbered(name).map(|(before, number, after)| format!("{before}|{number}|{after}"));
+        assert_eq!(
+            parts("transformer.h.3.attn.c_attn.weight").unwrap(),
+            "transformer.h.|3|.attn.c_attn.weight"
+        );
+        assert_eq!(parts("layer1.0.conv1.weight").unwrap(), "layer1.|0|.conv1.weight");
+        assert_eq!(parts("0.weight").unwrap(), "|0|.weight");
+        assert_eq!(parts("fc.weight"), None);
+        assert_eq!(parts("x.99999999999.y"), None);
+    }
+}
