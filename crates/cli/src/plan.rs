@@ -188,8 +188,12 @@ impl<'a> Request<'a> {
         let mut best = Vec::new();
         for &number in &devices {
             let job = Job::new(&self.plan, &self.cluster, self.engine);
-            let search = Search { job: &job, devices: number, fixed: &self.fixed, rows: self.rows() };
-            let found = search.run().map_err(Error::Plan)?;
+            // The first is explained by the second, shown or not.
+            let rows = self.rows().max(2);
+            let search = Search { job: &job, devices: number, fixed: &self.fixed, rows };
+            let mut found = search.run().map_err(Error::Plan)?;
+            let why = found.why(&self.cluster);
+            found.ranked.truncate(self.rows());
             let Some(first) = found.ranked.first() else { return Err(self.too_large(number, &found)?) };
             best.push((number, first.clone()));
             let mut value = self.head(number);
@@ -200,13 +204,13 @@ impl<'a> Request<'a> {
             }
             let sparser = self.sparser()?;
             let advice = search.advice(first, sparser.as_ref()).map_err(Error::Plan)?;
-            value["why"] = found.why(&self.cluster).into();
             value["advice"] = advice.iter().map(|one| json!({ "change": one.change, "times_faster": one.times_faster, "candidate": record(&one.best, &self.plan) })).collect();
             say::on_standard_error(format_args!(
-                "{}",
+                "{}\n{why}\n",
                 table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found)
             ));
             say::on_standard_error(format_args!("{}", table::advice(&advice, first)));
+            value["why"] = why.into();
             if !self.arguments.compare.is_empty() {
                 value["compare"] = compare::compare(self, number)?;
             }

@@ -26,7 +26,6 @@ pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, foun
         vec![["layout", "GB", "step", "of peak", "model", "where the time goes"].map(String::from).to_vec()];
     rows.extend(found.ranked.iter().map(row));
     text += &aligned(&rows);
-    let _ = writeln!(text, "\n{}", found.why(cluster));
     text
 }
 

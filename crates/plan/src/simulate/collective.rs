@@ -20,7 +20,7 @@ impl<'a> Group<'a> {
         Group { cluster, ranks, stride, crowded: false }
     }
 
-    /// The same in a world of so many ranks: those that meet within a layer wait for the last of them to have a core.
+    /// The same in a world of so many ranks: those that meet wait for the last of them to have a core.
     pub fn among(self, world: usize) -> Group<'a> {
         Group { crowded: self.cluster.node.turns(world) > 1.0, ..self }
     }

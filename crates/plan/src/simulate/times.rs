@@ -43,8 +43,9 @@ impl Times {
         let blocks = job.passes(candidate)?;
         let holdings = Holdings::new(job, &local);
         let near = candidate.tensor * candidate.spatial();
-        let replicas = Group::new(job.cluster, candidate.data, near);
-        let stages = Group::new(job.cluster, candidate.pipeline, near * candidate.data);
+        let group = |ranks, stride| Group::new(job.cluster, ranks, stride).among(candidate.ranks());
+        let replicas = group(candidate.data, near);
+        let stages = group(candidate.pipeline, near * candidate.data);
         let each = Each { job, candidate, replicas, holdings: &holdings, micro_batches };
         let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
         let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);

@@ -12,6 +12,9 @@ use crate::bench::timing::Contestant;
 
 /// Numbers that are made on the host; larger tensors repeat them.
 const DRAWN: usize = 1 << 20;
+/// Bytes of the weights that a step goes through before it is at the same ones again, and in how many layers at most.
+const OTHER_WEIGHTS: usize = 16 << 20;
+const MOST_LAYERS: usize = 64;
 
 /// An operation of a layer, forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,11 +84,17 @@ impl Work {
         let activations = Category::Activations;
         Ok(match *self {
             Work::Linear { rows, input, output } => {
-                let (x, w, dy) =
-                    (tensor(&[rows, input])?, tensor(&[output, input])?, tensor(&[rows, output])?);
+                let (x, dy) = (tensor(&[rows, input])?, tensor(&[rows, output])?);
+                // A step comes to a layer's weights when it has been at all others: they are in no near cache.
+                let layers = (OTHER_WEIGHTS / (output * input * dtype.bytes())).clamp(1, MOST_LAYERS);
+                let weights =
+                    (0..layers).map(|_| tensor(&[output, input])).collect::<Result<Vec<Tensor>>>()?;
+                let mut layer = 0;
                 Box::new(move || {
+                    layer = (layer + 1) % weights.len();
+                    let w = &weights[layer];
                     matmul(&x, w.t(), None, activations)?;
-                    matmul(&dy, &w, None, activations)?;
+                    matmul(&dy, w, None, activations)?;
                     matmul(dy.t(), &x, None, activations).map(drop)
                 })
             }
