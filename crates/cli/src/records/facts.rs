@@ -6,15 +6,33 @@ use espalier_train::Predicted;
 use super::RunRecord;
 use crate::progress::bytes;
 
+/// How many there are.
+const COUNT: usize = 11;
+
 /// Of one run, as far as they are known.
 pub fn of(run: &RunRecord) -> Vec<(&'static str, String)> {
+    all(run).into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Of several: the names of all that one of them has, and for each run what it has of these.
+pub fn together(runs: &[RunRecord]) -> (Vec<&'static str>, Vec<Vec<Option<String>>>) {
+    let of_runs: Vec<_> = runs.iter().map(all).collect();
+    let known: Vec<usize> =
+        (0..COUNT).filter(|i| of_runs.iter().any(|facts| facts[*i].1.is_some())).collect();
+    let names = of_runs.first().map(|facts| known.iter().map(|i| facts[*i].0).collect()).unwrap_or_default();
+    let values = of_runs.iter().map(|facts| known.iter().map(|i| facts[*i].1.clone()).collect()).collect();
+    (names, values)
+}
+
+/// All that there are, in the order in which they are read.
+fn all(run: &RunRecord) -> [(&'static str, Option<String>); COUNT] {
     let validation = run.validation().cloned().unwrap_or_default();
     let summary = run.summary.as_ref();
     let step_ms = summary.and_then(|summary| summary.step_ms).map(|ms| number::seconds(ms / 1e3));
     let predicted = summary.and_then(|summary| summary.predicted.as_ref());
     let predicted = predicted.map(|Predicted { step_ms, .. }| number::seconds(step_ms / 1e3));
     let pruned = run.sparsity();
-    let all = [
+    [
         ("steps", Some(run.progress())),
         ("loss", run.loss().map(number::short)),
         ("validation loss", validation.loss.map(number::short)),
@@ -26,22 +44,5 @@ pub fn of(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("predicted", predicted),
         ("peak memory", summary.and_then(|summary| summary.peak_bytes).map(bytes)),
         ("took", summary.and_then(|summary| summary.seconds).map(number::seconds)),
-    ];
-    all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-}
-
-/// Of several: the names of all that one of them has, and for each run what it has of these.
-pub fn together(runs: &[RunRecord]) -> (Vec<&'static str>, Vec<Vec<Option<String>>>) {
-    let of_runs: Vec<Vec<(&str, String)>> = runs.iter().map(of).collect();
-    let mut names: Vec<&str> = Vec::new();
-    for (name, _) in of_runs.iter().flatten() {
-        if !names.contains(name) {
-            names.push(name);
-        }
-    }
-    let value = |facts: &Vec<(&str, String)>, name: &str| {
-        facts.iter().find(|fact| fact.0 == name).map(|fact| fact.1.clone())
-    };
-    let values = of_runs.iter().map(|facts| names.iter().map(|name| value(facts, name)).collect()).collect();
-    (names, values)
+    ]
 }

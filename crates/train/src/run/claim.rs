@@ -11,6 +11,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::RUN_FILE;
 use crate::{Error, Result, durable};
@@ -18,6 +20,10 @@ use crate::{Error, Result, durable};
 const LOCK: &str = ".lock";
 /// How often a folder is made again that others remove.
 const TRIES: usize = 100;
+/// Whoever only looks whether a folder is taken (`espalier report`, a dry run) holds its lock for a moment: so often it is tried
+/// again, after so long.
+const GLANCES: usize = 20;
+const GLANCE: Duration = Duration::from_millis(5);
 
 /// A run folder that is ours until this is dropped, or the process ends.
 #[derive(Debug)]
@@ -87,7 +93,7 @@ impl Claim {
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
                 opened => opened.map_err(fail)?,
             };
-            match lock.try_lock() {
+            match past_glances(&lock) {
                 Err(TryLockError::WouldBlock) => {
                     // It is not for us to remove.
                     claim.made.clear();
@@ -122,6 +128,17 @@ impl Drop for Claim {
         // Only as far as nothing was put into them.
         let _ = self.made.iter().try_for_each(fs::remove_dir);
     }
+}
+
+/// The lock, unless somebody holds it for longer than a glance.
+fn past_glances(lock: &File) -> std::result::Result<(), TryLockError> {
+    for _ in 0..GLANCES {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => thread::sleep(GLANCE),
+            outcome => return outcome,
+        }
+    }
+    lock.try_lock()
 }
 
 fn taken(folder: &Path) -> Error {
@@ -192,6 +209,25 @@ mod tests {
         drop(claim);
         assert!(run.join(LOCK).exists(), "what began stays");
         Claim::on(&run).unwrap();
+    }
+
+    /// A look at a folder, however often, is in nobody's way.
+    #[test]
+    fn a_folder_that_is_looked_at_can_be_claimed() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        fs::write(run.join(RUN_FILE), "").unwrap();
+        drop(Claim::on(&run).unwrap());
+        let glance = File::open(run.join(LOCK)).unwrap();
+        glance.try_lock_shared().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(GLANCE / 2);
+                drop(glance);
+            });
+            Claim::on(&run).unwrap();
+        });
     }
 
     #[test]
