@@ -1,7 +1,7 @@
 //! The timeline of a run's ranks, of its last steps, with what of their time is spent on what.
 
 use espalier_report::{Figure, Row, Span, Timeline, number};
-use espalier_train::run::trace::{Event, Spent};
+use espalier_train::run::trace::{Event, Spent, TraceFile};
 
 use crate::records::RunRecord;
 
@@ -17,39 +17,37 @@ const MESSAGES: usize = 3;
 
 /// None where the run has no trace, or one without anything in it.
 pub fn figure(run: &RunRecord, of: &str) -> Option<Figure> {
-    let spent: Vec<&Spent> = run
-        .trace
-        .as_ref()?
-        .events
-        .iter()
-        .filter_map(|event| match event {
-            Event::Spent(spent) => Some(spent),
-            _ => None,
-        })
-        .collect();
+    let mut timeline = timeline(run.trace.as_ref()?)?;
+    let (ranks, mut title) = (timeline.rows.len(), format!("Timeline of the last steps{of}"));
+    if ranks > RANKS {
+        title += &format!(", the first {RANKS} of {ranks} ranks");
+    }
+    timeline.rows.truncate(RANKS);
+    Some(Figure::new(title).with(timeline))
+}
+
+/// The last steps of all ranks, in milliseconds since they began; the title says what their time was spent on.
+fn timeline(trace: &TraceFile) -> Option<Timeline> {
+    let spent = trace.events.iter().filter_map(|event| match event {
+        Event::Spent(spent) => Some(spent),
+        _ => None,
+    });
+    let spent: Vec<&Spent> = spent.collect();
     let ranks = spent.iter().map(|spent| spent.tid + 1).max()?;
     let (from, to) = window(&spent)?;
     let mut shares = Shares::default();
-    let mut rows: Vec<Row> =
-        (0..ranks).map(|rank| Row { name: format!("rank {rank}"), spans: Vec::new() }).collect();
+    let row = |rank: usize| Row { name: format!("rank {rank}"), spans: Vec::new() };
+    let mut rows: Vec<Row> = (0..ranks).map(row).collect();
     for spent in spent {
         let (start, end) = (spent.ts.max(from), (spent.ts + spent.dur).min(to));
-        if end <= start {
-            continue;
-        }
-        let Some(kind) = kind(spent) else { continue };
+        let Some(kind) = kind(spent).filter(|_| start < end) else { continue };
         shares.add(kind, end - start);
         let (start, end) = ((start - from) / 1e3, (end - from) / 1e3);
         rows[spent.tid].spans.push(Span { start, end, kind, text: spent.name.clone() });
     }
     let mut timeline = Timeline::new(shares.sentence((to - from) * ranks as f64), "milliseconds", &KINDS);
-    rows.truncate(RANKS);
     timeline.rows = rows;
-    let mut title = format!("Timeline of the last steps{of}");
-    if ranks > RANKS {
-        title += &format!(", the first {RANKS} of {ranks} ranks");
-    }
-    Some(Figure::new(title).with(timeline))
+    Some(timeline)
 }
 
 /// By the categories and names of docs/outputs.md.
@@ -99,5 +97,50 @@ impl Shares {
             percent(messages),
             percent(idle)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn trace(events: &[Value]) -> TraceFile {
+        serde_json::from_value(json!({ "traceEvents": events, "displayTimeUnit": "ms" })).unwrap()
+    }
+
+    fn span(rank: usize, cat: &str, name: &str, ts: f64, dur: f64) -> Value {
+        json!({ "ph": "X", "name": name, "cat": cat, "pid": 0, "tid": rank, "ts": ts, "dur": dur, "args": {} })
+    }
+
+    /// Of four steps the last two, and of their 20 ms on each of two ranks what was spent on what.
+    #[test]
+    fn the_last_steps_are_shown_with_what_their_time_went_to() {
+        let mut events = Vec::new();
+        for step in 0..4 {
+            let begin = 10_000.0 * f64::from(step);
+            let spans = [
+                ("compute", "F0", 0.0, 2_000.0),
+                ("compute", "B0", 2_000.0, 4_000.0),
+                ("wait", "wait", 6_000.0, 2_000.0),
+            ];
+            let more = [("all-reduce", "all-reduce", 8_000.0, 1_000.0), ("step", "step", 9_000.0, 1_000.0)];
+            for (cat, name, at, dur) in spans.into_iter().chain(more) {
+                events.push(span(0, cat, name, begin + at, dur));
+            }
+            events.push(span(1, "compute", "F0", begin, 10_000.0));
+        }
+        let timeline = timeline(&trace(&events)).unwrap();
+        assert_eq!(timeline.title, "Of the ranks' time 85 % is computing, 5 % messages, 10 % idle");
+        assert_eq!(timeline.rows.iter().map(|row| row.spans.len()).collect::<Vec<_>>(), [8, 2]);
+        let ends = |row: &Row| (row.spans[0].start, row.spans[row.spans.len() - 1].end);
+        assert_eq!((ends(&timeline.rows[0]), ends(&timeline.rows[1])), ((0.0, 20.0), (0.0, 20.0)));
+    }
+
+    #[test]
+    fn a_trace_of_nothing_is_no_timeline() {
+        assert!(timeline(&trace(&[])).is_none());
+        assert!(timeline(&trace(&[span(0, "compute", "F0", 5.0, 0.0)])).is_none());
     }
 }
