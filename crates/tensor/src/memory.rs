@@ -23,6 +23,8 @@ pub enum Category {
     Activations,
     /// What flows between layers and ranks: outputs on their way, gradients of activations, samples, messages of a pipeline.
     Transient,
+    /// Keys and values of the positions that a text which is being written has so far.
+    Cache,
     /// Scratch space of one operation.
     Workspace,
     /// Buffers that only exist to be sent or received.
@@ -31,7 +33,7 @@ pub enum Category {
 
 impl Category {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [Category; 9] = [
+    pub const ALL: [Category; 10] = [
         Category::Weights,
         Category::Gradients,
         Category::Optimizer,
@@ -39,6 +41,7 @@ impl Category {
         Category::Scoring,
         Category::Activations,
         Category::Transient,
+        Category::Cache,
         Category::Workspace,
         Category::Communication,
     ];
@@ -53,6 +56,7 @@ impl Category {
             Category::Scoring => "scoring",
             Category::Activations => "activations",
             Category::Transient => "transient",
+            Category::Cache => "cache",
             Category::Workspace => "workspace",
             Category::Communication => "communication",
         }

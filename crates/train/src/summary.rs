@@ -179,6 +179,8 @@ impl Summary {
                     Category::Scoring => Some(predicted.scoring),
                     Category::Activations => Some(predicted.activations),
                     Category::Transient => None,
+                    // Training keeps none; a run that writes samples shows what it measured.
+                    Category::Cache => None,
                     Category::Workspace => predicted.workspace,
                     Category::Communication => Some(predicted.communication),
                 };

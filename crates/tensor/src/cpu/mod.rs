@@ -9,6 +9,7 @@ pub mod gemm;
 pub mod isa;
 pub mod lanes;
 pub mod math;
+mod read;
 pub mod scratch;
 
 use std::ops::Range;

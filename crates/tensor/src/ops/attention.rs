@@ -51,18 +51,18 @@ pub fn backward(
 
 /// The sizes of one call.
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
-    batch: usize,
-    t: usize,
-    c: usize,
-    heads: usize,
-    kv_heads: usize,
-    d: usize,
-    scale: f32,
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) t: usize,
+    pub(super) c: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) d: usize,
+    pub(super) scale: f32,
 }
 
 impl Sizes {
-    fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> Sizes {
+    pub(super) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> Sizes {
         let &[batch, t, width] = qkv.shape() else {
             panic!("qkv is [batch, seq, columns], got {:?}", qkv.shape())
         };
@@ -80,12 +80,12 @@ impl Sizes {
     }
 
     /// Heads of queries that share one of keys and values.
-    fn group(&self) -> usize {
+    pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// Columns of queries, keys and values side by side.
-    fn width(&self) -> usize {
+    pub(super) fn width(&self) -> usize {
         self.c + 2 * self.kv_heads * self.d
     }
 

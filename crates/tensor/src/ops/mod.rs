@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod attention;
 pub mod batch_norm;
+pub mod cached_attention;
 pub mod cast;
 pub mod columns;
 pub mod compress;
@@ -17,6 +18,7 @@ pub(crate) mod lanes;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
+pub mod matvec;
 mod norm;
 pub mod padding;
 pub(crate) mod pieces;
