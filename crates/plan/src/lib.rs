@@ -6,6 +6,7 @@
 //! lottery ticket's trainings divide the steps.
 
 pub mod batch;
+mod cache;
 pub mod cluster;
 pub mod config;
 pub mod cost;
@@ -25,6 +26,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod pruning;
 pub mod rounds;
+pub mod sample;
 pub mod schedule;
 pub mod scoring;
 pub mod search;

@@ -23,6 +23,7 @@ use crate::mesh::{Mesh, PerAxis};
 use crate::optimization::Optimization;
 use crate::pipeline::Pipeline;
 use crate::pruning::{Method, Pruning};
+use crate::sample::Sample;
 use crate::schedule::{Placement, Schedule};
 use crate::scoring::{self, Scoring};
 use crate::sharing::Sharing;
@@ -76,6 +77,8 @@ pub struct Plan {
     pub parts: Parts,
     /// What happens after which step.
     pub timetable: Timetable,
+    /// What the model writes on the way, where a person wants to see it.
+    pub sample: Option<Sample>,
     /// What is to compute it.
     pub device: Device,
     /// How long a rank waits for another.
@@ -200,6 +203,7 @@ impl Plan {
             pipeline,
             parts,
             timetable,
+            sample: run.sample.clone(),
             device: run.device.clone(),
             timeout: run.timeout(),
             notes: run.notes.clone(),

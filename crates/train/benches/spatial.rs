@@ -90,6 +90,7 @@ fn rank(world: &Communicator, tiles: &Tiles, batch: usize, passes: usize) -> Res
                 share,
                 stash: &mut stash,
                 statistics: &mut statistics,
+                cache: None,
             };
             layer.forward(x.clone(), &mut forward)?;
             let forward = start.elapsed().as_secs_f64();

@@ -60,7 +60,7 @@ impl Model {
             .collect();
         let classes = local.classes.as_ref().map(|classes| {
             let group = ranks.along(classes.axis).clone();
-            Classes { widest: spec.classes.div_ceil(group.size()), group, own: classes.own.clone() }
+            Classes { group, own: classes.own.clone(), count: spec.classes }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
         Model { blocks, head: Some(head), is_first: true, tied: builder.into_tied() }
@@ -109,6 +109,11 @@ impl Model {
     /// The loss and right predictions, without gradients.
     pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
         self.end().evaluate(x, targets, weights)
+    }
+
+    /// The logits of the last row of what [`Model::forward`] gave, of all classes, on the host.
+    pub fn logits(&self, x: &Tensor, weights: &Weights) -> Result<Vec<f32>> {
+        self.end().logits(x, weights)
     }
 
     /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the part before.

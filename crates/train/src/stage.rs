@@ -91,6 +91,19 @@ impl Stage {
         &self.placement
     }
 
+    /// Room for what enters a chunk of some positions of one sequence.
+    pub fn room_for_positions(
+        &self,
+        chunk: usize,
+        positions: usize,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let border = self.borders[self.placement.chunks(self.rank)[chunk].part];
+        let shape = [1, positions, border.last()];
+        Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
+    }
+
     /// Room for what enters a chunk, or leaves it; in the precision of the kernels.
     pub fn room(
         &self,

@@ -38,6 +38,7 @@ const FREE: &[&str] = &[
     "parallel.cut",
     "parallel.timeout_s",
     "checkpoint",
+    "sample",
     "device",
 ];
 

@@ -51,6 +51,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
         ],
     ),
     ("checkpoint", &["every", "keep", "last"]),
+    ("sample", &["prompt", "tokens", "temperature", "top_k", "top_p", "every"]),
     ("device", &["kind", "threads", "tf32", "check_memory"]),
 ];
 

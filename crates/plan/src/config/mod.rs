@@ -18,6 +18,7 @@ mod pipeline;
 mod prune;
 mod reader;
 mod resolved;
+mod sample;
 #[cfg(test)]
 mod tests;
 mod train;
@@ -46,6 +47,7 @@ use crate::learning_rate::LearningRate;
 use crate::mesh::PerAxis;
 use crate::near::nearest;
 use crate::optimizer::{Master, Optimizer};
+use crate::sample::Sample;
 use crate::spec::Precision;
 use crate::timetable::Checkpoint;
 
@@ -74,6 +76,9 @@ pub struct RunFile {
     pub parallel: Parallel,
     /// When the state is saved.
     pub checkpoint: Checkpoint,
+    /// What the model writes on the way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sample>,
     /// The processor and its threads, or a card.
     pub device: Device,
     /// What a person should know of how it was read: fields of the file that an override has made moot.
@@ -114,6 +119,7 @@ impl RunFile {
         let mut prune = top.section("prune", &empty)?;
         let mut parallel = top.section("parallel", &empty)?;
         let mut checkpoint = top.section("checkpoint", &empty)?;
+        let mut sample = top.section("sample", &empty)?;
         let mut device = top.section("device", &empty)?;
         // Misspelt sections first: what they hold would otherwise seem to be missing from the others.
         top.finish()?;
@@ -126,6 +132,7 @@ impl RunFile {
         let prune = Prune::read(&mut prune)?;
         let parallel = Parallel::read(&mut parallel, started)?;
         let checkpoint = Checkpoint::read(&mut checkpoint)?;
+        let sample = Sample::read(&mut sample)?;
         let device = Device::read(&mut device)?;
         let run = RunFile {
             seed,
@@ -137,6 +144,7 @@ impl RunFile {
             prune,
             parallel,
             checkpoint,
+            sample,
             device,
             notes,
         };
@@ -162,6 +170,9 @@ impl RunFile {
         }
         if let Some(prune) = &self.prune {
             prune.check_kernels(self)?;
+        }
+        if let Some(sample) = &self.sample {
+            sample.check(self)?;
         }
         let train = &self.train;
         self.parallel.check(train)?;

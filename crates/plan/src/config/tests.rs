@@ -315,6 +315,7 @@ fn valid_files() -> Vec<String> {
         files.push(format!("[learning_rate]\nschedule = \"{name}\"\nscale_from_batch = 256"));
     }
     files.push("[train]\nepochs = 2".into());
+    files.push("[sample]\nprompt = \"1+1=\"".into());
     files.push("[parallel]\nbatch_norm = \"synchronised\"".into());
     files
 }

@@ -17,8 +17,16 @@ impl RunFile {
         };
         let (optimizer, learning_rate) = (standard.optimizer, standard.learning_rate);
         let (checkpoint, device) = (standard.checkpoint, standard.device);
-        let alone =
-            RunFile { train, optimizer, learning_rate, checkpoint, device, prune: None, ..self.alone() };
+        let alone = RunFile {
+            train,
+            optimizer,
+            learning_rate,
+            checkpoint,
+            device,
+            prune: None,
+            sample: None,
+            ..self.alone()
+        };
         let text = alone.to_toml()?;
         let stages = RunFile::replica(&text, overrides)?.pipeline;
         let replicas = overridden(overrides, "parallel.data").and_then(|number| number.parse::<usize>().ok());
@@ -47,6 +55,9 @@ mod tests {
             sparsity = 0.9
             [parallel]
             data = 3
+            [sample]
+            prompt = "1+"
+            every = 2
         "#;
         RunFile::parse(text, &[]).unwrap()
     }
@@ -57,7 +68,7 @@ mod tests {
         assert_eq!((used.model.clone(), used.data.clone()), (trained().model, trained().data));
         assert_eq!((used.train.batch, used.train.micro_batches, used.parallel.data), (4, 1, 1));
         assert_eq!((used.train.precision, used.train.length), (trained().train.precision, Length::Steps(0)));
-        assert_eq!(used.prune, None);
+        assert_eq!((used.prune, used.sample), (None, None));
     }
 
     /// What of the run would contradict them is not there any more.

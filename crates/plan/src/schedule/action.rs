@@ -92,7 +92,7 @@ pub enum Payload {
 pub struct Notice {
     /// What they tell of an update.
     pub topic: Topic,
-    /// Of which update, counted from 0 through the list.
+    /// Of which update, counted from 0 through the list; 0 where nothing is updated.
     pub update: usize,
     /// The other rank.
     pub peer: usize,
@@ -109,16 +109,18 @@ pub enum Topic {
     Totals,
     /// From the first stage to another at the end of a list: updates that were taken, and steps in a row that were not.
     Counts,
+    /// From where the model ends to another stage: the token that follows what was read.
+    Token,
 }
 
 impl Topic {
     /// All of them.
-    pub const ALL: [Topic; 4] = [Topic::Verdict, Topic::Decision, Topic::Totals, Topic::Counts];
+    pub const ALL: [Topic; 5] = [Topic::Verdict, Topic::Decision, Topic::Totals, Topic::Counts, Topic::Token];
 
     /// How many numbers, of 8 bytes each.
     pub const fn numbers(self) -> usize {
         match self {
-            Topic::Verdict | Topic::Decision => 1,
+            Topic::Verdict | Topic::Decision | Topic::Token => 1,
             Topic::Counts => 2,
             Topic::Totals => 3,
         }

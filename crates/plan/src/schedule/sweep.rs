@@ -1,7 +1,7 @@
-//! Lists for what is no step: evaluation, scores by gradients, products with the Hessian, averages of replicas. They run over the placement of the
-//! schedule that trains, and the same executor runs them.
+//! Lists for what is no step: evaluation, writing text, scores by gradients, products with the Hessian, averages of replicas. They run over the
+//! placement of the schedule that trains, and the same executor runs them.
 
-use super::{Action, Pass, Placement, Schedule, Updates, Work, messages};
+use super::{Action, Notice, Pass, Placement, Schedule, Topic, Updates, Work, messages};
 
 impl Schedule {
     /// Takes micro-batches forward through one copy of the model, each rank as soon as it has its input. A rank with
@@ -32,6 +32,19 @@ impl Schedule {
         };
         let lists = (0..placement.ranks()).map(list).collect();
         sweep("forward-and-backward", placement, copies, lists)
+    }
+
+    /// Takes some positions of a sequence forward, and tells all ranks the token that follows, which is known where the model ends.
+    pub fn next_token(placement: &Placement) -> Schedule {
+        let mut schedule = Schedule::forward_only(placement, 1);
+        let end = *schedule.placement.pipeline(0).last().expect("a model has a part");
+        let notice = |peer| Notice { topic: Topic::Token, update: 0, peer };
+        let others: Vec<usize> = (0..schedule.stages()).filter(|rank| *rank != end).collect();
+        for rank in &others {
+            schedule.ranks[*rank].push(Action::Hear(notice(end)));
+        }
+        schedule.ranks[end].extend(others.into_iter().map(|peer| Action::Tell(notice(peer))));
+        Schedule { name: "next-token".into(), ..schedule }
     }
 
     /// Averages over replicas that have stepped by themselves.
@@ -91,9 +104,10 @@ mod tests {
             for (schedule, passes, copies) in [
                 (Schedule::forward_only(&placement, 5), 1, 1),
                 (Schedule::forward_and_backward(&placement), 2, placement.copies()),
+                (Schedule::next_token(&placement), 1, 1),
             ] {
                 let computed = schedule.ranks.iter().flatten().filter_map(Action::compute).count();
-                let micro_batches = if passes == 1 { 5 } else { 1 };
+                let micro_batches = if schedule.name == "forward" { 5 } else { 1 };
                 assert_eq!(
                     computed,
                     micro_batches * passes * copies * placement.parts(),
@@ -101,6 +115,20 @@ mod tests {
                     schedule.name
                 );
                 Timeline::walk(&schedule, &UnitCosts::new(&schedule, Units::default())).unwrap();
+            }
+        }
+    }
+
+    /// Once each, from where the model ends, and nothing where there is nobody to tell.
+    #[test]
+    fn every_other_rank_hears_the_token() {
+        for (placement, end) in placements().into_iter().zip([0, 2, 1, 3]) {
+            let schedule = Schedule::next_token(&placement);
+            for (rank, list) in schedule.ranks.iter().enumerate() {
+                let heard = list.iter().filter(|action| matches!(action, Action::Hear(_))).count();
+                let told = list.iter().filter(|action| matches!(action, Action::Tell(_))).count();
+                let expected = if rank == end { (0, placement.ranks() - 1) } else { (1, 0) };
+                assert_eq!((heard, told), expected, "rank {rank} of {}", placement.ranks());
             }
         }
     }

@@ -110,6 +110,14 @@ impl Input {
             Input::Image { height, width, channels } => Shape::Image { height, width, channels },
         }
     }
+
+    /// Tokens of a sample, and the most that a text can have; none for images.
+    pub fn context(&self) -> Option<usize> {
+        match *self {
+            Input::Tokens { seq, .. } => Some(seq),
+            Input::Image { .. } => None,
+        }
+    }
 }
 
 impl Model {

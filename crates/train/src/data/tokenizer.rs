@@ -23,6 +23,14 @@ impl Tokenizer {
         }
     }
 
+    /// The id that ends a text, where there is one.
+    pub fn end(&self) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Arithmetic => None,
+            Tokenizer::Bpe(bpe) => bpe.added("<|endoftext|>"),
+        }
+    }
+
     /// The ids of a text, such as a prompt.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         match self {

@@ -1,4 +1,5 @@
 //! Causal multi-head attention proper, with as many heads of keys and values as of queries or fewer; the projections around it are linear layers.
+//! Where a sequence comes in parts, earlier keys and values are in the pass's cache.
 
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::attention;
@@ -11,10 +12,15 @@ use crate::Result;
 pub(crate) struct Attention {
     pub heads: usize,
     pub kv_heads: usize,
+    /// Which attention of the model, counted from 0.
+    pub number: usize,
 }
 
 impl Layer for Attention {
     fn forward(&self, qkv: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        if let Some(cache) = &mut pass.cache {
+            return cache.attend(self.number, &qkv, self.heads, self.kv_heads);
+        }
         let (y, logsumexp) = attention::forward(&qkv, self.heads, self.kv_heads)?;
         pass.stash.push(qkv);
         pass.stash.push(y.clone());

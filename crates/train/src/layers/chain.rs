@@ -59,7 +59,14 @@ impl Chain {
         h = self.entered(h, pass.share)?;
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
-            let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
+            let (before, after) = match pass.is_of_one_row(&h) {
+                false => linear.product_activated(&h, *kind, pass.weights)?,
+                true => {
+                    let before = linear.row_product(&h, pass.weights, Category::Transient)?;
+                    let after = activation::forward(*kind, &before)?;
+                    (before, after)
+                }
+            };
             pass.stash.push(saved_of(*kind, before, &after));
             (h, linear) = (after, next);
         }
@@ -119,12 +126,18 @@ impl Chain {
 impl Layer for Chain {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let (h, linear) = self.before_last(x, pass)?;
-        linear.product(&h, pass.weights, Category::Transient)
+        match pass.is_of_one_row(&h) {
+            false => linear.product(&h, pass.weights, Category::Transient),
+            true => linear.row_product(&h, pass.weights, Category::Transient),
+        }
     }
 
     fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         let (h, linear) = self.before_last(x, pass)?;
-        linear.product_plus(&h, &plus, pass.weights)
+        match pass.is_of_one_row(&h) {
+            false => linear.product_plus(&h, &plus, pass.weights),
+            true => sum(linear.row_product(&h, pass.weights, Category::Transient)?, plus),
+        }
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {

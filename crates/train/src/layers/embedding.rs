@@ -43,7 +43,8 @@ pub(crate) struct PositionEmbedding {
 
 impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        Ok(embedding::add_positions(x, pass.weights.get(self.table), self.first)?)
+        let read = pass.cache.as_ref().map_or(0, |cache| cache.length());
+        Ok(embedding::add_positions(x, pass.weights.get(self.table), self.first + read)?)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {

@@ -17,10 +17,12 @@ mod tests;
 use std::ops::Range;
 
 use espalier_comm::Communicator;
+use espalier_plan::cut::part;
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::cross_entropy::{Losses, NUMBERS, Summed, Total};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
+use espalier_tensor::ops::flat;
 use espalier_tensor::ops::matmul::{matmul, matmul_add};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::ops::rows;
@@ -52,11 +54,27 @@ pub(crate) struct Head {
 pub(crate) struct Classes {
     pub group: Communicator,
     pub own: Range<usize>,
-    /// The most that a rank has: all take chunks of as many rows.
-    pub widest: usize,
+    /// All that there are.
+    pub count: usize,
 }
 
 impl Classes {
+    /// The most classes that a rank has: all take chunks of as many rows.
+    fn widest(&self) -> usize {
+        self.count.div_ceil(self.group.size())
+    }
+
+    /// A row of all ranks' logits, in the order of classes, from this rank's.
+    fn gather(&self, own: &Tensor) -> Result<Vec<f32>> {
+        let (ranks, widest) = (self.group.size(), self.widest());
+        let room = |length| Tensor::zeros(&own.device(), &[length], own.dtype(), Category::Communication);
+        let mut padded = room(widest)?;
+        flat::put(&mut padded, 0, own, 0..own.len())?;
+        let all = self.group.all_gather(padded, room(ranks * widest)?)?.read_f32()?;
+        let own = |rank: usize| &all[rank * widest..][..part(self.count, ranks, rank).len()];
+        Ok((0..ranks).flat_map(own).copied().collect())
+    }
+
     /// What all ranks have read of the next rows.
     fn read(&self, losses: &Losses, logits: &Tensor) -> Result<Tensor> {
         let own = losses.read_part(logits, &self.own)?;
@@ -139,9 +157,22 @@ impl Head {
         Split { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
     }
 
+    /// The logits of the last row alone, of all classes, on the host: what a model that writes chooses from.
+    pub fn logits(&self, x: &Tensor, weights: &Weights) -> Result<Vec<f32>> {
+        let row = rows::take(x, x.rows() - 1..x.rows(), Category::Transient)?;
+        let logits = match &self.linear {
+            Some(linear) => linear.row_product(&row, weights, Category::Workspace)?,
+            None => row,
+        };
+        match &self.classes {
+            Some(classes) => classes.gather(&logits),
+            None => Ok(logits.read_f32()?),
+        }
+    }
+
     /// Rows of a chunk, the same on all ranks that share it.
     fn chunk_rows(&self, operands: &Operands, x: &Tensor) -> usize {
-        chunk_rows(self.classes.as_ref().map_or(operands.outputs(), |classes| classes.widest), x)
+        chunk_rows(self.classes.as_ref().map_or(operands.outputs(), Classes::widest), x)
     }
 }
 

@@ -10,6 +10,7 @@ mod attention;
 mod batch_norm;
 mod bias;
 mod branches;
+mod cache;
 mod chain;
 mod columns;
 mod conv;
@@ -38,6 +39,7 @@ pub(crate) use batch_norm::BatchNorm;
 pub(crate) use bias::Bias;
 use branches::sum;
 pub(crate) use branches::{Branches, Residual, Sequence};
+pub use cache::Cache;
 pub(crate) use chain::{Before, Chain};
 pub(crate) use columns::Columns;
 pub(crate) use conv::ConvLayer;
@@ -109,6 +111,15 @@ pub struct Forward<'a> {
     pub stash: &'a mut Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
     pub statistics: &'a mut Vec<BatchStatistics>,
+    /// Keys and values of the positions before these, where a sequence is read in parts.
+    pub cache: Option<&'a mut Cache>,
+}
+
+impl Forward<'_> {
+    /// Whether it takes one position of a text that is being written through the model, as what a layer reads of it.
+    fn is_of_one_row(&self, x: &Tensor) -> bool {
+        self.cache.is_some() && x.rows() == 1
+    }
 }
 
 /// What a backward pass reads and where its gradients go.

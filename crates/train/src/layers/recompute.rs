@@ -22,6 +22,7 @@ impl Recompute {
             stash: &mut stash,
             // The first forward pass has reported these already.
             statistics: &mut Vec::new(),
+            cache: None,
         };
         let y = self.0.forward(x, &mut again)?;
         Ok((y, stash))
@@ -65,6 +66,7 @@ impl Layer for Recompute {
             share: pass.share,
             stash: &mut Stash::forgetful(),
             statistics: pass.statistics,
+            cache: pass.cache.as_deref_mut(),
         };
         self.0.forward(x, &mut inner)
     }

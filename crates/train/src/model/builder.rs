@@ -26,6 +26,7 @@ pub(super) struct Builder<'a> {
     /// The shape of one sample at the place reached.
     shape: Shape,
     dropouts: u64,
+    attentions: usize,
     tied: HashSet<ParameterId>,
     /// Where they are to be held, no activation with one is fused.
     kinks: Option<FrozenGates>,
@@ -50,6 +51,7 @@ impl<'a> Builder<'a> {
             buffers: ids_by_name(spec.buffers().iter().map(|b| b.name.as_str())),
             shape: spec.input.shape(),
             dropouts: 0,
+            attentions: 0,
             tied: HashSet::new(),
             kinks: kinks.cloned(),
             vocab: match spec.input {
@@ -273,7 +275,8 @@ impl<'a> Builder<'a> {
             spec::Layer::Columns(spec::Columns { at, of }) => Box::new(Columns { at: at.clone(), of: *of }),
             spec::Layer::Bias(spec::Bias { name, .. }) => Box::new(Bias(self.bias(name))),
             &spec::Layer::Attention(spec::Attention { heads, kv_heads, .. }) => {
-                Box::new(Attention { heads, kv_heads })
+                self.attentions += 1;
+                Box::new(Attention { heads, kv_heads, number: self.attentions - 1 })
             }
             spec::Layer::Residual(spec::Residual { branch, shortcut }) => {
                 Box::new(Residual { branch: self.way(branch).0, shortcut: self.way(shortcut).0 })

@@ -27,6 +27,11 @@ impl Observer for Landmarks<'_> {
         self.0.evaluated(step, evaluation);
     }
 
+    fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
+        info!("wrote {} characters after step {step}", text.chars().count());
+        self.0.sampled(step, prompt, text);
+    }
+
     fn looked(&mut self, step: u64, seen: &Observation) {
         info!("the pruning method looked before step {step} and waits");
         self.0.looked(step, seen);

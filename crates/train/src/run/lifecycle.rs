@@ -22,6 +22,7 @@ use super::line::Line;
 use super::metrics::Metrics;
 use super::pace::Pace;
 use super::resumed::DATA_FILE;
+use super::sample;
 use super::trace::{Event, TraceFile, may_replace};
 use super::{
     Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of,
@@ -53,8 +54,8 @@ fn scoring_note(candidates: u64, scoring: Scoring) -> String {
 pub(super) struct Run {
     /// Rank 0's, until the run has ended.
     _claim: Option<Claim>,
-    plan: Plan,
-    trainer: Trainer,
+    pub(super) plan: Plan,
+    pub(super) trainer: Trainer,
     checkpoints: Checkpoints,
     metrics: Metrics,
     folder: PathBuf,
@@ -67,6 +68,8 @@ pub(super) struct Run {
     trace: Option<PathBuf>,
     predicted: Option<Predicted>,
     begin: Instant,
+    /// The tokens that it is asked to go on from; none where nobody asks.
+    pub(super) prompt: Vec<u32>,
     /// The layers of which it was said that little is left.
     warned: HashSet<String>,
 }
@@ -106,6 +109,7 @@ impl Run {
             false => None,
         };
         let samples = dataset.len(Split::Train);
+        let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
         let checkpoints = checkpoints_of(&plan, &folder);
         if plan.parameters >= MANY {
             observer.note(&format!("making {:.1} billion weights", plan.parameters as f64 / 1e9));
@@ -185,6 +189,7 @@ impl Run {
             trace: place.trace.clone(),
             predicted: place.predicted.clone(),
             begin: Instant::now(),
+            prompt,
             warned: HashSet::new(),
         })
     }
@@ -202,6 +207,7 @@ impl Run {
             let interrupted = self.trainer.progress().evaluation_due;
             // Of a run that goes on the next checkpoint says that it was done.
             let over = self.trainer.progress().step >= steps;
+            self.sample(over, observer)?;
             if over && !interrupted && self.plan.timetable.checkpoint.last {
                 self.save(observer)?;
             }
@@ -249,6 +255,7 @@ impl Run {
             }
             if last || timetable.evaluates(step) {
                 self.evaluate(stop, observer)?;
+                self.sample(last, observer)?;
             }
             // Ranks that have gone apart stop when they are together again: so the run goes on as if it had not stopped.
             // Until then nobody asks the others: a local step sends nothing.

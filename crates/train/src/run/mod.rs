@@ -17,6 +17,7 @@ mod metrics;
 mod pace;
 mod prune;
 mod resumed;
+mod sample;
 pub mod trace;
 
 use std::collections::HashSet;
@@ -57,6 +58,8 @@ pub trait Observer {
     fn step(&mut self, _report: &StepReport, _rates: Rates, _memory: usize) {}
     /// The model was evaluated after `step` steps.
     fn evaluated(&mut self, _step: u64, _evaluation: Evaluation) {}
+    /// The model has written a text of its own behind a prompt, after `step` steps.
+    fn sampled(&mut self, _step: u64, _prompt: &str, _text: &str) {}
     /// The pruning method looked before step `step` and pruned nothing yet.
     fn looked(&mut self, _step: u64, _seen: &Observation) {}
     /// Weights were pruned before step `step`.

@@ -51,6 +51,7 @@ impl InFlight {
             share: &share,
             stash: &mut stash,
             statistics: &mut statistics,
+            cache: None,
         };
         let x = model.forward(inputs, &mut pass)?;
         let (read, sent) = match targets.filter(|_| model.is_last()) {

@@ -164,6 +164,7 @@ impl Worker for Evaluating<'_> {
             share: &BatchSlice { samples: self.samples[work.micro_batch], ..BatchSlice::default() },
             stash: &mut Stash::forgetful(),
             statistics: &mut Vec::new(),
+            cache: None,
         };
         let x = model.forward(sweep.input(input, batch)?, &mut pass)?;
         if !model.is_last() {

@@ -21,6 +21,7 @@ use espalier_tensor::Device;
 use crate::Result;
 use crate::context::Context;
 use crate::data::{Dataset, Split, spread};
+use crate::infer::Generator;
 use crate::measure::{Over, Surface};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
@@ -337,6 +338,17 @@ impl Trainer {
     /// that have gone apart must have come together ([`Trainer::average`]).
     pub fn surface(&self, over: Over) -> Result<Surface<'_>> {
         Surface::new(&self.context, &self.weights, &self.masks, over)
+    }
+
+    /// The model as it is now, to write text. All ranks must, at rest.
+    pub fn generator(&self) -> Result<Generator<'_>> {
+        let Context { plan, stage, ranks, device, .. } = &self.context;
+        Generator::new(plan, stage, &self.weights, ranks, device)
+    }
+
+    /// Where its samples come from.
+    pub fn dataset(&self) -> &Dataset {
+        &self.context.dataset
     }
 
     /// Forgets the best validation loss: from here on it is another model.

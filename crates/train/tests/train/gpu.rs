@@ -3,11 +3,16 @@
 //! Where there is no card, standard error says that nothing was tested.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_testing::{Need, skipped};
+use espalier_train::infer::{Sampler, Sampling, on_ranks};
 use espalier_train::parallel::on_threads;
+use espalier_train::run::RunDir;
+use espalier_train::trained::Trained;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt};
@@ -171,4 +176,38 @@ fn parts_and_tiles_that_share_a_gpu_learn_as_one() {
             }
         }
     }
+}
+
+/// With a cache and without, on one rank and on two that share the card: in f32 the tokens of the processor; in bf16 the same every time.
+#[test]
+fn a_card_writes_what_the_processor_writes() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, dataset, host) = prepare(&gpt().set("train.steps=40"), 2);
+    let place = RunDir::at(folder.path());
+    espalier_train::run::run(plan, dataset, &host, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    let trained = Trained::open(folder.path(), |broken| panic!("{broken}")).unwrap();
+    let write = |device: &Device, set: &[&str], read_again: bool| {
+        let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+        let plan = trained.plan(&set).unwrap();
+        on_ranks(&trained, &plan, device, Duration::from_secs(60), None, |generator| {
+            let mut sampler = Sampler::new(Sampling::GREEDY);
+            if !read_again {
+                return Ok(generator.write(&[1, 2, 3], 20, &mut sampler, &mut |_| true)?.tokens);
+            }
+            let mut all = vec![1, 2, 3];
+            for _ in 0..20 {
+                generator.forget();
+                all.push(generator.read(&all, &mut |logits| sampler.choose(logits))?);
+            }
+            Ok(all.split_off(3))
+        })
+        .unwrap()
+    };
+    let expected = write(&host, &[], false);
+    assert_eq!(write(&gpu, &[], false), expected);
+    assert_eq!(write(&gpu, &[], true), expected);
+    assert_eq!(write(&gpu, &["parallel.pipeline=2", "device.kind=cuda"], false), expected);
+    let half = || write(&gpu, &["train.precision=bf16"], false);
+    assert_eq!(half(), half());
 }

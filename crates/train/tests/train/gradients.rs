@@ -53,6 +53,7 @@ fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
         share: &BatchSlice::default(),
         stash: &mut Stash::forgetful(),
         statistics: &mut Vec::new(),
+        cache: None,
     };
     let x = model.forward(x, &mut pass).unwrap();
     model.evaluate(&x, targets, weights).unwrap().loss_sum
@@ -67,6 +68,7 @@ fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink:
         share: &BatchSlice::default(),
         stash: &mut stash,
         statistics: &mut Vec::new(),
+        cache: None,
     };
     let x = model.forward(x, &mut pass).unwrap();
     let mut pass =

@@ -175,8 +175,15 @@ fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
         world.barrier()?;
         let start = Instant::now();
         let mode = Mode::Train;
-        let mut forward =
-            Forward { weights, mode, random, share, stash: &mut stash, statistics: &mut statistics };
+        let mut forward = Forward {
+            weights,
+            mode,
+            random,
+            share,
+            stash: &mut stash,
+            statistics: &mut statistics,
+            cache: None,
+        };
         layer.forward(x, &mut forward)?;
         let mut backward = Backward { weights, random, share, stash: &mut stash, sink: &mut Dropped };
         layer.backward(dy, &mut backward, true)?;

@@ -5,6 +5,7 @@ mod compressed;
 mod damage;
 mod evaluate;
 mod fixture;
+mod generate;
 mod golden;
 mod gpu;
 mod gradients;

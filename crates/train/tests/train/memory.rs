@@ -45,6 +45,7 @@ fn kept_activations_are_exactly_those_predicted() {
             share: &BatchSlice::default(),
             stash: &mut stash,
             statistics: &mut statistics,
+            cache: None,
         };
         let x = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
         let x = Saved::new(x);

@@ -285,6 +285,7 @@ fn pass(
         share: &share,
         stash: &mut stash,
         statistics: &mut statistics,
+        cache: None,
     };
     let x = model.forward(x, &mut forward).unwrap();
     let read = x.duplicate(Category::Workspace).unwrap();

@@ -266,6 +266,7 @@ fn pass(
         share,
         stash: &mut stash,
         statistics: &mut statistics,
+        cache: None,
     };
     let y = built.iter().try_fold(x, |x, layer| layer.forward(x, &mut forward))?;
     let output = y.to_f32();

@@ -82,6 +82,7 @@ impl NetworkWorker<'_> {
             }
             Topic::Totals => self.outcome.totals.to_numbers(),
             Topic::Counts => vec![self.step.progress.updates as f64, self.bad_steps() as f64],
+            Topic::Token => unreachable!("a step writes no text"),
         }
     }
 
@@ -96,6 +97,7 @@ impl NetworkWorker<'_> {
             }
             Topic::Totals => self.outcome.totals = Totals::from_numbers(told),
             Topic::Counts => self.counts = Some((told[0] as u64, told[1] as u64)),
+            Topic::Token => unreachable!("a step writes no text"),
         }
     }
 

@@ -1,0 +1,101 @@
+//! `[sample]`: lines that a model writes in the course of its run. Without it there are none.
+
+use super::reader::{MOST, Section};
+use super::{Error, RunFile};
+use crate::data::Source;
+use crate::sample::Sample;
+
+impl Sample {
+    pub(super) fn read(section: &mut Section) -> Result<Option<Sample>, Error> {
+        if section.is_empty() {
+            return Ok(None);
+        }
+        let expected = "the text that the model goes on from";
+        let Some(prompt) = section.text("prompt", expected)?.map(str::to_owned) else {
+            return Err(Error::Missing { field: section.field("prompt"), expected: expected.into() });
+        };
+        let sample = Sample {
+            prompt,
+            tokens: section.whole("tokens", 100, 1, MOST)?,
+            temperature: section.number("temperature", 0.8, "a number of at least 0", |x| x >= 0.0)?,
+            top_k: section.whole("top_k", 0, 0, MOST)?,
+            top_p: section.number("top_p", 1.0, "a number above 0, up to 1", |x| x > 0.0 && x <= 1.0)?,
+            every: section.whole("every", 0, 0, MOST)?,
+        };
+        section.finish()?;
+        Ok(Some(sample))
+    }
+
+    /// What the other sections must be for a sample to be written.
+    pub(super) fn check(&self, run: &RunFile) -> Result<(), Error> {
+        let no_effect = |field: &str, why: String| Err(Error::NoEffect { field: field.into(), why });
+        if !run.model.takes_text() {
+            return no_effect("sample", format!("with the model {}, which writes no text", run.model.name));
+        }
+        if matches!(run.data.source, Source::Tokens { .. }) {
+            let why =
+                "with `data.kind` = \"tokens\": token files do not say what text their tokens stand for";
+            return no_effect("sample", why.into());
+        }
+        if self.every > 0 && run.train.eval_every == 0 {
+            return no_effect("sample.every", "with `train.eval_every` = 0".into());
+        }
+        let cut = [
+            ("parallel.sequence", run.parallel.sequence),
+            ("parallel.integrated", run.parallel.integrated.is_some()),
+        ];
+        match cut.into_iter().find(|(_, is_cut)| *is_cut) {
+            Some((field, _)) => {
+                let problem = "cuts sequences or samples, and [sample] writes one token at a time".into();
+                Err(Error::Conflict { field: field.into(), problem })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timetable::Timetable;
+
+    fn sentence(text: &str) -> String {
+        RunFile::parse(text, &[]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn samples_are_off_unless_asked_for() {
+        let run = RunFile::parse("", &[]).unwrap();
+        assert_eq!(run.sample, None);
+        assert!(!run.to_toml().unwrap().contains("sample]"));
+        let run = RunFile::parse("[sample]\nprompt = \"1+1=\"", &[]).unwrap();
+        let sample = run.sample.clone().unwrap();
+        assert_eq!((sample.tokens, sample.temperature, sample.every), (100, 0.8, 0));
+        assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
+    }
+
+    #[test]
+    fn what_a_sample_needs_is_named() {
+        insta::assert_snapshot!(sentence("[sample]\ntokens = 3"), @"`sample.prompt` is missing: the text that the model goes on from");
+        insta::assert_snapshot!(sentence("[sample]\nprompt = \"\""), @r#"`sample.prompt` must be the text that the model goes on from, got """#);
+        insta::assert_snapshot!(sentence("[sample]\nprompt = \"a\"\ntemperature = -1"), @"`sample.temperature` must be a number of at least 0, got -1");
+        insta::assert_snapshot!(sentence("[sample]\nprompt = \"a\"\nevery = 2"), @"`sample.every` has no effect with `train.eval_every` = 0");
+        let images = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\n";
+        insta::assert_snapshot!(sentence(&format!("{images}[sample]\nprompt = \"a\"")), @"`sample` has no effect with the model resnet8, which writes no text");
+        let tokens = "[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"\n";
+        insta::assert_snapshot!(sentence(&format!("{tokens}[sample]\nprompt = \"a\"")), @r#"`sample` has no effect with `data.kind` = "tokens": token files do not say what text their tokens stand for"#);
+        let sequence = "[parallel]\ntensor = 2\nsequence = true\n";
+        insta::assert_snapshot!(sentence(&format!("{sequence}[sample]\nprompt = \"a\"")), @"`parallel.sequence` cuts sequences or samples, and [sample] writes one token at a time");
+    }
+
+    #[test]
+    fn samples_come_at_the_end_and_behind_every_so_many_evaluations() {
+        let of = |text: &str| {
+            let run = RunFile::parse(text, &[]).unwrap();
+            let (sample, timetable): (Sample, Timetable) = (run.sample.clone().unwrap(), run.timetable());
+            (1..=40).filter(|step| sample.is_due(*step, *step == 35, &timetable)).collect::<Vec<u64>>()
+        };
+        assert_eq!(of("[sample]\nprompt = \"a\""), [35]);
+        assert_eq!(of("[train]\neval_every = 5\n[sample]\nprompt = \"a\"\nevery = 2"), [10, 20, 30, 35, 40]);
+    }
+}

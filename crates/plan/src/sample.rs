@@ -1,0 +1,30 @@
+//! Lines that a model writes in the course of its run, so that a person sees what it has learnt.
+
+use serde::Serialize;
+
+use crate::timetable::Timetable;
+
+/// What is asked of the model, and when.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sample {
+    /// The text that it goes on from.
+    pub prompt: String,
+    /// How many tokens it writes, unless its context ends before.
+    pub tokens: usize,
+    /// What logits are divided by; 0: the likeliest token, always.
+    pub temperature: f64,
+    /// How many of the likeliest tokens can be drawn; 0: all.
+    pub top_k: usize,
+    /// The share of probability that can be drawn.
+    pub top_p: f64,
+    /// Evaluations between two samples; 0: only at the end.
+    pub every: usize,
+}
+
+impl Sample {
+    /// Whether one is written behind the evaluation after a step.
+    pub fn is_due(&self, step: u64, last: bool, timetable: &Timetable) -> bool {
+        let every = timetable.eval_every.map_or(0, |steps| steps * self.every as u64);
+        last || (every > 0 && step.is_multiple_of(every))
+    }
+}

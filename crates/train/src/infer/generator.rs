@@ -1,0 +1,242 @@
+//! A model that writes, as one of its ranks: it reads positions and says what follows.
+//!
+//! A pass is the list [`Schedule::next_token`] of the executor that trains: positions enter where the model begins, go from stage
+//! to stage, and the token that is chosen where it ends is told to all. A prompt goes through in one pass, and then each token
+//! by itself, with the keys and values of those before it in the cache. Tensor ranks have the same logits and choose the same.
+
+use std::time::{Duration, Instant};
+
+use espalier_plan::schedule::{Message, Notice, Schedule, Work};
+use espalier_plan::{Error as PlanError, Plan};
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use super::Sampler;
+use crate::Result;
+use crate::context::dtype;
+use crate::layers::{BatchSlice, Cache, Forward, Mode, Stash};
+use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
+use crate::stage::Stage;
+use crate::step::{Executor, Worker};
+use crate::trained::Trained;
+use crate::weights::Weights;
+
+/// A rank's part of a model that writes, and what it has read.
+#[derive(Debug)]
+pub struct Generator<'a> {
+    held: Held<'a>,
+    ranks: &'a Ranks,
+    executor: Executor,
+    cache: Cache,
+}
+
+/// What the rank holds of the model.
+#[derive(Debug, Clone, Copy)]
+struct Held<'a> {
+    stage: &'a Stage,
+    weights: &'a Weights,
+    device: &'a Device,
+    dtype: DType,
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It has as many tokens as were asked for.
+    Long,
+    /// The model can read no further.
+    Context,
+    /// Whoever listens has heard enough.
+    Stopped,
+}
+
+/// A text, and how long it took.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// The tokens behind the prompt.
+    pub tokens: Vec<u32>,
+    /// Why there are no more.
+    pub end: End,
+    /// Until the first of them: the prompt was read.
+    pub prompt_time: Duration,
+    /// From the first to the last.
+    pub time: Duration,
+}
+
+impl Written {
+    /// Tokens for each second, those after the first; none where there is no second one.
+    pub fn rate(&self) -> Option<f64> {
+        let count = self.tokens.len().checked_sub(1).filter(|count| *count > 0)?;
+        Some(count as f64 / self.time.as_secs_f64())
+    }
+}
+
+impl<'a> Generator<'a> {
+    /// A rank of a plan whose weights are these. All ranks must.
+    pub fn new(
+        plan: &Plan,
+        stage: &'a Stage,
+        weights: &'a Weights,
+        ranks: &'a Ranks,
+        device: &'a Device,
+    ) -> Result<Generator<'a>> {
+        let Some(context) = plan.model.input.context() else {
+            let problem = format!("is \"{}\", a model of images, which writes no text", plan.model.name);
+            return Err(PlanError::Conflict { field: "model.name".into(), problem }.into());
+        };
+        if plan.layout.has_sequence() || plan.layout.mixture().is_some() {
+            let (field, cut) = match plan.layout.has_sequence() {
+                true => ("parallel.sequence", "the positions of a sequence"),
+                false => ("parallel.integrated", "samples"),
+            };
+            let problem = format!("cuts {cut}, and a text that is being written has one at a time");
+            return Err(PlanError::Conflict { field: field.into(), problem }.into());
+        }
+        let schedule = Schedule::next_token(stage.placement());
+        let executor = Executor::new(schedule, ranks.stages().clone()).with_notices(ranks.notices().clone());
+        let held = Held { stage, weights, device, dtype: dtype(plan.storage.precision) };
+        Ok(Generator { held, ranks, executor, cache: Cache::new(context) })
+    }
+
+    /// Its place among the ranks.
+    pub fn ranks(&self) -> &Ranks {
+        self.ranks
+    }
+
+    /// The device that holds its weights and its cache.
+    pub fn device(&self) -> &Device {
+        self.held.device
+    }
+
+    /// The most positions that it can read.
+    pub fn context(&self) -> usize {
+        self.cache.context()
+    }
+
+    /// Positions that it has read.
+    pub fn length(&self) -> usize {
+        self.cache.length()
+    }
+
+    /// Forgets what it has read.
+    pub fn forget(&mut self) {
+        self.cache.clear();
+    }
+
+    /// Reads tokens behind those that it has read, and says which follows: what `choose` makes of the logits, where the model
+    /// ends. All ranks must; there must be one to read, and no more than the context has room for.
+    pub fn read(&mut self, ids: &[u32], choose: &mut dyn FnMut(&[f32]) -> u32) -> Result<u32> {
+        let mut worker = Reading { held: self.held, cache: &mut self.cache, ids, choose, token: None };
+        self.executor.rewind();
+        self.executor.run_to_end(&mut worker)?;
+        let token = worker.token.expect("the last rank has told it");
+        self.cache.advance(ids.len());
+        Ok(token)
+    }
+
+    /// What rank 0 has to say, on every rank.
+    pub fn from_first(&self, own: &[u32]) -> Result<Vec<u32>> {
+        let bytes: Vec<u8> = own.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let said = exchange(self.ranks.world(), &bytes)?;
+        Ok(said[0].as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// Reads a prompt and writes up to `most` tokens behind it. `go_on` hears each and says whether there should be more: where one
+    /// rank says no, all stop.
+    pub fn write(
+        &mut self,
+        prompt: &[u32],
+        most: usize,
+        sampler: &mut Sampler,
+        go_on: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<Written> {
+        let begin = Instant::now();
+        let mut choose = |logits: &[f32]| sampler.choose(logits);
+        let mut tokens = vec![self.read(prompt, &mut choose)?];
+        let prompt_time = begin.elapsed();
+        let begin = Instant::now();
+        let end = loop {
+            let last = *tokens.last().expect("the first one is there");
+            if self.ranks.any(!go_on(last))? {
+                break End::Stopped;
+            }
+            if tokens.len() >= most {
+                break End::Long;
+            }
+            if self.length() == self.context() {
+                break End::Context;
+            }
+            tokens.push(self.read(&[last], &mut choose)?);
+        };
+        Ok(Written { tokens, end, prompt_time, time: begin.elapsed() })
+    }
+}
+
+/// A pass over some positions.
+struct Reading<'a, 'b> {
+    held: Held<'a>,
+    cache: &'b mut Cache,
+    ids: &'b [u32],
+    choose: &'b mut dyn FnMut(&[f32]) -> u32,
+    token: Option<u32>,
+}
+
+impl Worker for Reading<'_, '_> {
+    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
+        let Held { stage, weights, device, .. } = self.held;
+        let model = stage.model(work.chunk);
+        let x = match input {
+            Some(x) => x,
+            None => Tensor::from_slice(device, &[1, self.ids.len()], self.ids, Category::Transient)?,
+        };
+        let mut pass = Forward {
+            weights,
+            mode: Mode::Evaluate,
+            random: 0,
+            share: &BatchSlice { samples: 1, ..BatchSlice::default() },
+            stash: &mut Stash::forgetful(),
+            statistics: &mut Vec::new(),
+            cache: Some(&mut *self.cache),
+        };
+        let x = model.forward(x, &mut pass)?;
+        if !model.is_last() {
+            return Ok(Some(x));
+        }
+        self.token = Some((self.choose)(&model.logits(&x, weights)?));
+        Ok(None)
+    }
+
+    fn room(&mut self, message: &Message) -> Result<Tensor> {
+        let Held { stage, device, dtype, .. } = self.held;
+        stage.room_for_positions(message.chunk, self.ids.len(), device, dtype)
+    }
+
+    fn tell(&mut self, _: Notice) -> Vec<f64> {
+        vec![f64::from(self.token.expect("it was chosen in the pass before"))]
+    }
+
+    fn hear(&mut self, _: Notice, told: &[f64]) {
+        self.token = Some(told[0] as u32);
+    }
+}
+
+/// Opens a trained model on the ranks of a plan, and does some work on each of them; what rank 0 returns is returned. A rank waits at most
+/// `limit` for another; one that hangs is the end where there is somebody to `give_up`.
+pub fn on_ranks<R: Send>(
+    trained: &Trained,
+    plan: &Plan,
+    device: &Device,
+    limit: Duration,
+    give_up: Option<GiveUp>,
+    work: impl Fn(&mut Generator<'_>) -> Result<R> + Sync,
+) -> Result<R> {
+    let rank = |ranks: Ranks, device: &Device| {
+        let weights = trained.weights(plan, device, &ranks)?;
+        let stage = Stage::new(plan, &ranks)?;
+        work(&mut Generator::new(plan, &stage, &weights, &ranks, device)?)
+    };
+    if plan.mesh.size() == 1 {
+        return device.enter(|| rank(Ranks::alone(), device));
+    }
+    let all = on_threads_within(limit, give_up, &plan.mesh, device, rank)?;
+    Ok(all.into_iter().next().expect("there is a rank 0"))
+}

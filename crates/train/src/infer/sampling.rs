@@ -1,0 +1,153 @@
+//! From logits to a token: the likeliest, or one that is drawn from the likely ones.
+//!
+//! Logits are divided by the temperature; of the tokens the `top_k` likeliest stay, and of these the fewest whose
+//! probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020). What is drawn depends on the seed and the
+//! number of the token alone, so a text repeats on any layout of ranks that gives the same logits.
+
+use espalier_tensor::random;
+
+/// Apart from every other use of a seed.
+const PURPOSE: u64 = u64::from_be_bytes(*b"sampling");
+
+/// How a token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// What logits are divided by; 0: the likeliest token, always.
+    pub temperature: f64,
+    /// How many of the likeliest tokens can be drawn; 0: all.
+    pub top_k: usize,
+    /// The share of probability that can be drawn, in (0, 1].
+    pub top_p: f64,
+    /// Where chance comes from.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// The likeliest token, always.
+    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+}
+
+/// Chooses the tokens of one text.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    sampling: Sampling,
+    key: u64,
+    /// Tokens chosen so far.
+    chosen: u64,
+}
+
+impl Sampler {
+    /// At the beginning of a text.
+    pub fn new(sampling: Sampling) -> Sampler {
+        Sampler { sampling, key: random::key(sampling.seed, PURPOSE), chosen: 0 }
+    }
+
+    /// The next token. Of equally likely ones the first comes first; a logit that is no number is never chosen.
+    pub fn choose(&mut self, logits: &[f32]) -> u32 {
+        let Sampling { temperature, top_k, top_p, .. } = self.sampling;
+        self.chosen += 1;
+        if temperature == 0.0 || top_k == 1 {
+            return likeliest(logits);
+        }
+        let mut tokens: Vec<u32> =
+            (0..logits.len() as u32).filter(|token| !logits[*token as usize].is_nan()).collect();
+        let order =
+            |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b));
+        if (1..tokens.len()).contains(&top_k) {
+            tokens.select_nth_unstable_by(top_k - 1, order);
+            tokens.truncate(top_k);
+        }
+        tokens.sort_unstable_by(order);
+        let Some(first) = tokens.first() else { return 0 };
+        let top = f64::from(logits[*first as usize]);
+        let weight = |token: &u32| ((f64::from(logits[*token as usize]) - top) / temperature).exp();
+        let weights: Vec<f64> = tokens.iter().map(weight).collect();
+        let mut total: f64 = weights.iter().sum();
+        if top_p < 1.0 {
+            let (share, mut sum) = (top_p * total, 0.0);
+            let enough = weights.iter().position(|weight| {
+                sum += weight;
+                sum >= share
+            });
+            tokens.truncate(enough.map_or(tokens.len(), |last| last + 1));
+            total = weights[..tokens.len()].iter().sum();
+        }
+        let mut left = random::uniform(self.key, self.chosen - 1) * total;
+        let drawn = weights[..tokens.len()].iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        tokens[drawn.unwrap_or(tokens.len() - 1)]
+    }
+}
+
+fn likeliest(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, logit) in logits.iter().enumerate() {
+        if *logit > best.1 {
+            best = (token as u32, *logit);
+        }
+    }
+    best.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 6] = [0.0, 2.0, f32::NAN, 1.0, 2.0, -1.0];
+
+    fn drawn(sampling: Sampling, count: usize) -> Vec<u32> {
+        let mut sampler = Sampler::new(sampling);
+        (0..count).map(|_| sampler.choose(&LOGITS)).collect()
+    }
+
+    #[test]
+    fn without_temperature_the_first_of_the_likeliest_is_chosen() {
+        assert_eq!(drawn(Sampling::GREEDY, 3), [1, 1, 1]);
+        assert_eq!(drawn(Sampling { temperature: 5.0, top_k: 1, ..Sampling::GREEDY }, 3), [1, 1, 1]);
+    }
+
+    /// Frequencies over many draws against the softmax, at two temperatures.
+    #[test]
+    fn tokens_are_drawn_as_often_as_they_are_likely() {
+        for temperature in [0.7, 1.5] {
+            let sampling = Sampling { temperature, seed: 3, ..Sampling::GREEDY };
+            let (count, all) = (40_000, drawn(sampling, 40_000));
+            let weight = |token: usize| (f64::from(LOGITS[token]) / temperature).exp();
+            let tokens = [0, 1, 3, 4, 5];
+            let total: f64 = tokens.iter().map(|token| weight(*token)).sum();
+            for token in tokens {
+                let seen = all.iter().filter(|drawn| **drawn as usize == token).count() as f64;
+                let share = seen / f64::from(count);
+                assert!((share - weight(token) / total).abs() < 0.01, "{token}: {share}");
+            }
+            assert!(!all.contains(&2), "a logit that is no number");
+        }
+    }
+
+    #[test]
+    fn the_unlikely_are_left_out() {
+        let seen = |sampling| {
+            let mut seen = drawn(sampling, 4000);
+            seen.sort_unstable();
+            seen.dedup();
+            seen
+        };
+        let hot = Sampling { temperature: 3.0, seed: 1, ..Sampling::GREEDY };
+        assert_eq!(seen(hot), [0, 1, 3, 4, 5]);
+        assert_eq!(seen(Sampling { top_k: 3, ..hot }), [1, 3, 4]);
+        assert_eq!(seen(Sampling { top_k: 99, ..hot }), [0, 1, 3, 4, 5]);
+        // At temperature 3 the two likeliest have a share of 0.54, the three likeliest of 0.73.
+        assert_eq!(seen(Sampling { top_p: 0.6, ..hot }), [1, 3, 4]);
+        assert_eq!(seen(Sampling { top_p: 0.5, ..hot }), [1, 4]);
+        assert_eq!(seen(Sampling { top_p: 0.01, ..hot }), [1]);
+    }
+
+    #[test]
+    fn a_seed_gives_its_tokens_again_and_another_gives_others() {
+        let hot = |seed| drawn(Sampling { temperature: 2.0, seed, ..Sampling::GREEDY }, 50);
+        assert_eq!(hot(7), hot(7));
+        assert_ne!(hot(7), hot(8));
+    }
+}

@@ -1,0 +1,70 @@
+//! What attention keeps of a sequence that is read in parts: the keys and values of all positions so far, layer by layer.
+//!
+//! A pass over some positions puts theirs behind those that are there. Room is for all positions that the model can tell
+//! apart and is taken when a layer is first met, so a rank holds that of its own layers, and of these its own heads.
+
+use std::collections::HashMap;
+
+use espalier_tensor::Tensor;
+use espalier_tensor::ops::{attention, cached_attention};
+
+use crate::Result;
+
+/// The keys and values of one sequence on one rank.
+#[derive(Debug)]
+pub struct Cache {
+    /// By the number of the attention layer in the model.
+    layers: HashMap<usize, Tensor>,
+    context: usize,
+    length: usize,
+}
+
+impl Cache {
+    /// An empty one, for so many positions.
+    pub fn new(context: usize) -> Cache {
+        Cache { layers: HashMap::new(), context, length: 0 }
+    }
+
+    /// Positions that the model can tell apart.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Positions read so far: the next pass begins behind them.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Counts the positions of a pass that is through all layers.
+    pub fn advance(&mut self, positions: usize) {
+        self.length += positions;
+        debug_assert!(self.length <= self.context);
+    }
+
+    /// Forgets all positions; the room stays.
+    pub fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    /// What attention number `layer` gives at the positions of this pass; qkv: [1, positions, columns].
+    pub(super) fn attend(
+        &mut self,
+        layer: usize,
+        qkv: &Tensor,
+        heads: usize,
+        kv_heads: usize,
+    ) -> Result<Tensor> {
+        let (device, dtype, d) = (qkv.device(), qkv.dtype(), qkv.width() / (heads + 2 * kv_heads));
+        if !self.layers.contains_key(&layer) {
+            let room = cached_attention::cache(&device, dtype, kv_heads, self.context, d)?;
+            self.layers.insert(layer, room);
+        }
+        let kept = self.layers.get_mut(&layer).expect("there is room by now");
+        cached_attention::append(qkv, kept, self.length, heads, kv_heads)?;
+        match self.length {
+            // Nothing came before: the blocks of training's attention are faster over many positions.
+            0 => Ok(attention::forward(qkv, heads, kv_heads)?.0),
+            first => Ok(cached_attention::forward(qkv, kept, first, heads, kv_heads)?),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What the model of a run writes on the way, for a person to see.
+
+use espalier_plan::Plan;
+
+use super::Observer;
+use super::lifecycle::Run;
+use crate::data::{Dataset, Tokenizer};
+use crate::infer::{Sampler, Sampling, TextStream};
+use crate::trainer::Trainer;
+use crate::{Error, Result};
+
+/// The tokens of a run's prompt, where it has one. All ranks ask, before the first step.
+pub(super) fn prompt(plan: &Plan, dataset: &Dataset) -> Result<Option<Vec<u32>>> {
+    let Some(sample) = &plan.sample else { return Ok(None) };
+    let ids = tokenizer(dataset).encode(&sample.prompt)?;
+    let context = plan.model.input.context().unwrap_or(0);
+    match ids.len() <= context {
+        true => Ok(Some(ids)),
+        false => {
+            let problem = format!("has {} tokens, and `model.context` is {context}: shorten it", ids.len());
+            Err(Error::Plan(espalier_plan::Error::Conflict { field: "sample.prompt".into(), problem }))
+        }
+    }
+}
+
+fn tokenizer(dataset: &Dataset) -> &Tokenizer {
+    match dataset {
+        Dataset::Tokens(tokens) => tokens.tokenizer().expect("a run file with a sample has text"),
+        Dataset::Images(_) => unreachable!("a run file with a sample has text"),
+    }
+}
+
+impl Run {
+    /// Lets the model write, where it is time to. All ranks must.
+    pub(super) fn sample(&mut self, last: bool, observer: &mut dyn Observer) -> Result<()> {
+        let step = self.trainer.progress().step;
+        let Some(sample) = self.plan.sample.as_ref() else { return Ok(()) };
+        // A run that is to stop does so first.
+        let stops = self.trainer.progress().evaluation_due;
+        if stops || !sample.is_due(step, last, &self.plan.timetable) {
+            return Ok(());
+        }
+        let sampling = Sampling {
+            temperature: sample.temperature,
+            top_k: sample.top_k,
+            top_p: sample.top_p,
+            seed: self.plan.seed,
+        };
+        let text = write(&self.trainer, &self.prompt, sample.tokens, sampling)?;
+        observer.sampled(step, &sample.prompt, &text);
+        Ok(())
+    }
+}
+
+/// What the model in training writes behind some tokens.
+fn write(trainer: &Trainer, prompt: &[u32], tokens: usize, sampling: Sampling) -> Result<String> {
+    let mut generator = trainer.generator()?;
+    let tokenizer = tokenizer(trainer.dataset());
+    let mut stream = TextStream::new(tokenizer, &[]);
+    let mut go_on = |token: u32| {
+        let is_end = tokenizer.end() == Some(token);
+        if !is_end {
+            stream.push(token);
+        }
+        !is_end
+    };
+    generator.write(prompt, tokens, &mut Sampler::new(sampling), &mut go_on)?;
+    stream.finish();
+    Ok(stream.text().to_owned())
+}

@@ -1,0 +1,350 @@
+//! Text out of a model: what is written with a cache is what the model says of the whole text, on every layout of ranks, and what
+//! Hugging Face's GPT-2 writes with the same weights.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use espalier_plan::config::RunFile;
+use espalier_plan::spec::Recompute;
+use espalier_plan::{DataFacts, Plan};
+use espalier_tensor::ops::compress::apply;
+use espalier_tensor::{Category, DType, Device, Mask, Tensor};
+use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream, on_ranks};
+use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_train::model::Model;
+use espalier_train::parallel::Ranks;
+use espalier_train::run::{Observer, RunDir, run};
+use espalier_train::stage::Stage;
+use espalier_train::trained::Trained;
+use espalier_train::weights::Weights;
+
+use crate::fixture::Fixture;
+use crate::support::{Base, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+
+const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 5 };
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Trains in a folder, and opens what came of it.
+fn trained(base: &Base, folder: &Path) -> Trained {
+    let (plan, dataset, device) = prepare(base, 2);
+    run(plan, dataset, &device, &RunDir::at(folder), &AtomicBool::new(false), &mut ()).unwrap();
+    Trained::open(folder, |broken| panic!("{broken}")).unwrap()
+}
+
+fn dense() -> Base {
+    tiny_gpt(&["train.steps=8"])
+}
+
+fn pruned() -> Base {
+    tiny_gpt(&["train.steps=8", "prune.method=magnitude", "prune.sparsity=0.9", "prune.at=2"])
+}
+
+/// What a trained model does on the ranks of a layout.
+fn writing<R: Send>(
+    trained: &Trained,
+    set: &[&str],
+    work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
+) -> R {
+    let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+    let plan = trained.plan(&set).unwrap();
+    on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
+}
+
+/// Tokens written behind a prompt, each from a pass over the whole text without anything kept.
+fn without_cache(
+    generator: &mut Generator<'_>,
+    prompt: &[u32],
+    most: usize,
+    sampling: Sampling,
+) -> espalier_train::Result<Vec<u32>> {
+    let (mut all, mut sampler) = (prompt.to_vec(), Sampler::new(sampling));
+    for _ in 0..most {
+        generator.forget();
+        all.push(generator.read(&all, &mut |logits| sampler.choose(logits))?);
+    }
+    Ok(all.split_off(prompt.len()))
+}
+
+/// Dense and pruned, a prompt of one token and of several, on one rank and on several: the same tokens with a cache and without,
+/// and on every layout those of one rank.
+#[test]
+fn tokens_are_those_of_reading_the_whole_text_every_time() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, base) in [("dense", dense()), ("pruned", pruned()), ("llama", tiny_llama(&["train.steps=8"]))]
+    {
+        let trained = trained(&base, &folder.path().join(name));
+        for (text, sampling) in [("12+7=", Sampling::GREEDY), ("5", Sampling::GREEDY), ("31-4", HOT)] {
+            let prompt = trained.tokenizer().unwrap().encode(text).unwrap();
+            let both = |generator: &mut Generator<'_>| {
+                let written = generator.write(&prompt, 15, &mut Sampler::new(sampling), &mut |_| true)?;
+                assert_eq!((written.tokens.len(), written.end), (15, End::Long));
+                let again = without_cache(generator, &prompt, 15, sampling)?;
+                assert_eq!(written.tokens, again, "{name} {text}");
+                Ok(written.tokens)
+            };
+            let alone = writing(&trained, &[], both);
+            for set in [
+                &["parallel.pipeline=2"][..],
+                &["parallel.tensor=2"],
+                &["parallel.pipeline=2", "parallel.tensor=2"],
+                &["parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2"],
+            ] {
+                assert_eq!(writing(&trained, set, both), alone, "{name} {text} {set:?}");
+            }
+        }
+    }
+}
+
+/// The logits of every position, as the forward pass that trains makes them: in f32 to 1e-5; in bf16 to what its roundings leave, which
+/// other orders of sums move.
+#[test]
+fn logits_are_those_of_the_forward_pass_that_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = trained(&dense(), folder.path());
+    let ids = trained.tokenizer().unwrap().encode("12+7=19\n31-4=27\n5+5").unwrap();
+    for (precision, tolerance) in [("f32", 1e-5), ("bf16", 0.06)] {
+        let set = [format!("train.precision={precision}")];
+        let plan = trained.plan(&set).unwrap();
+        let device = Device::cpu(2).unwrap();
+        let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+        let model = Model::build(&plan.model, Recompute::None);
+        let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone()).unwrap());
+        let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();
+        for end in 1..=ids.len() {
+            let mut pass = Forward {
+                weights: &weights,
+                mode: Mode::Evaluate,
+                random: 0,
+                share: &BatchSlice { samples: 1, ..BatchSlice::default() },
+                stash: &mut Stash::forgetful(),
+                statistics: &mut Vec::new(),
+                cache: None,
+            };
+            let x = Tensor::from_slice(&device, &[1, end], &ids[..end], Category::Transient).unwrap();
+            let x = model.forward(x, &mut pass).unwrap();
+            let expected = model.logits(&x, &weights).unwrap();
+            // The first three positions together, as a prompt; then one at a time.
+            let read = if end <= 3 { 0..3 } else { end - 1..end };
+            if (1..3).contains(&end) {
+                continue;
+            }
+            let mut seen = Vec::new();
+            let mut choose = |logits: &[f32]| {
+                seen = logits.to_vec();
+                0
+            };
+            generator.read(&ids[read], &mut choose).unwrap();
+            let off = seen.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(off <= tolerance, "{precision}, position {end}: off by {off}");
+        }
+        assert_eq!(generator.length(), ids.len());
+    }
+}
+
+/// What was said before is read once: parts behind each other are the text in one piece.
+#[test]
+fn a_text_may_be_read_in_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = trained(&pruned(), folder.path());
+    let ids = trained.tokenizer().unwrap().encode("12+7=19\n31-4=27\n5").unwrap();
+    for set in [&[][..], &["parallel.pipeline=2"], &["parallel.tensor=2"]] {
+        writing(&trained, set, |generator| {
+            let mut greedy = Sampler::new(Sampling::GREEDY);
+            let mut choose = |logits: &[f32]| greedy.choose(logits);
+            let whole = generator.read(&ids, &mut choose)?;
+            generator.forget();
+            generator.read(&ids[..7], &mut choose)?;
+            generator.read(&ids[7..12], &mut choose)?;
+            assert_eq!(generator.length(), 12);
+            assert_eq!(generator.read(&ids[12..], &mut choose)?, whole, "{set:?}");
+            Ok(())
+        });
+    }
+}
+
+/// The context is the end, whatever was asked for; and whoever listens can end it before.
+#[test]
+fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = trained(&dense(), folder.path());
+    let prompt = trained.tokenizer().unwrap().encode("12+7=").unwrap();
+    for set in [&[][..], &["parallel.pipeline=2"]] {
+        writing(&trained, set, |generator| {
+            let mut sampler = Sampler::new(HOT);
+            let written = generator.write(&prompt, 1000, &mut sampler, &mut |_| true)?;
+            // The last token follows the last position that can be read.
+            assert_eq!((written.tokens.len(), written.end), (24 - 5 + 1, End::Context));
+            generator.forget();
+            let leads = generator.ranks().leads();
+            let mut left = 4;
+            let mut go_on = |_| {
+                left -= 1;
+                // One rank is enough.
+                !leads || left > 0
+            };
+            let written = generator.write(&prompt, 1000, &mut sampler, &mut go_on)?;
+            assert_eq!((written.tokens.len(), written.end), (4, End::Stopped));
+            Ok(())
+        });
+    }
+}
+
+/// Bytes of keys and values: what the plan says, on every rank, in both precisions.
+#[test]
+fn the_cache_is_as_large_as_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, base) in [("gpt", dense()), ("llama", tiny_llama(&["train.steps=1"]))] {
+        let trained = trained(&base, &folder.path().join(name));
+        for set in [
+            &[][..],
+            &["train.precision=bf16"],
+            &["parallel.pipeline=2"],
+            &["parallel.tensor=2", "train.precision=bf16"],
+        ] {
+            let owned: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+            let plan = trained.plan(&owned).unwrap();
+            writing(&trained, set, |generator| {
+                generator.write(&[1, 2, 3], 3, &mut Sampler::new(HOT), &mut |_| true)?;
+                let (held, planned) = (
+                    generator.device().ledger().current(Category::Cache),
+                    plan.cache_bytes(generator.ranks().rank())?,
+                );
+                assert!(planned > 0 && held as u64 == planned, "{name} {set:?}: {held} and {planned}");
+                assert_eq!(generator.device().ledger().current(Category::Activations), 0);
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_writes_the_same_text_in_bf16_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = trained(&dense(), folder.path());
+    let write = |seed| {
+        writing(&trained, &["train.precision=bf16"], |generator| {
+            let mut sampler = Sampler::new(Sampling { seed, ..HOT });
+            Ok(generator.write(&[3, 1], 20, &mut sampler, &mut |_| true)?.tokens)
+        })
+    };
+    assert_eq!(write(1), write(1));
+    assert_ne!(write(1), write(2));
+}
+
+#[test]
+fn what_cannot_write_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let images = trained(&tiny_cnn(&["train.steps=1"]), &folder.path().join("images"));
+    let refused = |trained: &Trained, set: &[String]| {
+        let plan = trained.plan(set).unwrap();
+        let device = Device::cpu(2).unwrap();
+        on_ranks(trained, &plan, &device, LIMIT, None, |_| Ok(())).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&images, &[]), "`model.name` is \"custom\", a model of images, which writes no text");
+    let text = trained(&dense(), &folder.path().join("text"));
+    assert_eq!(
+        refused(&text, &["parallel.tensor=2".into(), "parallel.sequence=true".into()]),
+        "`parallel.sequence` cuts the positions of a sequence, and a text that is being written has one at a time"
+    );
+}
+
+/// Greedy tokens of transformers' GPT2LMHeadModel with the weights of `../oracle/gpt.safetensors`, dense and masked, up to the end
+/// of its context (`../oracle/generate.py`).
+#[test]
+fn tokens_are_those_of_hugging_faces_gpt_2() {
+    let fixture = Fixture::read(include_bytes!("../oracle/gpt.safetensors"));
+    let written: serde_json::Value = serde_json::from_str(include_str!("../oracle/generated.json")).unwrap();
+    let text = "[model]\nname = \"gpt\"\nlayers = 2\nheads = 2\nwidth = 16\ncontext = 16";
+    let facts = DataFacts { vocab: Some(24), image: None, classes: None };
+    let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+    let device = Device::cpu(2).unwrap();
+    let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone()).unwrap());
+    let ids = |value: &serde_json::Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    let mut compared = 0;
+    for (case, texts) in written["texts"].as_object().unwrap() {
+        let mut weights = Weights::initialise(&plan.model, &device, DType::F32, 0).unwrap();
+        for id in weights.ids() {
+            let name = weights.name(id).to_owned();
+            let values = &fixture.f32[&format!("init/{name}")];
+            let shape = weights.get(id).shape().to_vec();
+            let weight = weights.get_mut(id);
+            *weight = Tensor::from_f32(&device, &shape, DType::F32, values, Category::Weights).unwrap();
+            if let Some(words) = fixture.words.get(&format!("mask/{name}")).filter(|_| case == "masked") {
+                apply(weight, &Mask::new(&device, values.len(), words).unwrap()).unwrap();
+            }
+        }
+        let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();
+        for text in texts.as_array().unwrap() {
+            let (prompt, tokens) = (ids(&text["prompt"]), ids(&text["tokens"]));
+            generator.forget();
+            let mut greedy = Sampler::new(Sampling::GREEDY);
+            let ours = generator.write(&prompt, tokens.len(), &mut greedy, &mut |_| true).unwrap();
+            assert_eq!(ours.tokens, tokens, "{case}, behind {prompt:?}");
+            compared += tokens.len();
+        }
+    }
+    assert!(compared > 50, "{compared} tokens were compared");
+}
+
+/// Hears what a run writes.
+#[derive(Default)]
+struct Listener(Vec<(u64, String)>);
+
+impl Observer for Listener {
+    fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
+        assert_eq!(prompt, "12+");
+        self.0.push((step, text.to_owned()));
+    }
+}
+
+/// A run that writes samples: when it says, what its checkpoint would write, and nothing else is another for it, on one rank and several.
+#[test]
+fn a_run_shows_what_its_model_writes() {
+    for layout in [&[][..], &["parallel.pipeline=2", "train.micro_batches=2"], &["parallel.tensor=2"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let quiet =
+            layout.iter().fold(tiny_gpt(&["train.steps=6", "train.eval_every=2"]), |base, set| base.set(set));
+        let asks = ["sample.prompt=12+", "sample.tokens=12", "sample.every=2", "sample.temperature=0.5"];
+        let talks = asks.iter().fold(quiet.clone(), |base, set| base.set(set));
+        let outcome = |base: &Base, name: &str, heard: &mut Listener| {
+            let (plan, dataset, device) = prepare(base, 2);
+            let place = RunDir::at(folder.path().join(name));
+            run(plan, dataset, &device, &place, &AtomicBool::new(false), heard).unwrap().summary
+        };
+        let mut heard = Listener::default();
+        let with = outcome(&talks, "talks", &mut heard);
+        let without = outcome(&quiet, "quiet", &mut Listener::default());
+        assert_eq!((with.weights_hash, with.loss), (without.weights_hash, without.loss), "{layout:?}");
+        assert_eq!(heard.0.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 6], "{layout:?}");
+
+        let trained = Trained::open(&folder.path().join("talks"), |broken| panic!("{broken}")).unwrap();
+        let tokenizer = trained.tokenizer().unwrap();
+        let sampling = Sampling { temperature: 0.5, top_k: 0, top_p: 1.0, seed: 4 };
+        let text = writing(&trained, &[], |generator| {
+            let prompt = tokenizer.encode("12+").unwrap();
+            let mut stream = TextStream::new(tokenizer, &[]);
+            let mut go_on = |token| {
+                stream.push(token);
+                true
+            };
+            generator.write(&prompt, 12, &mut Sampler::new(sampling), &mut go_on)?;
+            stream.finish();
+            Ok(stream.text().to_owned())
+        });
+        assert_eq!(heard.0[1].1, text, "{layout:?}");
+    }
+}
+
+/// Before the first step, not at the end of the run.
+#[test]
+fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = tiny_gpt(&["train.steps=1"]).set(format!("sample.prompt=\"{}\"", "1".repeat(25)));
+    let (plan, dataset, device) = prepare(&base, 1);
+    let place = RunDir::at(folder.path());
+    let error = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap_err();
+    assert_eq!(error.to_string(), "`sample.prompt` has 25 tokens, and `model.context` is 24: shorten it");
+}
