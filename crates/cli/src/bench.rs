@@ -3,6 +3,7 @@
 pub mod cluster_file;
 mod comm;
 mod compute;
+mod generate;
 mod sparse;
 mod timing;
 
@@ -26,6 +27,8 @@ enum Question {
     Compute(compute::ComputeArguments),
     /// How fast messages between devices are; into the cluster file that `bench compute` wrote.
     Comm(comm::CommArguments),
+    /// How fast a model writes, and what share of the memory's bandwidth that is.
+    Generate(generate::GenerateArguments),
     /// Why dense kernels: a linear layer whose weights are mostly zero, multiplied densely and sparsely.
     Sparse(sparse::SparseArguments),
 }
@@ -35,6 +38,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     match &arguments.question {
         Question::Compute(arguments) => compute::compute(arguments),
         Question::Comm(arguments) => comm::comm(arguments),
+        Question::Generate(arguments) => generate::generate(arguments),
         Question::Sparse(arguments) => sparse::sparse(arguments),
     }
 }

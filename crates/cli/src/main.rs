@@ -5,12 +5,14 @@
 
 mod auto;
 mod bench;
+mod chat;
 mod columns;
 mod compare;
 mod device;
 mod doctor;
 mod draft;
 mod explain;
+mod generate;
 mod log;
 mod machine;
 mod measure;
@@ -32,6 +34,7 @@ mod signals;
 mod train;
 mod verify;
 mod watch;
+mod writing;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -59,6 +62,10 @@ enum Command {
     Prune(prune::PruneArguments),
     /// Say how sharp, curved and noisy the loss is around a checkpoint's weights.
     Measure(measure::MeasureArguments),
+    /// Let a trained model go on from a text.
+    Generate(generate::GenerateArguments),
+    /// Talk with a trained model, line by line.
+    Chat(chat::ChatArguments),
     /// Check the checkpoints of a run folder.
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
@@ -90,6 +97,8 @@ fn main() -> ExitCode {
         Command::Train(arguments) => train::train(&arguments),
         Command::Prune(arguments) => prune::prune(&arguments),
         Command::Measure(arguments) => measure::measure(&arguments),
+        Command::Generate(arguments) => generate::generate(&arguments),
+        Command::Chat(arguments) => chat::chat(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Plan(arguments) => plan::plan(&arguments),

@@ -122,6 +122,13 @@ impl Observer for Progress {
         ));
     }
 
+    fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
+        self.say(&format!(
+            "step {step:>6}: the model goes on from {prompt:?}:\n{}",
+            indented(&format!("{prompt}{text}"))
+        ));
+    }
+
     fn looked(&mut self, step: u64, seen: &Observation) {
         self.say(&format!("before step {step}: {}", seen.note));
     }
@@ -225,6 +232,11 @@ pub fn scoring(scoring: &Scoring) {
             bytes(scoring.bytes as usize),
         );
     }
+}
+
+/// Lines that stand apart from those of the run.
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
 /// The closing tables.

@@ -37,15 +37,20 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Listens from now on.
+    /// Listens from now on, in a run.
     pub fn listen() -> Result<Stop> {
+        Stop::listen_saying("interrupted before the first step: there is nothing to save")
+    }
+
+    /// The same of any command: `at_once` is what a person hears where nothing has begun, and the process ends.
+    pub fn listen_saying(at_once: &'static str) -> Result<Stop> {
         let stop = Stop::default();
         let (mut signals, heard) = (Signals::new(heard())?, stop.clone());
         thread::Builder::new().name("espalier-signals".into()).spawn(move || {
             let mut insisted = false;
             for signal in signals.forever() {
                 if !heard.begun.load(Ordering::SeqCst) {
-                    say!("interrupted before the first step: there is nothing to save");
+                    say!("{at_once}");
                     // Nothing is run on the way out: what hangs may hold what a destructor would wait for.
                     low_level::exit(INTERRUPTED.into());
                 }

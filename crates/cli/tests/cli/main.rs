@@ -10,6 +10,7 @@ mod doctor;
 mod dry_run;
 mod explain;
 mod faults;
+mod generate;
 mod killed;
 mod launch;
 mod log;

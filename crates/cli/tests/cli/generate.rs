@@ -1,0 +1,218 @@
+//! `espalier generate` and `espalier chat`: text out of a checkpoint, as a person and a program meet it.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::faults::kill;
+use crate::outputs::compare;
+use crate::{TINY, json, said, train_in};
+
+fn espalier(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    command.current_dir(folder).args(arguments);
+    command
+}
+
+fn generate(folder: &Path, arguments: &[&str]) -> Output {
+    espalier(folder, &[&["generate"], arguments].concat()).output().unwrap()
+}
+
+/// A folder with a trained model in `run`.
+fn trained() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let output = train_in(folder.path(), TINY, &["--out", "run"]);
+    assert!(output.status.success(), "{}", said(&output));
+    folder
+}
+
+#[test]
+fn a_model_goes_on_from_a_text() {
+    let folder = trained();
+    let asked = ["run", "12+", "--tokens", "9", "--seed", "3"];
+    let output = generate(folder.path(), &asked);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    let report = json(&generate(folder.path(), &[&asked[..], &["--json"]].concat()).stdout);
+    // What was written, without the prompt, and a line's end.
+    assert_eq!(text.trim_end_matches('\n'), report["text"].as_str().unwrap().trim_end_matches('\n'));
+    assert_eq!((&report["prompt_tokens"], &report["new_tokens"]), (&Value::from(3), &Value::from(9)));
+    assert_eq!(report["tokens"].as_array().unwrap().len(), 9);
+    assert_eq!((&report["format"], &report["end"]), (&Value::from("dense-f32"), &Value::from("length")));
+    assert!(
+        report["tokens_per_s"].as_f64().unwrap() > 0.0
+            && report["prompt_tokens_per_s"].as_f64().unwrap() > 0.0
+    );
+    compare("espalier generate --json", &[report]);
+    assert!(said(&output).contains("9 tokens"), "{}", said(&output));
+}
+
+/// The same seed, the same text; another, another. Without temperature no seed matters. On two stages and on two tensor ranks the same.
+#[test]
+fn a_text_repeats() {
+    let folder = trained();
+    let tokens = |more: &[&str]| {
+        let output = generate(folder.path(), &[&["run", "1", "--tokens", "14", "--json"], more].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        json(&output.stdout)["tokens"].clone()
+    };
+    let hot = |seed, more: &[&str]| tokens(&[&["--temperature", "1.5", "--seed", seed], more].concat());
+    assert_eq!(hot("1", &[]), hot("1", &[]));
+    assert_ne!(hot("1", &[]), hot("2", &[]));
+    assert_eq!(hot("1", &["--set", "parallel.pipeline=2"]), hot("1", &[]));
+    assert_eq!(hot("1", &["--set", "parallel.tensor=2"]), hot("1", &[]));
+    assert_eq!(
+        tokens(&["--temperature", "0", "--seed", "1"]),
+        tokens(&["--temperature", "0", "--seed", "2"])
+    );
+}
+
+#[test]
+fn a_word_and_the_context_end_a_text() {
+    let folder = trained();
+    let report = |more: &[&str]| {
+        let output = generate(
+            folder.path(),
+            &[&["run", "1", "--json", "--temperature", "2", "--tokens", "99"], more].concat(),
+        );
+        assert!(output.status.success(), "{}", said(&output));
+        (json(&output.stdout), said(&output))
+    };
+    let (whole, text) = report(&[]);
+    assert_eq!((&whole["end"], &whole["new_tokens"]), (&Value::from("context"), &Value::from(16)));
+    assert!(text.contains("the model's context of 16 tokens"), "{text}");
+    let written = whole["text"].as_str().unwrap();
+    let word = &written[4..6];
+    let (cut, _) = report(&["--stop", word]);
+    assert_eq!(cut["end"], "stop");
+    assert_eq!(cut["text"], written[..written.find(word).unwrap()]);
+}
+
+/// One sentence each, and exit code 2.
+#[test]
+fn what_cannot_be_gone_on_from_is_named() {
+    let folder = trained();
+    let refused = |arguments: &[&str]| {
+        let output = generate(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
+        assert!(output.stdout.is_empty());
+        said(&output).trim_end().to_owned()
+    };
+    assert_eq!(
+        refused(&["run", ""]),
+        "error: `PROMPT` is empty: the model goes on from a text, so it needs one"
+    );
+    assert_eq!(
+        refused(&["run", &"1".repeat(17)]),
+        "error: `PROMPT` has 17 tokens, and the model reads at most 16"
+    );
+    assert!(refused(&["run", "hello"]).starts_with("error: "), "a letter that sums do not have");
+    assert_eq!(
+        refused(&["run", "1", "--temperature", "-1"]),
+        "error: invalid value '-1' for '--temperature <T>': expected a number of at least 0, such as 0.8"
+    );
+    assert_eq!(
+        refused(&["run", "1", "--top-p", "0"]),
+        "error: invalid value '0' for '--top-p <P>': expected a share above 0, up to 1, such as 0.9"
+    );
+    assert!(refused(&["nothing", "1"]).contains("nothing"));
+
+    // A model that reads no text, and one whose tokens nobody can spell.
+    let images = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\ncount = 40\n[train]\nsteps = 1\nbatch = 4\n[device]\nkind = \"cpu\"";
+    assert!(train_in(folder.path(), images, &["--out", "images"]).status.success());
+    assert!(refused(&["images", "1"]).ends_with("it is a model of images (mlp), which writes no text"));
+    fs::write(folder.path().join("ids.bin"), [7u8, 0, 3, 0].repeat(400)).unwrap();
+    let tokens = "[model]\nname = \"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8\nvocab = 20\n[data]\nkind = \"tokens\"\n\
+                  path = \"ids.bin\"\n[train]\nsteps = 1\nbatch = 4\n[device]\nkind = \"cpu\"";
+    assert!(train_in(folder.path(), tokens, &["--out", "tokens"]).status.success());
+    let sentence = refused(&["tokens", "1"]);
+    assert!(
+        sentence.ends_with("which do not say what text they stand for: add --tokenizer FILE"),
+        "{sentence}"
+    );
+    // With one it writes.
+    let letters = r#"{"pre_tokenizer": {"type": "ByteLevel"}, "model": {"vocab": {"a": 0, "b": 1, "c": 2}, "merges": []}}"#;
+    fs::write(folder.path().join("letters.json"), letters).unwrap();
+    let output = generate(
+        folder.path(),
+        &["tokens", "ab", "--tokenizer", "letters.json", "--temperature", "0", "--json"],
+    );
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// The first Ctrl-C ends a text where it is, with what was written.
+#[test]
+fn an_interrupted_text_ends_cleanly() {
+    let folder = trained();
+    let mut command = espalier(folder.path(), &["chat", "run", "--tokens", "1000000"]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It answers, so it has begun, and waits for the next line.
+    child.stdin.as_mut().unwrap().write_all(b"1+1=\n").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    kill("-INT", child.id());
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+}
+
+/// Lines are answered until there are no more, or one says so; a conversation that outgrows the model goes on without its beginning.
+#[test]
+fn a_conversation_goes_on_line_by_line() {
+    let folder = trained();
+    let chat = |lines: &str, more: &[&str]| {
+        let mut command = espalier(folder.path(), &[&["chat", "run", "--tokens", "3"], more].concat());
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        (String::from_utf8(output.stdout.clone()).unwrap(), said(&output))
+    };
+    let (answers, notes) = chat("1+1=\n/quit\n2+2=\n", &[]);
+    assert_eq!(answers.replace('\n', "").len() + answers.matches('\n').count(), answers.len());
+    assert!(!answers.is_empty() && !notes.contains("longer"), "{notes}");
+    // Five lines of five tokens and their answers do not fit 16.
+    let (many, notes) = chat("1+1=\n2+2=\n3+3=\n4+4=\n5+5=\n", &[]);
+    assert!(
+        notes.contains("longer than the model's context of 16 tokens: its beginning is forgotten"),
+        "{notes}"
+    );
+    assert!(many.len() > answers.len());
+    assert!(many.starts_with(&answers), "the first answer is the same: {answers:?} {many:?}");
+    // Ranks that read no line hear it from the first.
+    assert_eq!(chat("1+1=\n2+2=\n3+3=\n4+4=\n5+5=\n", &["--set", "parallel.pipeline=2"]).0, many);
+    let (_, notes) = chat("hello\n", &[]);
+    assert!(!notes.is_empty(), "a line that has no tokens is said");
+}
+
+/// What the bench prints follows from what it measured.
+#[test]
+fn how_fast_a_model_writes_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = [
+        "--device", "cpu", "--layers", "2", "--width", "64", "--heads", "2", "--vocab", "100", "--tokens",
+        "4",
+    ];
+    let output =
+        espalier(folder.path(), &[&["bench", "generate", "--prompt", "6", "--json"], &small[..]].concat())
+            .output()
+            .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let report = json(&output.stdout);
+    let number = |field: &str| report[field].as_f64().unwrap();
+    // Products of two layers and the head in bf16, and keys and values of eight positions.
+    let weights = 2 * (12 * 64 * 64) + 100 * 64;
+    assert_eq!(number("bytes_per_token"), f64::from(2 * weights) + f64::from(2 * 2 * 64 * 8 * 2));
+    assert_eq!(number("cache_bytes"), f64::from(2 * 2 * 64 * 10 * 2));
+    let share = number("bytes_per_token") * number("tokens_per_s") / number("bandwidth");
+    assert!((number("share_of_bandwidth") / share - 1.0).abs() < 1e-9);
+    assert!(said(&output).contains("tokens/s"), "{}", said(&output));
+}
