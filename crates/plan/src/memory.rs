@@ -161,15 +161,27 @@ impl<'a> Prediction<'a> {
         schedule: &Schedule,
     ) -> Result<Vec<Memory>, ShapeError> {
         let Storage { precision, recompute, .. } = self.storage;
-        let each =
-            model.part_activations(parts.iter().cloned(), self.batch.micro_batch, precision, recompute)?;
+        let activations =
+            |samples| model.part_activations(parts.iter().cloned(), samples, precision, recompute);
+        let each = activations(self.batch.micro_batch)?;
+        let scored = self.pruning.map(|pruning| pruning.method.scored_at_once(self.batch.micro_batch));
+        let scored = match scored.filter(|samples| *samples > self.batch.micro_batch) {
+            Some(samples) => {
+                Some((activations(samples)?, Schedule::forward_and_backward(&schedule.placement)))
+            }
+            None => None,
+        };
         let sharers = self.sharers(parts, &schedule.placement);
         let of_rank = |rank: usize| {
             let chunks = schedule.placement.chunks(rank);
             let own = |chunk: &Chunk| parts[chunk.part].clone();
             let held = in_flight(&schedule.ranks[rank], |chunk| each[chunks[chunk].part]);
             let blocks: Vec<Range<usize>> = chunks.iter().map(own).collect();
-            let mut memory = self.of_blocks(&blocks, &sharers, held.activations, held.versions);
+            let scored = scored.as_ref().map_or(0, |(each, list)| {
+                in_flight(&list.ranks[rank], |chunk| each[chunks[chunk].part]).activations
+            });
+            let most = held.activations.max(scored);
+            let mut memory = self.of_blocks(&blocks, &sharers, most, held.versions);
             if schedule.updates == Updates::DoubleBuffered && rank > 0 {
                 // Those of one batch wait until the first stage has seen that all are finite.
                 memory.gradients = memory.gradients.saturating_mul(2);

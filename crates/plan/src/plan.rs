@@ -278,7 +278,8 @@ impl Plan {
         // GraSP's passes are in f32, and what its gates chose stays beside them.
         let activations = match pruning.method {
             Method::Grasp { .. } => {
-                let (samples, recompute) = (self.batch.micro_batch, self.storage.recompute);
+                let samples = pruning.method.scored_at_once(self.batch.micro_batch);
+                let recompute = self.storage.recompute;
                 self.model.activation_bytes(samples, Precision::F32, recompute)?.saturating_mul(2)
             }
             _ => self.memory.activations,

@@ -14,6 +14,8 @@ pub struct Pruning {
     pub sparsity: f64,
     /// Whether tables of tokens and positions are candidates.
     pub embeddings: bool,
+    /// Whether biases are candidates beside weights.
+    pub biases: bool,
     /// Parameters whose names contain one of these are not candidates.
     pub exclude: Vec<String>,
     /// How linear layers multiply with pruned weights.
@@ -53,13 +55,17 @@ pub enum Method {
     },
     /// Lee, Ajanthan & Torr 2019: those that change the loss least, at the start.
     Snip {
-        /// Training samples scored.
+        /// Training samples scored; 0: all.
         samples: usize,
+        /// How many of them run at a time; 0: a micro-batch.
+        score_batch: usize,
     },
     /// Wang, Zhang & Grosse 2020: those that the flow of gradients needs least, at the start.
     Grasp {
         /// Training samples scored; 0: ten of each class.
         samples: usize,
+        /// How many of them run at a time; 0: a micro-batch.
+        score_batch: usize,
         /// The logits are divided by this.
         temperature: f64,
         /// What of the scores counts.
@@ -246,6 +252,16 @@ impl Method {
         }
     }
 
+    /// Samples that run at a time where gradients are scored, in a run whose steps take `micro_batch`.
+    pub fn scored_at_once(&self, micro_batch: usize) -> usize {
+        match *self {
+            Method::Snip { score_batch, .. } | Method::Grasp { score_batch, .. } if score_batch > 0 => {
+                score_batch
+            }
+            _ => micro_batch,
+        }
+    }
+
     /// Whether each candidate keeps a share that is known before anything is scored.
     pub fn is_by_layer(&self) -> bool {
         match *self {
@@ -287,6 +303,7 @@ impl Pruning {
             method: Method::Magnitude { scope: Scope::Layer, at: 0 },
             sparsity,
             embeddings: false,
+            biases: false,
             exclude: Vec::new(),
             kernels: Kernels::Dense,
         }
@@ -300,7 +317,8 @@ impl Pruning {
     /// Whether a parameter is a candidate.
     pub fn covers(&self, parameter: &Parameter) -> bool {
         let named = |part: &String| parameter.name.contains(part.as_str());
-        parameter.prunable && (self.embeddings || !parameter.embedding) && !self.exclude.iter().any(named)
+        let candidate = parameter.prunable || (self.biases && parameter.is_bias());
+        candidate && (self.embeddings || !parameter.embedding) && !self.exclude.iter().any(named)
     }
 
     /// Whether the channels of a convolution are candidates: its weight decides.

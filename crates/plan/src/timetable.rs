@@ -43,6 +43,8 @@ pub struct Timetable {
     pub eval_every: Option<u64>,
     /// Validation samples used each time; none: all.
     pub eval_samples: Option<usize>,
+    /// Validation samples that run at a time; none: a micro-batch.
+    pub eval_batch: Option<usize>,
     /// Steps between lines of the log.
     pub log_every: u64,
     /// When it is saved.
@@ -79,8 +81,14 @@ mod tests {
     #[test]
     fn looks_come_at_multiples_of_either() {
         let checkpoint = Checkpoint { every: 4, keep: 3, last: true };
-        let (length, eval_samples) = (Length::Steps(100), None);
-        let both = Timetable { length, eval_every: Some(6), eval_samples, log_every: 1, checkpoint };
+        let both = Timetable {
+            length: Length::Steps(100),
+            eval_every: Some(6),
+            eval_samples: None,
+            eval_batch: None,
+            log_every: 1,
+            checkpoint,
+        };
         let looks: Vec<u64> = std::iter::successors(Some(0), |step| both.next_look(*step)).take(6).collect();
         assert_eq!(looks, [0, 4, 6, 8, 12, 16]);
         assert!(both.evaluates(12) && both.saves(12) && !both.saves(6) && !both.evaluates(4));

@@ -26,6 +26,15 @@ impl Device {
         Ok(Device::Cuda(Cuda::open(ordinal)?))
     }
 
+    /// The same device as if it were another one, for work beside its own: a processor with as many threads again, or a handle
+    /// of the same card with a stream and memory of its own.
+    pub fn another(&self) -> Result<Device> {
+        match self {
+            Device::Cpu(cpu) => Ok(Device::Cpu(Cpu::with_isa(cpu.threads(), cpu.isa())?)),
+            Device::Cuda(cuda) => Ok(Device::Cuda(cuda.another()?)),
+        }
+    }
+
     /// What its memory is taken for, by category.
     pub fn ledger(&self) -> &Ledger {
         match self {

@@ -28,6 +28,7 @@ const SOURCES: &[&Source] = &[
     &ops::region::cuda::SOURCE,
     &ops::rms_norm::SOURCE,
     &ops::select::cuda::SOURCE,
+    &ops::stored::cuda::SOURCE,
     &ops::update::cuda::SOURCE,
 ];
 

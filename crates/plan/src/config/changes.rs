@@ -18,6 +18,7 @@ const FREE: &[&str] = &[
     "train.max_bad_steps",
     "train.eval_every",
     "train.eval_samples",
+    "train.eval_batch",
     "train.log_every",
     "train.noise_scale",
     "optimizer.master",

@@ -19,6 +19,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "max_bad_steps",
             "eval_every",
             "eval_samples",
+            "eval_batch",
             "log_every",
             "noise_scale",
             "batch_norm_group",
@@ -71,6 +72,7 @@ pub(super) const MODEL: &[&str] = &[
     "form",
     "batch_norm",
     "hidden",
+    "init",
 ];
 
 /// Fields of any data; each kind takes some of them.
@@ -110,6 +112,7 @@ pub(super) const PRUNE: &[&str] = &[
     "method",
     "sparsity",
     "embeddings",
+    "biases",
     "exclude",
     "state",
     "kernels",
@@ -120,6 +123,7 @@ pub(super) const PRUNE: &[&str] = &[
     "end",
     "every",
     "samples",
+    "score_batch",
     "temperature",
     "score",
     "form",

@@ -25,7 +25,7 @@ mod train;
 mod used;
 
 pub use changes::{Change, check_name, covers};
-pub use model::{Family, FormChoice, Model};
+pub use model::{Family, FormChoice, Model, Start};
 pub use parallel::{Grid, Parallel};
 pub use pipeline::Pipeline;
 pub use prune::{Prune, StateForm};
@@ -200,7 +200,12 @@ impl RunFile {
                 format!("is {group}, but `parallel.batch_norm` = \"synchronised\" takes all ranks' samples");
             return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
         }
-        for (key, value) in [("eval_every", train.eval_every), ("eval_samples", train.eval_samples)] {
+        let looks = [
+            ("eval_every", train.eval_every),
+            ("eval_samples", train.eval_samples),
+            ("eval_batch", train.eval_batch),
+        ];
+        for (key, value) in looks {
             if value > 0 && self.data.holds_out_nothing() {
                 let why = "with `data.validation` = 0".into();
                 return Err(Error::NoEffect { field: format!("train.{key}"), why });
@@ -242,7 +247,7 @@ impl RunFile {
             if old.as_deref() != Some(method) {
                 let patterns = [old.as_deref(), Some(method)].contains(&Some("2:4"));
                 let stays = |key: &str| match key {
-                    "embeddings" | "exclude" | "state" | "kernels" => true,
+                    "embeddings" | "biases" | "exclude" | "state" | "kernels" => true,
                     "sparsity" => !patterns,
                     _ => false,
                 };

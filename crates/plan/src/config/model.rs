@@ -59,18 +59,24 @@ pub enum Family {
     Mlp {
         /// Widths of the hidden layers.
         hidden: Vec<usize>,
+        /// What weights start from.
+        init: Start,
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
     },
     /// `simple-cnn`
     SimpleCnn {
+        /// What weights start from.
+        init: Start,
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
     },
     /// `resnet8`
     Resnet8 {
+        /// What weights start from.
+        init: Start,
         /// Classes; left out: as many as the data has.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize>,
@@ -146,6 +152,21 @@ impl FormChoice {
     }
 }
 
+/// The variance that weights of the small image models start with; all are truncated normals over the fan-in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Start {
+    /// 2 / fan-in where a ReLU follows (He et al. 2015), 1 / fan-in at the logits.
+    #[default]
+    He,
+    /// 1 / fan-in throughout, as in the networks of the data-parallelism study (Lee et al. 2021).
+    FanIn,
+}
+
+impl Choice for Start {
+    const ALL: &'static [(&'static str, Self)] = &[("he", Start::He), ("fan-in", Start::FanIn)];
+}
+
 impl Choice for FormChoice {
     const ALL: &'static [(&'static str, Self)] =
         &[("auto", FormChoice::Auto), ("imagenet", FormChoice::ImageNet), ("32x32", FormChoice::Small)];
@@ -211,9 +232,13 @@ impl Model {
         };
         let family = match name {
             "gpt" => read_gpt(section)?,
-            "mlp" => Family::Mlp { hidden: read_hidden(section)?, classes: read_classes(section)? },
-            "simple-cnn" => Family::SimpleCnn { classes: read_classes(section)? },
-            "resnet8" => Family::Resnet8 { classes: read_classes(section)? },
+            "mlp" => Family::Mlp {
+                hidden: read_hidden(section)?,
+                init: read_start(section)?,
+                classes: read_classes(section)?,
+            },
+            "simple-cnn" => Family::SimpleCnn { init: read_start(section)?, classes: read_classes(section)? },
+            "resnet8" => Family::Resnet8 { init: read_start(section)?, classes: read_classes(section)? },
             "custom" => read_custom(section)?,
             _ => read_preset(section, name)?,
         };
@@ -279,6 +304,10 @@ fn read_custom(section: &mut Section) -> Result<Family, Error> {
         return Err(Error::NoEffect { field: section.field("context"), why });
     }
     Ok(Family::Custom { classes: read_classes(section)?, context, layers })
+}
+
+fn read_start(section: &mut Section) -> Result<Start, Error> {
+    section.choice("init", Start::He)
 }
 
 fn read_classes(section: &mut Section) -> Result<Option<usize>, Error> {

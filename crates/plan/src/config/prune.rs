@@ -11,7 +11,7 @@
 
 use serde::Serialize;
 
-use super::reader::{Choice, MOST, Section};
+use super::reader::{Choice, LARGEST, MOST, Section};
 use super::{DeviceKind, Error, Precision, RunFile, fields};
 use crate::pruning::{Distribution, FlowScore, Kernels, Method, Moving, Scope, TicketForm};
 
@@ -30,6 +30,8 @@ pub struct Prune {
     pub sparsity: f64,
     /// Whether tables of tokens and positions are candidates.
     pub embeddings: bool,
+    /// Whether biases are candidates beside weights.
+    pub biases: bool,
     /// Parameters whose names contain one of these are not candidates.
     pub exclude: Vec<String>,
     /// Whether gradients and optimizer state hold kept weights alone.
@@ -171,9 +173,13 @@ impl Prune {
                 end: section.whole("end", 0, 0, MOST)?,
                 every: section.whole("every", 10, 1, MOST)?,
             },
-            Name::Snip => Method::Snip { samples: section.whole("samples", 128, 1, MOST)? },
+            Name::Snip => Method::Snip {
+                samples: section.whole("samples", 128, 0, MOST)?,
+                score_batch: section.whole("score_batch", 0, 0, LARGEST)?,
+            },
             Name::Grasp => Method::Grasp {
                 samples: section.whole("samples", 0, 0, MOST)?,
+                score_batch: section.whole("score_batch", 0, 0, LARGEST)?,
                 temperature: section.number("temperature", 200.0, "a number above 0", |x| x > 0.0)?,
                 score: section.choice("score", FlowScore::Signed)?,
             },
@@ -220,6 +226,7 @@ impl Prune {
             method,
             sparsity,
             embeddings: section.boolean("embeddings", false)?,
+            biases: section.boolean("biases", false)?,
             exclude: section
                 .texts("exclude", "a part of a parameter's name, or a list of them")?
                 .into_iter()
@@ -229,6 +236,20 @@ impl Prune {
             kernels: section.choice("kernels", Kernels::Dense)?,
         };
         section.finish_variant("method", prune.method.name(), fields::PRUNE)?;
+        if prune.biases {
+            let of = match prune.method {
+                Method::TwoOfFour { .. } => Some("rows of weights, which biases are not"),
+                Method::EarlyBird { form: TicketForm::Channels, .. } => {
+                    Some("channels, which take their biases with them")
+                }
+                _ => None,
+            };
+            if let Some(of) = of {
+                let problem =
+                    format!("is true, but `prune.method` = \"{}\" prunes {of}", prune.method.name());
+                return Err(Error::Conflict { field: section.field("biases"), problem });
+            }
+        }
         if let Method::Gradual { initial, start, end, .. } = prune.method {
             if initial > prune.sparsity {
                 let problem = format!("is {initial}, above `prune.sparsity` = {}", prune.sparsity);

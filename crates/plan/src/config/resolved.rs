@@ -79,6 +79,7 @@ impl RunFile {
             method: prune.method,
             sparsity: prune.sparsity,
             embeddings: prune.embeddings,
+            biases: prune.biases,
             exclude: prune.exclude.clone(),
             kernels: prune.kernels,
         })
@@ -126,6 +127,7 @@ impl RunFile {
             length: train.length,
             eval_every: some(train.eval_every),
             eval_samples: some(train.eval_samples).map(|samples| samples as usize),
+            eval_batch: some(train.eval_batch).map(|samples| samples as usize),
             log_every: train.log_every as u64,
             checkpoint: self.checkpoint,
         }

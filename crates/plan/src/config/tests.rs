@@ -49,6 +49,7 @@ fn an_empty_file_is_a_run() {
     max_bad_steps = 5
     eval_every = 0
     eval_samples = 0
+    eval_batch = 0
     log_every = 10
     noise_scale = false
     batch_norm_group = 0
@@ -184,7 +185,7 @@ fn pruning_is_read_and_checked() {
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = 1.0"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got 1.0");
     insta::assert_snapshot!(prune("method = \"magnitude\"\nsparsity = -0.1"), @"`prune.sparsity` must be a number in [0, 1): the share of weights that goes, got -0.1");
     insta::assert_snapshot!(prune("method = \"magnitud\""), @r#"`prune.method` must be one of 10 known words, got "magnitud"; did you mean `magnitude`?"#);
-    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: embeddings, exclude, kernels, samples, sparsity, state"#);
+    insta::assert_snapshot!(prune("method = \"snip\"\nscope = \"layer\""), @r#"`prune.scope` has no effect with `prune.method` = "snip", whose fields are: biases, embeddings, exclude, kernels, samples, score_batch, sparsity, state"#);
     insta::assert_snapshot!(prune("method = \"2:4\"\nsparsity = 0.9"), @r#"`prune.sparsity` has no effect with `prune.method` = "2:4", which is 0.5 by definition"#);
     insta::assert_snapshot!(prune("method = \"early-bird\"\nl1 = 0.1"), @r#"`prune.l1` has no effect with `prune.form` = "weights": it pulls at batch-norm scales"#);
     insta::assert_snapshot!(prune("method = \"gradual\"\ninitial = 0.95"), @"`prune.initial` is 0.95, above `prune.sparsity` = 0.9");

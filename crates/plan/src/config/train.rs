@@ -30,6 +30,8 @@ pub struct Train {
     pub eval_every: usize,
     /// Validation samples used each time; 0: all.
     pub eval_samples: usize,
+    /// Validation samples that run at a time; 0: as many as in training.
+    pub eval_batch: usize,
     /// Steps between lines of the log.
     pub log_every: usize,
     /// Whether to estimate the gradient noise scale from the micro-batches.
@@ -69,6 +71,7 @@ impl Train {
             max_bad_steps: section.whole("max_bad_steps", 5, 1, MOST)?,
             eval_every: section.whole("eval_every", 0, 0, MOST)?,
             eval_samples: section.whole("eval_samples", 0, 0, MOST)?,
+            eval_batch: section.whole("eval_batch", 0, 0, LARGEST)?,
             log_every: section.whole("log_every", 10, 1, MOST)?,
             noise_scale: section.boolean("noise_scale", false)?,
             batch_norm_group: section.whole("batch_norm_group", 0, 0, LARGEST)?,

@@ -1,7 +1,7 @@
 //! The network of a run: what the file names, with the sizes that the data decides.
 
 use super::DataFacts;
-use crate::config::{self, Family};
+use crate::config::{self, Family, Start};
 use crate::error::Error;
 use crate::spec::custom::custom;
 use crate::spec::presets::{self, Gpt};
@@ -29,9 +29,15 @@ pub(super) fn build(written: &config::Model, facts: DataFacts) -> Result<Model, 
             let size = Gpt::preset(&written.name).expect("the name was checked when it was read");
             presets::gpt(&written.name, &Gpt { context, vocab, dropout: dropout as f32, ..size })
         }
-        Family::Mlp { ref hidden, classes: number } => presets::mlp(image()?, hidden, classes(number)?),
-        Family::SimpleCnn { classes: number } => presets::simple_cnn(image()?, classes(number)?),
-        Family::Resnet8 { classes: number } => presets::resnet8(image()?, classes(number)?),
+        Family::Mlp { ref hidden, init, classes: number } => {
+            started(presets::mlp(image()?, hidden, classes(number)?), init)
+        }
+        Family::SimpleCnn { init, classes: number } => {
+            started(presets::simple_cnn(image()?, classes(number)?), init)
+        }
+        Family::Resnet8 { init, classes: number } => {
+            started(presets::resnet8(image()?, classes(number)?), init)
+        }
         Family::ResNet { net, classes: number, form } => {
             let image = image()?;
             presets::resnet(net, image, classes(number)?, form.form(image))
@@ -53,6 +59,14 @@ pub(super) fn build(written: &config::Model, facts: DataFacts) -> Result<Model, 
             custom(Input::Image { height, width, channels }, classes(number)?, layers)?
         }
     })
+}
+
+/// A model with the initial weights that the file asks for.
+fn started(mut model: Model, init: Start) -> Model {
+    if init == Start::FanIn {
+        model.start_by_fan_in();
+    }
+    model
 }
 
 /// A number of logits: what is written, or else what the data has; never fewer than that.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::recompute::attention_insides;
 use super::shape::{Shape, step};
-use super::{Block, Init, Layer, Linear, Model, Recompute, ShapeError};
+use super::{Block, Conv, Init, Layer, Linear, Model, Recompute, ShapeError};
 
 /// A tensor that is trained.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,6 +31,11 @@ impl Parameter {
     /// How many elements it has.
     pub fn elements(&self) -> u64 {
         product(&self.shape)
+    }
+
+    /// Whether it is added to what a layer makes: the shift of a norm is one too.
+    pub fn is_bias(&self) -> bool {
+        self.name.ends_with(".bias")
     }
 }
 
@@ -93,8 +98,28 @@ impl Block {
 impl Model {
     /// Lets all batch norms take their statistics over so many samples at a time; 0: over a micro-batch.
     pub fn group_batch_norms(&mut self, samples: usize) {
+        self.for_each_mut(&mut |layer| {
+            if let Layer::BatchNorm(norm) = layer {
+                norm.group = samples;
+            }
+        });
+    }
+
+    /// Lets all linear layers and convolutions start from a truncated normal with a variance of 1 / fan-in, whatever follows
+    /// them: TensorFlow's `variance_scaling_initializer`.
+    pub fn start_by_fan_in(&mut self) {
+        self.for_each_mut(&mut |layer| match layer {
+            Layer::Linear(Linear { init, input, .. }) => *init = Init::fan_in(1.0, *input),
+            Layer::Conv(Conv { init, input, kernel, .. }) => {
+                *init = Init::fan_in(1.0, input.saturating_mul(*kernel * *kernel));
+            }
+            _ => {}
+        });
+    }
+
+    fn for_each_mut(&mut self, visit: &mut dyn FnMut(&mut Layer)) {
         let layers = self.blocks.iter_mut().flat_map(|block| &mut block.layers);
-        layers.for_each(|layer| layer.group_batch_norms(samples));
+        layers.for_each(|layer| layer.for_each_mut(visit));
     }
 
     /// All layers in the order of execution, those inside residuals included.

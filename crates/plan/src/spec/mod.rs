@@ -80,3 +80,11 @@ pub enum Init {
     /// Normal with this standard deviation, cut at two of them and rescaled so that the deviation is the one given.
     TruncatedNormal(f32),
 }
+
+impl Init {
+    /// Truncated normal over the fan-in. `gain` is 2 where a ReLU follows, which halves the variance (He et al. 2015),
+    /// and 1 at the logits, where nothing follows.
+    pub(crate) fn fan_in(gain: f32, fan: usize) -> Init {
+        Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
+    }
+}

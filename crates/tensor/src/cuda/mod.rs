@@ -51,7 +51,8 @@ pub struct Cuda(Arc<Shared>);
 struct Shared {
     blas: Mutex<Option<Blas>>,
     convolutions: Mutex<Convolutions>,
-    loaded: kernel::Loaded,
+    /// Shared by all handles of the card in this process.
+    loaded: Arc<kernel::Loaded>,
     staging: Mutex<Option<Staging>>,
     /// Of the copy stream.
     sending: Mutex<Option<Staging>>,
@@ -81,12 +82,17 @@ impl Cuda {
                 why: format!("card {ordinal} was asked for; there are {count} {word}"),
             });
         }
+        Cuda::beside(ordinal, Arc::default())
+    }
+
+    /// A handle of a card with streams and memory of its own.
+    fn beside(ordinal: usize, loaded: Arc<kernel::Loaded>) -> Result<Cuda> {
         let context = Context::retain(ordinal)?;
         context.bind()?;
         Ok(Cuda(Arc::new(Shared {
             blas: Mutex::new(None),
             convolutions: Mutex::default(),
-            loaded: kernel::Loaded::default(),
+            loaded,
             staging: Mutex::new(None),
             sending: Mutex::new(None),
             profile: Profile::default(),
@@ -101,10 +107,11 @@ impl Cuda {
         })))
     }
 
-    /// The same card as if it were another one, with the same settings: streams, ledger, memory and kernels of its own. The
-    /// two can read each other's memory; it is for whoever does so to put their streams in order.
+    /// The same card as if it were another one, with the same settings: streams, ledger and memory of its own; kernels that
+    /// one of the two has loaded both have. The two can read each other's memory; it is for whoever does so to put their streams
+    /// in order.
     pub fn another(&self) -> Result<Cuda> {
-        let other = Cuda::open(self.gpu().ordinal)?;
+        let other = Cuda::beside(self.gpu().ordinal, self.0.loaded.clone())?;
         other.convolutions().as_in(&self.convolutions());
         let settings = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::settings);
         if let Some((tf32, search)) = settings {

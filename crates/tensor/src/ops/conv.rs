@@ -6,7 +6,8 @@
 //! with stride s and zeros outside the image; the padding below it and to its right only says how many windows there are.
 //! x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
 //!
-//! In f32 the images are read where they lie (`direct`); in bf16 the windows are copied into the rows of a
+//! In f32 the images are read where they lie (`direct`). Where most numbers are zeros, AVX-512 takes the others alone: of a pruned
+//! weight in the forward pass (`pruned`), of a dy behind a max pool in the backward passes (`scattered`). In bf16 the windows are copied into the rows of a
 //! matrix (`patches`), because the processor's bf16 unit multiplies whole matrices.
 
 mod correlate;
@@ -14,6 +15,12 @@ pub(crate) mod cuda;
 mod direct;
 mod dnn;
 mod patches;
+#[cfg(target_arch = "x86_64")]
+mod pruned;
+#[cfg(target_arch = "x86_64")]
+mod scattered;
+#[cfg(target_arch = "x86_64")]
+mod turn;
 
 use super::image;
 use super::padding::{self, Padding};
@@ -213,6 +220,12 @@ mod tests {
         out
     }
 
+    /// Mostly zeros, as behind a ReLU and a max pool, at places that differ from channel to channel.
+    fn few_values(seed: u64, n: usize, spread: f64) -> Vec<f32> {
+        let kept = testing::integers(seed ^ 77, n, 5);
+        values(seed, n, spread).iter().zip(kept).map(|(x, kept)| if kept == 0 { *x } else { 0.0 }).collect()
+    }
+
     fn plain_backward(dy: &[f64], x: &[f64], w: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
         let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
         products(z, |y, xi, wi| {
@@ -255,18 +268,21 @@ mod tests {
         DEVICES.get_or_init(|| gpu(true).into_iter().collect())
     }
 
+    /// Makes numbers: of a seed, how many, and how far they spread.
+    type Values = fn(u64, usize, f64) -> Vec<f32>;
+
     /// All three passes against the plain loops, everywhere, on numbers that bf16 holds exactly. So does TF32, hence
     /// its products are exact too; but the tensor cores cut off where others round when they add up.
     fn compare(shape: [usize; 4], o: usize, conv: Conv, seed: u64) {
         let bf16 = (DType::Bf16, 1.0 / 128.0);
-        compare_on(exact_devices(), &[(DType::F32, 5e-5), bf16], values, shape, o, conv, seed);
-        compare_on(cudnn_devices(), &[(DType::F32, 2e-4), bf16], values, shape, o, conv, seed);
+        compare_on(exact_devices(), &[(DType::F32, 5e-5), bf16], [values; 2], shape, o, conv, seed);
+        compare_on(cudnn_devices(), &[(DType::F32, 2e-4), bf16], [values; 2], shape, o, conv, seed);
     }
 
     fn compare_on(
         devices: &[[Device; 3]],
         tolerances: &[(DType, f64)],
-        values: fn(u64, usize, f64) -> Vec<f32>,
+        [values, gradients]: [Values; 2],
         shape: [usize; 4],
         o: usize,
         conv: Conv,
@@ -279,7 +295,7 @@ mod tests {
         let x = values(seed, shape.iter().product(), 1.0);
         let w = values(seed + 1, weight.iter().product(), spread);
         let bias = values(seed + 2, o, 1.0);
-        let dy = values(seed + 3, z.output_shape().iter().product(), 1.0);
+        let dy = gradients(seed + 3, z.output_shape().iter().product(), 1.0);
         let (x64, w64) = (wide(&x), wide(&w));
         let y = plain_forward(&x64, &w64, &vec![0.0; o], &z);
         let biased = plain_forward(&x64, &w64, &wide(&bias), &z);
@@ -341,6 +357,43 @@ mod tests {
         }
     }
 
+    /// Simple-cnn's layers and resnet8's, with batches that fill vectors and one that does not, and strides and small batches, which
+    /// are left to the dense kernels.
+    #[test]
+    fn pruned_weights_agree_with_plain_loops() {
+        for (shape, o, kernel, stride, padding) in [
+            ([20, 28, 28, 1], 32, 5, 1, 0),
+            ([16, 12, 12, 32], 64, 5, 1, 0),
+            ([33, 8, 9, 16], 10, 3, 1, 1),
+            ([16, 5, 3, 3], 5, 1, 1, 0),
+            ([17, 7, 7, 4], 8, 3, 2, 1),
+            ([3, 6, 6, 16], 16, 3, 1, 1),
+        ] {
+            let conv = Conv { kernel, stride, padding: Padding::all(padding) };
+            let tolerances = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
+            compare_on(exact_devices(), &tolerances, [few_values, values], shape, o, conv, 13);
+        }
+    }
+
+    /// Simple-cnn's second layer, a stride, runs of more vectors than registers hold, and shapes that are left to the dense
+    /// kernels: few channels, channels that fill no vector, a border.
+    #[test]
+    fn gradients_of_what_is_mostly_zeros_agree_with_plain_loops() {
+        for (shape, o, kernel, stride, padding) in [
+            ([3, 12, 12, 32], 64, 5, 1, 0),
+            ([130, 6, 6, 16], 16, 3, 1, 0),
+            ([2, 11, 10, 16], 32, 3, 2, 0),
+            ([2, 7, 6, 64], 16, 5, 1, 0),
+            ([2, 9, 9, 1], 16, 5, 1, 0),
+            ([2, 9, 9, 16], 20, 3, 1, 0),
+            ([2, 9, 9, 16], 16, 3, 1, 1),
+        ] {
+            let conv = Conv { kernel, stride, padding: Padding::all(padding) };
+            let tolerances = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
+            compare_on(exact_devices(), &tolerances, [values, few_values], shape, o, conv, 11);
+        }
+    }
+
     /// Normal numbers with all the bits of an f32, which neither bf16 nor TF32 holds.
     fn full_values(seed: u64, n: usize, spread: f64) -> Vec<f32> {
         let key = random::key(seed, n as u64);
@@ -355,8 +408,8 @@ mod tests {
             [([2, 8, 8, 64], 32, 3, 1, 1), ([2, 9, 9, 16], 64, 3, 2, 1), ([2, 16, 16, 3], 16, 7, 2, 3)]
         {
             let conv = Conv { kernel, stride, padding: Padding::all(padding) };
-            compare_on(exact_devices(), &[(DType::F32, 5e-5)], full_values, shape, o, conv, 3);
-            compare_on(cudnn_devices(), &[(DType::F32, 1.0 / 512.0)], full_values, shape, o, conv, 3);
+            compare_on(exact_devices(), &[(DType::F32, 5e-5)], [full_values; 2], shape, o, conv, 3);
+            compare_on(cudnn_devices(), &[(DType::F32, 1.0 / 512.0)], [full_values; 2], shape, o, conv, 3);
         }
     }
 

@@ -29,4 +29,5 @@ pub mod rms_norm;
 pub mod rows;
 pub mod select;
 pub mod sparse;
+pub mod stored;
 pub mod update;

@@ -2,7 +2,8 @@
 //!
 //! Which samples a step reads is a function of its number, so the next batch can be gathered and sent while the card is at
 //! work on this one: by a thread of its own, over the card's copy stream. That changes when a batch is made and not what is
-//! in it, so runs repeat. A processor makes a batch when it is asked for: there is no one else to do it.
+//! in it, so runs repeat. A processor makes a batch when it is asked for: there is no one else to do it. So does a card that keeps
+//! the whole data set, in one launch: then there is no thread either.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -24,6 +25,35 @@ pub struct Batch {
     pub inputs: Tensor,
     /// What it should say.
     pub targets: Tensor,
+}
+
+/// A batch as the data set has made it.
+#[derive(Debug)]
+pub enum Fetched {
+    /// In host memory, to be sent.
+    Here(HostBatch),
+    /// On the device.
+    There(Batch),
+}
+
+impl Fetched {
+    /// What the model sees, on the device, images in the type that its kernels compute in.
+    pub fn inputs(&self, device: &Device, dtype: DType) -> Result<Tensor> {
+        match self {
+            Fetched::Here(host) => Ok(host.inputs.upload(device, dtype)?),
+            Fetched::There(batch) => Ok(batch.inputs.clone()),
+        }
+    }
+
+    /// What it should say, on the device.
+    pub fn targets(&self, device: &Device) -> Result<Tensor> {
+        match self {
+            Fetched::Here(HostBatch { targets, .. }) => {
+                Ok(Tensor::from_slice(device, &[targets.len()], targets, Category::Transient)?)
+            }
+            Fetched::There(batch) => Ok(batch.targets.clone()),
+        }
+    }
 }
 
 /// A batch that is under way.
@@ -81,14 +111,16 @@ impl Feed {
         if let Some(under) = ahead.as_mut().and_then(|ahead| ahead.take(samples)) {
             return under?.land(self.dtype);
         }
-        let host = self.dataset.batch(Split::Train, samples)?;
-        Under::send(&host, &self.device)?.land(self.dtype)
+        match self.dataset.fetch(&self.device, self.dtype, Split::Train, samples)? {
+            Fetched::There(batch) => Ok(batch),
+            Fetched::Here(host) => Under::send(&host, &self.device)?.land(self.dtype),
+        }
     }
 
     /// Says which samples will be taken next. Where that is worth while they are made ready now, beside whatever the caller
     /// does. Being wrong costs time alone.
     pub fn prepare(&self, samples: impl FnOnce() -> Samples) {
-        if matches!(self.device, Device::Cpu(_)) {
+        if matches!(self.device, Device::Cpu(_)) || self.dataset.is_on(&self.device) {
             return;
         }
         let mut ahead = self.ahead.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

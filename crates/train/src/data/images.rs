@@ -4,8 +4,11 @@
 //! the same samples. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
 //! training split, both exact since the sums are integers. A channel that never varies is divided by 1.
 
-use super::{DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use super::{Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use espalier_tensor::ops::stored::StoredImages;
+use espalier_tensor::{DType, Device};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The key of the shuffle that holds out validation images: the same for every run.
 const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
@@ -20,6 +23,8 @@ pub struct Images {
     standard: Standard,
     /// The standardised value of every byte, channel by channel.
     values: Vec<[f32; 256]>,
+    /// All of them on a card, where they are kept there.
+    stored: OnceLock<StoredImages>,
 }
 
 /// Images as a reader delivers them. pixels: [count, height, width, channels], labels: [count]
@@ -80,7 +85,40 @@ impl Images {
         let standard = Standard::of(&raw, train);
         let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
         let values = standard.mean.iter().zip(&standard.std).map(value).collect();
-        Ok(Images { raw, shuffle, held_out, standard, values })
+        Ok(Images { raw, shuffle, held_out, standard, values, stored: OnceLock::new() })
+    }
+
+    /// Copies all images to a card, for whoever trains there from now on; the first card stays.
+    pub(super) fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
+        if self.stored.get().is_none() {
+            let stored = StoredImages::new(device, &self.raw.pixels, &self.raw.labels, &self.values)?;
+            // Another thread may have been faster: its copy is as good.
+            let _ = self.stored.set(stored);
+        }
+        Ok(())
+    }
+
+    /// Whether batches for a device are made there.
+    pub(super) fn are_on(&self, device: &Device) -> bool {
+        self.stored.get().is_some_and(|stored| stored.serve(device))
+    }
+
+    /// The same as [`Images::batch`] of what a card keeps; nothing where that is not the device.
+    pub(super) fn batch_on(
+        &self,
+        device: &Device,
+        dtype: DType,
+        split: Split,
+        picks: &[(u64, usize)],
+    ) -> Option<espalier_tensor::Result<Batch>> {
+        let stored = self.stored.get().filter(|stored| stored.serve(device))?;
+        let samples: Vec<u32> = picks.iter().map(|pick| self.sample(split, pick.1) as u32).collect();
+        let [height, width, channels] = self.raw.shape;
+        let shaped = |(inputs, targets): (espalier_tensor::Tensor, _)| Batch {
+            inputs: inputs.reshape(&[picks.len(), height, width, channels]),
+            targets,
+        };
+        Some(stored.batch(device, dtype, &samples).map(shaped))
     }
 
     /// How pixels are standardised.

@@ -36,7 +36,7 @@ pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use error::Error;
 pub(crate) use error::irregular;
-pub use feed::{Batch, Feed, Samples};
+pub use feed::{Batch, Feed, Fetched, Samples};
 pub use files::Fingerprint;
 pub use images::{Images, Standard};
 pub use mapped::Width;
@@ -47,6 +47,7 @@ pub use tokenizer::Tokenizer;
 pub use tokens::{Tokens, Windows};
 
 use espalier_plan::DataFacts;
+use espalier_tensor::{DType, Device};
 
 /// Samples to learn from, and samples to judge by.
 #[derive(Debug)]
@@ -115,6 +116,38 @@ impl Dataset {
         match self {
             Dataset::Images(images) => Ok(images.batch(split, picks)),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
+        }
+    }
+
+    /// Copies a data set of images to a card, once: batches for it, and for other handles of it, are then made there of the
+    /// numbers of their samples. Text stays where it is, and so does everything where the device is the host.
+    pub fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
+        match (self, device) {
+            (Dataset::Images(images), Device::Cuda(_)) => images.keep_on(device),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether batches for a device are made there.
+    pub fn is_on(&self, device: &Device) -> bool {
+        matches!(self, Dataset::Images(images) if images.are_on(device))
+    }
+
+    /// A batch wherever it is made: on the device that keeps the data, or on the host.
+    pub fn fetch(
+        &self,
+        device: &Device,
+        dtype: DType,
+        split: Split,
+        picks: &[(u64, usize)],
+    ) -> crate::Result<Fetched> {
+        let there = match self {
+            Dataset::Images(images) => images.batch_on(device, dtype, split, picks),
+            Dataset::Tokens(_) => None,
+        };
+        match there {
+            Some(batch) => Ok(Fetched::There(batch?)),
+            None => Ok(Fetched::Here(self.batch(split, picks)?)),
         }
     }
 

@@ -70,7 +70,7 @@ impl Grasp {
     fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
         let scored = Scored {
             samples,
-            micro_batch: network.context.plan.batch.micro_batch,
+            micro_batch: network.scored_at_once(),
             random: random::key(network.context.plan.seed, PURPOSE),
             temperature: self.temperature,
             context: network.context,

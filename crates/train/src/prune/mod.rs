@@ -152,6 +152,13 @@ impl Network<'_> {
         Moment { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
 
+    /// Samples that run at a time where gradients are scored.
+    pub fn scored_at_once(&self) -> usize {
+        let Plan { pruning, batch, .. } = &self.context.plan;
+        let method = pruning.as_ref().map(|pruning| pruning.method);
+        method.map_or(batch.micro_batch, |method| method.scored_at_once(batch.micro_batch))
+    }
+
     /// For passes over samples with the weights as they are now.
     pub fn sweep(&self) -> Sweep<'_> {
         self.context.sweep(self.weights)
@@ -312,8 +319,8 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
             end: end as u64,
             every: every as u64,
         }),
-        Method::Snip { samples } => Box::new(snip::Snip { sparsity, samples }),
-        Method::Grasp { samples, temperature, score } => {
+        Method::Snip { samples, .. } => Box::new(snip::Snip { sparsity, samples }),
+        Method::Grasp { samples, temperature, score, .. } => {
             Box::new(grasp::Grasp { sparsity, samples, temperature: temperature as f32, score })
         }
         Method::EarlyBird { .. } => Box::new(early_bird::EarlyBird::new(plan, prune)),

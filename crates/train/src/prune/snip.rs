@@ -21,7 +21,7 @@ const PURPOSE: u64 = u64::from_be_bytes(*b"snip    ");
 pub struct Snip {
     /// The share that goes.
     pub sparsity: f64,
-    /// Training samples scored: the first that the run will meet, all of them at most.
+    /// Training samples scored: the first that the run will meet; 0: all of them.
     pub samples: usize,
 }
 
@@ -46,11 +46,12 @@ impl Snip {
     }
 
     fn gradients_of(&self, network: &Network<'_>, ids: &[ParameterId]) -> Result<Vec<Tensor>> {
-        let samples =
-            network.context.order.indices(0, self.samples.min(network.context.dataset.len(Split::Train)));
+        let all = network.context.dataset.len(Split::Train);
+        let count = if self.samples == 0 { all } else { self.samples.min(all) };
+        let samples = network.context.order.indices(0, count);
         let scored = Scored {
             samples: &samples,
-            micro_batch: network.context.plan.batch.micro_batch,
+            micro_batch: network.scored_at_once(),
             random: random::key(network.context.plan.seed, PURPOSE),
             temperature: 1.0,
             context: network.context,

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use espalier_comm::Communicator;
 use espalier_plan::schedule::{Message, Schedule, Work};
-use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_tensor::{DType, Device, Tensor};
 
 use super::in_flight::InFlight;
 use super::{Executor, Loss, Totals, Worker, side_of};
 use crate::Result;
-use crate::data::{Dataset, HostBatch, Split};
+use crate::data::{Dataset, Fetched, Split};
 use crate::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
 use crate::stage::Stage;
 use crate::weights::Weights;
@@ -77,23 +77,21 @@ impl Sweep<'_> {
         Executor::new(schedule, self.others.clone()).run_to_end(worker)
     }
 
-    /// Samples as the host has them, where they enter this rank's chunks or are judged there.
-    fn read(&self, split: Split, samples: &[(u64, usize)]) -> Result<Option<HostBatch>> {
+    /// Samples, where they enter this rank's chunks or are judged there.
+    fn read(&self, split: Split, samples: &[(u64, usize)]) -> Result<Option<Fetched>> {
         let mut models = (0..self.stage.chunks().len()).map(|chunk| self.stage.model(chunk));
         let needed = models.any(|model| model.is_first() || model.is_last());
-        Ok(if needed { Some(self.dataset.batch(split, samples)?) } else { None })
+        needed.then(|| self.dataset.fetch(self.device, self.dtype, split, samples)).transpose()
     }
 
     /// What a chunk reads: what the part before made, or samples.
-    fn input(&self, made: Option<Tensor>, batch: &Option<HostBatch>) -> Result<Tensor> {
-        let samples =
-            || batch.as_ref().expect("a first part has read them").inputs.upload(self.device, self.dtype);
-        Ok(made.map_or_else(samples, Ok)?)
+    fn input(&self, made: Option<Tensor>, batch: &Option<Fetched>) -> Result<Tensor> {
+        let samples = || batch.as_ref().expect("a first part has read them").inputs(self.device, self.dtype);
+        made.map_or_else(samples, Ok)
     }
 
-    fn targets(&self, batch: &Option<HostBatch>) -> Result<Tensor> {
-        let targets = &batch.as_ref().expect("a last part has read them").targets;
-        Ok(Tensor::from_slice(self.device, &[targets.len()], targets, Category::Transient)?)
+    fn targets(&self, batch: &Option<Fetched>) -> Result<Tensor> {
+        batch.as_ref().expect("a last part has read them").targets(self.device)
     }
 
     fn room(&self, message: &Message, samples: usize) -> Result<Tensor> {
@@ -104,7 +102,7 @@ impl Sweep<'_> {
 /// Takes a micro-batch forward and back.
 struct Differentiating<'a> {
     sweep: Sweep<'a>,
-    batch: Option<HostBatch>,
+    batch: Option<Fetched>,
     samples: usize,
     loss: Loss,
     share: &'a BatchSlice,
@@ -148,7 +146,7 @@ impl Worker for Differentiating<'_> {
 struct Evaluating<'a> {
     sweep: Sweep<'a>,
     /// Of each micro-batch, where this rank reads samples.
-    batches: Vec<Option<HostBatch>>,
+    batches: Vec<Option<Fetched>>,
     samples: Vec<usize>,
     totals: Totals,
 }

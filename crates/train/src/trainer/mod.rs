@@ -5,11 +5,11 @@
 //! Otherwise nothing changes but the count. Before a step the pruning method is asked whether it is time; where it prunes
 //! before the first one, dense state never exists.
 
+mod evaluation;
 mod pruning;
 mod saved;
 
 use std::collections::HashSet;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ use espalier_tensor::Device;
 
 use crate::Result;
 use crate::context::Context;
-use crate::data::{Dataset, Split, spread};
+use crate::data::Dataset;
 use crate::infer::Generator;
 use crate::measure::{Over, Surface};
 use crate::parallel::Ranks;
@@ -30,12 +30,13 @@ use crate::parallel::pieces::Pieces;
 use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Totals, Trace};
+use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
 
 pub use crate::checkpoint::Progress;
+pub use evaluation::Evaluation;
 
 /// A model in training.
 #[derive(Debug)]
@@ -100,15 +101,6 @@ pub struct StepReport {
     pub sparsity: f64,
     /// Wall-clock time.
     pub seconds: f64,
-}
-
-/// How well the model does on held-out data.
-#[derive(Debug, Clone, Copy)]
-pub struct Evaluation {
-    /// The mean loss.
-    pub loss: f64,
-    /// The share of right predictions.
-    pub accuracy: f64,
 }
 
 impl Trainer {
@@ -219,6 +211,16 @@ impl Trainer {
 
     /// Takes the next step.
     pub fn step(&mut self) -> Result<StepReport> {
+        let begin = Instant::now();
+        let report = self.step_queued()?;
+        // The loss was read back before the optimizer's step: without this, a card would still be at work.
+        self.context.device.synchronize()?;
+        Ok(StepReport { seconds: begin.elapsed().as_secs_f64(), ..report })
+    }
+
+    /// The same, and leaves a card at work on the optimizer's step: what comes next queues behind it. Its `seconds` are those until
+    /// the loss was there.
+    pub fn step_queued(&mut self) -> Result<StepReport> {
         let _span = tracing::error_span!("step", number = self.progress.step + 1).entered();
         let begin = Instant::now();
         let (seen, pruned) = match self.ask_pruner(self.progress.step)? {
@@ -272,8 +274,6 @@ impl Trainer {
         if self.context.plan.sharing.averages_after(self.progress.step) {
             self.average()?;
         }
-        // The loss was read back before the optimizer's step: without this, a card would still be at work.
-        self.context.device.synchronize()?;
         Ok(StepReport {
             step: self.progress.step,
             loss: totals.loss(),
@@ -287,51 +287,6 @@ impl Trainer {
             pruned,
             seconds: begin.elapsed().as_secs_f64(),
         })
-    }
-
-    /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none is held out.
-    pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
-        self.evaluate_unless(&|| false)
-    }
-
-    /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no evaluation, and
-    /// [`Progress::evaluation_due`] stays set on all of them.
-    pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
-        let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
-        self.average()?;
-        let all = self.context.dataset.len(Split::Validation);
-        let count = self.context.plan.timetable.eval_samples.map_or(all, |samples| samples.min(all));
-        if count == 0 {
-            return Ok(None);
-        }
-        let samples: Vec<(u64, usize)> = self.part(count).map(|i| (0, spread(i, count, all))).collect();
-        // As many micro-batches are under way as there are stages.
-        let at_once = self.context.plan.batch.micro_batch * self.context.stage.placement().ranks();
-        let mut groups = samples.chunks(at_once);
-        let mut totals = Totals::default();
-        self.progress.evaluation_due = true;
-        // All ask as often as the rank with most to do.
-        let rounds = self.context.ranks.largest(vec![groups.len() as u64])?[0];
-        for _ in 0..rounds {
-            if self.context.ranks.any(stop())? {
-                return Ok(None);
-            }
-            if let Some(samples) = groups.next() {
-                totals.add(
-                    self.context
-                        .sweep(&self.weights)
-                        .evaluate(samples, self.context.plan.batch.micro_batch)?,
-                );
-            }
-        }
-        self.progress.evaluation_due = false;
-        let totals = self.context.sum(totals)?;
-        let evaluation = Evaluation { loss: totals.loss(), accuracy: totals.accuracy() };
-        if evaluation.loss.is_finite() {
-            let best = self.progress.best_validation.get_or_insert(evaluation.loss);
-            *best = best.min(evaluation.loss);
-        }
-        Ok(Some(evaluation))
     }
 
     /// The loss around the weights as they are now, to be measured; nothing of the run changes by it. All ranks must, and those
@@ -409,11 +364,6 @@ impl Trainer {
             Some(self.context.steps),
         ];
         next.into_iter().flatten().min().expect("the end of the run is one")
-    }
-
-    /// Which of so many samples are this rank's.
-    fn part(&self, samples: usize) -> Range<usize> {
-        self.context.ranks.part(samples)
     }
 
     /// Those who share out the optimizer's state, where they do.

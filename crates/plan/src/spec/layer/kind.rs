@@ -279,7 +279,7 @@ impl Place<'_> {
     /// A truncated normal over the fan-in, of variance 2/fan-in where a non-linearity comes next and 1/fan-in elsewhere.
     pub fn fan_in(&self, fan: usize) -> Init {
         let gain = if self.then_active { 2.0 } else { 1.0 };
-        Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
+        Init::fan_in(gain, fan)
     }
 
     /// The layers of one way through a layer called `word`, whose parameters' names begin with `side` and which messages call

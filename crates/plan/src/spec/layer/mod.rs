@@ -305,12 +305,11 @@ impl Layer {
         }
     }
 
-    /// Lets its batch norms take their statistics over so many samples at a time.
-    pub(super) fn group_batch_norms(&mut self, samples: usize) {
-        let each =
-            |layers: &mut [Layer]| layers.iter_mut().for_each(|layer| layer.group_batch_norms(samples));
+    /// The same for what `visit` changes.
+    pub(super) fn for_each_mut(&mut self, visit: &mut dyn FnMut(&mut Layer)) {
+        visit(self);
+        let mut each = |layers: &mut [Layer]| layers.iter_mut().for_each(|layer| layer.for_each_mut(visit));
         match self {
-            Layer::BatchNorm(norm) => norm.group = samples,
             Layer::Residual(Residual { branch, shortcut }) => {
                 [branch, shortcut].into_iter().for_each(|side| each(side))
             }

@@ -8,7 +8,7 @@
 //! to layer), linear layers from the published normal of 0.01, and biases at 0.
 
 use super::super::{AdaptiveAvgPool, Conv, Dropout, Init, Layer, MaxPool, Model};
-use super::{Form, ImageSize, RELU, block, fan_in, input, linear};
+use super::{Form, ImageSize, RELU, block, input, linear};
 
 /// Builds one. A block per group of convolutions up to a pool, named for its first (`features.0`), and `head`.
 pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
@@ -60,7 +60,7 @@ pub fn alexnet(image: ImageSize, classes: usize, form: Form) -> Model {
 
 /// The convolution that is number `number` of `features`.
 fn conv(number: usize, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
-    let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
+    let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
     let name = format!("features.{number}");
     Layer::Conv(Conv { name, input, output, kernel, stride, padding: padding.into(), bias: true, init })
 }

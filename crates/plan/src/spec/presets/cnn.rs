@@ -1,9 +1,10 @@
 //! The small models: a multi-layer perceptron, and the two networks of the data-parallelism study (Lee et al. 2021).
 //!
-//! All start from a truncated normal over the fan-in, with biases at 0.
+//! All start from a truncated normal over the fan-in, with a gain of 2 before a ReLU ([`Model::start_by_fan_in`] leaves that
+//! out, as the study's own program does), and with biases at 0.
 
-use super::super::{AvgPool, Conv, Layer, MaxPool, Model, PadChannels, Residual};
-use super::{ImageSize, RELU, block, fan_in, input, linear, windows};
+use super::super::{AvgPool, Conv, Init, Layer, MaxPool, Model, PadChannels, Residual};
+use super::{ImageSize, RELU, block, input, linear, windows};
 
 /// Linear layers `fc1`, `fc2`, ... with a ReLU between each two; the image is flattened first. A block per linear.
 pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
@@ -13,7 +14,7 @@ pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
         let name = format!("fc{}", i + 1);
         let last = i == hidden.len();
         let mut layers = if i == 0 { vec![Layer::Flatten] } else { Vec::new() };
-        layers.push(linear(&name, width, output, fan_in(if last { 1.0 } else { 2.0 }, width)));
+        layers.push(linear(&name, width, output, Init::fan_in(if last { 1.0 } else { 2.0 }, width)));
         if !last {
             layers.push(RELU);
         }
@@ -33,7 +34,7 @@ pub fn simple_cnn(image: ImageSize, classes: usize) -> Model {
     };
     let side = |n| windows(windows(windows(windows(n, 5, 1), 2, 2), 5, 1), 2, 2);
     let flat = side(height).saturating_mul(side(width)).saturating_mul(64);
-    let head = vec![Layer::Flatten, linear("fc", flat, classes, fan_in(1.0, flat))];
+    let head = vec![Layer::Flatten, linear("fc", flat, classes, Init::fan_in(1.0, flat))];
     let blocks = vec![stage("conv1", channels, 32), stage("conv2", 32, 64), block("head", head)];
     Model { name: "simple-cnn".into(), input: input(image), blocks, classes }
 }
@@ -62,7 +63,7 @@ pub fn resnet8(image: ImageSize, classes: usize) -> Model {
         blocks.push(block(name, vec![Layer::Residual(Residual { branch, shortcut })]));
         input_channels = output;
     }
-    let head = vec![RELU, Layer::GlobalAvgPool, linear("fc", 64, classes, fan_in(1.0, 64))];
+    let head = vec![RELU, Layer::GlobalAvgPool, linear("fc", 64, classes, Init::fan_in(1.0, 64))];
     blocks.push(block("head", head));
     Model { name: "resnet8".into(), input: input(image), blocks, classes }
 }
@@ -75,7 +76,7 @@ fn conv(
     stride: usize,
     padding: usize,
 ) -> Layer {
-    let init = fan_in(2.0, input.saturating_mul(kernel * kernel));
+    let init = Init::fan_in(2.0, input.saturating_mul(kernel * kernel));
     Layer::Conv(Conv {
         name: name.into(),
         input,

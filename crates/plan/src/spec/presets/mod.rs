@@ -50,12 +50,6 @@ fn block(name: impl Into<String>, layers: Vec<Layer>) -> Block {
 
 const RELU: Layer = Layer::Activation(Activation::Relu);
 
-/// Truncated normal over the fan-in. `gain` is 2 where a ReLU follows, which halves the variance (He et al. 2015),
-/// and 1 at the logits, where nothing follows.
-fn fan_in(gain: f32, fan: usize) -> Init {
-    Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
-}
-
 fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> Layer {
     Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
 }

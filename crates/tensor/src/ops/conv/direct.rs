@@ -11,6 +11,8 @@ use std::ops::Range;
 
 use super::correlate::{Panels, Taps, correlate, correlate_weight};
 use super::{CHANNELS, Sizes, collect};
+#[cfg(target_arch = "x86_64")]
+use super::{pruned, pruned::Kept, scattered};
 use crate::cpu::scratch::Disjoint;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -193,6 +195,12 @@ fn phase_taps(z: &Sizes, phase: usize) -> Vec<usize> {
 }
 
 pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    if let Device::Cpu(cpu) = &x.device()
+        && let Some(kept) = Kept::of(cpu, w.slice(), z)
+    {
+        return pruned::forward(&kept, x, bias, z, y);
+    }
     let taps = z.conv.kernel * z.conv.kernel;
     let steps: Vec<usize> = (0..taps).collect();
     let weight = pack(w, z.c, taps, z.o, z.window(), &steps)?;
@@ -202,6 +210,12 @@ pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y
 }
 
 pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tensor> {
+    #[cfg(target_arch = "x86_64")]
+    if let Device::Cpu(cpu) = &dy.device()
+        && let Some(proof) = scattered::serve(cpu, z, dy.slice())
+    {
+        return scattered::backward_input(proof, dy, w, z);
+    }
     let (kernel, s) = (z.conv.kernel, z.conv.stride);
     let mut weights = Vec::new();
     for (down, across) in (0..s * s).map(|phase| (phase / s, phase % s)) {
@@ -218,6 +232,10 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &Sizes) -> Result<Tenso
 pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &Sizes, dw: &mut Tensor) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(proof) = scattered::serve(cpu, z, dy.slice()) {
+        return scattered::backward_weight(proof, x, dy, z, dw);
+    }
     let map = Map::forward(&device, z)?;
     let [source, result] = map.lens();
     let (depth, size) = (z.window(), z.window() * z.o);

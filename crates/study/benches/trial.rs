@@ -1,0 +1,132 @@
+//! How fast trials of a study run: steps a second of so many at once, and what a look at the validation set takes.
+//! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12]`
+//!
+//! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial has a thread and a
+//! device of its own: one thread of the processor, or a stream of the card. All begin together; the first steps are not timed.
+//! Prints one line of JSON; `benches/trial.py` puts it beside PyTorch.
+
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::Instant;
+use std::{env, fs, thread};
+
+use espalier_plan::RunFile;
+use espalier_study::{Running, Settings, Workload};
+use espalier_tensor::Device;
+
+const IMAGES: usize = 60_000;
+const WARM_UP: u64 = 8;
+const LOOKS: usize = 3;
+
+/// Seconds that a trial took for its steps, and for a look.
+struct Taken {
+    steps: f64,
+    look: f64,
+}
+
+fn main() {
+    let arguments: Vec<String> = env::args().collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name);
+        at.and_then(|at| arguments.get(at + 1)).cloned()
+    };
+    let number = |name: &str, default: f64| value(name).map_or(default, |n| n.parse().expect("a number"));
+    let (trials, batch) = (number("--trials", 1.0) as usize, number("--batch", 64.0) as usize);
+    let (steps, sparsity) = (number("--steps", 32.0) as u64, number("--sparsity", 0.0));
+    let kind = value("--device").unwrap_or_else(|| "cpu".into());
+    let device = match kind.as_str() {
+        "cuda" => Device::cuda(0).expect("a card"),
+        _ => Device::cpu(1).expect("a processor"),
+    };
+    let folder = env::temp_dir().join(format!("espalier-trial-{}", std::process::id()));
+    write_images(&folder);
+    let eval_batch = number("--eval-batch", 0.0) as usize;
+    let run = RunFile::parse(
+        RUN,
+        &[
+            format!("data.path={}", folder.display()),
+            format!("train.steps={}", WARM_UP + steps),
+            format!("train.eval_batch={eval_batch}"),
+        ],
+    );
+    let mut workload = Workload::open(&run.expect("a run file"), &device).expect("made-up images");
+    fs::remove_dir_all(&folder).expect("the folder was just made");
+    if let Some(goal) = value("--goal") {
+        workload = workload.towards(goal.parse().expect("a number"));
+    }
+    let start = Barrier::new(trials);
+    let begin = |seed: usize| {
+        let device = if seed == 0 { device.clone() } else { device.another().expect("another handle") };
+        let settings = Settings { batch, sparsity, seed: seed as u64, fields: Vec::new() };
+        let mut trial = Running::begin(&workload.on(&device), &settings).expect("a trial");
+        trial.advance(WARM_UP).expect("steps");
+        start.wait();
+        let begin = Instant::now();
+        for _ in 0..LOOKS {
+            trial.advance(WARM_UP).expect("a look");
+        }
+        let look = begin.elapsed().as_secs_f64() / LOOKS as f64;
+        start.wait();
+        let begin = Instant::now();
+        let check = trial.advance(WARM_UP + steps).expect("steps");
+        assert!(!check.diverged, "a trial that diverges has no speed");
+        Taken { steps: begin.elapsed().as_secs_f64() - look, look }
+    };
+    let all: Vec<Taken> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..trials)
+            .map(|seed| {
+                let begin = &begin;
+                scope.spawn(move || begin(seed))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a trial that ends well")).collect()
+    });
+    let longest = |of: fn(&Taken) -> f64| all.iter().map(of).fold(0.0, f64::max);
+    let (seconds, look) = (longest(|taken| taken.steps), longest(|taken| taken.look));
+    println!(
+        "{{\"device\": \"{kind}\", \"trials\": {trials}, \"batch\": {batch}, \"sparsity\": {sparsity}, \"step_ms\": {:.4}, \
+         \"steps_per_s\": {:.1}, \"look_ms\": {:.3}, \"looks_per_s\": {:.2}}}",
+        seconds * 1e3 / steps as f64,
+        (trials as u64 * steps) as f64 / seconds,
+        look * 1e3,
+        trials as f64 / look,
+    );
+}
+
+const RUN: &str = r#"
+    [model]
+    name = "simple-cnn"
+    init = "fan-in"
+    [data]
+    kind = "idx"
+    [optimizer]
+    name = "momentum"
+    [learning_rate]
+    peak = 0.01
+    schedule = "constant"
+    [prune]
+    method = "snip"
+    samples = 1000
+    biases = true
+"#;
+
+/// MNIST's format with bytes that say nothing of their labels.
+fn write_images(folder: &Path) {
+    let mut state = 1u64;
+    let mut bytes = |count: usize, most: u64| -> Vec<u8> {
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % most) as u8
+        };
+        (0..count).map(|_| next()).collect()
+    };
+    let head = |magic: u32, sizes: &[usize]| {
+        let words = std::iter::once(magic).chain(sizes.iter().map(|size| *size as u32));
+        words.flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
+    };
+    fs::create_dir_all(folder).expect("a folder for images");
+    let images = [head(0x803, &[IMAGES, 28, 28]), bytes(IMAGES * 784, 256)].concat();
+    fs::write(folder.join("train-images-idx3-ubyte"), images).expect("room for images");
+    let labels = [head(0x801, &[IMAGES]), bytes(IMAGES, 10)].concat();
+    fs::write(folder.join("train-labels-idx1-ubyte"), labels).expect("room for labels");
+}

@@ -1,0 +1,92 @@
+//! A trial under way: a run without a folder that can be paused at any step, kept, and gone on with.
+//!
+//! It is [`Trainer`]'s run on one rank and nothing else: the same steps as `espalier train` takes of the same file, to the bit. What
+//! a search adds is when it stops to look. Between two calls a trial is its weights and the optimizer's state on the device.
+
+#[cfg(test)]
+mod tests;
+
+use espalier_plan::Error;
+use espalier_train::Result;
+use espalier_train::trainer::Trainer;
+
+use crate::workload::{Settings, Workload};
+
+/// A trial between its first step and its last.
+#[derive(Debug)]
+pub struct Running {
+    trainer: Trainer,
+    most_wrong: Option<usize>,
+    /// What it came to, where it has diverged.
+    end: Option<Check>,
+}
+
+/// How a trial stands after a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Check {
+    /// Steps taken; of a trial that has diverged, the number of the step that could not be.
+    pub step: u64,
+    /// The mean loss over the validation split; of a trial that has diverged, that of the batch.
+    pub loss: f64,
+    /// The share of the validation samples that it gets wrong; 1 of a trial that has diverged.
+    pub error: f64,
+    /// Whether a loss or a gradient was not a finite number: it will not come back from there.
+    pub diverged: bool,
+}
+
+impl Running {
+    /// A trial before its first step. Nothing is scored or pruned yet: the first step does that.
+    pub fn begin(workload: &Workload, settings: &Settings) -> Result<Running> {
+        let plan = workload.plan(settings)?;
+        let most_wrong = workload.most_wrong(&plan);
+        let (dataset, device) = (workload.dataset().clone(), workload.device());
+        let trainer = device.enter(|| Trainer::new(plan, dataset, device))?;
+        Ok(Running { trainer, most_wrong, end: None })
+    }
+
+    /// Steps of the whole run, `train.steps`: no trial goes further, since its learning rate is not said beyond.
+    pub fn steps(&self) -> u64 {
+        self.trainer.steps()
+    }
+
+    /// Takes steps until `step` of them are taken, and looks at the whole validation split (or as much of it as
+    /// [`Workload::towards`] asks for). A trial that diverges on the way stops at the step that did, and stays there.
+    pub fn advance(&mut self, step: u64) -> Result<Check> {
+        if let Some(end) = self.end {
+            return Ok(end);
+        }
+        let (taken, steps) = (self.trainer.progress().step, self.steps());
+        if step < taken || step > steps {
+            let problem = format!("is {steps}, and {taken} steps are taken: there is no way to step {step}");
+            return Err(Error::Conflict { field: "train.steps".into(), problem }.into());
+        }
+        let device = self.trainer.device().clone();
+        let check = device.enter(|| self.go_to(step))?;
+        if check.diverged {
+            self.end = Some(check);
+        }
+        Ok(check)
+    }
+
+    /// The model, its masks and where it stands.
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    fn go_to(&mut self, step: u64) -> Result<Check> {
+        while self.trainer.progress().step < step {
+            let report = self.trainer.step_queued()?;
+            if !report.taken {
+                return Ok(Check { step: report.step, loss: report.loss, error: 1.0, diverged: true });
+            }
+        }
+        let evaluation = match self.most_wrong {
+            Some(wrong) => self.trainer.evaluate_up_to(wrong)?,
+            None => self.trainer.evaluate()?,
+        };
+        let evaluation = evaluation.expect("a workload holds samples out");
+        let diverged = !evaluation.loss.is_finite();
+        let error = if diverged { 1.0 } else { evaluation.error() };
+        Ok(Check { step, loss: evaluation.loss, error, diverged })
+    }
+}

@@ -1,0 +1,171 @@
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use espalier_plan::RunFile;
+use espalier_tensor::Device;
+use espalier_train::data::Dataset;
+use espalier_train::run::{RunDir, run};
+
+use super::*;
+
+/// What a search moves between threads, and shares with them.
+const _: () = {
+    const fn sent<T: Send>() {}
+    const fn shared<T: Send + Sync>() {}
+    sent::<Running>();
+    shared::<Workload>();
+};
+
+/// The study's small network on drawn shapes, pruned as the study prunes.
+const RUN: &str = r#"
+    seed = 3
+    [model]
+    name = "simple-cnn"
+    init = "fan-in"
+    [data]
+    kind = "shapes"
+    count = 120
+    size = 16
+    validation = 0.25
+    [train]
+    steps = 12
+    [optimizer]
+    name = "momentum"
+    [learning_rate]
+    schedule = "constant"
+    [prune]
+    method = "snip"
+    samples = 0
+    biases = true
+"#;
+
+fn workload() -> Workload {
+    Workload::open(&RunFile::parse(RUN, &[]).unwrap(), &Device::cpu(1).unwrap()).unwrap()
+}
+
+fn settings(batch: usize, sparsity: f64, peak: f64) -> Settings {
+    Settings { batch, sparsity, seed: 3, fields: vec![("learning_rate.peak".into(), peak)] }
+}
+
+/// All steps with looks after some of them, and the weights that came of it.
+fn take(workload: &Workload, settings: &Settings, looks: &[u64]) -> (Vec<Check>, String) {
+    let mut trial = Running::begin(workload, settings).unwrap();
+    let checks = looks.iter().map(|step| trial.advance(*step).unwrap()).collect();
+    (checks, trial.trainer().weights().hash().unwrap())
+}
+
+/// Successive halving keeps trials and goes on with some of them.
+#[test]
+fn a_trial_that_is_paused_is_the_trial_that_is_not() {
+    let workload = workload();
+    for sparsity in [0.0, 0.9] {
+        let settings = settings(8, sparsity, 0.05);
+        let (whole, weights) = take(&workload, &settings, &[12]);
+        let (pieces, again) = take(&workload, &settings, &[0, 3, 3, 4, 12]);
+        assert_eq!((pieces[4], again), (whole[0], weights));
+        assert_eq!(pieces[1], pieces[2], "a look changes nothing");
+        assert!(pieces[0].loss != whole[0].loss, "it learns");
+    }
+}
+
+/// No second training loop: the trial's own run file, given to `espalier train`, ends with the same weights and the same error.
+#[test]
+fn a_trial_is_what_train_makes_of_its_run_file() {
+    let (workload, settings) = (workload(), settings(8, 0.9, 0.05));
+    let (checks, weights) = take(&workload, &settings, &[5, 12]);
+    let text = workload.plan(&settings).unwrap().record().to_toml().unwrap();
+    let file = RunFile::parse(&text, &[]).unwrap();
+    let dataset = Dataset::open(&file).unwrap();
+    let plan = espalier_plan::Plan::new(file, dataset.facts()).unwrap();
+    let (device, folder) = (Device::cpu(2).unwrap(), tempfile::tempdir().unwrap());
+    let place = RunDir::at(folder.path());
+    let summary = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap().summary;
+    assert_eq!(summary.validation.loss, Some(checks[1].loss));
+    assert_eq!(summary.validation.accuracy.map(|right| 1.0 - right), Some(checks[1].error));
+    let mut trial = Running::begin(&workload, &settings).unwrap();
+    trial.advance(12).unwrap();
+    let digests = trial.trainer().weights().digests(trial.trainer().pieces()).unwrap();
+    assert_eq!(summary.weights_hash, Some(espalier_train::weights::hash_of(&digests)));
+    assert_eq!(trial.trainer().weights().hash().unwrap(), weights);
+}
+
+/// On one device, whose thread they take in turn, and on devices of their own.
+#[test]
+fn trials_beside_each_other_do_not_disturb_each_other() {
+    let shared = workload();
+    let all = [settings(8, 0.0, 0.05), settings(4, 0.9, 0.02), settings(16, 0.5, 0.01)];
+    let looks = [4, 12];
+    let alone: Vec<_> = all.iter().map(|settings| take(&shared, settings, &looks)).collect();
+    for own in [false, true] {
+        let beside: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = all
+                .iter()
+                .map(|settings| {
+                    let workload = if own { shared.on(&Device::cpu(1).unwrap()) } else { shared.clone() };
+                    scope.spawn(move || take(&workload, settings, &looks))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(alone, beside, "devices of their own: {own}");
+    }
+}
+
+/// 16 x 16 images of three colours: 2432 + 51,264 + 650 parameters, of which 106 are biases. These start at 0, so that nothing
+/// depends on them at first, and go before any weight that something depends on.
+#[test]
+fn sparsity_counts_biases_and_takes_them_first() {
+    let mut trial = Running::begin(&workload(), &settings(8, 0.9, 0.05)).unwrap();
+    trial.advance(1).unwrap();
+    let trainer = trial.trainer();
+    assert_eq!(trainer.kept(), (5435, 54_346));
+    let biases = trainer.kept_by_layer().into_iter().filter(|layer| layer.name.ends_with(".bias"));
+    assert_eq!(biases.map(|layer| (layer.kept, layer.of)).collect::<Vec<_>>(), [(0, 32), (0, 64), (0, 10)]);
+}
+
+/// Without a wasted step, and for good.
+#[test]
+fn a_rate_that_is_far_too_large_is_seen_at_the_step_that_diverges() {
+    let mut trial = Running::begin(&workload(), &settings(8, 0.0, 1e30)).unwrap();
+    let check = trial.advance(12).unwrap();
+    assert!(check.diverged && check.error == 1.0 && !check.loss.is_finite(), "{check:?}");
+    // The first step is finite and throws the weights far out; the second has no finite loss.
+    assert_eq!((check.step, trial.trainer().progress().step), (2, 2));
+    assert_eq!(format!("{:?}", trial.advance(12).unwrap()), format!("{check:?}"));
+}
+
+/// Whether a trial is there yet is known exactly, from fewer samples as long as it is far away.
+#[test]
+fn a_goal_leaves_samples_out_and_decides_as_all_of_them_would() {
+    let workload = workload();
+    let settings = settings(8, 0.0, 0.05);
+    let (full, weights) = take(&workload, &settings, &[4, 12]);
+    let goals = [0.0, full[1].error - 1e-9, full[1].error, 1.0];
+    for goal in goals {
+        let (checks, same) = take(&workload.towards(goal), &settings, &[4, 12]);
+        for (check, full) in checks.iter().zip(&full) {
+            assert_eq!(check.error <= goal, full.error <= goal, "{goal}: {check:?} {full:?}");
+            assert!(check.error > goal || check == full, "{goal}: {check:?} {full:?}");
+        }
+        assert_eq!(same, weights);
+    }
+}
+
+#[test]
+fn what_a_trial_cannot_be_is_refused() {
+    let refused = |overrides: &[&str]| {
+        let overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
+        let run = RunFile::parse(RUN, &overrides).unwrap();
+        let workload = Workload::open(&run, &Device::cpu(1).unwrap());
+        workload.and_then(|workload| workload.plan(&settings(8, 0.5, 0.05))).unwrap_err().to_string()
+    };
+    assert!(refused(&["data.validation=0"]).contains("data.validation"));
+    assert!(refused(&["parallel.data=2"]).contains("ranks"));
+    let workload = workload();
+    let misspelt = Settings { fields: vec![("learning_rate.pek".into(), 0.1)], ..settings(8, 0.5, 0.05) };
+    assert!(workload.plan(&misspelt).unwrap_err().to_string().contains("peak"));
+    let mut trial = Running::begin(&workload, &settings(8, 0.0, 0.05)).unwrap();
+    assert!(trial.advance(13).unwrap_err().to_string().contains("train.steps"));
+    trial.advance(2).unwrap();
+    assert!(trial.advance(1).is_err(), "there is no way back");
+}

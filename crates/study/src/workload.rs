@@ -1,0 +1,132 @@
+//! What all trials of a study share: a run file, and its data, opened once.
+//!
+//! A trial is the run of that file with a batch size, a sparsity, a seed and some fields of its own. The data are those of the
+//! file's own seed, whatever the trial's: with another seed a trial starts from other weights, meets the samples in another
+//! order and so is pruned otherwise, and is judged by the same samples.
+
+use std::sync::Arc;
+
+use espalier_plan::pruning::Method;
+use espalier_plan::spec::Input;
+use espalier_plan::{Error, Plan, RunFile};
+use espalier_tensor::Device;
+use espalier_train::Result;
+use espalier_train::data::{Dataset, Split};
+
+/// Validation samples that run at a time, unless the run file says how many: a trial of two samples a step would otherwise be
+/// judged in thousands of passes.
+const EVAL_BATCH: usize = 500;
+
+/// Samples that are scored at a time, unless the run file says how many: as in the study of Lee et al. 2021, whatever the batch.
+const SCORE_BATCH: usize = 100;
+
+/// A run file and its data on a device. Clones share the data; they and their trials may be on different threads.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// The resolved file, which trials put their settings into.
+    run: Arc<str>,
+    dataset: Arc<Dataset>,
+    device: Device,
+    goal: Option<f64>,
+}
+
+/// What tells a trial from the others.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// `train.batch`
+    pub batch: usize,
+    /// `prune.sparsity`; at 0 the file's `[prune]` is left out.
+    pub sparsity: f64,
+    /// `seed`
+    pub seed: u64,
+    /// Other fields of the run file by their full names, as in `learning_rate.peak`. A whole number is written as one.
+    pub fields: Vec<(String, f64)>,
+}
+
+impl Workload {
+    /// Opens the data of a run file; where the device is a card they are kept there. An error where nothing of it is held out, since trials are judged by that.
+    pub fn open(run: &RunFile, device: &Device) -> Result<Workload> {
+        let dataset = Dataset::open(run)?;
+        if dataset.is_empty(Split::Validation) {
+            let problem = "holds nothing out, and trials are judged by what is held out".into();
+            return Err(Error::Conflict { field: "data.validation".into(), problem }.into());
+        }
+        dataset.keep_on(device)?;
+        Ok(Workload {
+            run: run.to_toml()?.into(),
+            dataset: Arc::new(dataset),
+            device: device.clone(),
+            goal: None,
+        })
+    }
+
+    /// The same data for trials on another device: each thread that runs trials beside others has one of its own, as
+    /// [`Device::another`] makes them.
+    pub fn on(&self, device: &Device) -> Workload {
+        Workload { device: device.clone(), ..self.clone() }
+    }
+
+    /// The same for trials of which one only asks whether their error is at most `goal`. A check that has seen more wrong
+    /// predictions than that allows leaves the other samples out: its error is of those seen, and above the goal too.
+    pub fn towards(&self, goal: f64) -> Workload {
+        Workload { goal: Some(goal), ..self.clone() }
+    }
+
+    /// What a trial with these settings does: `plan.record().to_toml()` is its run file.
+    pub fn plan(&self, settings: &Settings) -> Result<Plan> {
+        let Settings { batch, sparsity, seed, fields } = settings;
+        let mut overrides = vec![format!("train.batch={batch}"), format!("seed={seed}")];
+        if *sparsity > 0.0 {
+            overrides.push(format!("prune.sparsity={sparsity}"));
+        }
+        overrides.extend(fields.iter().map(|(field, value)| match value.fract() == 0.0 && value.abs() < 1e15 {
+            true => format!("{field}={value}"),
+            false => format!("{field}={value:e}"),
+        }));
+        let mut run = RunFile::parse(&self.run, &overrides)?;
+        if *sparsity == 0.0 {
+            run.prune = None;
+        }
+        if run.train.eval_batch == 0 {
+            run.train.eval_batch = EVAL_BATCH;
+        }
+        if let Some(prune) = &mut run.prune
+            && let Method::Snip { score_batch, .. } | Method::Grasp { score_batch, .. } = &mut prune.method
+            && *score_batch == 0
+        {
+            *score_batch = SCORE_BATCH;
+        }
+        let plan = Plan::new(run, self.dataset.facts())?;
+        if plan.mesh.size() > 1 {
+            let problem = format!("asks for {} ranks, and a trial runs on one", plan.mesh.size());
+            return Err(Error::Conflict { field: "parallel".into(), problem }.into());
+        }
+        Ok(plan)
+    }
+
+    /// What trials compute on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What they learn from and are judged by.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+
+    /// The most wrong predictions of a check that reaches the goal, where there is one.
+    pub(crate) fn most_wrong(&self, plan: &Plan) -> Option<usize> {
+        let held_out = self.dataset.len(Split::Validation);
+        let samples = plan.timetable.eval_samples.map_or(held_out, |samples| samples.min(held_out));
+        let predictions = match plan.model.input {
+            Input::Image { .. } => samples,
+            Input::Tokens { seq, .. } => samples * seq,
+        };
+        let reaches = |wrong: usize, goal| wrong as f64 / predictions as f64 <= goal;
+        self.goal.map(|goal| {
+            // The product may be rounded either way.
+            let near = (goal * predictions as f64) as usize;
+            (near.saturating_sub(1)..=near + 1).rev().find(|wrong| reaches(*wrong, goal)).unwrap_or(0)
+        })
+    }
+}

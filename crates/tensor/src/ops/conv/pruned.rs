@@ -1,0 +1,254 @@
+//! The forward pass of a convolution whose weight is mostly zeros, in f32 with AVX-512.
+//!
+//! Which weights are left differs from one output to the next, so the lanes of a vector cannot be outputs, nor channels. They are
+//! sixteen images: these are turned so that the same pixel of all of them is one vector, and then each weight that is not zero
+//! is one multiply-add for each pixel and none for any other. Few channels are taken at a time, so that their planes stay in the
+//! first-level cache while all outputs go by.
+//!
+//! Within, x: [c, h + border, w + border, 16 images], y: [o, oh, ow, 16 images]; windows step by one pixel.
+
+use std::arch::x86_64::__m512;
+use std::ops::Range;
+
+use super::Sizes;
+use super::turn::{LANES, from_lanes, to_lanes};
+use crate::cpu::Cpu;
+use crate::cpu::gemm::Lanes;
+use crate::cpu::isa::Avx512;
+use crate::cpu::scratch::Scratch;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::Category;
+use crate::tensor::Tensor;
+
+/// The largest share of weights that are not zero for which this is faster.
+const MOST_KEPT: f64 = 0.4;
+
+/// Bytes of x's planes that are worked on at a time.
+const AT_HAND: usize = 40 << 10;
+
+/// Rows and columns of a tile of pixels whose sums stay in registers.
+const DOWN: usize = 3;
+const ACROSS: usize = 8;
+
+/// The weights that are not zero, output by output within each group of channels.
+pub(super) struct Kept {
+    proof: Avx512,
+    /// Channels of a group.
+    channels: usize,
+    /// Where each group's and output's weights begin in the two lists below, and where the last end.
+    starts: Vec<usize>,
+    /// Where in a group's planes a weight finds the first pixel, in numbers.
+    places: Vec<u32>,
+    values: Vec<f32>,
+}
+
+/// Sixteen images with as much border as windows see.
+struct Images<'a> {
+    h: usize,
+    w: usize,
+    z: &'a Sizes,
+}
+
+impl<'a> Images<'a> {
+    fn new(z: &'a Sizes) -> Images<'a> {
+        let (kernel, [oh, ow]) = (z.conv.kernel, [z.oh, z.ow]);
+        Images { h: oh + kernel - 1, w: ow + kernel - 1, z }
+    }
+
+    fn plane(&self) -> usize {
+        self.h * self.w * LANES
+    }
+}
+
+impl Kept {
+    /// The list of a weight, where these kernels serve the convolution and few enough are left.
+    pub(super) fn of(cpu: &Cpu, w: &[f32], z: &Sizes) -> Option<Kept> {
+        let proof = cpu.isa().avx512()?;
+        let kept = w.iter().map(|w| u32::from(*w != 0.0)).sum::<u32>() as usize;
+        // Fewer images than lanes would be computed for nothing.
+        if z.conv.stride != 1 || z.batch < LANES || kept as f64 > MOST_KEPT * w.len() as f64 {
+            return None;
+        }
+        let images = Images::new(z);
+        let (kernel, taps) = (z.conv.kernel, z.conv.kernel * z.conv.kernel);
+        let channels = (AT_HAND / (4 * images.plane())).clamp(1, z.c);
+        let (mut starts, mut places, mut values) = (vec![0], Vec::new(), Vec::new());
+        for first in (0..z.c).step_by(channels) {
+            for o in 0..z.o {
+                for c in first..(first + channels).min(z.c) {
+                    for tap in 0..taps {
+                        let value = w[(o * z.c + c) * taps + tap];
+                        if value != 0.0 {
+                            let place = ((c - first) * images.h + tap / kernel) * images.w + tap % kernel;
+                            places.push((place * LANES) as u32);
+                            values.push(value);
+                        }
+                    }
+                }
+                starts.push(places.len());
+            }
+        }
+        Some(Kept { proof, channels, starts, places, values })
+    }
+
+    fn range(&self, group: usize, o: usize, z: &Sizes) -> Range<usize> {
+        let at = group * z.o + o;
+        self.starts[at]..self.starts[at + 1]
+    }
+}
+
+/// y = x convolved with the weights that are kept.
+pub(super) fn forward(
+    kept: &Kept,
+    x: &Tensor,
+    bias: Option<&[f32]>,
+    z: &Sizes,
+    y: &mut Tensor,
+) -> Result<()> {
+    let device = x.device();
+    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
+    let images = Images::new(z);
+    let room = || -> Result<[Tensor; 2]> {
+        let room = |len| Tensor::zeros(&device, &[len], DType::F32, Category::Workspace);
+        Ok([room(z.c * images.plane())?, room(z.o * z.oh * z.ow * LANES)?])
+    };
+    let scratch = Scratch::new(cpu, z.batch.div_ceil(LANES), room)?;
+    let (source, result) = (z.h * z.w * z.c, z.oh * z.ow * z.o);
+    let x = x.slice::<f32>();
+    cpu.for_pieces(y.slice_mut::<f32>(), LANES * result, |range, y| {
+        let count = y.len() / result;
+        let x = &x[range.start / result * source..][..count * source];
+        scratch.lend(|[planes, sums]| {
+            let (planes, sums) = (planes.slice_mut::<f32>(), sums.slice_mut::<f32>());
+            lay_out(kept.proof, x, planes, &images);
+            for (group, planes) in planes.chunks(kept.channels * images.plane()).enumerate() {
+                for (o, sums) in sums.chunks_exact_mut(z.oh * z.ow * LANES).enumerate() {
+                    let at = kept.range(group, o, z);
+                    let list = (&kept.places[at.clone()], &kept.values[at]);
+                    let begin = (group == 0).then(|| bias.map_or(0.0, |bias| bias[o]));
+                    correlate(kept.proof, list, planes, begin, sums, &images);
+                }
+            }
+            bring_back(kept.proof, sums, y, z);
+        });
+    });
+    Ok(())
+}
+
+/// Images [n, h, w, c] as planes. The border is never written, and so stays what it was at first: zero.
+fn lay_out(proof: Avx512, x: &[f32], planes: &mut [f32], images: &Images<'_>) {
+    let (z, padding) = (images.z, images.z.conv.padding);
+    let (source, plane) = (z.h * z.w * z.c, images.plane());
+    for i in 0..z.h {
+        for j in 0..z.w {
+            let to = ((i + padding.top) * images.w + j + padding.left) * LANES;
+            let from = &x[(i * z.w + j) * z.c..];
+            to_lanes(proof, (from, source), [x.len() / source, z.c], (&mut planes[to..], plane));
+        }
+    }
+}
+
+/// Sums [o, pixels, lanes] as images [n, pixels, o].
+fn bring_back(proof: Avx512, sums: &[f32], y: &mut [f32], z: &Sizes) {
+    let pixels = z.oh * z.ow;
+    let count = y.len() / (pixels * z.o);
+    for pixel in 0..pixels {
+        let (from, to) = (&sums[pixel * LANES..], &mut y[pixel * z.o..]);
+        from_lanes(proof, (from, pixels * LANES), [z.o, count], (to, pixels * z.o));
+    }
+}
+
+/// Adds what the weights of a list see of some planes to the sums of an output, which begin at `begin` where that is said.
+fn correlate(
+    _: Avx512,
+    list: (&[u32], &[f32]),
+    planes: &[f32],
+    begin: Option<f32>,
+    sums: &mut [f32],
+    images: &Images<'_>,
+) {
+    let Sizes { oh, ow, .. } = *images.z;
+    // Every place lies in a window of the first pixel, so from the last pixel on as many numbers are left behind it.
+    let last = ((oh - 1) * images.w + ow) * LANES;
+    assert!(list.0.iter().all(|place| *place as usize + last <= planes.len()), "windows within the planes");
+    assert!(list.0.len() == list.1.len() && sums.len() == oh * ow * LANES, "a sum for each pixel");
+    for i in (0..oh).step_by(DOWN) {
+        let mut j = 0;
+        while j < ow {
+            let across = if ow - j >= ACROSS { ACROSS } else { 1 << (ow - j).ilog2() };
+            let at = [(i * images.w + j) * LANES, (i * ow + j) * LANES];
+            let strides = [images.w * LANES, ow * LANES];
+            // SAFETY: the proof is there; the tile lies within the image, and all its windows within the planes.
+            unsafe { tile(DOWN.min(oh - i), across, list, planes, begin, sums, at, strides) };
+            j += across;
+        }
+    }
+}
+
+/// The kernel of a tile of `down` x `across` pixels.
+///
+/// # Safety
+/// The processor has AVX-512; the tile lies within the sums, and its windows lie within the planes.
+#[target_feature(enable = "avx512f")]
+unsafe fn tile(
+    down: usize,
+    across: usize,
+    list: (&[u32], &[f32]),
+    planes: &[f32],
+    begin: Option<f32>,
+    sums: &mut [f32],
+    at: [usize; 2],
+    strides: [usize; 2],
+) {
+    macro_rules! choose {
+        ($(($d:literal, $a:literal))*) => {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (down, across) {
+                    $(($d, $a) => pixels::<$d, $a>(list, planes, begin, sums, at, strides),)*
+                    _ => unreachable!("a tile of {down} x {across} pixels"),
+                }
+            }
+        };
+    }
+    choose!((1, 1)(1, 2)(1, 4)(1, 8)(2, 1)(2, 2)(2, 4)(2, 8)(3, 1)(3, 2)(3, 4)(3, 8))
+}
+
+#[inline(always)]
+unsafe fn pixels<const D: usize, const A: usize>(
+    (places, values): (&[u32], &[f32]),
+    planes: &[f32],
+    begin: Option<f32>,
+    sums: &mut [f32],
+    [from, to]: [usize; 2],
+    [down, rows]: [usize; 2],
+) {
+    // SAFETY: the caller's promise covers every access.
+    unsafe {
+        let sums = sums.as_mut_ptr().add(to);
+        let mut held = [[__m512::splat(begin.unwrap_or(0.0)); A]; D];
+        if begin.is_none() {
+            for d in 0..D {
+                for a in 0..A {
+                    held[d][a] = __m512::load(sums.add(d * rows + a * LANES));
+                }
+            }
+        }
+        let planes = planes.as_ptr().add(from);
+        for (place, value) in places.iter().zip(values) {
+            let (at, value) = (planes.add(*place as usize), __m512::splat(*value));
+            for d in 0..D {
+                for a in 0..A {
+                    held[d][a] = held[d][a].add_product(value, __m512::load(at.add(d * down + a * LANES)));
+                }
+            }
+        }
+        for d in 0..D {
+            for a in 0..A {
+                held[d][a].store(sums.add(d * rows + a * LANES));
+            }
+        }
+    }
+}

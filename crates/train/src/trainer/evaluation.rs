@@ -1,0 +1,99 @@
+//! How well a model does on what it never learns from: the validation split, or a part of it that is spread evenly.
+
+use super::Trainer;
+use crate::Result;
+use crate::data::{Split, spread};
+use crate::step::Totals;
+
+/// How well the model does on held-out data.
+#[derive(Debug, Clone, Copy)]
+pub struct Evaluation {
+    /// The mean loss.
+    pub loss: f64,
+    /// The share of right predictions.
+    pub accuracy: f64,
+    /// Wrong predictions.
+    pub wrong: usize,
+    /// All predictions.
+    pub predictions: usize,
+}
+
+impl Evaluation {
+    fn of(totals: Totals) -> Evaluation {
+        Evaluation {
+            loss: totals.loss(),
+            accuracy: totals.accuracy(),
+            wrong: totals.predictions - totals.correct,
+            predictions: totals.predictions,
+        }
+    }
+
+    /// The share of wrong predictions, as one division: 120 of 6000 is the 0.02 that a person writes.
+    pub fn error(&self) -> f64 {
+        self.wrong as f64 / self.predictions as f64
+    }
+}
+
+impl Trainer {
+    /// Runs the model over the validation split, or `eval_samples` of it, spread evenly; nothing where none is held out.
+    pub fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        self.evaluate_unless(&|| false)
+    }
+
+    /// The same; between batches every rank is asked whether to `stop`. Where one says so there is no evaluation, and
+    /// [`Progress::evaluation_due`](super::Progress::evaluation_due) stays set on all of them.
+    pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
+        self.progress.evaluation_due = true;
+        let Some((totals, whole)) = self.judge(&|_| stop())? else {
+            self.progress.evaluation_due = false;
+            return Ok(None);
+        };
+        if !whole {
+            return Ok(None);
+        }
+        self.progress.evaluation_due = false;
+        let evaluation = Evaluation::of(totals);
+        if evaluation.loss.is_finite() {
+            let best = self.progress.best_validation.get_or_insert(evaluation.loss);
+            *best = best.min(evaluation.loss);
+        }
+        Ok(Some(evaluation))
+    }
+
+    /// The same as [`Trainer::evaluate`] for one who asks whether at most so many predictions are wrong: once more are, the rest
+    /// is left out, and what comes back is of the samples seen. On several ranks one that has seen so many ends it for all.
+    pub fn evaluate_up_to(&mut self, wrong: usize) -> Result<Option<Evaluation>> {
+        let enough = |seen: &Totals| seen.predictions - seen.correct > wrong;
+        Ok(self.judge(&enough)?.map(|(totals, _)| Evaluation::of(totals)))
+    }
+
+    /// What came of the samples seen until a rank has seen `enough`, and whether these are all; nothing where none is held out.
+    fn judge(&mut self, enough: &dyn Fn(&Totals) -> bool) -> Result<Option<(Totals, bool)>> {
+        let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
+        self.average()?;
+        let all = self.context.dataset.len(Split::Validation);
+        let timetable = &self.context.plan.timetable;
+        let count = timetable.eval_samples.map_or(all, |samples| samples.min(all));
+        if count == 0 {
+            return Ok(None);
+        }
+        let part = self.context.ranks.part(count);
+        let samples: Vec<(u64, usize)> = part.map(|i| (0, spread(i, count, all))).collect();
+        let micro_batch = timetable.eval_batch.unwrap_or(self.context.plan.batch.micro_batch);
+        // As many micro-batches are under way as there are stages.
+        let mut groups = samples.chunks(micro_batch * self.context.stage.placement().ranks());
+        let (mut totals, mut whole) = (Totals::default(), true);
+        // All ask as often as the rank with most to do.
+        let rounds = self.context.ranks.largest(vec![groups.len() as u64])?[0];
+        for _ in 0..rounds {
+            if self.context.ranks.any(enough(&totals))? {
+                whole = false;
+                break;
+            }
+            if let Some(samples) = groups.next() {
+                totals.add(self.context.sweep(&self.weights).evaluate(samples, micro_batch)?);
+            }
+        }
+        Ok(Some((self.context.sum(totals)?, whole)))
+    }
+}
