@@ -1,5 +1,6 @@
 //! How fast trials of a study run: steps a second of so many at once, and what a look at the validation set takes.
-//! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12]`
+//! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12]
+//! [--eval-batch 500] [--field train.micro_batches=4]`
 //!
 //! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial has a thread and a
 //! device of its own: one thread of the processor, or a stream of the card. All begin together; the first steps are not timed.
@@ -54,10 +55,15 @@ fn main() {
     if let Some(goal) = value("--goal") {
         workload = workload.towards(goal.parse().expect("a number"));
     }
+    let field = |text: String| {
+        let (name, value) = text.split_once('=').expect("a field and its value");
+        (name.to_owned(), value.parse().expect("a number"))
+    };
+    let fields: Vec<(String, f64)> = value("--field").map(field).into_iter().collect();
     let start = Barrier::new(trials);
     let begin = |seed: usize| {
         let device = if seed == 0 { device.clone() } else { device.another().expect("another handle") };
-        let settings = Settings { batch, sparsity, seed: seed as u64, fields: Vec::new() };
+        let settings = Settings { batch, sparsity, seed: seed as u64, fields: fields.clone() };
         let mut trial = Running::begin(&workload.on(&device), &settings).expect("a trial");
         trial.advance(WARM_UP).expect("steps");
         start.wait();

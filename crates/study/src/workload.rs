@@ -79,9 +79,11 @@ impl Workload {
         if *sparsity > 0.0 {
             overrides.push(format!("prune.sparsity={sparsity}"));
         }
-        overrides.extend(fields.iter().map(|(field, value)| match value.fract() == 0.0 && value.abs() < 1e15 {
-            true => format!("{field}={value}"),
-            false => format!("{field}={value:e}"),
+        overrides.extend(fields.iter().map(|(field, value)| {
+            match value.fract() == 0.0 && value.abs() < 1e15 {
+                true => format!("{field}={value}"),
+                false => format!("{field}={value:e}"),
+            }
         }));
         let mut run = RunFile::parse(&self.run, &overrides)?;
         if *sparsity == 0.0 {

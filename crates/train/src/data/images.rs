@@ -24,7 +24,7 @@ pub struct Images {
     /// The standardised value of every byte, channel by channel.
     values: Vec<[f32; 256]>,
     /// All of them on a card, where they are kept there.
-    stored: OnceLock<StoredImages>,
+    stored: OnceLock<Box<StoredImages>>,
 }
 
 /// Images as a reader delivers them. pixels: [count, height, width, channels], labels: [count]
@@ -93,7 +93,7 @@ impl Images {
         if self.stored.get().is_none() {
             let stored = StoredImages::new(device, &self.raw.pixels, &self.raw.labels, &self.values)?;
             // Another thread may have been faster: its copy is as good.
-            let _ = self.stored.set(stored);
+            let _ = self.stored.set(Box::new(stored));
         }
         Ok(())
     }
