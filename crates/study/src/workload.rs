@@ -13,12 +13,12 @@ use espalier_tensor::Device;
 use espalier_train::Result;
 use espalier_train::data::{Dataset, Split};
 
-/// Validation samples that run at a time, unless the run file says how many: a trial of two samples a step would otherwise be
-/// judged in thousands of passes.
-const EVAL_BATCH: usize = 500;
+/// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer makes of them stays in
+/// the second-level cache (simple-cnn's first layer makes 74 KB of each image).
+const ON_A_PROCESSOR: usize = 16;
 
-/// Samples that are scored at a time, unless the run file says how many: as in the study of Lee et al. 2021, whatever the batch.
-const SCORE_BATCH: usize = 100;
+/// The same on a card, which is waited for after each of them.
+const ON_A_CARD: usize = 1000;
 
 /// A run file and its data on a device. Clones share the data; they and their trials may be on different threads.
 #[derive(Debug, Clone)]
@@ -72,7 +72,8 @@ impl Workload {
         Workload { goal: Some(goal), ..self.clone() }
     }
 
-    /// What a trial with these settings does: `plan.record().to_toml()` is its run file.
+    /// What a trial with these settings does: `plan.record().to_toml()` is its run file. How many samples run at a time is chosen
+    /// for the device where the file leaves it open; that changes no more than rounding.
     pub fn plan(&self, settings: &Settings) -> Result<Plan> {
         let Settings { batch, sparsity, seed, fields } = settings;
         let mut overrides = vec![format!("train.batch={batch}"), format!("seed={seed}")];
@@ -89,16 +90,25 @@ impl Workload {
         if *sparsity == 0.0 {
             run.prune = None;
         }
+        let at_once = match self.device {
+            Device::Cpu(_) => ON_A_PROCESSOR,
+            Device::Cuda(_) => ON_A_CARD,
+        };
         if run.train.eval_batch == 0 {
-            run.train.eval_batch = EVAL_BATCH;
+            run.train.eval_batch = at_once;
         }
         if let Some(prune) = &mut run.prune
             && let Method::Snip { score_batch, .. } | Method::Grasp { score_batch, .. } = &mut prune.method
             && *score_batch == 0
         {
-            *score_batch = SCORE_BATCH;
+            *score_batch = at_once;
         }
-        let plan = Plan::new(run, self.dataset.facts())?;
+        let mut plan = Plan::new(run.clone(), self.dataset.facts())?;
+        // What batch norms see would change with it.
+        if matches!(self.device, Device::Cpu(_)) && run.train.micro_batches == 1 && plan.model.buffers().is_empty() {
+            run.train.micro_batches = portions(*batch);
+            plan = Plan::new(run, self.dataset.facts())?;
+        }
         if plan.mesh.size() > 1 {
             let problem = format!("asks for {} ranks, and a trial runs on one", plan.mesh.size());
             return Err(Error::Conflict { field: "parallel".into(), problem }.into());
@@ -130,5 +140,23 @@ impl Workload {
             let near = (goal * predictions as f64) as usize;
             (near.saturating_sub(1)..=near + 1).rev().find(|wrong| reaches(*wrong, goal)).unwrap_or(0)
         })
+    }
+}
+
+/// Into how many micro-batches a step is cut on a processor: the fewest of a size that it can hold at hand, or one where none
+/// divides the batch well.
+fn portions(batch: usize) -> usize {
+    let fits = |portion: &usize| batch.is_multiple_of(*portion);
+    (ON_A_PROCESSOR / 2..=ON_A_PROCESSOR).rev().find(fits).map_or(1, |portion| batch / portion)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_cut_into_portions_that_divide_them() {
+        assert_eq!([1, 2, 16, 64, 16384].map(portions), [1, 1, 1, 4, 1024]);
+        assert_eq!([40, 24, 17].map(portions), [4, 2, 1], "of 10, of 12, and whole");
     }
 }

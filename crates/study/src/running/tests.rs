@@ -59,7 +59,7 @@ fn take(workload: &Workload, settings: &Settings, looks: &[u64]) -> (Vec<Check>,
 fn a_trial_that_is_paused_is_the_trial_that_is_not() {
     let workload = workload();
     for sparsity in [0.0, 0.9] {
-        let settings = settings(8, sparsity, 0.05);
+        let settings = settings(32, sparsity, 0.05);
         let (whole, weights) = take(&workload, &settings, &[12]);
         let (pieces, again) = take(&workload, &settings, &[0, 3, 3, 4, 12]);
         assert_eq!((pieces[4], again), (whole[0], weights));

@@ -24,6 +24,19 @@ pub fn forward(kind: Activation, x: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
+/// The same, in the place of x on the host if nobody else holds it.
+pub fn forward_owned(kind: Activation, mut x: Tensor) -> Result<Tensor> {
+    match x.device() {
+        Device::Cpu(cpu) if x.is_unique() => {
+            with_float!(x.dtype(), T => {
+                cpu.for_pieces(x.slice_mut::<T>(), PIECE, |_, x| apply_in_place(cpu.isa(), kind, x));
+            });
+            Ok(x)
+        }
+        _ => forward(kind, &x),
+    }
+}
+
 /// dx = dy f'(x); `saved` is the output for ReLU, the input for GELU and SiLU. Overwrites dy if nobody else holds it.
 pub fn backward(kind: Activation, saved: &Tensor, dy: Tensor) -> Result<Tensor> {
     assert_eq!(saved.shape(), dy.shape(), "activation: what was saved and dy");
@@ -77,12 +90,28 @@ simd! {
         }
     }
 
+    fn apply_in_place[T: Float](kind: Activation, x: &mut [T]) {
+        match kind {
+            Activation::Relu => change(x, |x| Activation::Relu.apply(x)),
+            Activation::Gelu => change(x, |x| Activation::Gelu.apply(x)),
+            Activation::Silu => change(x, |x| Activation::Silu.apply(x)),
+        }
+    }
+
     fn slope_all[T: Float](kind: Activation, saved: &[T], dx: &mut [T]) {
         match kind {
             Activation::Relu => map(saved, dx, |dy, x| dy * Activation::Relu.slope(x)),
             Activation::Gelu => map(saved, dx, |dy, x| dy * Activation::Gelu.slope(x)),
             Activation::Silu => map(saved, dx, |dy, x| dy * Activation::Silu.slope(x)),
         }
+    }
+}
+
+/// x = f(x).
+#[inline(always)]
+fn change<T: Float>(x: &mut [T], f: impl Fn(f32) -> f32) {
+    for x in x {
+        *x = T::from_f32(f(x.to_f32()));
     }
 }
 
@@ -126,6 +155,9 @@ mod tests {
                 check(&[y, dx], |device, dtype| {
                     let input = tensor(device, dtype, &[n], &x);
                     let y = forward(kind, &input).unwrap();
+                    let own = forward_owned(kind, tensor(device, dtype, &[n], &x)).unwrap();
+                    assert_eq!(own.host_bytes(), y.host_bytes());
+                    assert_eq!(forward_owned(kind, input.clone()).unwrap().host_bytes(), y.host_bytes());
                     let saved = if kind == Activation::Relu { &y } else { &input };
                     let dx = backward(kind, saved, tensor(device, dtype, &[n], &dy)).unwrap();
                     let (again, remade) =

@@ -21,6 +21,12 @@ pub(crate) struct ActivationLayer(pub Activation);
 
 impl Layer for ActivationLayer {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        if self.0 == Activation::Relu {
+            // Its input is nobody's any more.
+            let y = activation::forward_owned(self.0, x)?;
+            pass.stash.push(y.clone());
+            return Ok(y);
+        }
         let y = activation::forward(self.0, &x)?;
         pass.stash.push(saved_of(self.0, x, &y));
         Ok(y)
