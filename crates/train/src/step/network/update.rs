@@ -39,17 +39,17 @@ impl NetworkWorker<'_> {
     /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
         let gradients = self.reduced.take().expect("sums are waited for before");
-        // All passes are queued; only now is a card waited for.
-        let mut totals = Totals::default();
-        for (sum, predictions) in self.sums.drain(..) {
-            totals.add(Totals::of(sum.read()?, predictions));
-        }
         let StepContext { context: Context { plan, ranks, .. }, groups, local, .. } = self.step;
         let sharded = plan.sharing.is_sharded();
         let mut squares = match sharded {
             true => gradients.squared_norm_of(|id| groups.is_first_copy(id))?,
             false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
         };
+        // All passes were queued before a card was waited for, and the norm behind them: what is left is to fetch the loss.
+        let mut totals = Totals::default();
+        for (sum, predictions) in self.sums.drain(..) {
+            totals.add(Totals::of(sum.read()?, predictions));
+        }
         let flushes = self.step.updates == Updates::Flush;
         let has_loss = flushes || ranks.stages().rank() + 1 == ranks.stages().size();
         if flushes && !local {
