@@ -197,7 +197,7 @@ fn phase_taps(z: &Sizes, phase: usize) -> Vec<usize> {
 pub(super) fn forward(x: &Tensor, w: &Tensor, bias: Option<&[f32]>, z: &Sizes, y: &mut Tensor) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
     if let Device::Cpu(cpu) = &x.device()
-        && let Some(kept) = Kept::of(cpu, w.slice(), z)
+        && let Some(kept) = Kept::of(cpu, w.slice(), z)?
     {
         return pruned::forward(&kept, x, bias, z, y);
     }

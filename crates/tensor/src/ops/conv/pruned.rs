@@ -8,7 +8,6 @@
 //! Within, x: [c, h + border, w + border, 16 images], y: [o, oh, ow, 16 images]; windows step by one pixel.
 
 use std::arch::x86_64::__m512;
-use std::ops::Range;
 
 use super::Sizes;
 use super::turn::{LANES, from_lanes, to_lanes};
@@ -38,10 +37,10 @@ pub(super) struct Kept {
     /// Channels of a group.
     channels: usize,
     /// Where each group's and output's weights begin in the two lists below, and where the last end.
-    starts: Vec<usize>,
+    starts: Tensor,
     /// Where in a group's planes a weight finds the first pixel, in numbers.
-    places: Vec<u32>,
-    values: Vec<f32>,
+    places: Tensor,
+    values: Tensor,
 }
 
 /// Sixteen images with as much border as windows see.
@@ -64,17 +63,23 @@ impl<'a> Images<'a> {
 
 impl Kept {
     /// The list of a weight, where these kernels serve the convolution and few enough are left.
-    pub(super) fn of(cpu: &Cpu, w: &[f32], z: &Sizes) -> Option<Kept> {
-        let proof = cpu.isa().avx512()?;
+    pub(super) fn of(cpu: &Cpu, w: &[f32], z: &Sizes) -> Result<Option<Kept>> {
+        let Some(proof) = cpu.isa().avx512() else { return Ok(None) };
         let kept = w.iter().map(|w| u32::from(*w != 0.0)).sum::<u32>() as usize;
         // Fewer images than lanes would be computed for nothing.
         if z.conv.stride != 1 || z.batch < LANES || kept as f64 > MOST_KEPT * w.len() as f64 {
-            return None;
+            return Ok(None);
         }
         let images = Images::new(z);
         let (kernel, taps) = (z.conv.kernel, z.conv.kernel * z.conv.kernel);
         let channels = (AT_HAND / (4 * images.plane())).clamp(1, z.c);
-        let (mut starts, mut places, mut values) = (vec![0], Vec::new(), Vec::new());
+        let room = |len, dtype| {
+            Tensor::zeros(&Device::Cpu(cpu.clone()), &[len], dtype, Category::Workspace)
+        };
+        let lists = z.c.div_ceil(channels) * z.o;
+        let (mut starts, mut places) = (room(lists + 1, DType::U32)?, room(kept, DType::U32)?);
+        let mut values = room(kept, DType::F32)?;
+        let (mut next, mut list) = (0, 0);
         for first in (0..z.c).step_by(channels) {
             for o in 0..z.o {
                 for c in first..(first + channels).min(z.c) {
@@ -82,20 +87,24 @@ impl Kept {
                         let value = w[(o * z.c + c) * taps + tap];
                         if value != 0.0 {
                             let place = ((c - first) * images.h + tap / kernel) * images.w + tap % kernel;
-                            places.push((place * LANES) as u32);
-                            values.push(value);
+                            places.slice_mut::<u32>()[next] = (place * LANES) as u32;
+                            values.slice_mut::<f32>()[next] = value;
+                            next += 1;
                         }
                     }
                 }
-                starts.push(places.len());
+                list += 1;
+                starts.slice_mut::<u32>()[list] = next as u32;
             }
         }
-        Some(Kept { proof, channels, starts, places, values })
+        Ok(Some(Kept { proof, channels, starts, places, values }))
     }
 
-    fn range(&self, group: usize, o: usize, z: &Sizes) -> Range<usize> {
-        let at = group * z.o + o;
-        self.starts[at]..self.starts[at + 1]
+    /// Places and values of the weights of an output in a group of channels.
+    fn list(&self, group: usize, o: usize, z: &Sizes) -> (&[u32], &[f32]) {
+        let starts = &self.starts.slice::<u32>()[group * z.o + o..];
+        let at = starts[0] as usize..starts[1] as usize;
+        (&self.places.slice()[at.clone()], &self.values.slice()[at])
     }
 }
 
@@ -125,8 +134,7 @@ pub(super) fn forward(
             lay_out(kept.proof, x, planes, &images);
             for (group, planes) in planes.chunks(kept.channels * images.plane()).enumerate() {
                 for (o, sums) in sums.chunks_exact_mut(z.oh * z.ow * LANES).enumerate() {
-                    let at = kept.range(group, o, z);
-                    let list = (&kept.places[at.clone()], &kept.values[at]);
+                    let list = kept.list(group, o, z);
                     let begin = (group == 0).then(|| bias.map_or(0.0, |bias| bias[o]));
                     correlate(kept.proof, list, planes, begin, sums, &images);
                 }
