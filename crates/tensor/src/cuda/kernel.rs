@@ -366,9 +366,17 @@ type Built = (&'static str, Build);
 /// What is named in it.
 type Symbol = (Built, &'static str);
 
-/// All that a card has loaded.
+/// What a handle of a card has used, and all that was loaded for any handle of it.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
+    /// Its own list, so that threads with a handle each do not wait for one another at every launch.
+    used: Mutex<HashMap<Symbol, Arc<Function>>>,
+    of_card: Arc<OfCard>,
+}
+
+/// Kernels of a card in this process.
+#[derive(Debug, Default)]
+struct OfCard {
     functions: Mutex<HashMap<Symbol, Arc<Function>>>,
     constants: Mutex<HashMap<Symbol, Arc<[i32]>>>,
     modules: Mutex<HashMap<Built, Arc<Module>>>,
@@ -376,6 +384,11 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    /// The list of another handle of the same card.
+    pub(super) fn beside(&self) -> Loaded {
+        Loaded { used: Mutex::default(), of_card: self.of_card.clone() }
+    }
+
     /// A kernel of a source, compiled and loaded where this is its first use.
     pub(super) fn kernel(
         &self,
@@ -385,14 +398,12 @@ impl Loaded {
         name: &'static str,
     ) -> Result<Kernel> {
         let key = ((source.name, build), name);
-        let known = self.functions.lock().expect("no panic while locked").get(&key).cloned();
+        let known = self.used.lock().expect("no panic while locked").get(&key).cloned();
         let function = match known {
             Some(function) => function,
             None => {
-                cuda.bind()?;
-                let module = self.module(cuda, source, build)?;
-                let function = Arc::new(Function::load(cuda, &module, source, name)?);
-                self.functions.lock().expect("no panic while locked").insert(key, function.clone());
+                let function = self.of_card.function(cuda, source, build, name)?;
+                self.used.lock().expect("no panic while locked").insert(key, function.clone());
                 function
             }
         };
@@ -401,6 +412,38 @@ impl Loaded {
 
     /// A `__constant__` array of a source, which says how its kernels want to be launched.
     pub(super) fn constant<const N: usize>(
+        &self,
+        cuda: &Cuda,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<[i32; N]> {
+        self.of_card.constant(cuda, source, build, name)
+    }
+}
+
+impl OfCard {
+    /// Two handles must not have two of the same function: what one is allowed of shared memory the other would take back.
+    fn function(
+        &self,
+        cuda: &Cuda,
+        source: &Source,
+        build: Build,
+        name: &'static str,
+    ) -> Result<Arc<Function>> {
+        let key = ((source.name, build), name);
+        let mut functions = self.functions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(function) = functions.get(&key) {
+            return Ok(function.clone());
+        }
+        cuda.bind()?;
+        let module = self.module(cuda, source, build)?;
+        let function = Arc::new(Function::load(cuda, &module, source, name)?);
+        functions.insert(key, function.clone());
+        Ok(function)
+    }
+
+    fn constant<const N: usize>(
         &self,
         cuda: &Cuda,
         source: &Source,

@@ -51,8 +51,7 @@ pub struct Cuda(Arc<Shared>);
 struct Shared {
     blas: Mutex<Option<Blas>>,
     convolutions: Mutex<Convolutions>,
-    /// Shared by all handles of the card in this process.
-    loaded: Arc<kernel::Loaded>,
+    loaded: kernel::Loaded,
     staging: Mutex<Option<Staging>>,
     /// Of the copy stream.
     sending: Mutex<Option<Staging>>,
@@ -82,11 +81,11 @@ impl Cuda {
                 why: format!("card {ordinal} was asked for; there are {count} {word}"),
             });
         }
-        Cuda::beside(ordinal, Arc::default())
+        Cuda::with_kernels(ordinal, kernel::Loaded::default())
     }
 
     /// A handle of a card with streams and memory of its own.
-    fn beside(ordinal: usize, loaded: Arc<kernel::Loaded>) -> Result<Cuda> {
+    fn with_kernels(ordinal: usize, loaded: kernel::Loaded) -> Result<Cuda> {
         let context = Context::retain(ordinal)?;
         context.bind()?;
         Ok(Cuda(Arc::new(Shared {
@@ -111,7 +110,7 @@ impl Cuda {
     /// one of the two has loaded both have. The two can read each other's memory; it is for whoever does so to put their streams
     /// in order.
     pub fn another(&self) -> Result<Cuda> {
-        let other = Cuda::beside(self.gpu().ordinal, self.0.loaded.clone())?;
+        let other = Cuda::with_kernels(self.gpu().ordinal, self.0.loaded.beside())?;
         other.convolutions().as_in(&self.convolutions());
         let settings = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::settings);
         if let Some((tf32, search)) = settings {
