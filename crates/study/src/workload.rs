@@ -105,7 +105,10 @@ impl Workload {
         }
         let mut plan = Plan::new(run.clone(), self.dataset.facts())?;
         // What batch norms see would change with it.
-        if matches!(self.device, Device::Cpu(_)) && run.train.micro_batches == 1 && plan.model.buffers().is_empty() {
+        if matches!(self.device, Device::Cpu(_))
+            && run.train.micro_batches == 1
+            && plan.model.buffers().is_empty()
+        {
             run.train.micro_batches = portions(*batch);
             plan = Plan::new(run, self.dataset.facts())?;
         }

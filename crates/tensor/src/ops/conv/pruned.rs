@@ -73,9 +73,7 @@ impl Kept {
         let images = Images::new(z);
         let (kernel, taps) = (z.conv.kernel, z.conv.kernel * z.conv.kernel);
         let channels = (AT_HAND / (4 * images.plane())).clamp(1, z.c);
-        let room = |len, dtype| {
-            Tensor::zeros(&Device::Cpu(cpu.clone()), &[len], dtype, Category::Workspace)
-        };
+        let room = |len, dtype| Tensor::zeros(&Device::Cpu(cpu.clone()), &[len], dtype, Category::Workspace);
         let lists = z.c.div_ceil(channels) * z.o;
         let (mut starts, mut places) = (room(lists + 1, DType::U32)?, room(kept, DType::U32)?);
         let mut values = room(kept, DType::F32)?;
