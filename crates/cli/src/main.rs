@@ -31,6 +31,7 @@ mod runs;
 mod say;
 mod schedule;
 mod signals;
+mod study;
 mod train;
 mod verify;
 mod watch;
@@ -80,6 +81,8 @@ enum Command {
     Runs(runs::RunsArguments),
     /// Say in what runs differ: their settings, and what they came to.
     Compare(compare::CompareArguments),
+    /// Measure how many steps a result takes over batch sizes and sparsities.
+    Study(study::StudyArguments),
     /// Say what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
     /// Measure this machine.
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         Command::Report(arguments) => report::report(&arguments),
         Command::Runs(arguments) => runs::runs(&arguments),
         Command::Compare(arguments) => compare::compare(&arguments),
+        Command::Study(arguments) => study::study(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
     };

@@ -27,6 +27,7 @@ mod report;
 mod resumed;
 mod schedule;
 mod signals;
+mod study;
 mod train;
 mod unheard;
 

@@ -16,7 +16,7 @@ mod overrides;
 mod parallel;
 mod pipeline;
 mod prune;
-mod reader;
+pub mod reader;
 mod resolved;
 mod sample;
 #[cfg(test)]
@@ -302,8 +302,8 @@ pub fn overridden(overrides: &[String], field: &str) -> Option<String> {
     overrides::value_of(overrides, field).map(|value| reader::show(&value))
 }
 
-/// A run file's text with its overrides.
-fn table(text: &str, overrides: &[String]) -> Result<Table, Error> {
+/// A file's text as a table, after putting in overrides of the form `a.b=c`.
+pub fn table(text: &str, overrides: &[String]) -> Result<Table, Error> {
     let mut table = text.parse::<Table>().map_err(|error| syntax(text, &error))?;
     for text in overrides {
         overrides::apply(&mut table, text)?;

@@ -1,4 +1,4 @@
-//! Reading one section of a run file: a table, its path for messages, and the keys that were asked for.
+//! Reading one section of a run file, or of another file that people write: a table, its path for messages, and the keys that were asked for.
 //!
 //! A reader written by hand, since errors are for people: each names the full field, what it takes and what was
 //! written, and what is left over after reading is either a misspelling or a setting without effect.
@@ -8,28 +8,35 @@ use toml::{Table, Value};
 use super::{Error, nearest};
 
 /// The largest size of a dimension; larger ones are slips of the finger, and products of these stay in range.
-pub(super) const LARGEST: usize = 1 << 24;
+pub const LARGEST: usize = 1 << 24;
 
 /// The largest count of samples, steps and the like.
-pub(super) const MOST: usize = 1 << 48;
+pub const MOST: usize = 1 << 48;
 
 /// A closed set of words in a run file.
-pub(super) trait Choice: Copy + 'static {
+pub trait Choice: Copy + 'static {
     /// Every word with its meaning.
     const ALL: &'static [(&'static str, Self)];
 }
 
 /// One section while it is read.
-pub(super) struct Section<'a> {
+pub struct Section<'a> {
     path: String,
     table: &'a Table,
     known: Vec<&'static str>,
+    /// Where else a field of this name stands.
+    elsewhere: fn(&str) -> Option<String>,
 }
 
 impl<'a> Section<'a> {
     /// A table at `path` (empty at the top).
     pub fn new(path: impl Into<String>, table: &'a Table) -> Section<'a> {
-        Section { path: path.into(), table, known: Vec::new() }
+        Section { path: path.into(), table, known: Vec::new(), elsewhere: super::fields::elsewhere }
+    }
+
+    /// The same of a file that is no run file: fields of run files are no hints there.
+    pub fn foreign(path: impl Into<String>, table: &'a Table) -> Section<'a> {
+        Section { elsewhere: |_| None, ..Section::new(path, table) }
     }
 
     /// The full path of a key.
@@ -163,8 +170,10 @@ impl<'a> Section<'a> {
     /// A section inside this one; an empty one where it is not written.
     pub fn section(&mut self, key: &'static str, empty: &'a Table) -> Result<Section<'a>, Error> {
         match self.get(key) {
-            None => Ok(Section::new(self.field(key), empty)),
-            Some(Value::Table(table)) => Ok(Section::new(self.field(key), table)),
+            None => Ok(Section { elsewhere: self.elsewhere, ..Section::new(self.field(key), empty) }),
+            Some(Value::Table(table)) => {
+                Ok(Section { elsewhere: self.elsewhere, ..Section::new(self.field(key), table) })
+            }
             Some(value) => Err(self.wrong(key, format!("a section, `[{}]`", self.field(key)), value)),
         }
     }
@@ -188,13 +197,13 @@ impl<'a> Section<'a> {
             return Err(Error::NoEffect { field, why });
         }
         let near = |keys: &[&str]| nearest(left, keys.iter().copied()).map(|near| self.field(near));
-        let hint = near(&self.known).or_else(|| super::fields::elsewhere(left)).or_else(|| near(others));
+        let hint = near(&self.known).or_else(|| (self.elsewhere)(left)).or_else(|| near(others));
         Err(Error::UnknownField { field, hint })
     }
 }
 
 /// A whole number between bounds, or what was expected.
-pub(super) fn whole(value: &Value, least: usize, most: usize) -> Result<usize, String> {
+pub fn whole(value: &Value, least: usize, most: usize) -> Result<usize, String> {
     let number = value.as_integer().and_then(|n| usize::try_from(n).ok());
     match number {
         Some(n) if (least..=most).contains(&n) => Ok(n),
@@ -206,7 +215,7 @@ pub(super) fn whole(value: &Value, least: usize, most: usize) -> Result<usize, S
 }
 
 /// A value as it would be written, or in words where that would be long.
-pub(super) fn show(value: &Value) -> String {
+pub fn show(value: &Value) -> String {
     match value {
         Value::Table(_) => "a table".into(),
         Value::Array(values) if values.is_empty() => "an empty list".into(),

@@ -1,0 +1,144 @@
+//! `espalier study`: many runs as one measurement.
+
+mod progress;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_plan::device::DeviceKind;
+use espalier_study::{Results, Runner, Shard, Study, Summary, Workers, page, run_trials, widen_ranges};
+use espalier_tensor::cuda::Cuda;
+use espalier_train::Error;
+
+use crate::device;
+use crate::log::LogArguments;
+use crate::say::{self, say};
+use crate::signals::{INTERRUPTED, Stop};
+use crate::train::{conflict, in_file, read, resolve};
+use progress::Progress;
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  espalier study studies/w3-small.toml
+  espalier study studies/w3-small.toml --dry-run
+  espalier study studies/w3.toml --set search.trials=20 --set cells.batches=[16,64] --out out/w3-few
+  espalier study studies/w3.toml --out /shared/w3 --shard 3/16
+  espalier study studies/w3.toml --out /shared/w3 --widen --json")]
+pub struct StudyArguments {
+    /// The study file (TOML); docs/study.md lists its fields.
+    study_file: PathBuf,
+    /// Override a field of the study file, as in `--set search.trials=8`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    /// The study's folder, otherwise `out/NAME`; a study that has begun there goes on.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Run a share of the trials, as in `2/8`: the others are run by other processes, on any machine that sees the folder.
+    #[arg(long, value_name = "I/N", value_parser = parse_shard)]
+    shard: Option<Shard>,
+    /// Move the end of a range outwards where a best trial lies near it, and look there.
+    #[arg(long, conflicts_with = "shard")]
+    widen: bool,
+    /// Trials that run at a time; otherwise one a core, or sixteen on a card.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    workers: Option<u32>,
+    /// Say what would run, then stop.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    log: LogArguments,
+    /// Print the summary as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Trials side by side on a card, where nobody says how many: small networks leave most of it idle.
+const ON_A_CARD: usize = 16;
+
+/// Runs the command.
+pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
+    arguments.log.start(None)?;
+    let stop = Stop::listen()?;
+    let path = &arguments.study_file;
+    let study = Study::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    let workers = open_workers(arguments, &study)?;
+    check_batches(&study, &workers)?;
+    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
+    if arguments.dry_run {
+        table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE));
+        print_json(arguments, &Summary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut results = Results::open(&folder, &study)?;
+    for skipped in results.skipped() {
+        say!("warning: {skipped}");
+    }
+    table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE));
+    stop.begun.store(true, Ordering::SeqCst);
+    let mut progress = Progress::new();
+    let shard = arguments.shard.unwrap_or(Shard::WHOLE);
+    let count = workers.count();
+    let mut ended = run_trials(&study, &workers, &mut results, count, shard, &stop.asked, &mut progress)?;
+    if ended && arguments.widen {
+        ended = widen_ranges(&study, &workers, &mut results, count, &stop.asked, &mut progress)?;
+    }
+    progress.finish();
+    results.refresh()?;
+    let mut summary = Summary::of(&study, &results, Vec::new());
+    summary.report = Some(page::write(&study, &results, &summary)?);
+    table::summarise(&summary);
+    print_json(arguments, &summary);
+    if !ended {
+        say!("interrupted: what has ended is written down; the same command goes on");
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the data once, and a device for each worker.
+fn open_workers(arguments: &StudyArguments, study: &Study) -> Result<Workers> {
+    let path = &arguments.study_file;
+    let run = resolve(study.common_run().map_err(|error| in_file(path, error))?, path)?;
+    let on_card = match run.device.kind {
+        DeviceKind::Cuda => true,
+        DeviceKind::Auto => Cuda::probe().usable(),
+        DeviceKind::Cpu => false,
+    };
+    let usual = if on_card { ON_A_CARD } else { std::thread::available_parallelism()?.get() };
+    let count = arguments.workers.map_or(usual, |workers| workers as usize);
+    let first = device::open(&run.device, 1).map_err(Error::Tensor)?;
+    let mut devices = vec![first.clone()];
+    while devices.len() < count {
+        devices.push(first.another().map_err(Error::Tensor)?);
+    }
+    Ok(Workers::open(&run, study.goal, &devices)?)
+}
+
+/// No batch can have more samples than there are to learn from.
+fn check_batches(study: &Study, workers: &Workers) -> Result<()> {
+    let (largest, samples) = (study.largest_batch(), workers.training_samples());
+    if largest > samples {
+        let problem = format!("has {largest}, and there are {samples} samples to learn from");
+        return Err(conflict("cells.batches", &problem).into());
+    }
+    Ok(())
+}
+
+fn print_json(arguments: &StudyArguments, summary: &Summary) {
+    if arguments.json {
+        say::json(&serde_json::to_string(summary).expect("a summary is plain data"));
+    }
+}
+
+/// `2/8`
+fn parse_shard(text: &str) -> Result<Shard, String> {
+    let parts = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
+    match parts {
+        Some((index, of)) if (1..=of).contains(&index) => Ok(Shard { index, of }),
+        _ => Err("expected I/N with I from 1 to N, as in 2/8".into()),
+    }
+}

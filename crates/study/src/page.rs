@@ -1,0 +1,203 @@
+//! The page of a study: K* against the batch, the metaparameters of all trials, smoothness along training, and the numbers.
+
+use std::fs;
+use std::path::PathBuf;
+
+use espalier_report::{Axis, Column, Curve, Figure, Guide, Page, Plot, Table, number};
+use espalier_train::Error;
+
+use crate::file::{Cell, Study};
+use crate::range::{Range, Scale};
+use crate::results::Results;
+use crate::summary::{CellSummary, Summary};
+use crate::trial::{Record, Status};
+use crate::widen;
+
+/// Points of a fitted curve.
+const DRAWN: usize = 60;
+
+/// Writes `study.html` into the study's folder; returns its path.
+pub fn write(study: &Study, results: &Results, summary: &Summary) -> Result<PathBuf, Error> {
+    let path = results.folder().join("study.html");
+    let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
+    fs::create_dir_all(results.folder()).map_err(unwritten)?;
+    fs::write(&path, page(study, results, summary).html()).map_err(unwritten)?;
+    Ok(path)
+}
+
+/// The whole page.
+pub fn page(study: &Study, results: &Results, summary: &Summary) -> Page {
+    let mut page = Page::new(format!("Study {}", study.name));
+    page.text(format!(
+        "Steps to a validation {} of {}, over batch sizes and sparsities: the fewest of {} trials each.",
+        study.goal.name(),
+        study.goal.value(),
+        study.search.trials
+    ));
+    if summary.finished < summary.trials {
+        page.note(format!("{} of {} trials have come to their end.", summary.finished, summary.trials));
+    }
+    page.figure(steps_to_result(study, summary));
+    page.table(cells(summary));
+    if !summary.fits.is_empty() {
+        page.heading("K* = c1/B + c2");
+        page.table(fits(summary));
+    }
+    if !summary.ratios.is_empty() {
+        page.heading("What sparsity costs");
+        page.table(ratios(summary));
+    }
+    for sparsity in study.sparsities() {
+        if let Some(figure) = metaparameters(study, results, sparsity) {
+            page.figure(figure);
+        }
+    }
+    page
+}
+
+/// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and none at all.
+fn steps_to_result(study: &Study, summary: &Summary) -> Figure {
+    let mut plot = Plot::new("Steps to the goal", Axis::log("batch"), Axis::log("steps"));
+    for (style, sparsity) in study.sparsities().into_iter().enumerate() {
+        let points = points(summary, sparsity);
+        let (Some(&first), Some(&last)) = (points.first(), points.last()) else { continue };
+        if style == 0 {
+            let scaled = first.1 * first.0 / last.0;
+            plot = plot.with(Guide::line("linear scaling", first, (last.0, scaled)));
+            plot = plot.with(Guide::line("maximal data parallelism", (first.0, last.1), last));
+        }
+        if let Some(fit) = summary.fits.iter().find(|fit| fit.sparsity == sparsity) {
+            let at = |i: usize| first.0 * (last.0 / first.0).powf(i as f64 / (DRAWN - 1) as f64);
+            let curve = (0..DRAWN).map(at).map(|batch| (batch, fit.fit.curve.at(batch))).collect();
+            plot = plot.with(Curve::new("", style, curve).dashed());
+        }
+        plot = plot.with(Curve::new(percent(sparsity), style, points).marked());
+    }
+    Figure::new("K* against the batch").under("marks: the best trial; dashed: c1/B + c2").with(plot)
+}
+
+/// The K* of a sparsity that are known, by ascending batch.
+fn points(summary: &Summary, sparsity: f64) -> Vec<(f64, f64)> {
+    let cells = summary.cells.iter().filter(|cell| cell.sparsity == sparsity);
+    let mut points: Vec<_> =
+        cells.filter_map(|cell| Some((cell.batch as f64, cell.k_star? as f64))).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
+/// The first two metaparameters of every trial at a sparsity, a panel for each batch size, the best one ringed; with one metaparameter, its value against the steps.
+fn metaparameters(study: &Study, results: &Results, sparsity: f64) -> Option<Figure> {
+    let title = format!("Metaparameters of all trials, {}", percent(sparsity));
+    let mut figure = Figure::new(title).under("ring: the best trial");
+    for &cell in study.cells.iter().filter(|cell| cell.sparsity == sparsity) {
+        let records = results.of(cell);
+        if !records.is_empty() {
+            figure = figure.with(scatter(study, results, cell, &records));
+        }
+    }
+    (!figure.panels.is_empty()).then_some(figure)
+}
+
+fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&Record]) -> Plot {
+    let ranges = widen::ranges(study, results, cell);
+    let value = |record: &Record, range: &Range| {
+        let found = record.fields.iter().find(|(field, _)| *field == range.field);
+        found.map_or(
+            f64::NAN,
+            |(_, value)| if range.scale == Scale::OneMinusLog { 1.0 - value } else { *value },
+        )
+    };
+    let at = |record: &Record| match &ranges[..] {
+        [x, y, ..] => (value(record, x), value(record, y)),
+        [x] => (value(record, x), record.steps as f64),
+        [] => (f64::NAN, f64::NAN),
+    };
+    let across = ranges.first().map_or_else(|| Axis::linear(""), axis);
+    let up = ranges.get(1).map_or_else(|| Axis::log("steps taken"), axis);
+    let mut plot = Plot::new(format!("batch {}", cell.batch), across, up);
+    let kinds: [(&str, &[Status]); 3] = [
+        ("reached the goal", &[Status::Complete]),
+        ("did not, or was left", &[Status::Incomplete, Status::Cut, Status::Stopped, Status::Paused]),
+        ("diverged", &[Status::Infeasible]),
+    ];
+    for (style, (name, statuses)) in kinds.into_iter().enumerate() {
+        let of_kind = records.iter().filter(|record| statuses.contains(&record.status));
+        let points: Vec<_> = of_kind.map(|record| at(record)).collect();
+        if !points.is_empty() {
+            plot = plot.with(Curve::scatter(name, style, points));
+        }
+    }
+    match widen::best(records.iter().copied()) {
+        Some(best) => plot.with(Curve::best(format!("{} steps", best.steps), 0, at(best))),
+        None => plot,
+    }
+}
+
+/// The axis of a metaparameter, as far as its range goes.
+fn axis(range: &Range) -> Axis {
+    let axis = match range.scale {
+        Scale::Log => Axis::log(range.field.clone()),
+        Scale::OneMinusLog => Axis::log(format!("1 - {}", range.field)),
+        Scale::Linear | Scale::Whole => Axis::linear(range.field.clone()),
+    };
+    axis.reaching(range.low).reaching(range.high)
+}
+
+fn cells(summary: &Summary) -> Table {
+    let columns =
+        ["batch", "sparsity", "K*", "complete", "incomplete", "infeasible", "cut", "stopped", "steps"];
+    let columns =
+        columns.map(Column::number).into_iter().chain([Column::text("best"), Column::text("at the edge")]);
+    let mut table = Table::new(columns.collect());
+    for cell in &summary.cells {
+        let CellSummary { batch, complete, incomplete, infeasible, cut, stopped, steps, .. } = cell;
+        let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
+        let best = cell.best.iter().filter(|(field, _)| *field != "lr");
+        let best: Vec<String> =
+            best.map(|(field, value)| format!("{field} = {}", number::short(*value))).collect();
+        let counts = [complete, incomplete, infeasible, cut, stopped].map(|count| count.to_string());
+        let first = [batch.to_string(), percent(cell.sparsity), k_star];
+        let last = [steps.to_string(), best.join(", "), cell.at_edge.join(", ")];
+        table.row(first.into_iter().chain(counts).chain(last));
+    }
+    table
+}
+
+fn fits(summary: &Summary) -> Table {
+    let columns = ["sparsity", "c1", "95 %", "c2", "95 %", "critical batch", "r2"];
+    let mut table = Table::new(columns.map(Column::number).into());
+    let interval = |[low, high]: [f64; 2]| format!("{} to {}", number::short(low), number::short(high));
+    for fit in &summary.fits {
+        let (curve, fitted) = (fit.fit.curve, &fit.fit);
+        table.row([
+            percent(fit.sparsity),
+            number::short(curve.c1),
+            interval(fitted.c1_interval),
+            number::short(curve.c2),
+            interval(fitted.c2_interval),
+            fitted.critical_batch.map_or("-".into(), number::short),
+            format!("{:.3}", curve.r2),
+        ]);
+    }
+    table
+}
+
+fn ratios(summary: &Summary) -> Table {
+    let columns = ["sparsity", "batch", "steps over those of the whole network", "by theory"];
+    let mut table = Table::new(columns.map(Column::number).into());
+    for ratio in &summary.ratios {
+        let predicted = ratio.predicted.map_or("-".into(), |predicted| format!("{predicted:.2}"));
+        table.row([
+            percent(ratio.sparsity),
+            ratio.batch.to_string(),
+            format!("{:.2}", ratio.measured),
+            predicted,
+        ]);
+    }
+    table
+}
+
+/// `90 % sparse`
+fn percent(sparsity: f64) -> String {
+    format!("{} % sparse", (sparsity * 1000.0).round() / 10.0)
+}

@@ -1,0 +1,213 @@
+//! The trials of one cell, and who of them runs on.
+//!
+//! With `sobol` each trial runs until it reaches the goal or has spent its steps. With `halving` they race. All of them are compared after a few steps, and
+//! again whenever the steps have doubled. How many then go on depends on how far the first of them has come: with p the share of the way from chance to the goal that it has
+//! behind it, in logarithms of the measure, n^(1-p) + 1 of n trials do. So nobody is judged while there is nothing to see, and few are left when the end is near,
+//! whether that is after 100 steps or 20,000: no number of steps has to be guessed. (Successive halving, Jamieson & Talwalkar 2016, halves at fixed steps.)
+//!
+//! Two more rules save steps. A trial that has taken as many steps as the best one needed is *cut*: K* is a minimum, and stays the same whatever the trial would have come to. A trial that
+//! is behind where the first one was after a quarter of the steps is *stopped*, whatever its place.
+//!
+//! A race is a function of its records: told those of an earlier process, it goes on from there. Whoever runs the trials asks [`Race::next`] and tells [`Race::report`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::file::{Cell, Goal, Method, Study};
+use crate::trial::{Record, Status};
+
+/// A trial that is to run until it has taken so many steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// Its number in the cell.
+    pub trial: u32,
+    /// Steps in all.
+    pub until: u64,
+}
+
+/// The fewest steps to the goal that any trial of a cell has needed; all that run see it.
+#[derive(Debug, Clone)]
+pub struct Bound(Arc<AtomicU64>);
+
+impl Default for Bound {
+    fn default() -> Bound {
+        Bound(Arc::new(AtomicU64::new(u64::MAX)))
+    }
+}
+
+impl Bound {
+    /// Steps, where some trial has reached the goal.
+    pub fn get(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|&steps| steps != u64::MAX)
+    }
+
+    /// Hears of a trial that reached the goal.
+    pub fn lower(&self, steps: u64) {
+        self.0.fetch_min(steps, Ordering::Relaxed);
+    }
+}
+
+/// The trials of one cell on their way.
+#[derive(Debug)]
+pub struct Race {
+    /// Whose K* it is about.
+    pub cell: Cell,
+    /// What the best trial needed, of all that are known.
+    pub bound: Bound,
+    goal: Goal,
+    method: Method,
+    budget: u64,
+    by_chance: f64,
+    /// Steps after which all that run are compared next.
+    rung: u64,
+    entries: BTreeMap<u32, Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    running: bool,
+    record: Option<Record>,
+}
+
+impl Entry {
+    fn is_final(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.status.is_final())
+    }
+
+    fn steps(&self) -> u64 {
+        self.record.as_ref().map_or(0, |record| record.steps)
+    }
+
+    /// The least measure so far; what was never measured is behind all others.
+    fn best(&self) -> f64 {
+        self.record.as_ref().and_then(|record| record.best).unwrap_or(f64::INFINITY)
+    }
+}
+
+impl Race {
+    /// A race of the trials with these numbers. `by_chance` is the goal's measure of somebody who guesses.
+    pub fn new(study: &Study, cell: Cell, numbers: impl IntoIterator<Item = u32>, by_chance: f64) -> Race {
+        let search = &study.search;
+        let rung = match search.method {
+            Method::Sobol => search.steps,
+            Method::Halving => (2 * search.eval_every).min(search.steps),
+        };
+        let entries = numbers.into_iter().map(|number| (number, Entry::default())).collect();
+        Race {
+            cell,
+            bound: Bound::default(),
+            goal: study.goal,
+            method: search.method,
+            budget: search.steps,
+            by_chance,
+            rung,
+            entries,
+        }
+    }
+
+    /// Takes over what is known of a trial, of this race or another of the same cell, from an earlier process or another machine.
+    pub fn replay(&mut self, record: &Record) {
+        if let Some(steps) = record.result() {
+            self.bound.lower(steps);
+        }
+        let Some(entry) = self.entries.get_mut(&record.trial) else { return };
+        if entry.running || entry.is_final() {
+            return;
+        }
+        // Places before this were decided when it was let on.
+        if record.status == Status::Paused {
+            self.rung = self.rung.max(record.steps);
+        }
+        entry.record = Some(record.clone());
+    }
+
+    /// A trial that can run now, of those that `may`; from here on it does. None where all wait for those that run, or the race is over.
+    pub fn next(&mut self, may: impl Fn(u32) -> bool) -> Option<Job> {
+        let rung = self.rung;
+        let ready = |entry: &Entry| !entry.running && !entry.is_final() && entry.steps() < rung;
+        let (&trial, entry) = self.entries.iter_mut().find(|(trial, entry)| ready(entry) && may(**trial))?;
+        entry.running = true;
+        Some(Job { trial, until: rung })
+    }
+
+    /// The record that a trial goes on from.
+    pub fn record(&self, trial: u32) -> Option<&Record> {
+        self.entries.get(&trial)?.record.as_ref()
+    }
+
+    /// Where a trial runs no further than the best one needed: not if all are to run to their end.
+    pub fn cuts(&self) -> bool {
+        self.method == Method::Halving
+    }
+
+    /// Hears what a job has come to. Where that was the last of a comparison, those that are stopped by it are returned.
+    pub fn report(&mut self, record: Record) -> Vec<Record> {
+        if let Some(steps) = record.result() {
+            self.bound.lower(steps);
+        }
+        let entry = self.entries.get_mut(&record.trial).expect("a trial of this race");
+        entry.running = false;
+        entry.record = Some(record);
+        self.compare()
+    }
+
+    /// Whether every trial has come to its end.
+    pub fn is_over(&self) -> bool {
+        self.entries.values().all(Entry::is_final)
+    }
+
+    /// Trials that have come to their end, and all of them.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.entries.values().filter(|entry| entry.is_final()).count(), self.entries.len())
+    }
+
+    /// Stops those that are too far behind, once all have come to the place where they are compared; moves on to the next such place.
+    pub fn compare(&mut self) -> Vec<Record> {
+        let mut stopped = Vec::new();
+        loop {
+            let mut active: Vec<&Entry> = self.entries.values().filter(|entry| !entry.is_final()).collect();
+            if active.is_empty() || active.iter().any(|entry| entry.running || entry.steps() < self.rung) {
+                return stopped;
+            }
+            active.sort_by(|a, b| a.best().total_cmp(&b.best()));
+            let first = active[0].record.as_ref();
+            let go_on = self.survivors(active[0].best()).min(active.len());
+            let pace = first.map_or(f64::INFINITY, |first| self.measure_by(first, self.rung / 4));
+            let behind = |(place, entry): (usize, &&Entry)| {
+                let hopeless = place > 0 && entry.best() > pace;
+                let trial = entry.record.as_ref().map(|record| record.trial);
+                trial.filter(|_| place >= go_on || hopeless)
+            };
+            let behind: Vec<u32> = active.iter().enumerate().filter_map(behind).collect();
+            for trial in behind {
+                let entry = self.entries.get_mut(&trial).expect("one of them");
+                let record = entry.record.as_mut().expect("it has been measured");
+                record.status = Status::Stopped;
+                stopped.push(record.clone());
+            }
+            self.rung = (2 * self.rung).min(self.budget);
+        }
+    }
+
+    /// How many trials go on when the first of them is at `measure`.
+    fn survivors(&self, measure: f64) -> usize {
+        let trials = self.entries.len();
+        (trials as f64).powf(1.0 - self.share_of_way(measure)).ceil() as usize + 1
+    }
+
+    /// The share of the way from chance to the goal, in logarithms.
+    fn share_of_way(&self, measure: f64) -> f64 {
+        let way = (self.by_chance / self.goal.value()).ln();
+        if way <= 0.0 || !measure.is_finite() {
+            return 0.0;
+        }
+        ((self.by_chance / measure.max(f64::MIN_POSITIVE)).ln() / way).clamp(0.0, 1.0)
+    }
+
+    /// The least measure of a trial within its first steps; infinite where there is none.
+    fn measure_by(&self, record: &Record, steps: u64) -> f64 {
+        let early = record.curve.iter().filter(|mark| mark.step <= steps);
+        early.map(|mark| mark.measure(self.goal)).fold(f64::INFINITY, f64::min)
+    }
+}

@@ -1,0 +1,182 @@
+//! A study in numbers: K* of every cell, the curves through them, what sparsity costs. What `--json` prints, and what the page shows.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::file::{Cell, Goal, Study};
+use crate::fit::{self, Fit, Trials};
+use crate::results::Results;
+use crate::theory::{Measured, Ratios};
+use crate::trial::{Record, Status};
+use crate::widen;
+
+/// Everything that a study has found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// The study's name.
+    pub name: String,
+    /// What trials were to reach.
+    pub goal: Goal,
+    /// By sparsity and batch, as the study has them.
+    pub cells: Vec<CellSummary>,
+    /// One for each sparsity with two cells or more.
+    pub fits: Vec<SparsityFit>,
+    /// What sparsity costs at each batch size.
+    pub ratios: Vec<Ratio>,
+    /// Of each sparsity where it was measured.
+    pub smoothness: Vec<Measured>,
+    /// Steps of all trials together.
+    pub steps: u64,
+    /// Trials that have come to their end.
+    pub finished: usize,
+    /// Trials of the study, with those beyond the ends of ranges.
+    pub trials: usize,
+    /// The page, once it is written.
+    pub report: Option<PathBuf>,
+}
+
+/// What is known of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CellSummary {
+    /// Samples in a step.
+    pub batch: usize,
+    /// The share of the candidates that is pruned.
+    pub sparsity: f64,
+    /// The fewest steps to the goal; none where no trial reached it.
+    pub k_star: Option<u64>,
+    /// Trials that reached the goal.
+    pub complete: usize,
+    /// Trials that spent their steps.
+    pub incomplete: usize,
+    /// Trials that diverged.
+    pub infeasible: usize,
+    /// Trials that were left when they had passed the best one.
+    pub cut: usize,
+    /// Trials that were given up as too far behind.
+    pub stopped: usize,
+    /// Trials that have not come to their end.
+    pub running: usize,
+    /// Steps of all of them.
+    pub steps: u64,
+    /// The metaparameters of the best trial, by field; a learning rate also as `lr`.
+    pub best: BTreeMap<String, f64>,
+    /// Its number.
+    pub best_trial: Option<u32>,
+    /// Fields whose range may be too narrow: the best trial lies in its outer tenth.
+    pub at_edge: Vec<String>,
+}
+
+/// The curve of a sparsity.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SparsityFit {
+    /// The share of the candidates that is pruned.
+    pub sparsity: f64,
+    /// K* = c1/B + c2.
+    #[serde(flatten)]
+    pub fit: Fit,
+}
+
+/// Steps of a sparse network over those of the whole one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ratio {
+    /// Samples in a step.
+    pub batch: usize,
+    /// The share of the candidates that is pruned.
+    pub sparsity: f64,
+    /// K* over K* at sparsity 0.
+    pub measured: f64,
+    /// The same by theory, from what was measured of both networks.
+    pub predicted: Option<f64>,
+}
+
+impl Summary {
+    /// Adds up what is known of a study.
+    pub fn of(study: &Study, results: &Results, smoothness: Vec<Measured>) -> Summary {
+        let cells: Vec<CellSummary> = study.cells.iter().map(|&cell| of_cell(study, results, cell)).collect();
+        let fits: Vec<SparsityFit> =
+            study.sparsities().into_iter().filter_map(|s| fit_of(study, results, s)).collect();
+        let ratios = ratios(&cells, &fits, &smoothness);
+        Summary {
+            name: study.name.clone(),
+            goal: study.goal,
+            steps: cells.iter().map(|cell| cell.steps).sum(),
+            finished: cells.iter().map(CellSummary::finished).sum(),
+            trials: cells.iter().map(|cell| cell.finished() + cell.running).sum(),
+            cells,
+            fits,
+            ratios,
+            smoothness,
+            report: None,
+        }
+    }
+
+    /// The cell with this batch and sparsity.
+    pub fn cell(&self, batch: usize, sparsity: f64) -> Option<&CellSummary> {
+        self.cells.iter().find(|cell| cell.batch == batch && cell.sparsity == sparsity)
+    }
+}
+
+impl CellSummary {
+    /// Trials that have come to their end.
+    pub fn finished(&self) -> usize {
+        self.complete + self.incomplete + self.infeasible + self.cut + self.stopped
+    }
+}
+
+fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
+    let records = results.of(cell);
+    let count = |status| records.iter().filter(|record| record.status == status).count();
+    let best = widen::best(records.iter().copied());
+    let beyond: u32 = results.widened(cell).iter().map(|widened| widened.trials).sum();
+    let mut fields: BTreeMap<String, f64> =
+        best.map(|best| best.fields.iter().cloned().collect()).unwrap_or_default();
+    if let Some(&rate) = fields.get("learning_rate.peak") {
+        fields.insert("lr".into(), rate);
+    }
+    let mut summary = CellSummary {
+        batch: cell.batch,
+        sparsity: cell.sparsity,
+        k_star: best.and_then(Record::result),
+        complete: count(Status::Complete),
+        incomplete: count(Status::Incomplete),
+        infeasible: count(Status::Infeasible),
+        cut: count(Status::Cut),
+        stopped: count(Status::Stopped),
+        running: 0,
+        steps: records.iter().map(|record| record.steps).sum(),
+        best: fields,
+        best_trial: best.map(|best| best.trial),
+        at_edge: widen::at_edge(study, results, cell).into_iter().map(|(range, _)| range.field).collect(),
+    };
+    summary.running = ((study.search.trials + beyond) as usize).saturating_sub(summary.finished());
+    summary
+}
+
+fn fit_of(study: &Study, results: &Results, sparsity: f64) -> Option<SparsityFit> {
+    let cells = study.cells.iter().filter(|cell| cell.sparsity == sparsity);
+    let trials = |cell: &Cell| {
+        let ended = results.of(*cell).into_iter().filter(|record| record.status.is_final());
+        Trials { batch: cell.batch, steps: ended.map(Record::result).collect() }
+    };
+    let trials: Vec<Trials> = cells.map(trials).filter(|trials| !trials.steps.is_empty()).collect();
+    fit::fit(&trials).map(|fit| SparsityFit { sparsity, fit })
+}
+
+fn ratios(cells: &[CellSummary], fits: &[SparsityFit], smoothness: &[Measured]) -> Vec<Ratio> {
+    let whole_fit = fits.iter().find(|fit| fit.sparsity == 0.0);
+    let measured = |sparsity: f64| smoothness.iter().find(|measured| measured.sparsity == sparsity);
+    let ratio = |cell: &CellSummary| {
+        let whole = cells.iter().find(|whole| whole.sparsity == 0.0 && whole.batch == cell.batch)?;
+        let predicted = match (whole_fit, measured(cell.sparsity), measured(0.0)) {
+            (Some(fit), Some(sparse), Some(whole)) => {
+                Some(Ratios::predicted(sparse, whole).at(&fit.fit.curve, cell.batch as f64))
+            }
+            _ => None,
+        };
+        let measured = cell.k_star? as f64 / whole.k_star? as f64;
+        Some(Ratio { batch: cell.batch, sparsity: cell.sparsity, measured, predicted })
+    };
+    cells.iter().filter(|cell| cell.sparsity > 0.0).filter_map(ratio).collect()
+}

@@ -1,0 +1,112 @@
+//! Landscapes for tests: trials whose steps to the goal are a known function of their metaparameters, and take no time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use espalier_train::Error;
+
+use crate::file::{Goal, Study};
+use crate::running::Check;
+use crate::trial::{Runner, Trial};
+use crate::workload::Settings;
+
+/// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge above another. On the way the error falls as a power of the
+/// share of K that is behind, not the same power for all: who is ahead at first need not be ahead in the end.
+#[derive(Debug, Default)]
+pub struct Landscape {
+    /// How much the powers differ.
+    pub crossing: f64,
+    /// Moves the best rate, in decades.
+    pub shift: f64,
+    /// Multiplies K: 0 where the goal is out of reach.
+    pub scale: f64,
+    /// Steps that all trials have taken.
+    pub taken: AtomicU64,
+}
+
+/// A study over two batch sizes and two sparsities, whose trials are a landscape's.
+pub fn study(overrides: &[&str]) -> Study {
+    let text = r#"
+        name = "synthetic"
+        [run.model]
+        name = "simple-cnn"
+        [run.optimizer]
+        name = "momentum"
+        [run.prune]
+        method = "snip"
+        [cells]
+        batches = [16, 256]
+        sparsities = [0, 0.9]
+        [goal]
+        error = 0.12
+        [search]
+        trials = 32
+        steps = 40000
+        [search.ranges]
+        learning_rate.peak = { log = [1e-4, 1.0] }
+        optimizer.momentum = { one_minus_log = [1e-3, 0.3] }
+    "#;
+    let overrides: Vec<String> = overrides.iter().map(|&change| change.to_string()).collect();
+    Study::parse(text, &overrides).unwrap()
+}
+
+impl Landscape {
+    pub fn new(crossing: f64, shift: f64) -> Landscape {
+        Landscape { crossing, shift, scale: 1.0, taken: AtomicU64::new(0) }
+    }
+
+    /// Steps to the goal; none where it diverges.
+    pub fn steps_to_goal(&self, settings: &Settings) -> Option<f64> {
+        let field = |name: &str| settings.fields.iter().find(|(field, _)| field == name).unwrap().1;
+        let effective = field("learning_rate.peak") / (1.0 - field("optimizer.momentum"));
+        let best = 10f64.powf(-0.5 + self.shift) * (settings.batch as f64 / 256.0).sqrt();
+        let away = (effective / best).log10();
+        let sparse = if settings.sparsity > 0.0 { 3.0 } else { 1.0 };
+        let least = sparse * (36_000.0 / settings.batch as f64 + 158.0);
+        let luck = 1.0 + 0.2 * draw(settings.seed, 1);
+        (away < 1.0).then_some(self.scale * least * luck * (1.0 + 2.0 * away * away))
+    }
+}
+
+/// A number in [0, 1) of a seed.
+fn draw(seed: u64, salt: u64) -> f64 {
+    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 29)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+struct Walk<'a> {
+    landscape: &'a Landscape,
+    seed: u64,
+    steps_to_goal: Option<f64>,
+    step: u64,
+}
+
+impl Runner for Landscape {
+    fn begin<'a>(&'a self, _worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>, Error> {
+        let steps_to_goal = self.steps_to_goal(settings);
+        Ok(Box::new(Walk { landscape: self, seed: settings.seed, steps_to_goal, step: 0 }))
+    }
+
+    fn by_chance(&self, _goal: Goal) -> f64 {
+        0.9
+    }
+
+    fn training_samples(&self) -> usize {
+        54_000
+    }
+}
+
+impl Trial for Walk<'_> {
+    fn advance(&mut self, step: u64) -> Result<Check, Error> {
+        assert!(step > self.step, "a trial goes on from where it was");
+        self.landscape.taken.fetch_add(step - self.step, Ordering::Relaxed);
+        self.step = step;
+        let Some(steps_to_goal) = self.steps_to_goal else {
+            return Ok(Check { step, loss: f64::NAN, error: 1.0, diverged: true });
+        };
+        let share = if steps_to_goal > 0.0 { step as f64 / steps_to_goal } else { 0.5 };
+        let power = 0.35 + self.landscape.crossing * (draw(self.seed, 2) - 0.5);
+        let error = 0.9 * (0.12f64 / 0.9).powf(share.powf(power));
+        Ok(Check { step, loss: 2.3 * error, error, diverged: false })
+    }
+}

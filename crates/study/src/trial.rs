@@ -1,0 +1,126 @@
+//! One run of a study: what it is started with, what is seen of it, and what becomes of it.
+//!
+//! A search knows trials by the two traits here, so that it is tested with landscapes that are known and take no time.
+
+use espalier_train::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::file::{Cell, Goal};
+use crate::running::Check;
+use crate::workload::Settings;
+
+impl Settings {
+    /// The cell that it is a trial of.
+    pub fn cell(&self) -> Cell {
+        Cell { batch: self.batch, sparsity: self.sparsity }
+    }
+
+    /// The same as overrides of a run file.
+    pub fn overrides(&self) -> Vec<String> {
+        let mut overrides = vec![format!("seed={}", self.seed), format!("train.batch={}", self.batch)];
+        if self.sparsity > 0.0 {
+            overrides.push(format!("prune.sparsity={}", self.sparsity));
+        }
+        overrides.extend(self.fields.iter().map(|(field, value)| format!("{field}={value}")));
+        overrides
+    }
+}
+
+/// What can run the trials of a study: opened once, shared by all workers.
+pub trait Runner: Sync {
+    /// A trial before its first step, which the worker of this number, from 0, runs to its end.
+    fn begin<'a>(&'a self, worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>, Error>;
+
+    /// What the measure of a goal is of somebody who guesses.
+    fn by_chance(&self, goal: Goal) -> f64;
+
+    /// Samples to learn from: no batch can have more.
+    fn training_samples(&self) -> usize;
+}
+
+/// A trial that has begun, and can be kept while others run.
+pub trait Trial {
+    /// Takes steps until so many were taken in all, and validates there. One that diverges on the way stops there, and says so.
+    fn advance(&mut self, step: u64) -> Result<Check, Error>;
+}
+
+/// How far a trial has come, or what it came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It has reached a place where the trials of its cell are compared, and waits.
+    Paused,
+    /// It reached the goal, at its last step.
+    Complete,
+    /// It spent its steps.
+    Incomplete,
+    /// It diverged.
+    Infeasible,
+    /// Another trial of its cell had reached the goal by that step: whatever it would have come to, K* is the same.
+    Cut,
+    /// It was too far behind others of its cell to be worth more steps. It might have caught up.
+    Stopped,
+}
+
+impl Status {
+    /// Whether nothing more comes of it.
+    pub fn is_final(self) -> bool {
+        self != Status::Paused
+    }
+}
+
+/// A point of a trial's way: validation after some step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mark {
+    /// Steps taken.
+    pub step: u64,
+    /// The mean loss.
+    pub loss: f64,
+    /// The share of wrong answers.
+    pub error: f64,
+}
+
+impl Mark {
+    /// What the goal is about.
+    pub fn measure(&self, goal: Goal) -> f64 {
+        match goal {
+            Goal::Error(_) => self.error,
+            Goal::Loss(_) => self.loss,
+        }
+    }
+}
+
+/// A line of results: where a trial stands. A later line about the same trial replaces an earlier one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Of its cell.
+    pub batch: usize,
+    /// Of its cell.
+    pub sparsity: f64,
+    /// Its number in the cell, from 1, which is its seed.
+    pub trial: u32,
+    /// What became of it.
+    pub status: Status,
+    /// Steps taken.
+    pub steps: u64,
+    /// The least measure of the goal so far; absent where it was never a number.
+    pub best: Option<f64>,
+    /// The metaparameters, in the order of the ranges.
+    pub fields: Vec<(String, f64)>,
+    /// Validation on the way, at steps that grow by a factor.
+    pub curve: Vec<Mark>,
+}
+
+impl Record {
+    /// The cell that it is a trial of.
+    pub fn cell(&self) -> Cell {
+        Cell { batch: self.batch, sparsity: self.sparsity }
+    }
+
+    /// The steps to the goal, where it was reached.
+    pub fn result(&self) -> Option<u64> {
+        (self.status == Status::Complete).then_some(self.steps)
+    }
+}

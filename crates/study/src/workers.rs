@@ -1,0 +1,80 @@
+//! The runner of real trials: a workload for each worker, over one set of data.
+
+use espalier_plan::config::RunFile;
+use espalier_tensor::Device;
+use espalier_train::Result;
+use espalier_train::data::Split;
+
+use crate::file::Goal;
+use crate::running::{Check, Running};
+use crate::trial::{Runner, Trial};
+use crate::workload::{Settings, Workload};
+
+/// Workloads that share their data, each on a device of its own: threads that run trials side by side do not wait for each other.
+#[derive(Debug)]
+pub struct Workers {
+    workloads: Vec<Workload>,
+}
+
+impl Workers {
+    /// Opens the data of a run file for a worker on each of these devices.
+    pub fn open(run: &RunFile, goal: Goal, devices: &[Device]) -> Result<Workers> {
+        let first = devices.first().expect("there is a worker");
+        let mut workload = Workload::open(run, first)?;
+        if let Goal::Error(error) = goal {
+            workload = workload.towards(error);
+        }
+        Ok(Workers { workloads: devices.iter().map(|device| workload.on(device)).collect() })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.workloads.len()
+    }
+
+    /// What they compute on.
+    pub fn device(&self) -> &Device {
+        self.first().device()
+    }
+
+    /// How many there are and what they compute on, in a few words.
+    pub fn describe(&self) -> String {
+        let (count, on) = (
+            self.count(),
+            if matches!(self.device(), Device::Cpu(_)) { "a thread each" } else { "one card" },
+        );
+        match count {
+            1 => "one trial at a time".into(),
+            _ => format!("{count} trials at a time on {on}"),
+        }
+    }
+
+    fn first(&self) -> &Workload {
+        &self.workloads[0]
+    }
+}
+
+impl Runner for Workers {
+    fn begin<'a>(&'a self, worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>> {
+        Ok(Box::new(Running::begin(&self.workloads[worker], settings)?))
+    }
+
+    fn by_chance(&self, goal: Goal) -> f64 {
+        let facts = self.first().dataset().facts();
+        let answers = facts.classes.or(facts.vocab).unwrap_or(2).max(2) as f64;
+        match goal {
+            Goal::Error(_) => 1.0 - 1.0 / answers,
+            Goal::Loss(_) => answers.ln(),
+        }
+    }
+
+    fn training_samples(&self) -> usize {
+        self.first().dataset().len(Split::Train)
+    }
+}
+
+impl Trial for Running {
+    fn advance(&mut self, step: u64) -> Result<Check> {
+        Running::advance(self, step)
+    }
+}
