@@ -1,6 +1,10 @@
 //! `espalier study`: many runs as one measurement.
 
+mod branch;
+mod gap;
 mod progress;
+mod single;
+mod smoothness;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -10,7 +14,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::device::DeviceKind;
-use espalier_study::{Results, Runner, Shard, Study, Summary, Workers, page, run_trials, widen_ranges};
+use espalier_study::{Kind, Results, Runner, Shard, Study, Summary, Workers, page, run_trials, widen_ranges};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
 
@@ -27,7 +31,10 @@ use progress::Progress;
   espalier study studies/w3-small.toml --dry-run
   espalier study studies/w3.toml --set search.trials=20 --set cells.batches=[16,64] --out out/w3-few
   espalier study studies/w3.toml --out /shared/w3 --shard 3/16
-  espalier study studies/w3.toml --out /shared/w3 --widen --json")]
+  espalier study studies/w3.toml --out /shared/w3 --widen --json
+  espalier study studies/smoothness.toml
+  espalier study studies/gap.toml --set gap.seeds=3
+  espalier study studies/branch.toml --json")]
 pub struct StudyArguments {
     /// The study file (TOML); docs/study.md lists its fields.
     study_file: PathBuf,
@@ -62,6 +69,20 @@ const ON_A_CARD: usize = 16;
 /// Runs the command.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
+    let path = &arguments.study_file;
+    let kind = Kind::of(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    if kind != Kind::StepsToResult {
+        single::refuse_others(arguments)?;
+    }
+    match kind {
+        Kind::StepsToResult => steps_to_result(arguments),
+        Kind::GeneralisationGap => gap::study(arguments),
+        Kind::CriticalBatch => branch::study(arguments),
+        Kind::Smoothness => smoothness::study(arguments),
+    }
+}
+
+fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     let stop = Stop::listen()?;
     let path = &arguments.study_file;
     let study = Study::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
@@ -88,8 +109,13 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     }
     progress.finish();
     results.refresh()?;
-    let mut summary = Summary::of(&study, &results, Vec::new());
-    summary.report = Some(page::write(&study, &results, &summary)?);
+    let courses = match study.smoothness.filter(|_| ended) {
+        Some(look) => smoothness::of_best(&study, &results, &workers, look)?,
+        None => Vec::new(),
+    };
+    let measured = courses.iter().map(|course| course.along.measured(course.sparsity)).collect();
+    let mut summary = Summary::of(&study, &results, measured);
+    summary.report = Some(page::write(&study, &results, &summary, &courses)?);
     table::summarise(&summary);
     print_json(arguments, &summary);
     if !ended {

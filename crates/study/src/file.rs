@@ -3,12 +3,14 @@
 //! Read with the machinery of run files, so mistakes get the same sentences. Nothing here touches the disk. `docs/study.md` has a line for each field.
 
 use espalier_plan::Error;
-use espalier_plan::config::reader::{Choice, LARGEST, MOST, Section, show};
+use espalier_plan::config::reader::{Choice, LARGEST, MOST, Section};
 use espalier_plan::config::{self, RunFile};
 use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::range::{self, Range, number};
+use crate::reading::{in_run, missing, read_list, read_name, read_run};
+use crate::smoothness::Look;
 use crate::sobol;
 use crate::workload::Settings;
 
@@ -35,6 +37,8 @@ pub struct Study {
     pub goal: Goal,
     /// How metaparameters are found.
     pub search: Search,
+    /// How the best trials are looked at once they are known, where they are.
+    pub smoothness: Option<Look>,
 }
 
 /// A batch size at a sparsity: what has a K*.
@@ -110,38 +114,20 @@ impl Study {
         let mut top = Section::foreign("", &table);
         // Other kinds of study have files of their own; whoever reads this one knows that it is of this kind.
         top.get("kind");
-        let name = top.text("name", "a word for folders and pages")?.map(String::from);
-        let run = match top.get("run") {
-            Some(Value::Table(run)) => run.clone(),
-            Some(other) => {
-                return Err(top.wrong("run", "a run file, as sections `[run.model]` and so on", other));
-            }
-            None => Table::new(),
-        };
+        let name = read_name(&mut top)?;
+        let run = read_run(&mut top)?;
         let mut cells = top.section("cells", &empty)?;
         let mut goal = top.section("goal", &empty)?;
         let mut search = top.section("search", &empty)?;
+        let looks = top.has("smoothness");
+        let mut smoothness = top.section("smoothness", &empty)?;
         top.finish()?;
-
-        let name = name.ok_or_else(|| missing("name", "a word for folders and pages"))?;
-        if !name.chars().all(|letter| letter.is_alphanumeric() || "-_.".contains(letter))
-            || name.starts_with('.')
-        {
-            let expected = "letters, digits, `-`, `_` and `.`: it names a folder".into();
-            return Err(Error::Value {
-                field: "name".into(),
-                expected,
-                got: format!("{name:?}"),
-                hint: None,
-            });
-        }
-        if run.is_empty() {
-            return Err(missing("run", "a run file, as sections `[run.model]`, `[run.data]` and so on"));
-        }
         let cells = read_cells(&mut cells)?;
         let goal = read_goal(&mut goal)?;
         let search = read_search(&mut search)?;
-        let study = Study { name, run, cells, goal, search };
+        let look = Look::read(&mut smoothness)?;
+        smoothness.finish()?;
+        let study = Study { name, run, cells, goal, search, smoothness: looks.then_some(look) };
         study.check()?;
         Ok(study)
     }
@@ -261,29 +247,6 @@ fn read_cells(section: &mut Section) -> Result<Vec<Cell>, Error> {
     Ok(sparsities.iter().flat_map(with).collect())
 }
 
-/// A list that is not empty, each of its items once.
-fn read_list<T: PartialEq>(
-    section: &mut Section,
-    key: &'static str,
-    expected: &str,
-    item: impl Fn(&Value) -> Option<T>,
-) -> Result<Vec<T>, Error> {
-    let Some(value) = section.get(key) else { return Err(missing(&section.field(key), expected)) };
-    let Some(values) = value.as_array().filter(|values| !values.is_empty()) else {
-        return Err(section.wrong(key, expected, value));
-    };
-    let mut items = Vec::new();
-    for value in values {
-        let read = item(value).ok_or_else(|| section.wrong(key, expected, value))?;
-        if items.contains(&read) {
-            let problem = format!("has {} twice", show(value));
-            return Err(Error::Conflict { field: section.field(key), problem });
-        }
-        items.push(read);
-    }
-    Ok(items)
-}
-
 fn read_goal(section: &mut Section) -> Result<Goal, Error> {
     let error =
         section.number("error", 0.0, "a share of wrong answers, in (0, 1)", |x| x > 0.0 && x < 1.0)?;
@@ -335,27 +298,6 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
     Ok(Search { method, trials, steps: steps as u64, eval_every: eval_every as u64, ranges })
-}
-
-fn missing(field: &str, expected: &str) -> Error {
-    Error::Missing { field: field.into(), expected: expected.into() }
-}
-
-/// An error of the run file within a study file, whose fields stand below `run`.
-fn in_run(error: Error) -> Error {
-    let below = |field: String| format!("run.{field}");
-    match error {
-        Error::UnknownField { field, hint } => {
-            Error::UnknownField { field: below(field), hint: hint.map(below) }
-        }
-        Error::Value { field, expected, got, hint } => {
-            Error::Value { field: below(field), expected, got, hint }
-        }
-        Error::Missing { field, expected } => Error::Missing { field: below(field), expected },
-        Error::NoEffect { field, why } => Error::NoEffect { field: below(field), why },
-        Error::Conflict { field, problem } => Error::Conflict { field: below(field), problem },
-        other => other,
-    }
 }
 
 #[cfg(test)]

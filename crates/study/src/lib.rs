@@ -7,14 +7,20 @@
 //!     (file, range)  (sobol, widen)    (race, attempt, conduct)  (results, fit, theory)
 
 pub mod attempt;
+pub mod branch;
 pub mod conduct;
 pub mod file;
 pub mod fit;
+pub mod gap;
+pub mod kind;
+pub mod outcomes;
 pub mod page;
 pub mod race;
 pub mod range;
+mod reading;
 pub mod results;
 pub mod running;
+pub mod smoothness;
 pub mod sobol;
 pub mod summary;
 #[cfg(test)]
@@ -27,6 +33,7 @@ pub mod workload;
 
 pub use conduct::{Observer, Shard, Standing, run_trials, widen_ranges};
 pub use file::{Cell, Goal, Method, Study};
+pub use kind::Kind;
 pub use results::Results;
 pub use running::{Check, Running};
 pub use summary::Summary;

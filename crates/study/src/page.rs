@@ -9,6 +9,7 @@ use espalier_train::Error;
 use crate::file::{Cell, Study};
 use crate::range::{Range, Scale};
 use crate::results::Results;
+use crate::smoothness::{self, Course};
 use crate::summary::{CellSummary, Summary};
 use crate::trial::{Record, Status};
 use crate::widen;
@@ -17,16 +18,21 @@ use crate::widen;
 const DRAWN: usize = 60;
 
 /// Writes `study.html` into the study's folder; returns its path.
-pub fn write(study: &Study, results: &Results, summary: &Summary) -> Result<PathBuf, Error> {
+pub fn write(
+    study: &Study,
+    results: &Results,
+    summary: &Summary,
+    courses: &[Course],
+) -> Result<PathBuf, Error> {
     let path = results.folder().join("study.html");
     let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
     fs::create_dir_all(results.folder()).map_err(unwritten)?;
-    fs::write(&path, page(study, results, summary).html()).map_err(unwritten)?;
+    fs::write(&path, page(study, results, summary, courses).html()).map_err(unwritten)?;
     Ok(path)
 }
 
 /// The whole page.
-pub fn page(study: &Study, results: &Results, summary: &Summary) -> Page {
+pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Course]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     page.text(format!(
         "Steps to a validation {} of {}, over batch sizes and sparsities: the fewest of {} trials each.",
@@ -46,6 +52,10 @@ pub fn page(study: &Study, results: &Results, summary: &Summary) -> Page {
     if !summary.ratios.is_empty() {
         page.heading("What sparsity costs");
         page.table(ratios(summary));
+    }
+    if !courses.is_empty() {
+        page.figure(smoothness::figure(courses));
+        page.table(smoothness::table(courses));
     }
     for sparsity in study.sparsities() {
         if let Some(figure) = metaparameters(study, results, sparsity) {

@@ -21,6 +21,9 @@ pub struct Measured {
     /// The training loss at first, less the least one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<f64>,
+    /// The critical batch that the noise of gradients along training says (McCandlish et al. 2018): variance over squared gradient.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise_scale: Option<f64>,
 }
 
 /// How a curve should differ from that of the whole network.
@@ -56,7 +59,8 @@ mod tests {
     /// By the published smoothness of a small network alone, 0.57 whole and 1.76 at 90 %, three times the steps: the published curves are 3.4 (c1) and 2.5 (c2) times as high.
     #[test]
     fn the_smoothness_alone_predicts_about_what_was_published() {
-        let measured = |sparsity, mean| Measured { sparsity, mean, variance: None, gap: None };
+        let measured =
+            |sparsity, mean| Measured { sparsity, mean, variance: None, gap: None, noise_scale: None };
         let ratios = Ratios::predicted(&measured(0.9, 1.76), &measured(0.0, 0.57));
         assert!((ratios.c1 - 3.09).abs() < 0.01 && ratios.c1 == ratios.c2);
         let whole = Curve { c1: 10_696.0, c2: 181.0, r2: 1.0 };
@@ -67,8 +71,10 @@ mod tests {
 
     #[test]
     fn variance_moves_small_batches_alone() {
-        let whole = Measured { sparsity: 0.0, mean: 1.0, variance: Some(2.0), gap: Some(2.0) };
-        let sparse = Measured { sparsity: 0.9, mean: 3.0, variance: Some(1.0), gap: Some(3.0) };
+        let whole =
+            Measured { sparsity: 0.0, mean: 1.0, variance: Some(2.0), gap: Some(2.0), noise_scale: None };
+        let sparse =
+            Measured { sparsity: 0.9, mean: 3.0, variance: Some(1.0), gap: Some(3.0), noise_scale: None };
         let ratios = Ratios::predicted(&sparse, &whole);
         assert_eq!(ratios, Ratios { c1: 2.25, c2: 4.5 });
         let curve = Curve { c1: 1000.0, c2: 1000.0, r2: 1.0 };

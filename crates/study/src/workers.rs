@@ -49,7 +49,8 @@ impl Workers {
         }
     }
 
-    fn first(&self) -> &Workload {
+    /// What one of them runs trials of.
+    pub fn first(&self) -> &Workload {
         &self.workloads[0]
     }
 }

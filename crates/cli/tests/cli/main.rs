@@ -12,6 +12,7 @@ mod explain;
 mod faults;
 mod generate;
 mod killed;
+mod kinds;
 mod launch;
 mod log;
 mod measure;

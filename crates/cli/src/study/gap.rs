@@ -1,0 +1,70 @@
+//! `espalier study` of a generalisation gap: arms at batches, and a table of how they ended.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Result;
+use espalier_study::gap::{self, Gap, Outcome};
+use espalier_train::Error;
+use espalier_train::data::Dataset;
+use serde_json::json;
+
+use super::{StudyArguments, single};
+use crate::say::{self, say};
+use crate::train::{in_file, read};
+
+/// Runs the study.
+pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
+    let path = &arguments.study_file;
+    let gap = Gap::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    let runs = gap.batches.len() * gap.arms.len() * gap.seeds as usize;
+    say!(
+        "study {}: {} batch sizes, {} arms, {runs} runs in all",
+        gap.name,
+        gap.batches.len(),
+        gap.arms.len()
+    );
+    if arguments.dry_run {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let beside = single::folder_of(path)?;
+    let mut run_file = gap.run_file(gap.batches[0], &gap.arms[0], 0).map_err(Error::Plan)?;
+    run_file.resolve_paths(&beside);
+    let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
+    let device = single::open_device(&run_file)?;
+    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&gap.name));
+    say!(
+        "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",
+        "batch",
+        "arm",
+        "seed",
+        "steps",
+        "training",
+        "held out",
+        "wrong",
+        "sharpness"
+    );
+    let outcomes = gap::run(&gap, &dataset, &device, &folder, &beside, line)?;
+    let report = single::write_page(&folder, &gap::page(&gap, &outcomes))?;
+    if arguments.json {
+        say::json(
+            &json!({ "kind": "generalisation-gap", "name": gap.name, "runs": outcomes, "report": report }),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn line(outcome: &Outcome) {
+    let Outcome { batch, arm, seed, steps, ended } = outcome;
+    match ended {
+        None => say!("{batch:>7} {arm:<18} {seed:>5} {steps:>6}  diverged"),
+        Some(ended) => say!(
+            "{batch:>7} {arm:<18} {seed:>5} {steps:>6} {:>9.4} {:>9.4} {:>5.1} % {:>8.3} %",
+            ended.training_loss,
+            ended.validation_loss,
+            100.0 * ended.error,
+            ended.sharpness
+        ),
+    }
+}

@@ -1,0 +1,49 @@
+//! What studies that train one run after the other share: where their files are, and the device that each run has to itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use espalier_plan::RunFile;
+use espalier_report::Page;
+use espalier_tensor::Device;
+use espalier_train::Error;
+
+use super::StudyArguments;
+use crate::device;
+use crate::train::conflict;
+
+/// Refuses options that are for studies of many trials.
+pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {
+    let given = [
+        ("--shard", arguments.shard.is_some()),
+        ("--widen", arguments.widen),
+        ("--workers", arguments.workers.is_some()),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(conflict(option, "is for a study of kind \"steps-to-result\"").into()),
+        None => Ok(()),
+    }
+}
+
+/// The folder that paths of a study file are relative to.
+pub fn folder_of(study_file: &Path) -> Result<PathBuf> {
+    let absolute = std::path::absolute(study_file)?;
+    Ok(absolute.parent().expect("a file that was read stands in a folder").to_owned())
+}
+
+/// What runs compute on, one after the other: all of it.
+pub fn open_device(run_file: &RunFile) -> Result<Device> {
+    let cores = std::thread::available_parallelism()?.get();
+    let threads = if run_file.device.threads == 0 { cores } else { run_file.device.threads };
+    Ok(device::open(&run_file.device, threads).map_err(Error::Tensor)?)
+}
+
+/// Writes `study.html` into the study's folder; returns its path.
+pub fn write_page(folder: &Path, page: &Page) -> Result<String> {
+    let path = folder.join("study.html");
+    let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
+    fs::write(&path, page.html()).map_err(unwritten)?;
+    crate::say::say!("page: {}", path.display());
+    Ok(path.display().to_string())
+}

@@ -1,0 +1,100 @@
+//! `espalier study` of smoothness along training: one run at several sparsities, and a line for each.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Result;
+use espalier_study::smoothness::{self, Course, Look, Smoothness};
+use espalier_study::theory::{Measured, Ratios};
+use espalier_study::{Results, Study, Workers};
+use espalier_tensor::Device;
+use espalier_train::Error;
+use espalier_train::data::Dataset;
+use serde_json::json;
+
+use super::{StudyArguments, single};
+use crate::say::{self, say};
+use crate::train::{in_file, read};
+
+/// Runs the study.
+pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
+    let path = &arguments.study_file;
+    let study =
+        Smoothness::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    say!("study {}: smoothness along training at {} sparsities", study.name, study.sparsities.len());
+    if arguments.dry_run {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let beside = single::folder_of(path)?;
+    let mut run_file = study.run_file(study.sparsities[0]).map_err(Error::Plan)?;
+    run_file.resolve_paths(&beside);
+    let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
+    let device = single::open_device(&run_file)?;
+    let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
+    let mut whole = None;
+    let courses =
+        smoothness::run(&study, &dataset, &device, &folder, &beside, |course| heard(course, &mut whole))?;
+    let report = single::write_page(&folder, &smoothness::page(&study, &courses))?;
+    if arguments.json {
+        let found: Vec<_> = courses
+            .iter()
+            .map(|course| {
+                let measured = course.along.measured(course.sparsity);
+                let Measured { sparsity, mean, variance, gap, noise_scale } = measured;
+                json!({
+                    "sparsity": sparsity, "mean": mean, "variance": variance, "gap": gap, "noise_scale": noise_scale,
+                    "points": course.along.points,
+                })
+            })
+            .collect();
+        say::json(
+            &json!({ "kind": "smoothness", "name": study.name, "smoothness": found, "report": report }),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures the best trials of a study of steps-to-result, one after the other with all threads.
+pub fn of_best(study: &Study, results: &Results, workers: &Workers, look: Look) -> Result<Vec<Course>> {
+    let device = match workers.device() {
+        Device::Cpu(_) => Device::cpu(std::thread::available_parallelism()?.get()).map_err(Error::Tensor)?,
+        card => card.clone(),
+    };
+    say!("smoothness along the best trials, every {} steps:", look.every);
+    let mut whole = None;
+    let courses = smoothness::of_best(study, results, &workers.first().on(&device), look, |course| {
+        heard(course, &mut whole);
+    })?;
+    if courses.is_empty() {
+        say!(
+            "note: no batch size has a trial of every sparsity that reached the goal, so none was looked at"
+        );
+    }
+    Ok(courses)
+}
+
+/// Says what was found, and remembers the whole network.
+fn heard(course: &Course, whole: &mut Option<Measured>) {
+    let measured = course.along.measured(course.sparsity);
+    if course.sparsity == 0.0 {
+        *whole = Some(measured);
+    }
+    line(course, &measured, whole.as_ref());
+}
+
+fn line(course: &Course, measured: &Measured, whole: Option<&Measured>) {
+    let shown = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
+    let theory = whole.filter(|_| course.sparsity > 0.0).map_or(String::new(), |whole| {
+        format!("; by theory c1 is {:.2} times the whole network's", Ratios::predicted(measured, whole).c1)
+    });
+    say!(
+        "sparsity {}: mean L {:.3} over {} steps, gradient variance {}, loss falls by {}, critical batch by the noise scale {}{theory}",
+        course.sparsity,
+        measured.mean,
+        course.along.points.len(),
+        shown(measured.variance),
+        shown(measured.gap),
+        measured.noise_scale.map_or("-".into(), |scale| format!("{scale:.0}"))
+    );
+}

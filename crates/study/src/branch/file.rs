@@ -1,0 +1,224 @@
+//! The study file of branches.
+
+use espalier_plan::config::reader::{Choice, MOST, Section};
+use espalier_plan::config::{self, RunFile};
+use espalier_plan::optimizer::Rule;
+use espalier_plan::{Error, Plan};
+use toml::{Table, Value};
+
+use crate::reading::{in_run, read_list, read_name, read_run};
+
+/// What is branched from where.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Branching {
+    /// What it is called, on pages and in folders.
+    pub name: String,
+    run: Table,
+    /// Steps of the trunk after which branches begin, ascending.
+    pub at: Vec<u64>,
+    /// How many times the trunk's batch a branch has, ascending from 1.
+    pub factors: Vec<usize>,
+    /// Samples that every branch sees.
+    pub samples: usize,
+    /// How the rate grows with the batch; none: as suits the optimizer.
+    pub scaling: Option<Scaling>,
+    /// How far above the loss of the trunk's own batch that of another may be.
+    pub tolerance: f64,
+}
+
+/// How a rate grows with the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaling {
+    /// As the batch: for SGD, whose step is the gradient.
+    Linear,
+    /// As its root: for Adam, whose step is the gradient over its noise.
+    Root,
+}
+
+impl Choice for Scaling {
+    const ALL: &'static [(&'static str, Self)] = &[("linear", Scaling::Linear), ("sqrt", Scaling::Root)];
+}
+
+impl Scaling {
+    /// What suits a plan's optimizer.
+    pub fn of(plan: &Plan) -> Scaling {
+        match plan.optimization.optimizer.rule {
+            Rule::Adam { .. } | Rule::AdamW { .. } | Rule::Lamb { .. } => Scaling::Root,
+            Rule::Sgd | Rule::Momentum { .. } | Rule::Nesterov { .. } | Rule::Lars { .. } => Scaling::Linear,
+        }
+    }
+
+    /// What a rate is multiplied by.
+    pub fn times(self, factor: usize) -> f64 {
+        match self {
+            Scaling::Linear => factor as f64,
+            Scaling::Root => (factor as f64).sqrt(),
+        }
+    }
+
+    /// As the file has it.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, scaling)| *scaling == self).expect("all are there").0
+    }
+}
+
+impl Branching {
+    /// Reads a study file's text after putting in overrides of the form `a.b=c`.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Branching, Error> {
+        let table = config::table(text, overrides)?;
+        let empty = Table::new();
+        let mut top = Section::foreign("", &table);
+        top.get("kind");
+        let name = read_name(&mut top)?;
+        let run = read_run(&mut top)?;
+        let mut branch = top.section("branch", &empty)?;
+        top.finish()?;
+        let whole = |value: &Value| value.as_integer().and_then(|number| usize::try_from(number).ok());
+        let mut at = read_list(&mut branch, "at", "a list of steps, such as [100, 1000]", |value| {
+            whole(value).filter(|at| (1..=MOST).contains(at)).map(|at| at as u64)
+        })?;
+        let mut factors = read_list(
+            &mut branch,
+            "factors",
+            "a list of multiples of the batch with 1 among them, such as [1, 2, 4]",
+            |value| whole(value).filter(|factor| (1..=1 << 20).contains(factor)),
+        )?;
+        let samples = branch.optional_whole("samples", 1, MOST)?;
+        let scaling = match branch.has("rate") {
+            true => Some(branch.choice("rate", Scaling::Root)?),
+            false => {
+                branch.get("rate");
+                None
+            }
+        };
+        let tolerance = branch.number("tolerance", 0.01, "a number of at least 0", |x| x >= 0.0)?;
+        branch.finish()?;
+        at.sort_unstable();
+        factors.sort_unstable();
+        if factors[0] != 1 {
+            let problem = "has no 1: branches are compared with the one at the trunk's own batch".into();
+            return Err(Error::Conflict { field: "branch.factors".into(), problem });
+        }
+        let trunk = RunFile::parse(&run.to_string(), &[]).map_err(in_run)?;
+        let largest = trunk.train.batch * factors.last().expect("there is a 1");
+        // Sixteen steps of the largest batch, where nobody says otherwise.
+        let samples = samples.unwrap_or(16 * largest);
+        let study = Branching { name, run, at, factors, samples, scaling, tolerance };
+        study.check(&trunk)?;
+        Ok(study)
+    }
+
+    /// The run file of the trunk, up to its last branch.
+    pub fn trunk(&self) -> Result<RunFile, Error> {
+        RunFile::parse(&self.run.to_string(), &[]).map_err(in_run)
+    }
+
+    /// The run file of a branch from a trunk, resolved, that begins after so many steps: its rate is that of the trunk there, scaled and constant.
+    pub fn branch(
+        &self,
+        trunk: &str,
+        batch: usize,
+        factor: usize,
+        after: u64,
+        rate: f64,
+    ) -> Result<RunFile, Error> {
+        let mut run: Table = trunk.parse().expect("a run file that was written is TOML");
+        let mut constant = Table::new();
+        constant.insert("peak".into(), Value::Float(rate));
+        constant.insert("schedule".into(), Value::String("constant".into()));
+        run.insert("learning_rate".into(), Value::Table(constant));
+        if let Some(Value::Table(train)) = run.get_mut("train") {
+            train.remove("epochs");
+        }
+        let steps = after as usize + self.samples / (factor * batch);
+        let overrides = [format!("train.batch={}", factor * batch), format!("train.steps={steps}")];
+        RunFile::parse(&run.to_string(), &overrides)
+    }
+
+    fn check(&self, trunk: &RunFile) -> Result<(), Error> {
+        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        for factor in &self.factors {
+            let batch = trunk.train.batch * factor;
+            if !self.samples.is_multiple_of(batch) {
+                let problem = format!("is {}, no whole number of batches of {batch} samples", self.samples);
+                return conflict("branch.samples", problem);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        kind = "critical-batch"
+        name = "small"
+        [run.model]
+        name = "mlp"
+        [run.data]
+        kind = "shapes"
+        [run.train]
+        batch = 8
+        steps = 100
+        [run.learning_rate]
+        peak = 0.01
+        warmup = 10
+        [branch]
+        at = [40, 20]
+        factors = [4, 1, 2]
+        samples = 64
+    "#;
+
+    fn with(overrides: &[&str]) -> Result<Branching, Error> {
+        Branching::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_branch_is_the_run_at_another_batch_and_a_constant_rate() {
+        let study = with(&[]).unwrap();
+        assert_eq!((&study.at[..], &study.factors[..]), (&[20, 40][..], &[1, 2, 4][..]));
+        let trunk = study.trunk().unwrap();
+        let branch = study.branch(&trunk.to_toml().unwrap(), 8, 4, 20, 0.02).unwrap();
+        assert_eq!(branch.train.batch, 32);
+        let text = branch.to_toml().unwrap();
+        assert!(text.contains("steps = 22") && text.contains("peak = 0.02"), "{text}");
+        assert!(text.contains("schedule = \"constant\"") && text.contains("warmup = 0"), "{text}");
+        assert_eq!(with(&["branch.samples=96"]).unwrap().samples, 96);
+        let usual = TEXT.replace("samples = 64", "");
+        assert_eq!(Branching::parse(&usual, &[]).unwrap().samples, 16 * 32);
+    }
+
+    #[test]
+    fn rates_grow_as_suits_the_optimizer() {
+        assert_eq!((Scaling::Root.times(4), Scaling::Linear.times(4)), (2.0, 4.0));
+        let facts = espalier_plan::DataFacts { vocab: None, image: Some((16, 16, 3)), classes: Some(10) };
+        let of = |optimizer: &str| {
+            let run = with(&[&format!("run.optimizer.name={optimizer}")]).unwrap().trunk().unwrap();
+            Scaling::of(&Plan::new(run, facts).unwrap()).name()
+        };
+        assert_eq!(
+            ["sgd", "momentum", "lars", "adam", "adamw", "lamb"].map(of),
+            ["linear", "linear", "linear", "sqrt", "sqrt", "sqrt"]
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_field_as_the_file_has_it() {
+        let said = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
+        let cases = [
+            (&["branch.at=[]"][..], "`branch.at` must be a list of steps"),
+            (&["branch.at=[0]"], "`branch.at` must be a list of steps"),
+            (&["branch.factors=[2,4]"], "`branch.factors` has no 1"),
+            (&["branch.samples=100"], "`branch.samples` is 100, no whole number of batches of 8 samples"),
+            (&["branch.rate=cubic"], "`branch.rate` must be \"linear\" or \"sqrt\""),
+            (&["branch.tolerance=-1"], "`branch.tolerance` must be a number of at least 0"),
+            (&["branch.tolerence=1"], "did you mean `branch.tolerance`?"),
+            (&["run.model.nam=x"], "run.model.nam"),
+        ];
+        for (overrides, expected) in cases {
+            assert!(said(overrides).contains(expected), "{overrides:?}: {}", said(overrides));
+        }
+    }
+}

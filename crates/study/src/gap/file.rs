@@ -1,0 +1,211 @@
+//! The study file of a generalisation gap.
+
+use espalier_plan::Error;
+use espalier_plan::config::reader::{LARGEST, MOST, Section, show};
+use espalier_plan::config::{self, RunFile};
+use toml::{Table, Value};
+
+use crate::reading::{in_run, missing, read_list, read_name, read_run};
+
+/// What is trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gap {
+    /// What it is called, on pages and in folders.
+    pub name: String,
+    run: Table,
+    /// Batch sizes.
+    pub batches: Vec<usize>,
+    /// Changes of the run, the first of them usually none.
+    pub arms: Vec<Arm>,
+    /// Runs of each arm at each batch, which differ in their seed alone.
+    pub seeds: u64,
+    /// Training samples that sharpness is measured over.
+    pub samples: usize,
+    /// The box that it is measured in.
+    pub epsilon: f64,
+}
+
+/// Something that is done about large batches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arm {
+    /// What it is called.
+    pub name: String,
+    /// Fields of the run file, as `a.b=c`.
+    pub changes: Vec<String>,
+}
+
+impl Gap {
+    /// Reads a study file's text after putting in overrides of the form `a.b=c`.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Gap, Error> {
+        let table = config::table(text, overrides)?;
+        let empty = Table::new();
+        let mut top = Section::foreign("", &table);
+        top.get("kind");
+        let name = read_name(&mut top)?;
+        let run = read_run(&mut top)?;
+        let arms = read_arms(&mut top)?;
+        let mut gap = top.section("gap", &empty)?;
+        top.finish()?;
+        let batches = read_list(&mut gap, "batches", "a list of batch sizes, such as [32, 1024]", |value| {
+            let batch = value.as_integer().and_then(|batch| usize::try_from(batch).ok());
+            batch.filter(|batch| (1..=LARGEST).contains(batch))
+        })?;
+        let seeds = gap.whole("seeds", 1, 1, 1000)? as u64;
+        let samples = gap.whole("samples", 1000, 1, MOST)?;
+        let epsilon = gap.number("epsilon", 1e-3, "a number in (0, 1]", |x| x > 0.0 && x <= 1.0)?;
+        gap.finish()?;
+        let study = Gap { name, run, batches, arms, seeds, samples, epsilon };
+        study.check()?;
+        Ok(study)
+    }
+
+    /// The run file of an arm at a batch.
+    pub fn run_file(&self, batch: usize, arm: &Arm, seed: u64) -> Result<RunFile, Error> {
+        let mut run = self.run.clone();
+        // Whoever says how many steps there are says that there are no epochs, and the other way round.
+        let says =
+            |field: &str| arm.changes.iter().any(|change| change.starts_with(&format!("train.{field}=")));
+        if let Some(Value::Table(train)) = run.get_mut("train") {
+            for (said, other) in [("steps", "epochs"), ("epochs", "steps")] {
+                if says(said) {
+                    train.remove(other);
+                }
+            }
+        }
+        let mut overrides = vec![format!("train.batch={batch}"), format!("seed={seed}")];
+        overrides.extend(arm.changes.iter().cloned());
+        let arm_error = |error| match error {
+            // What an arm writes is below its name.
+            Error::UnknownField { field, hint } if arm.writes(&field) => {
+                Error::UnknownField { field: format!("arms.{}.{field}", arm.name), hint }
+            }
+            Error::Value { field, expected, got, hint } if arm.writes(&field) => {
+                Error::Value { field: format!("arms.{}.{field}", arm.name), expected, got, hint }
+            }
+            other => in_run(other),
+        };
+        RunFile::parse(&run.to_string(), &overrides).map_err(arm_error)
+    }
+
+    /// Every arm at every batch must be a run.
+    fn check(&self) -> Result<(), Error> {
+        for (section, key, from) in [("", "seed", "`gap.seeds`"), ("train", "batch", "`gap.batches`")] {
+            let table = if section.is_empty() {
+                Some(&self.run)
+            } else {
+                self.run.get(section).and_then(Value::as_table)
+            };
+            if table.is_some_and(|table| table.contains_key(key)) {
+                let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+                let why = format!("in a study: {from} decides it");
+                return Err(Error::NoEffect { field: format!("run.{path}"), why });
+            }
+        }
+        for &batch in &self.batches {
+            for arm in &self.arms {
+                self.run_file(batch, arm, 0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Arm {
+    fn writes(&self, field: &str) -> bool {
+        self.changes.iter().any(|change| change.split('=').next() == Some(field))
+    }
+}
+
+/// `[arms.NAME]`: of each a table of run-file fields, in sections or as quoted names.
+fn read_arms(top: &mut Section) -> Result<Vec<Arm>, Error> {
+    let expected = "sections `[arms.NAME]` of run-file fields; an empty one is the run as it is";
+    let arms = match top.get("arms") {
+        Some(Value::Table(arms)) if !arms.is_empty() => arms,
+        Some(other) => return Err(top.wrong("arms", expected, other)),
+        None => return Err(missing("arms", expected)),
+    };
+    let arm = |(name, value): (&String, &Value)| {
+        let Value::Table(fields) = value else {
+            let (field, got) = (format!("arms.{name}"), show(value));
+            let expected = "a section of run-file fields".into();
+            return Err(Error::Value { field, expected, got, hint: None });
+        };
+        let mut changes = Vec::new();
+        flatten("", fields, &mut changes);
+        Ok(Arm { name: name.clone(), changes })
+    };
+    arms.iter().map(arm).collect()
+}
+
+/// The fields of a table as overrides, `a.b=c`.
+fn flatten(path: &str, table: &Table, into: &mut Vec<String>) {
+    for (key, value) in table {
+        let field = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        match value {
+            Value::Table(inner) => flatten(&field, inner, into),
+            value => into.push(format!("{field}={value}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        kind = "generalisation-gap"
+        name = "small"
+        [run.model]
+        name = "mlp"
+        [run.data]
+        kind = "shapes"
+        [run.train]
+        epochs = 2
+        [run.optimizer]
+        name = "momentum"
+        [gap]
+        batches = [32, 256]
+        [arms.as-it-is]
+        [arms.linear]
+        learning_rate.scale_from_batch = 32
+        [arms.lars]
+        "optimizer.name" = "lars"
+        [arms.longer]
+        train.steps = 500
+    "#;
+
+    fn with(overrides: &[&str]) -> Result<Gap, Error> {
+        Gap::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn an_arm_is_a_change_of_fields() {
+        let gap = with(&[]).unwrap();
+        let names: Vec<_> = gap.arms.iter().map(|arm| arm.name.as_str()).collect();
+        assert_eq!(names, ["as-it-is", "lars", "linear", "longer"]);
+        let run = |arm: usize| gap.run_file(256, &gap.arms[arm], 3).unwrap();
+        assert_eq!((run(0).seed, run(0).train.batch), (3, 256));
+        assert_eq!(run(2).to_toml().unwrap().matches("scale_from_batch = 32").count(), 1);
+        let longer = run(3).to_toml().unwrap();
+        assert!(longer.contains("steps = 500") && !longer.contains("epochs"), "{longer}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_field_as_the_file_has_it() {
+        let said = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
+        let cases = [
+            (&["gap.batches=[]"][..], "`gap.batches` must be a list of batch sizes"),
+            (&["gap.batches=[32,32]"], "`gap.batches` has 32 twice"),
+            (&["gap.epsilon=0"], "`gap.epsilon` must be a number in (0, 1]"),
+            (&["gap.seed=3"], "did you mean `gap.seeds`?"),
+            (&["arms.linear.learning_rate.scale_from=3"], "arms.linear.learning_rate.scale_from"),
+            (&["arms.lars.optimizer.trust=-1"], "arms.lars.optimizer.trust"),
+            (&["arms=3"], "`arms` must be sections `[arms.NAME]`"),
+            (&["run.train.batch=3"], "`run.train.batch` has no effect in a study: `gap.batches` decides it"),
+            (&["run.model.nam=x"], "run.model.nam"),
+        ];
+        for (overrides, expected) in cases {
+            assert!(said(overrides).contains(expected), "{overrides:?}: {}", said(overrides));
+        }
+    }
+}

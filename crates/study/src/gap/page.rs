@@ -1,0 +1,65 @@
+//! The page of a generalisation gap.
+
+use espalier_report::{Axis, Column, Curve, Figure, Page, Plot, Table, number};
+
+use super::file::Gap;
+use super::train::{Ended, Outcome};
+
+/// Errors, gaps and sharpness against the batch, a curve an arm, and all numbers.
+pub fn page(gap: &Gap, outcomes: &[Outcome]) -> Page {
+    let mut page = Page::new(format!("Study {}", gap.name));
+    page.text(format!(
+        "How well a network does on held-out data after training in batches of each size, by what was done about large ones; sharpness in a box of epsilon \
+         {} over {} training samples.",
+        gap.epsilon, gap.samples
+    ));
+    let plot = |title: &str, label: &str, of: fn(&Ended) -> f64| {
+        let mut plot = Plot::new(title, Axis::log("batch"), Axis::linear(label));
+        for (style, arm) in gap.arms.iter().enumerate() {
+            plot =
+                plot.with(Curve::new(arm.name.clone(), style, curve(gap, outcomes, &arm.name, of)).marked());
+        }
+        plot
+    };
+    let figure = Figure::new("Generalisation against the batch")
+        .with(plot("Validation error", "share of wrong answers", |ended| ended.error))
+        .with(plot("Generalisation gap", "validation loss - training loss", Ended::gap))
+        .with(plot("Sharpness", "percent", |ended| ended.sharpness));
+    page.figure(figure);
+    page.table(table(outcomes));
+    page
+}
+
+/// The mean over seeds at each batch, where a run did not diverge.
+fn curve(gap: &Gap, outcomes: &[Outcome], arm: &str, of: fn(&Ended) -> f64) -> Vec<(f64, f64)> {
+    let mean = |batch: &usize| {
+        let own = outcomes.iter().filter(|outcome| outcome.arm == arm && outcome.batch == *batch);
+        let values: Vec<f64> = own.filter_map(|outcome| outcome.ended.as_ref()).map(of).collect();
+        (!values.is_empty()).then(|| (*batch as f64, values.iter().sum::<f64>() / values.len() as f64))
+    };
+    gap.batches.iter().filter_map(mean).collect()
+}
+
+fn table(outcomes: &[Outcome]) -> Table {
+    let numbers =
+        ["batch", "seed", "steps", "training loss", "validation loss", "validation error", "sharpness"];
+    let columns = [Column::text("arm")].into_iter().chain(numbers.map(Column::number));
+    let mut table = Table::new(columns.collect());
+    for outcome in outcomes {
+        let Outcome { batch, arm, seed, steps, ended } = outcome;
+        let shown = |of: fn(&Ended) -> f64| {
+            ended.as_ref().map_or("diverged".into(), |ended| number::short(of(ended)))
+        };
+        table.row([
+            arm.clone(),
+            batch.to_string(),
+            seed.to_string(),
+            steps.to_string(),
+            shown(|ended| ended.training_loss),
+            shown(|ended| ended.validation_loss),
+            shown(|ended| ended.error),
+            shown(|ended| ended.sharpness),
+        ]);
+    }
+    table
+}

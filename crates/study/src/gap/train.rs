@@ -1,0 +1,187 @@
+//! Training the arms of a study, and what each came to.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_plan::Plan;
+use espalier_tensor::Device;
+use espalier_train::data::Dataset;
+use espalier_train::measure::{Neighbourhood, Over, sharpness};
+use espalier_train::parallel::{Ranks, on_threads};
+use espalier_train::trainer::Trainer;
+use espalier_train::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::file::Gap;
+use crate::outcomes::Outcomes;
+
+/// Samples that run at a time when sharpness is measured, whatever the batch: to batch norm another number is another loss, and arms are to be compared.
+const AT_ONCE: usize = 100;
+
+/// What an arm came to at a batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Samples in a step.
+    pub batch: usize,
+    /// The arm's name.
+    pub arm: String,
+    /// The run's seed.
+    pub seed: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// How it ended; none where it diverged.
+    pub ended: Option<Ended>,
+}
+
+/// The end of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The mean loss over the training samples that sharpness is measured over.
+    pub training_loss: f64,
+    /// The mean loss over what was held out.
+    pub validation_loss: f64,
+    /// The share of it that is answered wrongly.
+    pub error: f64,
+    /// Keskar's, in percent.
+    pub sharpness: f64,
+}
+
+impl Ended {
+    /// How much higher the loss is on what was held out.
+    pub fn gap(&self) -> f64 {
+        self.validation_loss - self.training_loss
+    }
+}
+
+/// Runs all arms at all batches, or takes what is in `folder` already; `report` hears of each as it ends. Paths of the study file are relative to `beside`.
+pub fn run(
+    gap: &Gap,
+    dataset: &Arc<Dataset>,
+    device: &Device,
+    folder: &Path,
+    beside: &Path,
+    mut report: impl FnMut(&Outcome),
+) -> Result<Vec<Outcome>> {
+    let mut outcomes = Outcomes::open(folder)?;
+    let mut all = Vec::new();
+    for &batch in &gap.batches {
+        for arm in &gap.arms {
+            for seed in 0..gap.seeds {
+                let mut run_file = gap.run_file(batch, arm, seed)?;
+                run_file.resolve_paths(beside);
+                let text = run_file.to_toml()?;
+                let plan = Plan::new(run_file, dataset.facts())?;
+                let measured = format!("sharpness over {} within {}", gap.samples, gap.epsilon);
+                let outcome = outcomes.get_or(&[&arm.name, &text, &measured], || {
+                    let (steps, ended) = train(plan, dataset, device, gap)?;
+                    Ok(Outcome { batch, arm: arm.name.clone(), seed, steps, ended })
+                })?;
+                report(&outcome);
+                all.push(outcome);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Trains one to its end, on as many ranks as it asks for.
+fn train(plan: Plan, dataset: &Arc<Dataset>, device: &Device, gap: &Gap) -> Result<(u64, Option<Ended>)> {
+    let on_rank = |ranks: Ranks, device: &Device| train_rank(plan.clone(), dataset, device, ranks, gap);
+    if plan.mesh.size() == 1 {
+        return device.enter(|| on_rank(Ranks::alone(), device));
+    }
+    Ok(on_threads(&plan.mesh, device, on_rank)?.swap_remove(0))
+}
+
+fn train_rank(
+    plan: Plan,
+    dataset: &Arc<Dataset>,
+    device: &Device,
+    ranks: Ranks,
+    gap: &Gap,
+) -> Result<(u64, Option<Ended>)> {
+    let most = plan.optimization.max_bad_steps;
+    let mut trainer = Trainer::among(plan, dataset.clone(), device, ranks)?;
+    let steps = trainer.steps();
+    while trainer.progress().step < steps {
+        trainer.step()?;
+        if trainer.is_together() && trainer.is_at_rest() && trainer.progress().bad_steps >= most {
+            return Ok((steps, None));
+        }
+    }
+    let Some(validation) = trainer.evaluate()? else {
+        let problem = "holds nothing out, and a gap is to what is held out".into();
+        return Err(espalier_plan::Error::Conflict { field: "run.data.validation".into(), problem }.into());
+    };
+    let surface = trainer.surface(Over { samples: Some(gap.samples), micro_batch: Some(AT_ONCE) })?;
+    let within = Neighbourhood { epsilon: gap.epsilon, ..Neighbourhood::default() };
+    let found = match sharpness(&surface, within) {
+        Ok(found) if validation.loss.is_finite() => found,
+        Ok(_) | Err(Error::Unmeasurable { .. }) => return Ok((steps, None)),
+        Err(other) => return Err(other),
+    };
+    let ended = Ended {
+        training_loss: found.loss,
+        validation_loss: validation.loss,
+        error: 1.0 - validation.accuracy,
+        sharpness: found.value,
+    };
+    Ok((steps, Some(ended)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        kind = "generalisation-gap"
+        name = "small"
+        [run.model]
+        name = "mlp"
+        hidden = [16]
+        [run.data]
+        kind = "shapes"
+        count = 300
+        size = 16
+        [run.train]
+        epochs = 2
+        [run.optimizer]
+        name = "momentum"
+        [gap]
+        batches = [10, 90]
+        samples = 100
+        [arms.as-it-is]
+        [arms.post-local]
+        parallel.data = 2
+        parallel.average_every = 4
+        [arms.too-fast]
+        learning_rate.peak = 1e20
+    "#;
+
+    #[test]
+    fn every_arm_ends_with_numbers_unless_it_diverges_and_is_trained_once() {
+        let gap = Gap::parse(TEXT, &[]).unwrap();
+        let run_file = gap.run_file(10, &gap.arms[0], 0).unwrap();
+        let dataset = Arc::new(Dataset::open(&run_file).unwrap());
+        let (folder, device) = (tempfile::tempdir().unwrap(), Device::cpu(2).unwrap());
+        let go = || run(&gap, &dataset, &device, folder.path(), Path::new("/"), |_| ()).unwrap();
+        let first = go();
+        assert_eq!(first.len(), 6);
+        for outcome in &first {
+            assert_eq!(outcome.steps, 2 * (270 / outcome.batch) as u64, "{outcome:?}");
+            match (&*outcome.arm, outcome.ended) {
+                ("too-fast", ended) => assert_eq!(ended, None),
+                (_, Some(ended)) => {
+                    assert!(ended.sharpness > 0.0 && (0.0..=1.0).contains(&ended.error), "{outcome:?}");
+                    assert!(ended.training_loss > 0.0 && ended.validation_loss > 0.0, "{outcome:?}");
+                }
+                (_, None) => panic!("{outcome:?}"),
+            }
+        }
+        let arms = |name: &str| first.iter().find(|outcome| outcome.arm == name).unwrap().ended;
+        assert_ne!(arms("as-it-is"), arms("post-local"));
+        let lines = std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap();
+        assert_eq!(go(), first);
+        assert_eq!(std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap(), lines);
+    }
+}

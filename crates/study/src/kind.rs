@@ -1,0 +1,47 @@
+//! What a study file asks for: its top field `kind`, by which the rest of the file is read.
+
+use espalier_plan::Error;
+use espalier_plan::config;
+use espalier_plan::config::reader::{Choice, Section};
+
+/// The kinds of study.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// How many steps a result takes, over batch sizes and sparsities.
+    StepsToResult,
+    /// How well large batches generalise, by what is done about them.
+    GeneralisationGap,
+    /// The largest batch that trains on from a checkpoint as well as the run's own.
+    CriticalBatch,
+    /// How fast the gradient turns along training, by sparsity.
+    Smoothness,
+}
+
+impl Choice for Kind {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("steps-to-result", Kind::StepsToResult),
+        ("generalisation-gap", Kind::GeneralisationGap),
+        ("critical-batch", Kind::CriticalBatch),
+        ("smoothness", Kind::Smoothness),
+    ];
+}
+
+impl Kind {
+    /// The kind of a study file; without the field, steps-to-result.
+    pub fn of(text: &str, overrides: &[String]) -> Result<Kind, Error> {
+        Section::foreign("", &config::table(text, overrides)?).choice("kind", Kind::StepsToResult)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_that_there_is_not_is_met_with_the_nearest() {
+        assert_eq!(Kind::of("name = \"x\"", &[]).unwrap(), Kind::StepsToResult);
+        assert_eq!(Kind::of("kind = \"critical-batch\"", &[]).unwrap(), Kind::CriticalBatch);
+        let said = Kind::of("kind = \"generalization-gap\"", &[]).unwrap_err().to_string();
+        assert!(said.contains("did you mean `generalisation-gap`?"), "{said}");
+    }
+}

@@ -1,0 +1,104 @@
+//! What runs of a study came to, a line of JSON each in a file that is only added to. A study that is started again finds there what it need not
+//! run again.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use espalier_train::Error;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// A file of outcomes.
+#[derive(Debug)]
+pub struct Outcomes<T> {
+    path: PathBuf,
+    lines: Vec<Line<T>>,
+}
+
+/// One of them, with what it is the outcome of.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Line<T> {
+    /// A hash of all that decides it.
+    of: String,
+    #[serde(flatten)]
+    outcome: T,
+}
+
+impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
+    /// Those in a folder, which is made. A last line that a power cut has torn is dropped; any other that cannot be read is an error.
+    pub fn open(folder: &Path) -> Result<Outcomes<T>, Error> {
+        let path = folder.join("outcomes.jsonl");
+        let problem = |why: String| Error::File { path: path.clone(), why };
+        fs::create_dir_all(folder).map_err(|why| problem(why.to_string()))?;
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(why) => return Err(problem(why.to_string())),
+        };
+        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let mut lines = Vec::new();
+        for (number, line) in whole.lines().enumerate() {
+            let read = serde_json::from_str(line);
+            lines.push(read.map_err(|why| problem(format!("line {} is no outcome: {why}", number + 1)))?);
+        }
+        if whole.len() < text.len() {
+            fs::write(&path, whole).map_err(|why| problem(why.to_string()))?;
+        }
+        Ok(Outcomes { path, lines })
+    }
+
+    /// The outcome of what these texts say, from before or made now and kept.
+    pub fn get_or(&mut self, texts: &[&str], make: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let mut hasher = blake3::Hasher::new();
+        for text in texts {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        }
+        let of = hasher.finalize().to_hex()[..16].to_owned();
+        if let Some(line) = self.lines.iter().find(|line| line.of == of) {
+            return Ok(line.outcome.clone());
+        }
+        let outcome = make()?;
+        let line = Line { of, outcome };
+        let text = serde_json::to_string(&line).expect("an outcome is plain data") + "\n";
+        let written = OpenOptions::new().create(true).append(true).open(&self.path);
+        let written =
+            written.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
+        written.map_err(|why| Error::Disk { path: self.path.clone(), why: why.to_string() })?;
+        self.lines.push(line.clone());
+        Ok(line.outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    struct Number {
+        value: f64,
+    }
+
+    fn get(folder: &Path, texts: &[&str], value: f64) -> Number {
+        Outcomes::open(folder).unwrap().get_or(texts, || Ok(Number { value })).unwrap()
+    }
+
+    #[test]
+    fn what_was_made_is_not_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("below/it");
+        assert_eq!(get(&at, &["a", "b"], 1.0).value, 1.0);
+        assert_eq!(get(&at, &["a", "b"], 2.0).value, 1.0);
+        assert_eq!(get(&at, &["ab", ""], 3.0).value, 3.0, "other texts");
+        // A power cut in the middle of a line.
+        let path = at.join("outcomes.jsonl");
+        let mut torn = fs::read(&path).unwrap();
+        torn.truncate(torn.len() - 5);
+        fs::write(&path, torn).unwrap();
+        assert_eq!(get(&at, &["a", "b"], 4.0).value, 1.0);
+        assert_eq!(get(&at, &["ab", ""], 5.0).value, 5.0);
+        fs::write(&path, "nonsense\n").unwrap();
+        let said = Outcomes::<Number>::open(&at).unwrap_err().to_string();
+        assert!(said.contains("line 1 is no outcome"), "{said}");
+    }
+}

@@ -1,0 +1,183 @@
+//! Local smoothness along the training of one run, and the other two constants of [`crate::theory`]: the variance of a sample's gradient, and the loss that goes.
+
+use std::sync::Arc;
+
+use espalier_plan::config::reader::{MOST, Section};
+use espalier_plan::{Error, Plan};
+use espalier_tensor::Device;
+use espalier_train::Result;
+use espalier_train::data::{Dataset, Split};
+use espalier_train::measure::{GradientNoise, Over, Surface, gradient_noise_at, smoothness};
+use espalier_train::trainer::Trainer;
+use espalier_train::weights::Weights;
+use serde::{Deserialize, Serialize};
+
+use crate::theory::Measured;
+
+/// The most samples that run at a time where there is no batch norm: to the loss it makes no difference, and passes of two samples would take hours.
+const AT_ONCE: usize = 250;
+
+/// The fewest micro-batches that say how much gradients vary.
+const LEAST: usize = 8;
+
+/// `[smoothness]`: how a training is looked at, in this kind of study and in steps-to-result.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Look {
+    /// Steps between two measures, from the first step on.
+    pub every: u64,
+    /// Training samples that gradients are over; none: all.
+    pub samples: Option<usize>,
+}
+
+impl Look {
+    /// Reads its fields of the section.
+    pub fn read(section: &mut Section) -> Result<Look, Error> {
+        let every = section.whole("every", 16, 1, MOST)? as u64;
+        let samples = section.whole("samples", 0, 0, MOST)?;
+        Ok(Look { every, samples: Some(samples).filter(|samples| *samples > 0) })
+    }
+}
+
+/// What a training was like, step by step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Along {
+    /// In the order of steps; there is at least one.
+    pub points: Vec<Point>,
+}
+
+/// One step of it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The step's number, from 1.
+    pub step: u64,
+    /// L along it.
+    pub smoothness: f64,
+    /// The mean loss where it began, over the same samples.
+    pub loss: f64,
+    /// The variance of a sample's gradient there, added up over the kept weights.
+    pub variance: f64,
+    /// The squared length of the gradient there, without what noise adds to it.
+    pub signal: f64,
+}
+
+impl Along {
+    /// What theory needs of a network of this sparsity.
+    pub fn measured(&self, sparsity: f64) -> Measured {
+        let mean = |of: fn(&Point) -> f64| self.points.iter().map(of).sum::<f64>() / self.points.len() as f64;
+        let least = self.points.iter().map(|point| point.loss).fold(f64::INFINITY, f64::min);
+        let gap = self.points.first().map(|first| first.loss - least).filter(|gap| *gap > 0.0);
+        Measured {
+            sparsity,
+            mean: mean(|point| point.smoothness),
+            variance: Some(mean(|point| point.variance)),
+            gap,
+            noise_scale: Some(mean(|point| point.variance) / mean(|point| point.signal))
+                .filter(|scale| scale.is_finite() && *scale > 0.0),
+        }
+    }
+}
+
+/// Trains for so many steps and measures on the way, up to where the run diverges if it does; nothing where that is at once.
+pub fn along(
+    plan: Plan,
+    dataset: Arc<Dataset>,
+    device: &Device,
+    look: Look,
+    steps: u64,
+) -> Result<Option<Along>> {
+    // With batch norm other micro-batches would be another loss.
+    let has_norms = !plan.model.buffers().is_empty();
+    let samples = look.samples.unwrap_or(dataset.len(Split::Train));
+    let micro_batch = (!has_norms).then(|| (samples / LEAST).clamp(1, AT_ONCE));
+    let over = Over { samples: look.samples, micro_batch };
+    device.enter(|| {
+        let mut trainer = Trainer::new(plan, dataset, device)?;
+        let mut points = Vec::new();
+        for step in 1..=steps.min(trainer.steps()) {
+            let measures = (step - 1).is_multiple_of(look.every);
+            let before = if measures { Some(trainer.weights().version()?) } else { None };
+            if !trainer.step()?.taken {
+                break;
+            }
+            let Some(before) = before else { continue };
+            match measure(&trainer.surface(over)?, step, &before) {
+                Ok(Some(point)) => points.push(point),
+                Ok(None) | Err(espalier_train::Error::Unmeasurable { .. }) => break,
+                Err(other) => return Err(other),
+            }
+        }
+        Ok((!points.is_empty()).then_some(Along { points }))
+    })
+}
+
+/// A step that has just been taken, from the weights before it.
+fn measure(surface: &Surface<'_>, step: u64, before: &Weights) -> Result<Option<Point>> {
+    let Some(found) = smoothness(surface, before)? else { return Ok(None) };
+    let GradientNoise { signal, variance } = gradient_noise_at(surface, &surface.masked(before)?)?;
+    Ok(Some(Point { step, smoothness: found.value, loss: found.loss, variance, signal }))
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_plan::RunFile;
+
+    use super::*;
+
+    const RUN: &str = r#"
+        [model]
+        name = "mlp"
+        hidden = [16]
+        [data]
+        kind = "shapes"
+        count = 300
+        size = 16
+        [train]
+        batch = 16
+        steps = 12
+        [optimizer]
+        name = "momentum"
+        [learning_rate]
+        peak = 0.01
+        schedule = "constant"
+    "#;
+
+    fn look(every: u64, samples: Option<usize>, overrides: &[&str]) -> Result<Option<Along>> {
+        let overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
+        let run = RunFile::parse(RUN, &overrides).unwrap();
+        let dataset = Dataset::open(&run).unwrap();
+        assert_eq!(dataset.len(Split::Train), 270);
+        let plan = Plan::new(run, dataset.facts()).unwrap();
+        along(plan, dataset.into(), &Device::cpu(2).unwrap(), Look { every, samples }, 9)
+    }
+
+    #[test]
+    fn a_training_is_measured_every_so_many_steps_and_from_its_first() {
+        let found = look(4, None, &[]).unwrap().unwrap();
+        assert_eq!(found.points.iter().map(|point| point.step).collect::<Vec<_>>(), [1, 5, 9]);
+        assert!(found.points.iter().all(|point| point.smoothness > 0.0 && point.variance > 0.0), "{found:?}");
+        // Ten classes, and weights that know nothing yet.
+        assert!((found.points[0].loss - 10f64.ln()).abs() < 1.0, "{found:?}");
+        let measured = found.measured(0.0);
+        assert_eq!(measured.mean, found.points.iter().map(|point| point.smoothness).sum::<f64>() / 3.0);
+        let least = found.points.iter().map(|point| point.loss).fold(f64::INFINITY, f64::min);
+        assert_eq!(measured.gap, Some(found.points[0].loss - least));
+        let fewer = look(4, Some(135), &[]).unwrap().unwrap().measured(0.0);
+        assert!((fewer.mean / measured.mean - 1.0).abs() < 0.5, "{fewer:?} and {measured:?}");
+    }
+
+    /// The gradient of the kept weights alone, at what pruning left of the first weights.
+    #[test]
+    fn what_is_pruned_has_no_part_in_it() {
+        let pruned = ["prune.method=snip", "prune.sparsity=0.9"];
+        let (dense, sparse) =
+            (look(4, None, &[]).unwrap().unwrap(), look(4, None, &pruned).unwrap().unwrap());
+        assert!(sparse.points[0].variance < dense.points[0].variance, "{sparse:?} and {dense:?}");
+        assert_ne!(sparse.points[0].loss, dense.points[0].loss);
+    }
+
+    #[test]
+    fn a_training_that_diverges_at_once_has_nothing_to_measure() {
+        // The first step is finite, and where it leads nothing is.
+        assert_eq!(look(4, None, &["learning_rate.peak=1e30"]).unwrap(), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! The study file of smoothness along training.
+
+use espalier_plan::Error;
+use espalier_plan::config::reader::Section;
+use espalier_plan::config::{self, RunFile};
+use toml::Table;
+
+use super::along::Look;
+use crate::range::number;
+use crate::reading::{in_run, missing, read_list, read_name, read_run};
+
+/// Which run is looked at, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Smoothness {
+    /// What it is called, on pages and in folders.
+    pub name: String,
+    run: Table,
+    /// At which sparsities.
+    pub sparsities: Vec<f64>,
+    /// How often, and over how many samples.
+    pub look: Look,
+}
+
+impl Smoothness {
+    /// Reads a study file's text after putting in overrides of the form `a.b=c`.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Smoothness, Error> {
+        let table = config::table(text, overrides)?;
+        let empty = Table::new();
+        let mut top = Section::foreign("", &table);
+        top.get("kind");
+        let name = read_name(&mut top)?;
+        let run = read_run(&mut top)?;
+        let mut section = top.section("smoothness", &empty)?;
+        top.finish()?;
+        let expected = "a list of numbers in [0, 1), such as [0, 0.9]";
+        let sparsities = read_list(&mut section, "sparsities", expected, |value| {
+            number(value).filter(|sparsity| (0.0..1.0).contains(sparsity))
+        })?;
+        let look = Look::read(&mut section)?;
+        section.finish()?;
+        let study = Smoothness { name, run, sparsities, look };
+        if study.run.get("prune").is_some_and(|prune| prune.get("sparsity").is_some()) {
+            let why = "in a study: `smoothness.sparsities` decides it".into();
+            return Err(Error::NoEffect { field: "run.prune.sparsity".into(), why });
+        }
+        for &sparsity in &study.sparsities {
+            study.run_file(sparsity)?;
+        }
+        Ok(study)
+    }
+
+    /// The run at a sparsity. What is whole is not pruned, whatever method the study names.
+    pub fn run_file(&self, sparsity: f64) -> Result<RunFile, Error> {
+        let mut run = self.run.clone();
+        let mut overrides = Vec::new();
+        if sparsity == 0.0 {
+            run.remove("prune");
+        } else if run.contains_key("prune") {
+            overrides.push(format!("prune.sparsity={sparsity}"));
+        } else {
+            return Err(missing("run.prune", &format!("a method for the sparsity of {sparsity}")));
+        }
+        RunFile::parse(&run.to_string(), &overrides).map_err(in_run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        kind = "smoothness"
+        name = "small"
+        [run.model]
+        name = "mlp"
+        [run.data]
+        kind = "shapes"
+        [run.prune]
+        method = "snip"
+        [smoothness]
+        sparsities = [0, 0.9]
+        every = 4
+    "#;
+
+    fn with(overrides: &[&str]) -> Result<Smoothness, Error> {
+        Smoothness::parse(TEXT, &overrides.iter().map(|text| text.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_run_is_taken_at_every_sparsity() {
+        let study = with(&[]).unwrap();
+        assert_eq!((&study.sparsities[..], study.look), (&[0.0, 0.9][..], Look { every: 4, samples: None }));
+        assert!(study.run_file(0.0).unwrap().prune.is_none());
+        assert_eq!(study.run_file(0.9).unwrap().prune.unwrap().sparsity, 0.9);
+        assert_eq!(with(&["smoothness.samples=10"]).unwrap().look.samples, Some(10));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_field_as_the_file_has_it() {
+        let said = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
+        let cases = [
+            (
+                &["smoothness.sparsities=[1.0]"][..],
+                "`smoothness.sparsities` must be a list of numbers in [0, 1)",
+            ),
+            (&["smoothness.every=0"], "`smoothness.every` must be"),
+            (&["smoothness.sample=3"], "did you mean `smoothness.samples`?"),
+            (&["run.prune.sparsity=0.5"], "`run.prune.sparsity` has no effect in a study"),
+            (&["run.model.nam=x"], "run.model.nam"),
+        ];
+        for (overrides, expected) in cases {
+            assert!(said(overrides).contains(expected), "{overrides:?}: {}", said(overrides));
+        }
+        let dense = TEXT.replace("[run.prune]", "").replace("method = \"snip\"", "");
+        let said = Smoothness::parse(&dense, &[]).unwrap_err().to_string();
+        assert!(said.contains("run.prune"), "{said}");
+    }
+}
