@@ -45,7 +45,7 @@ fn best_trials(study: &Study, results: &Results) -> Option<Vec<Record>> {
     batches.sort_unstable();
     batches.dedup();
     let best = |batch: usize, sparsity: f64| {
-        let best = widen::best(results.of(Cell { batch, sparsity }).into_iter())?;
+        let best = widen::best(results.of(Cell { batch, sparsity }))?;
         best.result().map(|_| best.clone())
     };
     let all = |batch: &usize| study.sparsities().into_iter().map(|sparsity| best(*batch, sparsity)).collect();
