@@ -14,6 +14,7 @@ use std::{env, fs, thread};
 use espalier_plan::RunFile;
 use espalier_study::{Running, Settings, Workload};
 use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
 
 const IMAGES: usize = 60_000;
 const WARM_UP: u64 = 8;
@@ -36,7 +37,12 @@ fn main() {
     let (steps, sparsity) = (number("--steps", 32.0) as u64, number("--sparsity", 0.0));
     let kind = value("--device").unwrap_or_else(|| "cpu".into());
     let device = match kind.as_str() {
-        "cuda" => Device::cuda(0).expect("a card"),
+        "cuda" => {
+            let card = Cuda::open(0).expect("a card");
+            // As PyTorch's convolutions do by themselves, and `device.tf32` in a run file.
+            card.allow_tf32_in_convolutions(true);
+            Device::Cuda(card)
+        }
         _ => Device::cpu(1).expect("a processor"),
     };
     let folder = env::temp_dir().join(format!("espalier-trial-{}", std::process::id()));
