@@ -21,7 +21,8 @@ pub fn memory(run: &RunRecord, of: &str) -> Option<Bars> {
     for name in Category::ALL.map(Category::name) {
         let (predicted, measured) = match (&run.summary, &run.plan) {
             (Some(summary), _) => {
-                let found = summary.memory.get(name)?;
+                // An older run has fewer categories.
+                let Some(found) = summary.memory.get(name) else { continue };
                 (found.predicted.map(|bytes| bytes as f64), found.measured.map(|bytes| bytes as f64))
             }
             (None, Some(plan)) => (plan.memory.get(name).copied().flatten().map(|bytes| bytes as f64), None),
