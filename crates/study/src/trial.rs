@@ -21,7 +21,13 @@ impl Settings {
         if self.sparsity > 0.0 {
             overrides.push(format!("prune.sparsity={}", self.sparsity));
         }
-        overrides.extend(self.fields.iter().map(|(field, value)| format!("{field}={value}")));
+        // A whole number may be a number of steps; a tiny one would be long without its exponent.
+        overrides.extend(self.fields.iter().map(|(field, value)| {
+            match value.fract() == 0.0 && value.abs() < 1e15 {
+                true => format!("{field}={value}"),
+                false => format!("{field}={value:e}"),
+            }
+        }));
         overrides
     }
 }

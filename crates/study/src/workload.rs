@@ -75,19 +75,8 @@ impl Workload {
     /// What a trial with these settings does: `plan.record().to_toml()` is its run file. How many samples run at a time is chosen
     /// for the device where the file leaves it open; that changes no more than rounding.
     pub fn plan(&self, settings: &Settings) -> Result<Plan> {
-        let Settings { batch, sparsity, seed, fields } = settings;
-        let mut overrides = vec![format!("train.batch={batch}"), format!("seed={seed}")];
-        if *sparsity > 0.0 {
-            overrides.push(format!("prune.sparsity={sparsity}"));
-        }
-        overrides.extend(fields.iter().map(|(field, value)| {
-            match value.fract() == 0.0 && value.abs() < 1e15 {
-                true => format!("{field}={value}"),
-                false => format!("{field}={value:e}"),
-            }
-        }));
-        let mut run = RunFile::parse(&self.run, &overrides)?;
-        if *sparsity == 0.0 {
+        let mut run = RunFile::parse(&self.run, &settings.overrides())?;
+        if settings.sparsity == 0.0 {
             run.prune = None;
         }
         let at_once = match self.device {
@@ -109,7 +98,7 @@ impl Workload {
             && run.train.micro_batches == 1
             && plan.model.buffers().is_empty()
         {
-            run.train.micro_batches = portions(*batch);
+            run.train.micro_batches = portions(settings.batch);
             plan = Plan::new(run, self.dataset.facts())?;
         }
         if plan.mesh.size() > 1 {
