@@ -11,7 +11,9 @@ mod compare;
 mod device;
 mod doctor;
 mod draft;
+mod eval;
 mod explain;
+mod export;
 mod generate;
 mod log;
 mod machine;
@@ -31,6 +33,7 @@ mod runs;
 mod say;
 mod schedule;
 mod signals;
+mod start;
 mod study;
 mod train;
 mod verify;
@@ -67,6 +70,10 @@ enum Command {
     Generate(generate::GenerateArguments),
     /// Talk with a trained model, line by line.
     Chat(chat::ChatArguments),
+    /// Say how well a trained model does on data.
+    Eval(eval::EvalArguments),
+    /// Write a trained model as a folder of Hugging Face's.
+    Export(export::ExportArguments),
     /// Check the checkpoints of a run folder.
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
@@ -102,6 +109,8 @@ fn main() -> ExitCode {
         Command::Measure(arguments) => measure::measure(&arguments),
         Command::Generate(arguments) => generate::generate(&arguments),
         Command::Chat(arguments) => chat::chat(&arguments),
+        Command::Eval(arguments) => eval::eval(&arguments),
+        Command::Export(arguments) => export::export(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Plan(arguments) => plan::plan(&arguments),

@@ -27,7 +27,7 @@ use crate::predicted::predict;
 use crate::progress::{self, Progress};
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
-use crate::{device, log, profile, ranks, restart};
+use crate::{device, log, profile, ranks, restart, start};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -63,7 +63,8 @@ pub struct TrainArguments {
     /// With --resume: start over in the run folder. Its checkpoints and metrics are put aside, in a folder there.
     #[arg(long, requires = "resume")]
     fresh: bool,
-    /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision.
+    /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision; or from a
+    /// folder of Hugging Face's, or a file of weights (docs/models.md).
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     from: Option<PathBuf>,
     /// Start again from the last good checkpoint, up to so many times, where the run falls over.
@@ -201,15 +202,20 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         config::check_name(field).map_err(Error::Plan)?;
     }
     let path = &arguments.run_file;
-    let (text, mut overrides) = (read(path)?, arguments.overrides.clone());
+    let resumed = (arguments.resume && !arguments.fresh).then(|| place(arguments).find());
+    let origin = start::Origin { checkpoint: arguments.from.as_deref(), resumed: resumed.as_deref() };
+    // As they were given, to be said again where the run is interrupted.
+    let mut said = arguments.overrides.clone();
+    let (text, mut overrides) = origin.complete(&read(path)?, path, &arguments.overrides)?;
     let is_auto = RunFile::leaves_layout(&text, &overrides).map_err(|error| in_file(path, error))?;
     let prepared = if is_auto {
-        let resumed = (arguments.resume && !arguments.fresh).then(|| place(arguments).find());
         let (text, overrides) = (&text, &overrides);
         Auto { text, path, overrides, launched, ranks: arguments.ranks, resumed }.prepare()?
     } else {
         if let Some(ranks) = arguments.ranks {
-            overrides.push(format!("parallel.data={}", replicas(&text, path, &overrides, ranks)?));
+            let data = format!("parallel.data={}", replicas(&text, path, &overrides, ranks)?);
+            said.push(data.clone());
+            overrides.push(data);
         }
         prepare_text(&text, path, &overrides, launched)?
     };
@@ -264,7 +270,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     }
     print_json(arguments, &summary);
     if interrupted {
-        let set: String = overrides.iter().map(|o| format!(" --set '{o}'")).collect();
+        let set: String = said.iter().map(|o| format!(" --set '{o}'")).collect();
         say!(
             "interrupted and saved; go on with: espalier train {}{set} --out {} --resume",
             path.display(),

@@ -25,7 +25,7 @@ mod testing;
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
-pub use half::bf16;
+pub use half::{bf16, f16};
 pub use mask::Mask;
 pub use memory::{Booking, Category, HostCopy, Ledger};
 pub use operand::Operand;

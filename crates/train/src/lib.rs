@@ -5,6 +5,7 @@ pub mod context;
 pub mod data;
 mod durable;
 mod error;
+pub mod hub;
 pub mod infer;
 pub mod layers;
 pub mod measure;

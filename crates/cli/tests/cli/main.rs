@@ -16,6 +16,7 @@ mod kinds;
 mod launch;
 mod log;
 mod measure;
+mod models;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod outputs;

@@ -4,6 +4,7 @@
 //! back with [`RunFile::to_toml`] and read again it is the same value. Nothing here touches the disk: the caller
 //! reads the text, and [`RunFile::resolve_paths`] only joins paths. `docs/run-file.md` has a line for each field.
 
+mod adopted;
 mod auto;
 mod changes;
 mod data;

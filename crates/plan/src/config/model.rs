@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::adopted;
 use super::fields;
 use super::layers::read_layers;
 use super::reader::{Choice, LARGEST, Section, whole};
@@ -210,6 +211,18 @@ impl Model {
         }
     }
 
+    /// Kinds of image that it tells apart, where the run file says so.
+    pub fn classes(&self) -> Option<usize> {
+        match self.family {
+            Family::Mlp { classes, .. }
+            | Family::SimpleCnn { classes, .. }
+            | Family::Resnet8 { classes, .. } => classes,
+            Family::ResNet { classes, .. } | Family::Vgg { classes, .. } => classes,
+            Family::AlexNet { classes, .. } | Family::Custom { classes, context: None, .. } => classes,
+            Family::Gpt { .. } | Family::GptPreset { .. } | Family::Custom { .. } => None,
+        }
+    }
+
     /// Every name that `model.name` takes.
     pub fn names() -> impl Iterator<Item = &'static str> {
         ["gpt"]
@@ -227,6 +240,7 @@ impl Model {
             None => "gpt",
             Some(value) => match Model::names().find(|name| Some(*name) == value.as_str()) {
                 Some(name) => name,
+                None if adopted::is_word(value) => return Err(adopted::refused()),
                 None => return Err(section.not_one_of("name", value, Model::names())),
             },
         };

@@ -52,6 +52,13 @@ impl Piece {
         self
     }
 
+    /// The same ranges of a tensor that is longer in one dimension.
+    pub fn of_longer(mut self, dim: usize, extent: usize) -> Piece {
+        assert!(extent >= self.of[dim], "{extent} is less than {}", self.of[dim]);
+        self.of[dim] = extent;
+        self
+    }
+
     /// The shape of the whole.
     pub fn of(&self) -> &[usize] {
         &self.of

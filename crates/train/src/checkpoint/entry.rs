@@ -138,7 +138,7 @@ pub(super) fn add_tensors(
     read_at(file, 0, &mut length).map_err(io)?;
     let length = u64::from_le_bytes(length);
     if length > LARGEST_HEADER {
-        return Err("its header is damaged".into());
+        return Err(format!("its header is damaged: it would have {length} bytes"));
     }
     let mut header = vec![0; length as usize];
     read_at(file, 8, &mut header).map_err(io)?;

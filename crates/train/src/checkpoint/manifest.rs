@@ -28,9 +28,16 @@ pub(super) struct Manifest {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct FileRecord {
+pub(crate) struct FileRecord {
     pub(super) bytes: u64,
     pub(super) blake3: String,
+}
+
+impl FileRecord {
+    /// What is written down of a file with these bytes.
+    pub(super) fn of(bytes: &[u8]) -> FileRecord {
+        FileRecord { bytes: bytes.len() as u64, blake3: blake3::hash(bytes).to_hex().to_string() }
+    }
 }
 
 impl Manifest {

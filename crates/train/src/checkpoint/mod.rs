@@ -8,6 +8,7 @@
 //!                         masks.safetensors      where something is pruned: bit i % 32 of word i / 32 of NAME says
 //!                                                whether its weight i is kept
 //!                         pruner.safetensors     what the pruning method remembers
+//!                         config.json ..         what other programs want beside the weights (`hub`)
 //! ```
 //!
 //! Of several ranks each writes files of its own, in the form that Hugging Face's tools know:
@@ -21,6 +22,7 @@
 //! weight is touched; a damaged checkpoint is reported and the one before it is used. A damaged one is never removed or
 //! written over: a run that goes on from the one before it gives it another name (`old`).
 
+mod convert;
 mod entry;
 mod manifest;
 mod old;
@@ -28,6 +30,7 @@ mod open;
 mod portion;
 mod read;
 mod shard;
+mod start;
 mod tensors;
 mod write;
 
@@ -41,14 +44,16 @@ use crate::parallel::{Ranks, together};
 use crate::state::NoiseScale;
 use crate::{Error, Result};
 
+pub(crate) use convert::convert;
 pub use old::set_aside;
 pub use open::Checkpoint;
 pub use portion::Portion;
 pub use read::{Room, Wanted};
-pub(crate) use tensors::tensor_is_finite;
-pub use write::{Saved, Stored};
+pub(crate) use shard::file_name;
+pub(crate) use tensors::{tensor_is_finite, write_tensors};
+pub use write::{Companion, Saved, Stored};
 
-const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
 /// Weights and running statistics.
 pub const MODEL: &str = "model.safetensors";
@@ -86,12 +91,19 @@ pub struct Checkpoints {
     keep: usize,
     model: String,
     precision: String,
+    companions: Vec<Companion>,
 }
 
 impl Checkpoints {
     /// Those in `folder`, of which the last `keep` stay. Model and precision are written down and compared.
     pub fn new(folder: impl Into<PathBuf>, keep: usize, model: &str, precision: &str) -> Checkpoints {
-        Checkpoints { folder: folder.into(), keep, model: model.into(), precision: precision.into() }
+        let (model, precision) = (model.into(), precision.into());
+        Checkpoints { folder: folder.into(), keep, model, precision, companions: Vec::new() }
+    }
+
+    /// The same, each with these files beside its tensors.
+    pub fn beside(self, companions: Vec<Companion>) -> Checkpoints {
+        Checkpoints { companions, ..self }
     }
 
     /// Those of a run folder, to be looked at.

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 
+use safetensors::tensor::Dtype;
+
 use super::entry::{Entry, add_tensors};
 use super::manifest::Manifest;
 use super::shard::part_of;
 use super::write::hash;
-use super::{Checkpoints, MANIFEST, Progress, refuse};
+use super::{Checkpoints, MANIFEST, MODEL, Progress, refuse};
 use crate::data::irregular;
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
@@ -74,6 +76,38 @@ impl Checkpoint {
         Ok(opened.expect("nothing was wrong"))
     }
 
+    /// Files of weights in a folder that another program wrote: no hashes, no masks, nothing beside. `path` is what a person
+    /// calls it.
+    pub(crate) fn of_files(path: &Path, folder: &Path, names: &[String]) -> Result<Checkpoint, String> {
+        let (mut shards, mut tensors) = (Vec::new(), BTreeMap::new());
+        for name in names {
+            add_file(folder, name, None, &mut shards, &mut tensors)?;
+        }
+        let files = BTreeMap::from([(MODEL.to_owned(), tensors)]);
+        check_entries(&files)?;
+        let manifest = Manifest::new("", "", &Progress::default(), BTreeMap::new());
+        Ok(Checkpoint { path: path.into(), manifest, shards, files })
+    }
+
+    /// Gives the weights other names, and forgets those that have none.
+    pub(crate) fn rename(&mut self, new: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+        let mut renamed = BTreeMap::new();
+        for (name, entry) in self.files.remove(MODEL).unwrap_or_default() {
+            let Some(new) = new(&name) else { continue };
+            if renamed.insert(new.clone(), entry).is_some() {
+                return Err(format!("{name} and another of its tensors are both {new}"));
+            }
+        }
+        self.files.insert(MODEL.into(), renamed);
+        Ok(())
+    }
+
+    /// The file that holds a tensor of the weights, or a part of it.
+    pub(crate) fn file_of(&self, tensor: &str) -> Option<&str> {
+        let entry = self.files.get(MODEL)?.get(tensor)?;
+        Some(&self.shards[entry.parts.first()?.shard].name)
+    }
+
     /// All but the hashes of its files.
     pub(super) fn open(path: &Path) -> Result<Checkpoint, String> {
         regular(path, MANIFEST)?;
@@ -81,22 +115,15 @@ impl Checkpoint {
         let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
-            regular(path, name)?;
-            let file = File::open(path.join(name)).map_err(|why| format!("{name}: {why}"))?;
-            let bytes = file.metadata().map_err(|why| format!("{name}: {why}"))?.len();
-            if bytes != record.bytes {
-                return Err(format!("{name} has {bytes} bytes instead of {}", record.bytes));
-            }
-            let Some(logical) = part_of(name) else { continue };
-            let tensors = files.entry(logical).or_default();
-            add_tensors(tensors, &file, bytes, shards.len()).map_err(|why| format!("{name}: {why}"))?;
-            shards.push(Shard { name: name.clone(), file });
-        }
-        for (file, tensors) in &files {
-            for (name, entry) in tensors {
-                entry.check().map_err(|why| format!("{name} in {file}: {why}"))?;
+            match part_of(name) {
+                Some(logical) => {
+                    let tensors = files.entry(logical).or_default();
+                    add_file(path, name, Some(record.bytes), &mut shards, tensors)?;
+                }
+                None => drop(open_file(path, name, Some(record.bytes))?),
             }
         }
+        check_entries(&files)?;
         Ok(Checkpoint { path: path.into(), manifest, shards, files })
     }
 
@@ -126,6 +153,11 @@ impl Checkpoint {
         Some(&self.files.get(file)?.get(name)?.shape)
     }
 
+    /// The type of a tensor's numbers, where the file has it.
+    pub(crate) fn dtype(&self, file: &str, name: &str) -> Option<Dtype> {
+        Some(self.files.get(file)?.get(name)?.dtype)
+    }
+
     /// Where its run stood.
     pub fn progress(&self) -> &Progress {
         &self.manifest.progress
@@ -137,12 +169,47 @@ impl Checkpoint {
     }
 }
 
+/// Opens a file of a folder, and says how long it is: as long as it should be, where that is known.
+fn open_file(folder: &Path, name: &str, expected: Option<u64>) -> Result<(File, u64), String> {
+    regular(folder, name)?;
+    let file = File::open(folder.join(name)).map_err(|why| format!("{name}: {why}"))?;
+    let bytes = file.metadata().map_err(|why| format!("{name}: {why}"))?.len();
+    match expected.filter(|expected| bytes != *expected) {
+        Some(expected) => Err(format!("{name} has {bytes} bytes instead of {expected}")),
+        None => Ok((file, bytes)),
+    }
+}
+
+/// Opens a file of tensors and takes in what its header says.
+fn add_file(
+    folder: &Path,
+    name: &str,
+    expected: Option<u64>,
+    shards: &mut Vec<Shard>,
+    tensors: &mut BTreeMap<String, Entry>,
+) -> Result<(), String> {
+    let (file, bytes) = open_file(folder, name, expected)?;
+    add_tensors(tensors, &file, bytes, shards.len()).map_err(|why| format!("{name}: {why}"))?;
+    shards.push(Shard { name: name.to_owned(), file });
+    Ok(())
+}
+
+/// An error where the parts of a tensor are not all of it.
+fn check_entries(files: &BTreeMap<String, BTreeMap<String, Entry>>) -> Result<(), String> {
+    for (file, tensors) in files {
+        for (name, entry) in tensors {
+            entry.check().map_err(|why| format!("{name} in {file}: {why}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of which a FIFO
 /// would be waited for and a device read without end.
 fn regular(folder: &Path, name: &str) -> Result<(), String> {
     let mut parts = Path::new(name).components();
     if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-        return Err(format!("{MANIFEST} names {name}, which is not in the checkpoint's folder"));
+        return Err(format!("it names {name}, which is not in its folder"));
     }
     let kind = fs::metadata(folder.join(name)).map_err(|why| format!("{name}: {why}"))?.file_type();
     match irregular(kind) {

@@ -6,10 +6,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use espalier_plan::layout::Piece;
+use espalier_tensor::Tensor;
 use espalier_tensor::mask::copy_bits;
-use espalier_tensor::{Tensor, bf16};
 use safetensors::tensor::Dtype;
 
+use super::convert::{convert, is_float};
 use super::entry::{Entry, Part, read_at};
 use super::open::{Checkpoint, Shard};
 use super::portion::{Common, Form, Kept, Portion, common};
@@ -54,7 +55,7 @@ impl<'a> Room<'a> {
         }
     }
 
-    fn portion(&self) -> Cow<'_, Portion> {
+    pub(super) fn portion(&self) -> Cow<'_, Portion> {
         match self {
             Room::Tensor(tensor) => Cow::Owned(Portion::of(Piece::whole(tensor.shape()))),
             Room::Portion(_, portion) => Cow::Borrowed(portion),
@@ -136,6 +137,13 @@ impl Checkpoint {
                 self.compare(file, name, entry, room, *converts)?;
             }
             let (there, here) = (stored.map_or(0, BTreeMap::len), tensors.len() + elsewhere);
+            let is_wanted = |name: &&String| tensors.iter().any(|(wanted, _)| wanted == *name);
+            let unknown = stored.filter(|_| *elsewhere == 0 && there > here);
+            if let Some(name) = unknown.and_then(|stored| stored.keys().find(|name| !is_wanted(name))) {
+                return Err(
+                    self.refuse(format!("{file} holds {there} tensors, this run {here}: it has no {name}"))
+                );
+            }
             if there != here {
                 return Err(self.refuse(format!("{file} holds {there} tensors, this run {here}")));
             }
@@ -147,14 +155,21 @@ impl Checkpoint {
                 let kept = self.kept(entry, &portion)?;
                 let bytes = self.bytes(entry, &portion, room.tensor().len(), kept.as_ref())?;
                 let (Room::Tensor(tensor) | Room::Portion(tensor, _)) = room;
-                match (entry.dtype, dtype_of(tensor)) {
-                    (Dtype::F32, Dtype::BF16) => tensor.copy_from_host(&narrowed(&bytes))?,
-                    (Dtype::BF16, Dtype::F32) => tensor.copy_from_host(&widened(&bytes))?,
-                    _ => tensor.copy_from_host(&bytes)?,
-                }
+                tensor.copy_from_host(&convert(bytes, entry.dtype, dtype_of(tensor)))?;
             }
         }
         Ok(())
+    }
+
+    /// All of a tensor of numbers, whoever wrote which parts of it: its type and bytes; none where the file has no such tensor, or
+    /// one of another shape.
+    pub fn numbers(&self, file: &str, name: &str, shape: &[usize]) -> Result<Option<(Dtype, Vec<u8>)>> {
+        let entry = self.files.get(file).and_then(|tensors| tensors.get(name));
+        let Some(entry) = entry.filter(|entry| entry.shape == shape && entry.form == Form::Numbers) else {
+            return Ok(None);
+        };
+        let whole = Portion::of(Piece::whole(shape));
+        Ok(Some((entry.dtype, self.bytes(entry, &whole, shape.iter().product(), None)?)))
     }
 
     /// An error where a tensor is not what a room is for.
@@ -178,7 +193,7 @@ impl Checkpoint {
                 form(shape.len() == 1),
             )));
         }
-        let floats = [entry.dtype, dtype].iter().all(|of| matches!(of, Dtype::F32 | Dtype::BF16));
+        let floats = [entry.dtype, dtype].into_iter().all(is_float);
         if there != shape || (entry.dtype != dtype && !(converts && floats)) {
             return Err(self.refuse(format!(
                 "{name} is {:?} {there:?} there, and {dtype:?} {shape:?} in this run",
@@ -252,16 +267,4 @@ fn are_bits(words: &[u32], bits: usize) -> bool {
 
 fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
-}
-
-/// f32 as bf16, each to the nearest.
-fn narrowed(bytes: &[u8]) -> Vec<u8> {
-    let narrow = |four: &[u8; 4]| bf16::from_f32(f32::from_le_bytes(*four)).to_le_bytes();
-    bytes.as_chunks().0.iter().flat_map(narrow).collect()
-}
-
-/// bf16 as f32.
-fn widened(bytes: &[u8]) -> Vec<u8> {
-    let widen = |two: &[u8; 2]| bf16::from_le_bytes(*two).to_f32().to_le_bytes();
-    bytes.as_chunks().0.iter().flat_map(widen).collect()
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 /// What the `rank`-th of `size` ranks calls its part of a file: `model-00002-of-00004.safetensors`; one alone has it all.
-pub(super) fn file_name(file: &str, rank: usize, size: usize) -> String {
+pub(crate) fn file_name(file: &str, rank: usize, size: usize) -> String {
     match file.strip_suffix(".safetensors") {
         Some(stem) if size > 1 => format!("{stem}-{:05}-of-{size:05}.safetensors", rank + 1),
         _ => file.to_owned(),

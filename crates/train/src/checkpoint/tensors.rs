@@ -1,7 +1,8 @@
 //! One file of tensors, in the format safetensors: a header that says where each lies, and their bytes.
 //!
 //! The hash is taken of what is meant to be on the disk, while it is written, not of what the disk gives back. A number
-//! that is not finite ends it: weights that cannot go on are no checkpoint.
+//! that is not finite ends it: weights that cannot go on are no checkpoint. A file of whole tensors says that they lie as
+//! PyTorch has them (`{"format": "pt"}`), without which some tools do not read it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use super::write::{Fault, Saved, Stored};
 use crate::durable;
 
 /// Writes a file and waits until it is on the disk.
-pub(super) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord, Fault> {
+pub(crate) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord, Fault> {
     // The format wants the types with the widest elements first.
     let mut order: Vec<&(String, Stored<'_>)> = saved.iter().collect();
     order.sort_by(|(a, left), (b, right)| right.dtype().cmp(&left.dtype()).then(a.cmp(b)));
@@ -48,11 +49,13 @@ fn header(order: &[&(String, Stored<'_>)]) -> io::Result<Vec<u8>> {
         let (dtype, shape) = (stored.dtype(), stored.shape());
         infos.push((name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
+    // One entry, so that the bytes are the same every time: nobody but us reads pieces.
     let described = match pieces.is_empty() {
-        true => None,
-        false => Some(HashMap::from([(PIECES.to_owned(), serde_json::to_string(&pieces)?)])),
+        true => ("format", "pt".to_owned()),
+        false => (PIECES, serde_json::to_string(&pieces)?),
     };
-    let mut text = serde_json::to_vec(&Metadata::new(described, infos).map_err(io::Error::other)?)?;
+    let described = HashMap::from([(described.0.to_owned(), described.1)]);
+    let mut text = serde_json::to_vec(&Metadata::new(Some(described), infos).map_err(io::Error::other)?)?;
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
 }
@@ -74,6 +77,7 @@ impl Stored<'_> {
         match self {
             Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.shape().to_vec(),
             Stored::Words(words) | Stored::Packed(words, _) => vec![words.len()],
+            Stored::Bytes(_, shape, _) => shape.clone(),
         }
     }
 
@@ -81,6 +85,7 @@ impl Stored<'_> {
         match self {
             Stored::Tensor(tensor) | Stored::Portion(tensor, _) => dtype_of(tensor),
             Stored::Words(_) | Stored::Packed(..) => Dtype::U32,
+            Stored::Bytes(dtype, ..) => *dtype,
         }
     }
 
@@ -88,6 +93,7 @@ impl Stored<'_> {
         match self {
             Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.byte_len(),
             Stored::Words(words) | Stored::Packed(words, _) => size_of_val(words.as_slice()),
+            Stored::Bytes(.., bytes) => bytes.len(),
         }
     }
 
@@ -98,6 +104,7 @@ impl Stored<'_> {
             Stored::Words(words) | Stored::Packed(words, _) => {
                 Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into())
             }
+            Stored::Bytes(.., bytes) => Ok(bytes.into()),
         }
     }
 }
@@ -124,6 +131,7 @@ fn is_finite(bytes: &[u8], dtype: Dtype) -> bool {
         Dtype::BF16 => {
             bytes.as_chunks().0.iter().all(|number| u16::from_le_bytes(*number) & 0x7f80 != 0x7f80)
         }
+        Dtype::F16 => bytes.as_chunks().0.iter().all(|number| u16::from_le_bytes(*number) & 0x7c00 != 0x7c00),
         _ => true,
     }
 }
@@ -171,7 +179,8 @@ mod tests {
                     .unwrap(),
             )
         });
-        let expected = safetensors::serialize(views, None).unwrap();
+        let described = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let expected = safetensors::serialize(views, Some(described)).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), expected);
         assert_eq!(record.blake3, blake3::hash(&expected).to_hex().to_string());
     }

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use espalier_plan::layout::Piece;
 use espalier_tensor::Tensor;
+use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -48,6 +49,19 @@ pub enum Stored<'a> {
     Words(Vec<u32>),
     /// Those that pack a piece of a tensor; as a portion.
     Packed(Vec<u32>, Portion),
+    /// Numbers of the host, of a type and shape, little-endian; as a tensor.
+    Bytes(Dtype, Vec<usize>, Vec<u8>),
+}
+
+/// A file beside the tensors, for other programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Companion {
+    /// Its name in the folder.
+    pub name: String,
+    /// All of it.
+    pub bytes: Vec<u8>,
+    /// Whether it would be misleading where ranks have written pieces of the weights, which other programs cannot read.
+    pub needs_whole_weights: bool,
 }
 
 /// What a rank says of a file that it wrote.
@@ -57,11 +71,13 @@ struct Written {
     record: FileRecord,
     /// Tensors that it holds whole, and their bytes.
     tensors: BTreeMap<String, usize>,
+    /// Whether it holds nothing but whole ones.
+    is_whole: bool,
 }
 
 /// Why a rank could not do its part.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The disk is full, or failed.
     Disk(String),
     /// Ranks see different folders.
@@ -90,7 +106,7 @@ impl From<espalier_tensor::Error> for Fault {
 
 impl Fault {
     /// What the fault of a rank, or of the only one, is to the run: the same on every rank.
-    fn of(self, rank: Option<usize>, target: &Path, step: u64) -> Error {
+    pub(crate) fn of(self, rank: Option<usize>, target: &Path, step: u64) -> Error {
         let by = rank.map_or(String::new(), |rank| format!("rank {rank}: "));
         let path = target.to_owned();
         match self {
@@ -171,8 +187,15 @@ impl Checkpoints {
             let name = format!("{MODEL}.index.json");
             let text = serde_json::to_vec_pretty(&index).map_err(io::Error::from)?;
             durable::write_synced(&temporary.join(&name), &text)?;
-            let blake3 = blake3::hash(&text).to_hex().to_string();
-            files.insert(name, FileRecord { bytes: text.len() as u64, blake3 });
+            files.insert(name, FileRecord::of(&text));
+        }
+        let model = |written: &&Written| part_of(&written.file).as_deref() == Some(MODEL);
+        let whole = written.iter().filter(model).all(|written| written.is_whole);
+        for Companion { name, bytes, needs_whole_weights } in &self.companions {
+            if whole || !needs_whole_weights {
+                durable::write_synced(&temporary.join(name), bytes)?;
+                files.insert(name.clone(), FileRecord::of(bytes));
+            }
         }
         let manifest = Manifest::new(&self.model, &self.precision, progress, files);
         durable::write_synced(&temporary.join(MANIFEST), &manifest.encode())?;
@@ -260,9 +283,10 @@ fn write_own(folder: &Path, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Res
     some.map(|(file, saved)| {
         let name = file_name(file, rank, size);
         let record = write_tensors(&folder.join(&name), &saved)?;
+        let all = saved.len();
         let whole = saved.into_iter().filter(|(_, stored)| stored.portion().is_none());
-        let tensors = whole.map(|(name, stored)| (name, stored.byte_len())).collect();
-        Ok(Written { file: name, record, tensors })
+        let tensors: BTreeMap<_, _> = whole.map(|(name, stored)| (name, stored.byte_len())).collect();
+        Ok(Written { file: name, record, is_whole: tensors.len() == all, tensors })
     })
     .collect()
 }
@@ -310,7 +334,7 @@ impl<'a> Stored<'a> {
     /// Which part of a tensor it is, if it is not all.
     pub(super) fn portion(&self) -> Option<&Portion> {
         match self {
-            Stored::Tensor(_) | Stored::Words(_) => None,
+            Stored::Tensor(_) | Stored::Words(_) | Stored::Bytes(..) => None,
             Stored::Portion(_, portion) | Stored::Packed(_, portion) => Some(portion),
         }
     }

@@ -29,6 +29,8 @@ pub struct Bpe {
     pub(super) added: [Vec<(String, u32)>; 2],
     /// What each id stands for.
     pub(super) pieces: Vec<Vec<u8>>,
+    /// Ids that mark something and are no text, ascending.
+    pub(super) special: Vec<u32>,
     pub(super) prefix_space: bool,
     pub(super) split: bool,
 }
@@ -39,6 +41,11 @@ impl Bpe {
         super::tokenizer_json::read(path)
     }
 
+    /// The file that it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Ids are below this.
     pub fn vocab(&self) -> usize {
         self.pieces.len()
@@ -47,6 +54,11 @@ impl Bpe {
     /// The id of an added token such as `<|endoftext|>`.
     pub fn added(&self, content: &str) -> Option<u32> {
         self.added.iter().flatten().find(|(c, _)| c == content).map(|&(_, id)| id)
+    }
+
+    /// Whether an id marks something and is no text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.binary_search(&id).is_ok()
     }
 
     /// What an id stands for; nothing if it has no meaning.

@@ -12,13 +12,14 @@ const PLANE: usize = SIDE * SIDE;
 const RECORD: usize = 1 + 3 * PLANE;
 const CLASSES: usize = 10;
 
-/// The training images of a folder.
-pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
+/// The training images of a folder, or the images of one file.
+pub(super) fn read(path: &Path) -> Result<Raw, Error> {
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
-    for path in &files(folder)? {
+    let files = if path.is_file() { vec![path.to_owned()] } else { files(path)? };
+    for path in &files {
         append(path, &mut pixels, &mut labels)?;
     }
-    Ok(Raw { path: folder.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
+    Ok(Raw { path: path.into(), pixels, labels, shape: [SIDE, SIDE, 3], classes: CLASSES })
 }
 
 /// The files of a folder that hold training images, in the order of their names.

@@ -83,9 +83,21 @@ impl Images {
         let shuffle = Permutation::new(HELD_OUT, count as u64);
         let train = (held_out..count).map(|i| shuffle.at(i as u64) as usize);
         let standard = Standard::of(&raw, train);
+        Ok(Images::standardised(raw, shuffle, held_out, standard))
+    }
+
+    /// Images of which nothing is learnt: all are to be judged by, standardised as those were that a model learnt from, or by
+    /// themselves where nobody knows that.
+    pub(super) fn judged(raw: Raw, standard: Option<Standard>) -> Images {
+        let count = raw.labels.len();
+        let standard = standard.unwrap_or_else(|| Standard::of(&raw, 0..count));
+        Images::standardised(raw, Permutation::new(HELD_OUT, count as u64), count, standard)
+    }
+
+    fn standardised(raw: Raw, shuffle: Permutation, held_out: usize, standard: Standard) -> Images {
         let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
         let values = standard.mean.iter().zip(&standard.std).map(value).collect();
-        Ok(Images { raw, shuffle, held_out, standard, values, stored: OnceLock::new() })
+        Images { raw, shuffle, held_out, standard, values, stored: OnceLock::new() }
     }
 
     /// Copies all images to a card, for whoever trains there from now on; the first card stays.

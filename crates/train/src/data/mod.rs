@@ -13,6 +13,7 @@
 //! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `bpe`, `split` |
 //! | token files (`.bin`) | `mapped` |
 //! | made-up sums | `arithmetic` |
+//! | any of the files, to judge a trained model by | `judged` |
 
 mod arithmetic;
 mod bpe;
@@ -22,6 +23,7 @@ mod feed;
 mod files;
 mod idx;
 mod images;
+mod judged;
 mod mapped;
 mod open;
 mod order;
@@ -39,6 +41,7 @@ pub(crate) use error::irregular;
 pub use feed::{Batch, Feed, Fetched, Samples};
 pub use files::Fingerprint;
 pub use images::{Images, Standard};
+pub use judged::Takes;
 pub use mapped::Width;
 pub use order::{Order, spread};
 pub use shapes::{CLASSES as SHAPES, Shapes};

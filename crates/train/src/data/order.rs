@@ -22,14 +22,15 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `len` samples under a run's seed. Panics if there are none.
+    /// The order of `len` samples under a run's seed.
     pub fn new(seed: u64, len: usize) -> Order {
-        assert!(len > 0, "an order needs at least one sample");
         Order { key: random::key(seed, PURPOSE), len }
     }
 
-    /// The samples at global positions `position .. position + count`, each as (epoch, index).
+    /// The samples at global positions `position .. position + count`, each as (epoch, index). Panics if there are no
+    /// samples.
     pub fn indices(&self, position: u64, count: usize) -> Vec<(u64, usize)> {
+        assert!(self.len > 0, "an order needs at least one sample");
         let len = self.len as u64;
         let mut current: Option<(u64, Permutation)> = None;
         let pick = |p: u64| {

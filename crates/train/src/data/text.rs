@@ -38,34 +38,51 @@ impl Text {
 
     /// All the text, as ids; what makes ids of text; and the files that were skipped.
     pub(super) fn read(&self) -> Result<(Stream, Tokenizer, Vec<PathBuf>), Error> {
+        let tokenizer = match &self.tokenizer {
+            Some(path) => Tokenizer::Bpe(Box::new(Bpe::open(path)?)),
+            None => Tokenizer::Bytes,
+        };
+        let (stream, skipped) = self.read_by(&tokenizer)?;
+        Ok((stream, tokenizer, skipped))
+    }
+
+    /// All the text as the ids of a tokenizer, whichever the settings name; and the files that were skipped.
+    pub(super) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
         let Files { wanted: files, skipped } = self.files()?;
         let read = |path: &PathBuf| super::error::read(path, "a text file");
-        let (stream, tokenizer, empty) = if let Some(path) = &self.tokenizer {
-            let bpe = Bpe::open(path)?;
-            let (mut ids, mut seen) = (Vec::new(), HashMap::new());
-            let end = bpe.added("<|endoftext|>");
-            for file in &files {
-                let text = String::from_utf8(read(file)?).map_err(|e| Error::NotText {
-                    path: file.clone(),
-                    position: e.utf8_error().valid_up_to(),
-                })?;
-                bpe.encode_into(&text, &mut seen, &mut ids)?;
-                ids.extend(end.filter(|_| !text.is_empty()));
-            }
-            let empty = ids.is_empty();
-            (Stream::Ids(ids), Tokenizer::Bpe(Box::new(bpe)), empty)
-        } else {
-            let mut bytes = Vec::new();
-            for file in &files {
-                bytes.append(&mut read(file)?);
-            }
-            let empty = bytes.is_empty();
-            (Stream::Bytes(bytes), Tokenizer::Bytes, empty)
+        let text = |file: &PathBuf| {
+            String::from_utf8(read(file)?)
+                .map_err(|e| Error::NotText { path: file.clone(), position: e.utf8_error().valid_up_to() })
         };
-        if empty {
+        let stream = match tokenizer {
+            Tokenizer::Bytes => {
+                let mut bytes = Vec::new();
+                for file in &files {
+                    bytes.append(&mut read(file)?);
+                }
+                Stream::Bytes(bytes)
+            }
+            Tokenizer::Arithmetic => {
+                let mut ids = Vec::new();
+                for file in &files {
+                    ids.append(&mut tokenizer.encode(&text(file)?)?);
+                }
+                Stream::Ids(ids)
+            }
+            Tokenizer::Bpe(bpe) => {
+                let (mut ids, mut seen) = (Vec::new(), HashMap::new());
+                for file in &files {
+                    let text = text(file)?;
+                    bpe.encode_into(&text, &mut seen, &mut ids)?;
+                    ids.extend(tokenizer.end().filter(|_| !text.is_empty()));
+                }
+                Stream::Ids(ids)
+            }
+        };
+        if stream.len() == 0 {
             return Err(Error::Empty { path: self.paths[0].clone(), expected: "text".into() });
         }
-        Ok((stream, tokenizer, skipped))
+        Ok((stream, skipped))
     }
 
     /// The files that are meant, in the order in which they are read, and those that cannot be.

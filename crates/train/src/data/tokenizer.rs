@@ -1,6 +1,6 @@
 //! From text to ids and back: bytes, the alphabet of sums, or a Hugging Face tokenizer.
 
-use super::{Bpe, Error, arithmetic};
+use super::{Bpe, Error, arithmetic, tokenizer_json};
 
 /// What turns text into ids and ids into text.
 #[derive(Debug)]
@@ -14,6 +14,17 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
+    /// A `tokenizer.json` that gives the same ids, of those that have no file.
+    pub fn to_json(&self) -> Option<String> {
+        match self {
+            Tokenizer::Bytes => Some(tokenizer_json::write((0..=255).zip(0..))),
+            Tokenizer::Arithmetic => {
+                Some(tokenizer_json::write(arithmetic::ALPHABET.iter().copied().zip(0..)))
+            }
+            Tokenizer::Bpe(_) => None,
+        }
+    }
+
     /// Ids are below this.
     pub fn vocab(&self) -> usize {
         match self {
@@ -44,6 +55,16 @@ impl Tokenizer {
         }
     }
 
+    /// How many bytes of text these ids stand for: those that only mark something, such as the end of a document, for none.
+    pub fn text_bytes(&self, ids: &[u32]) -> usize {
+        match self {
+            Tokenizer::Bpe(bpe) => {
+                ids.iter().filter(|id| !bpe.is_special(**id)).map(|&id| bpe.piece(id).len()).sum()
+            }
+            Tokenizer::Bytes | Tokenizer::Arithmetic => self.decode(ids).len(),
+        }
+    }
+
     /// The bytes these ids stand for. They need not be whole characters, and an id without a meaning is left out.
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         match self {
@@ -67,6 +88,19 @@ mod tests {
             assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab()));
             assert_eq!(tokenizer.decode(&ids), text.as_bytes());
             assert_eq!(tokenizer.decode(&[u32::MAX]), b"");
+        }
+    }
+
+    /// Read back from the file it is another kind of tokenizer, with the same ids.
+    #[test]
+    fn tokenizers_without_a_file_can_be_written_as_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        for (tokenizer, text) in [(Tokenizer::Bytes, "naïve \0\n"), (Tokenizer::Arithmetic, "12-15=-3\n")] {
+            std::fs::write(&path, tokenizer.to_json().unwrap()).unwrap();
+            let read = Tokenizer::Bpe(Box::new(Bpe::open(&path).unwrap()));
+            assert_eq!(read.encode(text).unwrap(), tokenizer.encode(text).unwrap());
+            assert_eq!(read.decode(&tokenizer.encode(text).unwrap()), text.as_bytes());
         }
     }
 

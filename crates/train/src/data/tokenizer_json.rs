@@ -6,7 +6,7 @@
 
 use super::{Bpe, Error};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 /// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
@@ -69,13 +69,47 @@ pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
         let spelling: Option<Vec<u8>> = token.chars().map(|c| spelled.get(&c).copied()).collect();
         pieces[id as usize] = spelling.unwrap_or_else(|| token.as_bytes().to_vec());
     }
+    let mut special: Vec<u32> = file.added_tokens.iter().filter(|t| t.special).map(|t| t.id).collect();
+    special.sort_unstable();
     let mut added = [Vec::new(), Vec::new()];
     for token in file.added_tokens.into_iter().filter(|t| !t.content.is_empty()) {
         pieces[token.id as usize] = token.content.as_bytes().to_vec();
         added[usize::from(token.normalized)].push((token.content, token.id));
     }
     added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
-    Ok(Bpe { path: path.into(), bytes, merges: ranks, added, pieces, prefix_space, split })
+    Ok(Bpe { path: path.into(), bytes, merges: ranks, added, pieces, special, prefix_space, split })
+}
+
+/// A `tokenizer.json` in which each of these bytes is a token, with its id, and nothing is merged.
+pub(super) fn write(bytes: impl Iterator<Item = (u8, u32)>) -> String {
+    let alphabet = alphabet();
+    let vocab: serde_json::Map<String, Value> =
+        bytes.map(|(byte, id)| (alphabet[usize::from(byte)].to_string(), id.into())).collect();
+    let byte_level =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let file = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": [],
+        },
+    });
+    serde_json::to_string_pretty(&file).expect("plain data")
 }
 
 /// Every id has one token. One that is in the vocabulary may be named again among those added.
@@ -120,6 +154,8 @@ struct Added {
     rstrip: bool,
     #[serde(default)]
     normalized: bool,
+    #[serde(default)]
+    special: bool,
 }
 
 #[derive(Deserialize)]
@@ -149,7 +185,6 @@ pub(super) fn alphabet() -> [char; 256] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::fs;
 
     fn open(file: &Value) -> Result<Bpe, Error> {

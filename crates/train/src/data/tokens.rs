@@ -52,6 +52,15 @@ pub struct Tokens {
     skipped: Vec<PathBuf>,
 }
 
+/// What a model is judged by.
+#[derive(Debug)]
+pub(super) enum Judged<'a> {
+    /// Text, as the ids of a tokenizer.
+    Text(&'a Tokenizer),
+    /// Ids of this width below a vocabulary.
+    Files(Width, usize),
+}
+
 /// Where the ids lie.
 #[derive(Debug)]
 pub(super) enum Stream {
@@ -95,6 +104,29 @@ impl Tokens {
         let apart = Mapped::open(paths, width, vocab)?;
         check_apart(&trained, &apart.paths())?;
         tokens.hold_out(&paths[0], Stream::Files(apart))
+    }
+
+    /// Text or token files of which nothing is learnt: all windows are to be judged by. Text becomes ids by `tokenizer`; an error
+    /// names the first of the paths.
+    pub(super) fn judged(source: &Judged<'_>, paths: &[PathBuf], seq: usize) -> Result<Tokens, Error> {
+        let (stream, vocab, skipped) = match source {
+            Judged::Text(tokenizer) => {
+                let text = Text { paths: paths.to_vec(), ..Text::default() };
+                let (stream, skipped) = text.read_by(tokenizer)?;
+                (stream, tokenizer.vocab(), skipped)
+            }
+            &Judged::Files(width, vocab) => {
+                (Stream::Files(Mapped::open(paths, width, vocab)?), vocab, Vec::new())
+            }
+        };
+        let (got, expected) = (stream.len(), seq as u64 + 1);
+        if got < expected {
+            return Err(Error::TooShort { path: paths[0].clone(), split: "validation", expected, got });
+        }
+        let validation = ((got - 1) / seq as u64) as usize;
+        let (apart, tokenizer) = (None, None);
+        let (key, held_out, train, slack) = (0, 0, 0, 0);
+        Ok(Tokens { stream, apart, tokenizer, vocab, seq, key, held_out, train, validation, slack, skipped })
     }
 
     /// Made-up sums.
@@ -210,7 +242,7 @@ fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
 }
 
 impl Stream {
-    fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         match self {
             Stream::Bytes(bytes) => bytes.len() as u64,
             Stream::Ids(ids) => ids.len() as u64,

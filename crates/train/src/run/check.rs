@@ -10,10 +10,9 @@ use espalier_plan::rounds::Rounds;
 use super::back::no_whole_checkpoint;
 use super::trace::may_replace;
 use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do};
-use crate::checkpoint::{Checkpoint, MODEL};
 use crate::data::Fingerprint;
 use crate::parallel::Ranks;
-use crate::{Error, Result};
+use crate::{Error, Result, hub};
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
 /// has to train on.
@@ -41,7 +40,7 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
         match newest {
             None => observer.warning("there is no checkpoint yet: the run would start from its beginning"),
             Some(whole) => {
-                fits(plan, &whole)?;
+                whole.check_fits(&plan.model)?;
                 let done = whole.progress().step;
                 observer.note(&format!("it would go on after step {done}"));
                 match done >= steps as u64 {
@@ -53,28 +52,9 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
     }
     if let Some(from) = &place.from {
         let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        fits(plan, &Checkpoint::find(from, &Ranks::alone(), report)?)?;
+        hub::find(from, &Ranks::alone(), report)?.check_fits(&plan.model)?;
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
-}
-
-/// An error where a checkpoint does not hold the weights of a plan's model.
-fn fits(plan: &Plan, whole: &Checkpoint) -> Result<()> {
-    for parameter in plan.model.parameters() {
-        match whole.shape(MODEL, &parameter.name) {
-            None => {
-                return Err(
-                    whole.refuse(format!("{MODEL} has no tensor {}, which this run needs", parameter.name))
-                );
-            }
-            Some(there) if there != parameter.shape => {
-                let (name, here) = (&parameter.name, &parameter.shape);
-                return Err(whole.refuse(format!("{name} is {there:?} there, and {here:?} in this run")));
-            }
-            Some(_) => {}
-        }
-    }
-    Ok(())
 }
 
 fn can_be_written(trace: &Path) -> Result<()> {

@@ -28,14 +28,14 @@ use super::{
     Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of,
     nothing_to_do, write,
 };
-use crate::checkpoint::{Checkpoint, Checkpoints};
+use crate::checkpoint::Checkpoints;
 use crate::data::{Dataset, Fingerprint, Split};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::{Observation, Pruned};
 use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
 use crate::weights::hash_of;
-use crate::{Error, Result};
+use crate::{Error, Result, hub};
 
 /// From so many weights on, making them takes long enough that a person should know.
 const MANY: u64 = 1_000_000_000;
@@ -110,12 +110,12 @@ impl Run {
         };
         let samples = dataset.len(Split::Train);
         let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
-        let checkpoints = checkpoints_of(&plan, &folder);
+        let mut checkpoints = checkpoints_of(&plan, &folder);
         if plan.parameters >= MANY {
             observer.note(&format!("making {:.1} billion weights", plan.parameters as f64 / 1e9));
         }
         info!("makes its weights, of {} in all", plan.parameters);
-        let mut trainer = Trainer::among(plan.clone(), dataset, device, ranks)?;
+        let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         info!("its weights are made");
         if place.resume && !place.fresh {
             resume(&mut trainer, &checkpoints, &folder, observer)?;
@@ -128,10 +128,17 @@ impl Run {
                 ));
             }
         }
+        let mut before = None;
         if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
             let passed_over =
                 |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
-            trainer.start_from(&Checkpoint::find(from, trainer.ranks(), passed_over)?)?;
+            let whole = hub::find(from, trainer.ranks(), passed_over)?;
+            trainer.start_from(&whole)?;
+            before = Some(whole.path().to_owned());
+        }
+        if leads {
+            let before = before.or(checkpoints.list()?.pop());
+            checkpoints = checkpoints.beside(hub::companions(&plan, &dataset, before.as_deref())?);
         }
         if !trainer.ranks().is_alone() {
             let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
@@ -145,6 +152,10 @@ impl Run {
         }
         let mut metrics = Metrics::default();
         let (done, steps) = (trainer.progress().step, trainer.steps());
+        if steps == 0 && !place.resume {
+            // What a run of no steps is for: to say how well that does which it starts from.
+            trainer.evaluate_first();
+        }
         let nothing_left = place.resume && done >= steps && !trainer.progress().evaluation_due;
         if nothing_left {
             observer.note(&nothing_to_do(&plan, done, steps));

@@ -299,7 +299,7 @@ mod tests {
     "#;
 
     /// What a power cut leaves: a folder under its name, then the files that say what the run is, then for each checkpoint the
-    /// metrics up to it, its files, its manifest, their names, and last the name that makes it one.
+    /// metrics up to it, its tensors and what is beside them, its manifest, their names, and last the name that makes it one.
     #[test]
     fn everything_that_a_run_leaves_is_synced_in_an_order_that_a_power_cut_may_interrupt() {
         let folder = tempfile::tempdir().unwrap();
@@ -317,7 +317,10 @@ mod tests {
             if step == 2 {
                 expected.push("out/run/metrics.jsonl".into());
             }
-            for file in ["/model.safetensors", "/optimizer.safetensors", "/manifest.json", ""] {
+            let tensors = ["/model.safetensors", "/optimizer.safetensors"];
+            let beside =
+                ["/config.json", "/generation_config.json", "/tokenizer.json", "/tokenizer_config.json"];
+            for file in tensors.iter().chain(&beside).chain(&["/manifest.json", ""]) {
                 expected.push(format!("out/run/checkpoints/.writing-step-00000{step}{file}"));
             }
             expected.push("out/run/checkpoints".into());

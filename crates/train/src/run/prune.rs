@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::data::{Dataset, Fingerprint};
 use crate::summary::Summary;
 use crate::trainer::Trainer;
-use crate::{Error, Result, room};
+use crate::{Error, Result, hub, room};
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
 /// rank does it, however many the run has.
@@ -31,7 +31,8 @@ pub fn prune(
     if folder.join(RUN_FILE).exists() {
         return Err(Error::file(folder, "a run is here already: choose another folder"));
     }
-    let checkpoints = checkpoints_of(&plan, folder);
+    let companions = hub::companions(&plan, &dataset, Some(whole.path()))?;
+    let checkpoints = checkpoints_of(&plan, folder).beside(companions);
     let alone = plan.alone().map_err(Error::Plan)?;
     room::check(&alone, device, None)?;
     let mut trainer = Trainer::new(alone, dataset, device)?;

@@ -44,7 +44,8 @@ impl Trainer {
     /// [`Progress::evaluation_due`](super::Progress::evaluation_due) stays set on all of them.
     pub fn evaluate_unless(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         self.progress.evaluation_due = true;
-        let Some((totals, whole)) = self.judge(&|_| stop())? else {
+        let samples = self.context.plan.timetable.eval_samples;
+        let Some((totals, whole)) = self.judge(samples, &|_| stop())? else {
             self.progress.evaluation_due = false;
             return Ok(None);
         };
@@ -64,16 +65,26 @@ impl Trainer {
     /// is left out, and what comes back is of the samples seen. On several ranks one that has seen so many ends it for all.
     pub fn evaluate_up_to(&mut self, wrong: usize) -> Result<Option<Evaluation>> {
         let enough = |seen: &Totals| seen.predictions - seen.correct > wrong;
-        Ok(self.judge(&enough)?.map(|(totals, _)| Evaluation::of(totals)))
+        let samples = self.context.plan.timetable.eval_samples;
+        Ok(self.judge(samples, &enough)?.map(|(totals, _)| Evaluation::of(totals)))
     }
 
-    /// What came of the samples seen until a rank has seen `enough`, and whether these are all; nothing where none is held out.
-    fn judge(&mut self, enough: &dyn Fn(&Totals) -> bool) -> Result<Option<(Totals, bool)>> {
+    /// The same as [`Trainer::evaluate`] over so many samples, or all, whatever the run asks for; its progress stays what it was.
+    pub fn evaluate_samples(&mut self, samples: Option<usize>) -> Result<Option<Evaluation>> {
+        Ok(self.judge(samples, &|_| false)?.map(|(totals, _)| Evaluation::of(totals)))
+    }
+
+    /// What came of so many samples, or all, seen until a rank has seen `enough`, and whether these are all; nothing where none is held out.
+    fn judge(
+        &mut self,
+        samples: Option<usize>,
+        enough: &dyn Fn(&Totals) -> bool,
+    ) -> Result<Option<(Totals, bool)>> {
         let _span = tracing::error_span!("evaluation after step", number = self.progress.step).entered();
         self.average()?;
         let all = self.context.dataset.len(Split::Validation);
         let timetable = &self.context.plan.timetable;
-        let count = timetable.eval_samples.map_or(all, |samples| samples.min(all));
+        let count = samples.map_or(all, |samples| samples.min(all));
         if count == 0 {
             return Ok(None);
         }

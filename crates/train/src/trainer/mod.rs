@@ -306,6 +306,11 @@ impl Trainer {
         &self.context.dataset
     }
 
+    /// Has an evaluation done before the next step.
+    pub fn evaluate_first(&mut self) {
+        self.progress.evaluation_due = true;
+    }
+
     /// Forgets the best validation loss: from here on it is another model.
     pub fn forget_best(&mut self) {
         self.progress.best_validation = None;

@@ -7,7 +7,7 @@ use espalier_plan::layout::Piece;
 use espalier_tensor::Mask;
 
 use super::Trainer;
-use crate::checkpoint::{Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, Wanted};
+use crate::checkpoint::{Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored};
 use crate::prune::{Memory, Pruner};
 use crate::state::Optimizer;
 use crate::weights::ParameterId;
@@ -65,7 +65,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        whole.fill(&mut [Wanted { converts: true, ..self.weights.wanted(&self.context.pieces) }])
+        whole.start(self.weights.wanted(&self.context.pieces), &self.context.plan.model)
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.

@@ -9,6 +9,7 @@ mod generate;
 mod golden;
 mod gpu;
 mod gradients;
+mod hub;
 mod integrated;
 mod latency;
 mod lattice;

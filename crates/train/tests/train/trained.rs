@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use espalier_tensor::DType;
+use espalier_tensor::{DType, Device};
 use espalier_train::data::Tokenizer;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::{RunDir, run};
@@ -61,4 +61,72 @@ fn images_are_known_without_their_files() {
     let (_, _, device) = prepare(&tiny_cnn(&[]), 1);
     let weights = trained.weights(&trained.plan(&[]).unwrap(), &device, &Ranks::alone()).unwrap();
     assert_eq!(weights.hash().unwrap(), hash);
+}
+
+/// On one rank, on ranks that share layers, stages or samples, in the form of a checkpoint or of ranks' pieces: the same numbers.
+#[test]
+fn a_score_is_the_same_on_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    train(&tiny_gpt(&["train.steps=2", "parallel.tensor=2"]), &at("run"));
+    std::fs::write(at("sums.txt"), "12+30=42\n7-9=-2\n".repeat(40)).unwrap();
+    let trained = Trained::open(&at("run"), |broken| panic!("{broken}")).unwrap();
+    let score = |layout: &[&str], path: Option<&Path>, samples| {
+        let overrides: Vec<String> = layout.iter().map(|text| text.to_string()).collect();
+        let dataset = trained.data_to_judge(path, &overrides).unwrap();
+        let plan = trained.plan_for(&dataset, &overrides).unwrap();
+        trained.score(plan, dataset, samples, &Device::cpu(2).unwrap(), None).unwrap()
+    };
+    let text = at("sums.txt");
+    let one = score(&[], Some(&text), None);
+    assert_eq!((one.samples, one.tokens, one.accuracy), (26, Some(26 * 24), None));
+    // Every token is a byte.
+    assert!((one.bits_per_byte.unwrap() - one.loss / std::f64::consts::LN_2).abs() < 1e-12);
+    assert!((one.perplexity.unwrap() - one.loss.exp()).abs() < 1e-12);
+    for layout in [
+        &["parallel.tensor=2"][..],
+        &["parallel.data=2"],
+        &["parallel.pipeline=2"],
+        &["parallel.data=2", "parallel.pipeline=2"],
+    ] {
+        let other = score(layout, Some(&text), None);
+        assert!((other.loss - one.loss).abs() < 1e-5, "{layout:?}: {} and {}", other.loss, one.loss);
+        assert_eq!(other.tokens, one.tokens);
+    }
+    assert_eq!(score(&[], Some(&text), Some(5)).samples, 5);
+    assert_eq!(score(&["model.context=12"], Some(&text), None).tokens, Some(53 * 12));
+    // Without a path: what the run held out, and what it said of that at its end.
+    let own = score(&[], None, Some(4)).loss;
+    let validation = last_validation(&at("run"));
+    assert!((own - validation).abs() < 1e-5, "{own} and {validation}");
+}
+
+/// The last validation loss that a run wrote down.
+fn last_validation(run: &Path) -> f64 {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter_map(|line| line["validation"]["loss"].as_f64()).next_back().unwrap()
+}
+
+/// It measures what it starts from, and leaves a checkpoint of just that.
+#[test]
+fn a_run_of_no_steps_evaluates_and_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let hash = train(&tiny_gpt(&["train.steps=3"]), &at("trained"));
+    let (plan, dataset, device) = prepare(&tiny_gpt(&["train.steps=0"]), 2);
+    let place = RunDir { from: Some(at("trained")), ..RunDir::at(at("none")) };
+    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    assert_eq!(outcome.summary.weights_hash.unwrap(), hash);
+    assert_eq!((outcome.summary.steps, outcome.summary.loss), (0, None));
+    let loss = outcome.summary.validation.loss.unwrap();
+    assert!((loss - last_validation(&at("trained"))).abs() < 1e-6);
+    assert!(at("none/checkpoints/step-000000/model.safetensors").is_file());
+    // Going on, there is nothing to do.
+    let (plan, dataset, device) = prepare(&tiny_gpt(&["train.steps=0"]), 2);
+    let place = RunDir { resume: true, ..RunDir::at(at("none")) };
+    let outcome = run(plan, dataset, &device, &place, &AtomicBool::new(false), &mut ()).unwrap();
+    assert_eq!(outcome.summary.validation.loss, None);
+    let unheld = tiny_gpt(&["train.steps=0", "data.validation=0", "train.eval_samples=0"]);
+    train(&unheld, &at("unheld"));
 }

@@ -1,0 +1,104 @@
+//! `espalier eval`: how well a trained model does on data.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use espalier_train::Error;
+use espalier_train::trained::{Score, Trained};
+
+use crate::log::LogArguments;
+use crate::train::{Prepared, conflict};
+use crate::{ranks, say};
+
+#[derive(Args)]
+#[command(
+    after_help = "Text is read by the model's own tokenizer; a name that ends in .bin is a file of token ids. Images are in MNIST's or
+CIFAR-10's format: a folder, or one file of test images (t10k-images-idx3-ubyte, test_batch.bin).
+
+Examples:
+  espalier eval out/hello
+  espalier eval out/hello/checkpoints/step-000300 --data book.txt --samples 64 --json
+  espalier eval out/hello --data book.txt --layout tensor=2
+  espalier eval gpt2 --data book.txt --set train.precision=bf16 --set model.context=256"
+)]
+pub struct EvalArguments {
+    /// A checkpoint's folder, a run folder, whose newest one is meant, or a folder of Hugging Face's.
+    checkpoint: PathBuf,
+    /// What to judge it by, all of it [default: what its run held out].
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// So many samples, spread evenly over the data [default: all].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    samples: Option<u64>,
+    /// Over which ranks of this process, as in `data=2,tensor=2` or `spatial=2x2` [default: one].
+    #[arg(long, value_name = "AXIS=N,...", default_value = "")]
+    layout: String,
+    /// Override a field of its run file, as in `--set train.precision=f32`. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    overrides: Vec<String>,
+    #[command(flatten)]
+    log: LogArguments,
+    /// Print the outcome as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
+    arguments.log.start(None)?;
+    let report = |broken: &Error| say::say!("warning: {broken}; the one before it is used");
+    let trained = Trained::open(&arguments.checkpoint, report)?;
+    let overrides = [laid_out(&arguments.layout)?, arguments.overrides.clone()].concat();
+    let dataset = trained.data_to_judge(arguments.data.as_deref(), &overrides)?;
+    let plan = trained.plan_for(&dataset, &overrides)?;
+    let prepared = Prepared { plan, dataset, join: None };
+    let device = prepared.open_device()?;
+    let Prepared { plan, dataset, .. } = prepared;
+    let samples = arguments.samples.map(|samples| samples as usize);
+    let score = trained.score(plan, dataset, samples, &device, Some(ranks::give_up))?;
+    say::say!("{}", in_words(&score));
+    if arguments.json {
+        say::json(&serde_json::to_string(&score)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `data=2,spatial=2x2` as overrides of a run file.
+fn laid_out(layout: &str) -> Result<Vec<String>> {
+    let wrong = |text: &str| conflict("--layout", &format!("has {text:?}, which is not AXIS=N"));
+    let field = |text: &str| -> Result<String> {
+        let (axis, extent) = text.split_once('=').ok_or_else(|| wrong(text))?;
+        let extent = match extent.trim().split_once('x') {
+            Some((rows, columns)) => format!("[{rows}, {columns}]"),
+            None => extent.trim().to_owned(),
+        };
+        Ok(format!("parallel.{}={extent}", axis.trim()))
+    };
+    layout.split(',').map(str::trim).filter(|text| !text.is_empty()).map(field).collect()
+}
+
+fn in_words(score: &Score) -> String {
+    let more = [
+        score.perplexity.map(|perplexity| format!("perplexity {perplexity:.2}")),
+        score.bits_per_byte.map(|bits| format!("{bits:.3} bits a byte")),
+        score.accuracy.map(|accuracy| format!("accuracy {:.2} %", 100.0 * accuracy)),
+        score.tokens.map(|tokens| format!("{tokens} tokens")),
+    ];
+    let more: String = more.into_iter().flatten().map(|words| format!(", {words}")).collect();
+    format!("loss {:.4}{more}, {} samples", score.loss, score.samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_fields_of_a_run_file() {
+        assert_eq!(laid_out("").unwrap(), [""; 0]);
+        assert_eq!(laid_out("data=2, spatial=2x3").unwrap(), ["parallel.data=2", "parallel.spatial=[2, 3]"]);
+        let error = laid_out("two").unwrap_err().to_string();
+        assert_eq!(error, "`--layout` has \"two\", which is not AXIS=N");
+    }
+}

@@ -1,0 +1,98 @@
+//! `espalier export`: a trained model as a folder of Hugging Face's.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use espalier_train::Error;
+use espalier_train::hub::{self, Export, ExportType, Exported};
+use espalier_train::trained::Trained;
+use serde_json::json;
+
+use crate::say;
+use crate::train::conflict;
+
+#[derive(Args)]
+#[command(
+    after_help = "docs/models.md says what is written. The folder of a checkpoint whose tensors are whole is one already.
+
+Examples:
+  espalier export out/hello -o hello-hf
+  espalier export out/large/checkpoints/step-010000 -o large-hf --dtype bf16 --shards 5GB"
+)]
+pub struct ExportArguments {
+    /// A checkpoint's folder, a run folder, whose newest one is meant, or a folder of Hugging Face's.
+    checkpoint: PathBuf,
+    /// The folder to write, which is not there yet.
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+    /// What weights are stored in [default: what they are].
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<Type>,
+    /// Files of weights of at most this size, as in 5GB or 300MB.
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    shards: String,
+    /// Print the outcome as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What numbers are stored in.
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Runs the command.
+pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
+    let report = |broken: &Error| say::say!("warning: {broken}; the one before it is used");
+    let dtype = arguments.dtype.map(|dtype| match dtype {
+        Type::F32 => ExportType::F32,
+        Type::Bf16 => ExportType::Bf16,
+        Type::F16 => ExportType::F16,
+    });
+    let how = Export { dtype, shard_bytes: bytes(&arguments.shards)? };
+    let trained = Trained::open(&arguments.checkpoint, report)?;
+    let Exported { files, tensors, bytes, has_config } = hub::export(&trained, &arguments.out, &how)?;
+    let out = arguments.out.display();
+    say::say!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
+    if !has_config {
+        say::say!(
+            "note: no class of transformers is this model, so there is no config.json: the weights bear their names here"
+        );
+    }
+    if arguments.json {
+        say::json(
+            &json!({ "folder": arguments.out, "files": files, "tensors": tensors, "bytes": bytes, "config": has_config }),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `5GB`, `300 MB` or `20kB` in bytes.
+fn bytes(text: &str) -> Result<usize> {
+    let wrong = || conflict("--shards", &format!("is {text:?}, which is no size, as 5GB or 300MB are"));
+    let (number, scale) = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)]
+        .into_iter()
+        .find_map(|(unit, scale)| Some((text.trim().strip_suffix(unit)?, scale)))
+        .ok_or_else(wrong)?;
+    let size = number.trim().parse::<f64>().ok().filter(|size| size.is_finite() && *size > 0.0);
+    Ok(size.map(|size| (size * scale) as usize).filter(|bytes| *bytes > 0).ok_or_else(wrong)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit() {
+        assert_eq!(bytes("5GB").unwrap(), 5_000_000_000);
+        assert_eq!(bytes("0.5 kB").unwrap(), 500);
+        for text in ["5", "GB", "-1GB", "infGB"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+}

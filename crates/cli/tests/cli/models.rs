@@ -1,0 +1,114 @@
+//! People's models in and out: `--from` a folder of Hugging Face's, `espalier eval`, `espalier export`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::outputs::compare;
+use crate::{TINY, json, said, train_in};
+
+fn espalier(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_espalier")).current_dir(folder).args(arguments).output().unwrap()
+}
+
+/// A tiny GPT-2 as transformers saves it.
+fn gpt2() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/oracle/hub/gpt2")
+}
+
+/// A run file that takes its model from what it starts from.
+const AUTO: &str = r#"
+    [model]
+    name = "auto"
+    context = 8
+    [data]
+    count = 200
+    [train]
+    steps = 2
+    batch = 4
+    eval_samples = 8
+    [device]
+    kind = "cpu"
+    threads = 2
+"#;
+
+#[test]
+fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let from = gpt2().display().to_string();
+    let output = train_in(at, AUTO, &["--from", &from, "--out", "run", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let summary = json(&output.stdout);
+    // Two layers of width 16, 40 tokens and the 8 positions that are asked for.
+    assert_eq!(summary["parameters"], 40 * 16 + 8 * 16 + 2 * (12 * 256 + 13 * 16) + 32);
+    let dry = train_in(at, AUTO, &["--from", &from, "--out", "dry", "--dry-run", "--json"]);
+    assert!(dry.status.success(), "{}", said(&dry));
+    // It goes on without the folder, as the model that it is.
+    let output = train_in(at, AUTO, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let hash = &json(&output.stdout)["weights_hash"];
+
+    let output = espalier(at, &["export", "run", "-o", "hf", "--shards", "9kB", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let written = json(&output.stdout);
+    assert!(written["files"].as_array().unwrap().len() > 1 && written["config"] == true, "{written}");
+    compare("espalier export --json", &[written]);
+    let zero = ["--from", "hf", "--set", "train.steps=0", "--out", "again", "--json"];
+    let output = train_in(at, AUTO, &zero);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(&json(&output.stdout)["weights_hash"], hash);
+}
+
+#[test]
+fn a_trained_model_is_judged_by_any_data_on_any_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let output = train_in(at, TINY, &["--out", "run", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let trained = json(&output.stdout);
+    fs::write(at.join("sums.txt"), "1+2=3\n".repeat(50)).unwrap();
+    let eval = |more: &[&str]| {
+        let output = espalier(at, &[&["eval", "run", "--json"], more].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        json(&output.stdout)
+    };
+    let own = eval(&["--samples", "8"]);
+    let difference = own["loss"].as_f64().unwrap() - trained["validation"]["loss"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
+    let one = eval(&["--data", "sums.txt"]);
+    compare("espalier eval --json", std::slice::from_ref(&one));
+    assert_eq!(
+        (&one["accuracy"], &one["samples"], &one["tokens"]),
+        (&().into(), &18.into(), &(18 * 16).into())
+    );
+    let two = eval(&["--data", "sums.txt", "--layout", "tensor=2", "--set", "device.kind=cpu"]);
+    assert!((one["loss"].as_f64().unwrap() - two["loss"].as_f64().unwrap()).abs() < 1e-5);
+}
+
+/// Each gets one sentence, names what is wrong, and leaves nothing behind.
+#[test]
+fn what_cannot_be_done_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "run"]).status.success());
+    fs::write(at.join("words.txt"), "these are no sums\n".repeat(9)).unwrap();
+    let from = gpt2().display().to_string();
+    for (arguments, sentence) in [
+        (&["eval", "run", "--data", "words.txt"][..], "the alphabet of sums has no token for \"t\""),
+        (&["eval", "run", "--data", "gone.txt"], "gone.txt is not there"),
+        (&["eval", &from], "nothing says what it learnt from: --data names what to judge it by"),
+        (&["eval", "gone"], "it is neither a checkpoint"),
+        (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),
+        (&["export", "run", "-o", "run"], "run: it is there already"),
+        (&["export", "run", "-o", "hf", "--shards", "much"], "`--shards` is \"much\", which is no size"),
+        (&["train", "auto.toml"], "`model.name` is \"auto\", the model of what a run starts from"),
+    ] {
+        fs::write(at.join("auto.toml"), AUTO).unwrap();
+        let output = espalier(at, arguments);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(sentence), "{arguments:?}: {said}");
+    }
+    assert!(!at.join("hf").exists() && !at.join("out").exists());
+}

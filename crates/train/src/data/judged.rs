@@ -1,0 +1,123 @@
+//! Data to judge a trained model by: all of what a path names is its validation split, and nothing is learnt from it.
+//!
+//! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or the name ends in
+//! `.bin`, as images standardised as those were that it learnt from.
+
+use super::{Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, tokens::Judged};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// What a trained model takes.
+#[derive(Debug)]
+pub enum Takes<'a> {
+    /// Text.
+    Tokens {
+        /// What makes ids of it, where that is known.
+        tokenizer: Option<&'a Tokenizer>,
+        /// Tokens there are.
+        vocab: usize,
+        /// Tokens in a sample.
+        seq: usize,
+        /// How wide ids are in token files.
+        width: Width,
+    },
+    /// Images, standardised like this, where that is known.
+    Images(Option<Standard>),
+}
+
+impl Dataset {
+    /// All of a file or folder, for a model that takes this.
+    pub fn to_judge(path: &Path, takes: Takes<'_>) -> Result<Dataset, Error> {
+        match takes {
+            Takes::Tokens { tokenizer, vocab, seq, width } => {
+                let is_binary = path.extension().is_some_and(|extension| extension == "bin");
+                let source = match tokenizer.filter(|_| !is_binary) {
+                    Some(tokenizer) => Judged::Text(tokenizer),
+                    None => Judged::Files(width, vocab),
+                };
+                Ok(Dataset::Tokens(Tokens::judged(&source, &[path.to_owned()], seq)?))
+            }
+            Takes::Images(standard) => {
+                let raw = match (path.is_dir(), cifar::files(path).is_ok()) {
+                    (true, true) => cifar::read(path)?,
+                    (true, false) => idx::read(path)?,
+                    (false, _) if is_idx(path)? => idx::read_pair(path, &labels_beside(path))?,
+                    (false, _) => cifar::read(path)?,
+                };
+                Ok(Dataset::Images(Images::judged(raw, standard)))
+            }
+        }
+    }
+}
+
+/// Whether a file of images is one of MNIST's format: its magic number begins with two zeros, unless it is zipped. CIFAR's begin
+/// with a label and the first pixels, and bear another name.
+fn is_idx(path: &Path) -> Result<bool, Error> {
+    let expected = "images in MNIST's or CIFAR-10's format";
+    super::error::open(path, expected)?;
+    let mut head = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read(&mut head));
+    read.map_err(super::error::reading(path, expected))?;
+    Ok(head == [0, 0, 8, 3] || head.starts_with(&[0x1f, 0x8b]))
+}
+
+/// The file of labels that belongs to a file of images, by MNIST's names.
+fn labels_beside(images: &Path) -> PathBuf {
+    let name = images.file_name().unwrap_or_default().to_string_lossy();
+    images.with_file_name(name.replace("images", "labels").replace("idx3", "idx1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Inputs, Split};
+    use std::fs;
+
+    fn tokens(tokenizer: Option<&Tokenizer>) -> Takes<'_> {
+        Takes::Tokens { tokenizer, vocab: 256, seq: 4, width: Width::U16 }
+    }
+
+    #[test]
+    fn all_of_a_text_is_judged_by_and_none_learnt_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a.txt"), "abcdefghi").unwrap();
+        fs::write(at("b.bin"), [7u8, 0, 1, 1, 9, 0, 10, 0, 11, 0]).unwrap();
+        let text = Dataset::to_judge(&at("a.txt"), tokens(Some(&Tokenizer::Bytes))).unwrap();
+        assert_eq!((text.len(Split::Train), text.len(Split::Validation)), (0, 2));
+        let all = text.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap();
+        assert_eq!(all.targets, b"bcdefghi".map(u32::from));
+        let error = Dataset::to_judge(&at("b.bin"), tokens(Some(&Tokenizer::Bytes))).unwrap_err();
+        assert!(matches!(error, Error::Vocabulary { got: 257, expected: 256, .. }), "{error}");
+        let error = Dataset::to_judge(&at("a.txt"), tokens(None)).unwrap_err();
+        assert!(error.to_string().contains("cut off"), "{error}");
+        let sums = Dataset::to_judge(&at("a.txt"), tokens(Some(&Tokenizer::Arithmetic))).unwrap_err();
+        assert!(matches!(sums, Error::NoToken { .. }));
+    }
+
+    /// By the mean and deviation of what was learnt from, not its own.
+    #[test]
+    fn images_of_one_file_are_standardised_as_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let idx = |magic: u8, sizes: &[u8], bytes: &[u8]| {
+            let head = [0, 0, 8, magic].into_iter().chain(sizes.iter().flat_map(|n| [0, 0, 0, *n]));
+            head.chain(bytes.iter().copied()).collect::<Vec<u8>>()
+        };
+        fs::write(at("t10k-images-idx3-ubyte"), idx(3, &[2, 1, 2], &[10, 20, 30, 40])).unwrap();
+        fs::write(at("t10k-labels-idx1-ubyte"), idx(1, &[2], &[0, 1])).unwrap();
+        fs::write(at("test_batch.bin"), vec![3; 2 * 3073]).unwrap();
+        let standard = Standard { mean: vec![20.0], std: vec![10.0] };
+        let images = Dataset::to_judge(&at("t10k-images-idx3-ubyte"), Takes::Images(Some(standard))).unwrap();
+        assert_eq!((images.len(Split::Train), images.len(Split::Validation)), (0, 2));
+        let batch = images.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap();
+        let Inputs::Images { mut pixels, .. } = batch.inputs else { panic!() };
+        pixels.sort_by(f32::total_cmp);
+        assert_eq!(pixels, [-1.0, 0.0, 1.0, 2.0]);
+        let cifar = Dataset::to_judge(&at("test_batch.bin"), Takes::Images(None)).unwrap();
+        assert_eq!(cifar.len(Split::Validation), 2);
+    }
+}

@@ -1,0 +1,128 @@
+//! What stands beside the weights, so that other programs know what they are: a configuration, a tokenizer, and how pixels become
+//! numbers. With them the folder of a checkpoint whose tensors are whole is one of Hugging Face's.
+
+use std::fs;
+use std::path::Path;
+
+use espalier_plan::Plan;
+use espalier_plan::spec::{Input, Model, Precision};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{CONFIG, TOKENIZER, gpt2};
+use crate::checkpoint::Companion;
+use crate::data::{Dataset, Standard, Tokenizer};
+use crate::{Error, Result};
+
+const GENERATION: &str = "generation_config.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const PREPROCESSOR: &str = "preprocessor_config.json";
+
+/// How pixels, of 0 to 255, become numbers: as image processors of transformers read it.
+#[derive(Serialize, Deserialize)]
+struct Preprocessor {
+    do_rescale: bool,
+    do_normalize: bool,
+    image_mean: Vec<f64>,
+    image_std: Vec<f64>,
+}
+
+/// The files beside the weights of a run's checkpoints. A tokenizer that the data does not know is that of what the run starts
+/// `from`.
+pub fn companions(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Result<Vec<Companion>> {
+    let dtype = match plan.storage.precision {
+        Precision::F32 => "float32",
+        Precision::Bf16 => "bfloat16",
+    };
+    match dataset {
+        Dataset::Tokens(tokens) => of_text(&plan.model, dtype, tokens.tokenizer(), from, false),
+        Dataset::Images(images) => Ok(vec![preprocessor(images.standard())]),
+    }
+}
+
+/// Those of a text model whose weights are of a type that PyTorch calls `dtype`. Names of weights have the `prefix` of
+/// transformers' class, or not: without it, it takes a separate head for one that it does not know.
+pub(super) fn of_text(
+    model: &Model,
+    dtype: &str,
+    tokenizer: Option<&Tokenizer>,
+    beside: Option<&Path>,
+    prefix: bool,
+) -> Result<Vec<Companion>> {
+    let mut files = Vec::new();
+    let end = tokenizer.and_then(Tokenizer::end);
+    if let Some(shape) = gpt2::shape_of(model).filter(|shape| shape.tied || prefix) {
+        files.push(json_file(CONFIG, &gpt2::config(&shape, dtype, end), true));
+        files.push(json_file(GENERATION, &json!({ "bos_token_id": end, "eos_token_id": end }), true));
+    }
+    let written = tokenizer.and_then(Tokenizer::to_json);
+    let source = match tokenizer {
+        Some(Tokenizer::Bpe(bpe)) => Some(bpe.path().to_owned()),
+        _ => beside.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file()),
+    };
+    let file = |name: &str, bytes| Companion { name: name.into(), bytes, needs_whole_weights: false };
+    let read = |path: &Path| fs::read(path).map_err(|why| Error::file(path, why));
+    let tokenizer_config = source.as_ref().map(|path| path.with_file_name(TOKENIZER_CONFIG));
+    match (written, source) {
+        (Some(text), _) => files.push(file(TOKENIZER, text.into_bytes())),
+        (None, Some(path)) => files.push(file(TOKENIZER, read(&path)?)),
+        (None, None) => return Ok(files),
+    }
+    match tokenizer_config.filter(|path| path.is_file()) {
+        Some(path) => files.push(file(TOKENIZER_CONFIG, read(&path)?)),
+        None => {
+            let Input::Tokens { seq, .. } = model.input else { return Ok(files) };
+            let mut config = json!({
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": seq,
+                "clean_up_tokenization_spaces": false,
+            });
+            if end.is_some() {
+                config["eos_token"] = json!("<|endoftext|>");
+            }
+            files.push(json_file(TOKENIZER_CONFIG, &config, false));
+        }
+    }
+    Ok(files)
+}
+
+/// How pixels were standardised.
+pub(super) fn preprocessor(standard: &Standard) -> Companion {
+    let Standard { mean, std } = standard.clone();
+    let written = Preprocessor { do_rescale: false, do_normalize: true, image_mean: mean, image_std: std };
+    json_file(PREPROCESSOR, &serde_json::to_value(written).expect("plain data"), false)
+}
+
+/// How pixels are standardised for the weights in a folder, where it says so in our way.
+pub fn standard_of(folder: &Path) -> Option<Standard> {
+    let text = fs::read(folder.join(PREPROCESSOR)).ok()?;
+    let Preprocessor { do_rescale, do_normalize, image_mean: mean, image_std: std } =
+        serde_json::from_slice(&text).ok()?;
+    // Others give means of pixels of 0 to 1.
+    let scale = if do_rescale { 255.0 } else { 1.0 };
+    let scaled = |values: Vec<f64>| values.into_iter().map(|value| scale * value).collect();
+    do_normalize.then(|| Standard { mean: scaled(mean), std: scaled(std) })
+}
+
+fn json_file(name: &str, value: &Value, needs_whole_weights: bool) -> Companion {
+    let bytes = serde_json::to_vec_pretty(value).expect("plain data");
+    Companion { name: name.into(), bytes, needs_whole_weights }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pixels_are_standardised_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let standard = Standard { mean: vec![101.3, 1.0 / 3.0], std: vec![7.7, 64.1] };
+        let file = preprocessor(&standard);
+        fs::write(folder.path().join(&file.name), &file.bytes).unwrap();
+        assert_eq!(standard_of(folder.path()), Some(standard));
+        let theirs =
+            json!({ "do_rescale": true, "do_normalize": true, "image_mean": [0.5], "image_std": [0.25] });
+        fs::write(folder.path().join(PREPROCESSOR), theirs.to_string()).unwrap();
+        assert_eq!(standard_of(folder.path()), Some(Standard { mean: vec![127.5], std: vec![63.75] }));
+    }
+}

@@ -1,0 +1,187 @@
+//! A folder of Hugging Face's from any checkpoint: whole tensors, in one file or several with an index, under the names that
+//! transformers or torchvision give them. Written under another name and renamed: it is whole or absent.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use espalier_plan::spec::Model;
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+use super::{companions, files, gpt2, standard_of};
+use crate::checkpoint::{Companion, MODEL, Saved, Stored, convert, file_name, write_tensors};
+use crate::trained::Trained;
+use crate::{Error, Result, durable};
+
+/// How a folder is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Export {
+    /// What weights become; left out: what they are.
+    pub dtype: Option<ExportType>,
+    /// A file of weights has at most so many bytes, unless one tensor alone has more.
+    pub shard_bytes: usize,
+}
+
+/// What numbers are stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportType {
+    /// Four bytes.
+    F32,
+    /// Two bytes, with the range of f32.
+    Bf16,
+    /// Two bytes, more exact than bf16, up to 65504.
+    F16,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// Files of weights.
+    pub files: Vec<String>,
+    /// Tensors in them.
+    pub tensors: usize,
+    /// Bytes of these.
+    pub bytes: usize,
+    /// Whether it says what class of transformers it is for.
+    pub has_config: bool,
+}
+
+impl ExportType {
+    fn dtype(self) -> Dtype {
+        match self {
+            ExportType::F32 => Dtype::F32,
+            ExportType::Bf16 => Dtype::BF16,
+            ExportType::F16 => Dtype::F16,
+        }
+    }
+}
+
+/// A tensor on its way: what it is called here and there, and what it becomes.
+struct Leaving {
+    ours: String,
+    theirs: String,
+    shape: Vec<usize>,
+    dtype: Dtype,
+}
+
+impl Leaving {
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// Writes a trained model into a new folder.
+pub fn export(trained: &Trained, folder: &Path, how: &Export) -> Result<Exported> {
+    if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) || folder.is_file() {
+        return Err(Error::file(folder, "it is there already: choose another folder"));
+    }
+    let model = trained.plan(&[])?.model;
+    let leaving = leaving(trained, &model, how)?;
+    let beside = beside(trained, &model, &leaving)?;
+    let shards = dealt(leaving, how.shard_bytes);
+    let temporary = temporary_beside(folder);
+    let attempt = || -> Result<Exported> {
+        let unwritten = |why| Error::unwritten(folder, why);
+        let _ = fs::remove_dir_all(&temporary);
+        durable::create_folder(&temporary).map_err(unwritten)?;
+        let mut exported = Exported { files: Vec::new(), tensors: 0, bytes: 0, has_config: false };
+        let mut index = BTreeMap::new();
+        for (i, shard) in shards.iter().enumerate() {
+            let name = file_name(MODEL, i, shards.len());
+            let saved: Saved<'_> = shard.iter().map(|one| read(trained, one)).collect::<Result<_>>()?;
+            let step = trained.checkpoint().progress().step;
+            write_tensors(&temporary.join(&name), &saved).map_err(|fault| fault.of(None, folder, step))?;
+            index.extend(shard.iter().map(|one| (one.theirs.clone(), name.clone())));
+            exported.tensors += shard.len();
+            exported.bytes += shard.iter().map(Leaving::bytes).sum::<usize>();
+            exported.files.push(name);
+        }
+        if shards.len() > 1 {
+            let index = json!({ "metadata": { "total_size": exported.bytes }, "weight_map": index });
+            let text = serde_json::to_vec_pretty(&index).expect("plain data");
+            durable::write_synced(&temporary.join(files::INDEX), &text).map_err(unwritten)?;
+        }
+        for Companion { name, bytes, .. } in &beside {
+            durable::write_synced(&temporary.join(name), bytes).map_err(unwritten)?;
+            exported.has_config |= name == super::CONFIG;
+        }
+        durable::sync_folder(&temporary).map_err(unwritten)?;
+        // An empty folder of this name gives way.
+        let _ = fs::remove_dir(folder);
+        durable::rename(&temporary, folder).map_err(unwritten)?;
+        Ok(exported)
+    };
+    attempt().inspect_err(|_| drop(fs::remove_dir_all(&temporary)))
+}
+
+/// All tensors of a model, as they are called where they go.
+fn leaving(trained: &Trained, model: &Model, how: &Export) -> Result<Vec<Leaving>> {
+    let prefix = if gpt2::shape_of(model).is_some() { "transformer." } else { "" };
+    let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
+    let statistics = model.buffers().into_iter().map(|one| (one.name, one.shape));
+    let one = |(ours, shape): (String, Vec<usize>)| {
+        // The head stands beside the transformer.
+        let theirs = if ours == "lm_head.weight" { ours.clone() } else { format!("{prefix}{ours}") };
+        let whole = trained.checkpoint();
+        let there = whole.dtype(MODEL, &ours);
+        let there = there.ok_or_else(|| whole.refuse(format!("{MODEL} has no tensor {ours}")))?;
+        Ok(Leaving { ours, theirs, shape, dtype: how.dtype.map_or(there, ExportType::dtype) })
+    };
+    parameters.chain(statistics).map(one).collect()
+}
+
+/// The numbers of a tensor, in the type that it leaves in.
+fn read(trained: &Trained, one: &Leaving) -> Result<(String, Stored<'static>)> {
+    let (whole, Leaving { ours, theirs, shape, dtype }) = (trained.checkpoint(), one);
+    let (there, numbers) = whole
+        .numbers(MODEL, ours, shape)?
+        .ok_or_else(|| whole.refuse(format!("{ours} is not {shape:?} there, as the model has it")))?;
+    let bytes = convert(numbers, there, *dtype);
+    if *dtype == Dtype::F16 {
+        let largest = bytes.as_chunks().0.iter().any(|two| u16::from_le_bytes(*two) & 0x7fff >= 0x7c00);
+        if largest {
+            return Err(whole
+                .refuse(format!("{ours} has numbers beyond those of f16: --dtype bf16 or f32 holds them")));
+        }
+    }
+    Ok((theirs.clone(), Stored::Bytes(*dtype, shape.clone(), bytes)))
+}
+
+/// The files beside the weights.
+fn beside(trained: &Trained, model: &Model, leaving: &[Leaving]) -> Result<Vec<Companion>> {
+    let folder = trained.checkpoint().path();
+    if trained.facts().vocab.is_none() {
+        return Ok(standard_of(folder).iter().map(companions::preprocessor).collect());
+    }
+    let dtype = match leaving.first().map(|one| one.dtype) {
+        Some(Dtype::BF16) => "bfloat16",
+        Some(Dtype::F16) => "float16",
+        _ => "float32",
+    };
+    companions::of_text(model, dtype, trained.tokenizer(), Some(folder), true)
+}
+
+/// In the order of the model, as many in a file as go into it.
+fn dealt(leaving: Vec<Leaving>, most: usize) -> Vec<Vec<Leaving>> {
+    let mut shards: Vec<Vec<Leaving>> = Vec::new();
+    let mut filled = 0;
+    for one in leaving {
+        let bytes = one.bytes();
+        match shards.last_mut().filter(|_| filled + bytes <= most) {
+            Some(shard) => shard.push(one),
+            None => {
+                filled = 0;
+                shards.push(vec![one]);
+            }
+        }
+        filled += bytes;
+    }
+    shards
+}
+
+/// The name that a folder has while it is written.
+fn temporary_beside(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    folder.with_file_name(format!(".{name}.writing"))
+}

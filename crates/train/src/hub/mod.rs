@@ -1,0 +1,157 @@
+//! Other people's files: what a folder of Hugging Face's, or a state dict of torchvision's, says of a model, and such folders made
+//! of ours. The engine knows nothing of them: it is handed a `[model]` of a run file and tensors under its own names.
+//!
+//! | what | file |
+//! |---|---|
+//! | which files hold the weights | `files` |
+//! | GPT-2's config.json, read and written | `gpt2` |
+//! | which network of torchvision it is, by its tensors | `torchvision` |
+//! | what stands beside weights: configuration, tokenizer, how pixels are standardised | `companions` |
+//! | a folder of Hugging Face's, from any checkpoint | `export` |
+//!
+//! Our tensors bear the names of Hugging Face's GPT-2, or of torchvision, and lie in memory as theirs do, so that reading is a
+//! matter of prefixes and of what is left out.
+
+mod companions;
+mod export;
+mod files;
+mod gpt2;
+mod torchvision;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use espalier_plan::spec::presets::ImageSize;
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, MODEL};
+use crate::parallel::{Ranks, together};
+use crate::{Error, Result};
+
+pub use companions::{companions, standard_of};
+pub use export::{Export, ExportType, Exported, export};
+pub(crate) use files::is_foreign;
+
+/// What a model is called in a folder of Hugging Face's.
+const CONFIG: &str = "config.json";
+/// The tokenizer's vocabulary and rules.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+
+/// Opens what a run can start from: a checkpoint of ours or the newest whole one of a run folder, of which `report` hears as
+/// [`Checkpoint::find`] says; or files of weights that another program wrote. All ranks must.
+pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Checkpoint> {
+    if !is_foreign(path) {
+        return Checkpoint::find(path, ranks, report);
+    }
+    let mut opened = None;
+    let outcome = together(ranks, || {
+        opened = Some(open(path)?);
+        Ok(())
+    })?;
+    outcome.map_err(|why| Error::file(path, why))?;
+    Ok(opened.expect("nothing was wrong"))
+}
+
+/// Opens files of another program under our names.
+fn open(path: &Path) -> Result<Checkpoint, String> {
+    let files::WeightFiles { folder, names, index } = files::find(path)?;
+    let mut whole = Checkpoint::of_files(path, &folder, &names)?;
+    for (tensor, file) in index.iter().flatten() {
+        if whole.file_of(tensor) != Some(file) {
+            let index = files::INDEX;
+            return Err(format!("{index} says that {file} holds {tensor}, which it does not"));
+        }
+    }
+    let tied = match config(path)? {
+        Some(config) => gpt2::is_tied(&config),
+        None => false,
+    };
+    whole.rename(|name| our_name(name, tied))?;
+    Ok(whole)
+}
+
+/// What we call a tensor; nothing for one that is made anew wherever it is needed.
+fn our_name(name: &str, tied: bool) -> Option<String> {
+    let name = name.strip_prefix("transformer.").unwrap_or(name);
+    let is_causal_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    let is_copy = tied && name == "lm_head.weight";
+    let is_count = name.ends_with(".num_batches_tracked");
+    (!is_causal_mask && !is_copy && !is_count).then(|| name.to_owned())
+}
+
+/// A model as somebody else's files describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// A run file, of which `[model]` counts.
+    pub model: String,
+    /// What images it takes, unless others are at hand: none where it takes text, or where the run file says it.
+    pub image: Option<ImageSize>,
+    /// The tokenizer's file beside it.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// What the model of such files is: by config.json, or else by the names and shapes of its tensors.
+pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
+    let path = whole.path();
+    let in_config = |why: String| Error::file(folder_of(path).join(CONFIG), why);
+    let (model, image) = match config(path).map_err(in_config)? {
+        Some(config) if config.get("model_type").is_some() => (gpt2::read(&config).map_err(in_config)?, None),
+        _ => {
+            let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
+            let found = torchvision::recognise(&shapes.collect());
+            found.map(|(model, image)| (model, Some(image))).map_err(|why| Error::file(path, why))?
+        }
+    };
+    let tokenizer = Some(folder_of(path).join(TOKENIZER)).filter(|path| path.is_file());
+    Ok(Described { model, image, tokenizer })
+}
+
+/// The `[model]` that a run file means by "auto", whose run starts from `path`: that of the checkpoint's own run, or what
+/// [`describe`] finds.
+pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
+    let whole = find(path, &Ranks::alone(), report)?;
+    let run_file = whole.run_file();
+    match fs::read_to_string(&run_file) {
+        Ok(model) if !is_foreign(path) => {
+            let tokenizer = Some(whole.path().join(TOKENIZER)).filter(|path| path.is_file());
+            Ok(Described { model, image: None, tokenizer })
+        }
+        _ => describe(&whole),
+    }
+}
+
+/// The configuration beside some weights, where there is one.
+fn config(path: &Path) -> Result<Option<Value>, String> {
+    let file = folder_of(path).join(CONFIG);
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let text = fs::read(&file).map_err(|why| format!("{CONFIG}: {why}"))?;
+    serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}"))
+}
+
+/// The folder of some weights, which may be one file in it.
+fn folder_of(path: &Path) -> &Path {
+    match path.is_dir() {
+        true => path,
+        false => path.parent().unwrap_or(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ours_and_what_is_made_anew_has_none() {
+        let ours = |name: &str| our_name(name, true);
+        for name in ["transformer.h.0.attn.c_attn.bias", "h.0.attn.c_attn.bias"] {
+            assert_eq!(ours(name).unwrap(), "h.0.attn.c_attn.bias");
+        }
+        for name in ["h.11.attn.bias", "transformer.h.0.attn.masked_bias", "bn1.num_batches_tracked"] {
+            assert_eq!(ours(name), None, "{name}");
+        }
+        assert_eq!(ours("lm_head.weight"), None);
+        assert_eq!(our_name("lm_head.weight", false).unwrap(), "lm_head.weight");
+    }
+}

@@ -1,0 +1,198 @@
+//! A trained model, opened to be used: evaluated, asked for text, written in another form. Nothing is learnt, so there is no
+//! optimizer and no state.
+//!
+//! What the model is stands in the folder of its run, beside the checkpoint; of a folder of Hugging Face's, or a checkpoint that
+//! was taken out of its run, `hub` says it. Weights are read as those that a run starts from (`--from`): by any layout of ranks,
+//! in either precision.
+
+mod score;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_plan::data::{Data, Source, TokenType};
+use espalier_plan::spec::Input;
+use espalier_plan::{DataFacts, Plan, RunFile};
+use espalier_tensor::Device;
+use serde::Deserialize;
+
+use crate::checkpoint::Checkpoint;
+use crate::context::dtype;
+use crate::data::{Bpe, Dataset, Takes, Tokenizer, Width};
+use crate::hub::{self, Described, TOKENIZER};
+use crate::parallel::Ranks;
+use crate::parallel::pieces::Pieces;
+use crate::stage::Stage;
+use crate::trainer::Trainer;
+use crate::weights::Weights;
+use crate::{Error, Result};
+
+pub use score::Score;
+
+/// A trained model: what it is, and where its weights are.
+#[derive(Debug)]
+pub struct Trained {
+    checkpoint: Checkpoint,
+    run: RunFile,
+    /// Whether the run is one that was made, and its data are those that it learnt from.
+    is_own: bool,
+    facts: DataFacts,
+    tokenizer: Option<Tokenizer>,
+}
+
+/// What of plan.json says what the data were, which need not be here any more.
+#[derive(Deserialize)]
+struct Resolved {
+    facts: DataFacts,
+}
+
+impl Trained {
+    /// Opens the checkpoint at `path`, or the newest whole one of the run folder there, and compares every hash; `report` hears
+    /// of newer ones that are damaged. Or opens a folder of Hugging Face's, or a file of weights. A process does so once, for all
+    /// ranks that are its threads.
+    pub fn open(path: &Path, report: impl FnMut(&Error)) -> Result<Trained> {
+        let checkpoint = hub::find(path, &Ranks::alone(), report)?;
+        let run_file = checkpoint.run_file();
+        let trained = match fs::read_to_string(&run_file) {
+            Ok(text) if !hub::is_foreign(path) => Trained::of_run(checkpoint, &text, &run_file)?,
+            _ => {
+                let described = hub::describe(&checkpoint)?;
+                Trained::described(checkpoint, &described)?
+            }
+        };
+        let (known, vocab) = (trained.tokenizer.as_ref().map(Tokenizer::vocab), trained.facts.vocab);
+        match known.zip(trained.run.model.vocab().or(vocab)) {
+            Some((known, vocab)) if known > vocab => Err(trained.checkpoint.refuse(format!(
+                "its tokenizer has {known} tokens, and the model {vocab}: it is that of another model"
+            ))),
+            _ => Ok(trained),
+        }
+    }
+
+    /// A checkpoint in the folder of its run.
+    fn of_run(checkpoint: Checkpoint, text: &str, run_file: &Path) -> Result<Trained> {
+        let run = RunFile::parse(text, &[]).map_err(|why| Error::file(run_file, why))?;
+        let resolved = fs::read(run_file.with_file_name("plan.json")).ok();
+        let resolved = resolved.and_then(|text| serde_json::from_slice::<Resolved>(&text).ok());
+        let facts = match resolved {
+            Some(Resolved { facts }) => facts,
+            None => Dataset::facts_of(&run)?,
+        };
+        let beside = checkpoint.path().join(TOKENIZER);
+        let tokenizer = match &run.data.source {
+            Source::Text { tokenizer: None, .. } => Some(Tokenizer::Bytes),
+            Source::Arithmetic { .. } => Some(Tokenizer::Arithmetic),
+            Source::Text { tokenizer: Some(path), .. } if path.is_file() || !beside.is_file() => {
+                Some(bpe(path)?)
+            }
+            _ if beside.is_file() => Some(bpe(&beside)?),
+            _ => None,
+        };
+        Ok(Trained { checkpoint, run, is_own: true, facts, tokenizer })
+    }
+
+    /// Weights that nothing is known of but what stands beside them.
+    fn described(checkpoint: Checkpoint, described: &Described) -> Result<Trained> {
+        let run = RunFile::parse(&described.model, &[])?;
+        let classes = described.image.and_then(|_| run.model.classes());
+        let facts = DataFacts { vocab: run.model.vocab(), image: described.image, classes };
+        let tokenizer = described.tokenizer.as_deref().map(bpe).transpose()?;
+        Ok(Trained { checkpoint, run, is_own: false, facts, tokenizer })
+    }
+
+    /// Where its weights are.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The run that trained it, or one that its model could have come from.
+    pub fn run(&self) -> &RunFile {
+        &self.run
+    }
+
+    /// What it learnt from, where that is known.
+    pub fn data(&self) -> Option<&Data> {
+        self.is_own.then_some(&self.run.data)
+    }
+
+    /// What its data said.
+    pub fn facts(&self) -> DataFacts {
+        self.facts
+    }
+
+    /// What turns text into ids and back; none for images, and where token files are all that it learnt from.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The model laid out for use: on one rank, unless `overrides` of the run file ask for more (`parallel.tensor=2`), and in
+    /// the precision that it was trained in, unless they ask for another (`train.precision=f32`).
+    pub fn plan(&self, overrides: &[String]) -> Result<Plan> {
+        Ok(Plan::new(self.run.in_use(overrides)?, self.facts)?)
+    }
+
+    /// The same for images of another size than it learnt from, where its layers take them.
+    pub fn plan_for(&self, dataset: &Dataset, overrides: &[String]) -> Result<Plan> {
+        let facts = dataset.facts();
+        let plan = Plan::new(self.run.in_use(overrides)?, DataFacts { image: facts.image, ..self.facts })?;
+        match facts.classes.filter(|classes| *classes > plan.model.classes) {
+            Some(classes) => Err(self.checkpoint.refuse(format!(
+                "it tells {} classes apart, and the data have {classes}",
+                plan.model.classes
+            ))),
+            None => Ok(plan),
+        }
+    }
+
+    /// The weights that a rank of such a plan holds; [`Stage::new`] has the layers that read them.
+    pub fn weights(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<Weights> {
+        let (local, held) = (plan.layout.of(ranks.place()), Stage::held(plan, ranks)?);
+        let dtype = dtype(plan.storage.precision);
+        let mut weights = Weights::initialise_held(local, &held, device, dtype, plan.seed)?;
+        self.checkpoint.start(weights.wanted(&Pieces::of(&plan.layout, ranks)), &plan.model)?;
+        Ok(weights)
+    }
+
+    /// A rank that can evaluate it on other data. All ranks of the plan must.
+    pub fn trainer(
+        &self,
+        plan: Plan,
+        dataset: impl Into<Arc<Dataset>>,
+        device: &Device,
+        ranks: Ranks,
+    ) -> Result<Trainer> {
+        let mut trainer = Trainer::among(plan, dataset, device, ranks)?;
+        trainer.start_from(&self.checkpoint)?;
+        Ok(trainer)
+    }
+
+    /// All of a file or folder, to judge it by as `overrides` lay it out; without a path, what its run held out.
+    pub fn data_to_judge(&self, path: Option<&Path>, overrides: &[String]) -> Result<Dataset> {
+        let run = self.run.in_use(overrides)?;
+        let Some(path) = path else {
+            if !self.is_own {
+                let why = "nothing says what it learnt from: --data names what to judge it by";
+                return Err(self.checkpoint.refuse(why));
+            }
+            return Ok(Dataset::open(&run)?);
+        };
+        let takes = match Plan::new(run, self.facts)?.model.input {
+            Input::Image { .. } => Takes::Images(hub::standard_of(self.checkpoint.path())),
+            Input::Tokens { seq, vocab } => {
+                let width = match self.run.data.source {
+                    Source::Tokens { dtype: TokenType::U32, .. } if self.is_own => Width::U32,
+                    Source::Tokens { dtype: TokenType::U16, .. } if self.is_own => Width::U16,
+                    _ if vocab > 1 << 16 => Width::U32,
+                    _ => Width::U16,
+                };
+                Takes::Tokens { tokenizer: self.tokenizer(), vocab, seq, width }
+            }
+        };
+        Ok(Dataset::to_judge(path, takes)?)
+    }
+}
+
+fn bpe(path: &Path) -> Result<Tokenizer> {
+    Ok(Tokenizer::Bpe(Box::new(Bpe::open(path)?)))
+}

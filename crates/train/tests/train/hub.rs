@@ -1,0 +1,386 @@
+//! Other people's models: what transformers says of a tiny GPT-2 (`../oracle/hub.py`), read in every form that its files come in,
+//! trained on, and written as a folder of Hugging Face's again.
+
+mod refused;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use espalier_plan::spec::Recompute;
+use espalier_plan::{Plan, RunFile};
+use espalier_tensor::ops::matmul::matmul;
+use espalier_tensor::{Category, Device, Tensor, bf16, f16};
+use espalier_train::checkpoint::Checkpoints;
+use espalier_train::data::Dataset;
+use espalier_train::hub::{self, Export, ExportType};
+use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_train::model::Model;
+use espalier_train::parallel::Ranks;
+use espalier_train::run::{RunDir, run};
+use espalier_train::trained::Trained;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::fixture::Fixture;
+use crate::support::{Base, base, prepare, tiny_cnn, tiny_gpt};
+
+/// What transformers saved.
+fn gpt2() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/hub/gpt2")
+}
+
+/// What it says of it.
+fn expected() -> Fixture {
+    Fixture::read(include_bytes!("../oracle/hub/expected.safetensors"))
+}
+
+fn open(path: &Path) -> Trained {
+    Trained::open(path, |broken| panic!("{broken}")).unwrap()
+}
+
+fn refusal(path: &Path) -> String {
+    Trained::open(path, |broken| panic!("{broken}")).unwrap_err().to_string()
+}
+
+/// The hash of all weights, in f32.
+fn hash(trained: &Trained) -> String {
+    let plan = trained.plan(&["train.precision=f32".into()]).unwrap();
+    let device = Device::cpu(1).unwrap();
+    trained.weights(&plan, &device, &Ranks::alone()).unwrap().hash().unwrap()
+}
+
+/// What a GPT says of some tokens.
+fn logits(trained: &Trained, overrides: &[String], ids: &[u32]) -> Vec<f32> {
+    let (plan, device) = (trained.plan(overrides).unwrap(), Device::cpu(2).unwrap());
+    let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+    let ids = Tensor::from_slice(&device, &[1, ids.len()], ids, Category::Transient).unwrap();
+    let share = BatchSlice { samples: 1, ..BatchSlice::default() };
+    let (mut stash, mut statistics) = (Stash::forgetful(), Vec::new());
+    let mut pass = Forward {
+        weights: &weights,
+        mode: Mode::Evaluate,
+        random: 0,
+        share: &share,
+        stash: &mut stash,
+        statistics: &mut statistics,
+        cache: None,
+    };
+    let x = Model::build(&plan.model, Recompute::None).forward(ids, &mut pass).unwrap();
+    let table = weights.get(weights.parameter("wte.weight").unwrap());
+    matmul(&x, table.t(), None, Category::Workspace).unwrap().to_f32()
+}
+
+fn furthest(ours: &[f32], theirs: &[f32]) -> f32 {
+    assert_eq!(ours.len(), theirs.len());
+    ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn ids() -> Vec<u32> {
+    expected().bytes["ids"].1.iter().map(|id| u32::from(*id)).collect()
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let (trained, theirs, ids) = (open(&gpt2()), expected(), ids());
+    let ours = logits(&trained, &[], &ids[..16]);
+    let off = furthest(&ours, &theirs.f32["logits"]);
+    assert!(off < 1e-5, "off by {off}");
+    let ours = logits(&trained, &["train.precision=bf16".into()], &ids[..16]);
+    let off = furthest(&ours, &theirs.f32["logits_bf16"]);
+    assert!(off < 2e-2, "off by {off} in bf16");
+    // With fewer positions the first ones are the same.
+    let ours = logits(&trained, &["model.context=5".into()], &ids[..5]);
+    let off = furthest(&ours, &theirs.f32["logits"][..5 * 40]);
+    assert!(off < 1e-5, "off by {off} with a context of 5");
+}
+
+/// A run that starts from the folder, with the model that it describes, on the tokens that transformers saw.
+fn start_from(from: &Path, out: &Path, overrides: &[String]) -> String {
+    let tokens = out.with_extension("bin");
+    fs::create_dir_all(tokens.parent().unwrap()).unwrap();
+    fs::write(&tokens, ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    let text = format!(
+        r#"
+        [model]
+        name = "auto"
+        [data]
+        kind = "tokens"
+        path = "{}"
+        validation = 0
+        [train]
+        steps = 1
+        batch = 1
+        [optimizer]
+        eps = 1e-6
+        weight_decay = 0.1
+        [learning_rate]
+        peak = 0.01
+        schedule = "constant"
+        "#,
+        tokens.display()
+    );
+    let described = hub::model_of(from, |broken| panic!("{broken}")).unwrap();
+    let (text, left) =
+        RunFile::with_model(&text, overrides, &described.model, described.tokenizer.as_deref()).unwrap();
+    let run_file = RunFile::parse(&text, &left).unwrap();
+    let dataset = Dataset::open(&run_file).unwrap();
+    let plan = Plan::new(run_file, dataset.facts()).unwrap();
+    let place = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };
+    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &AtomicBool::new(false), &mut ());
+    outcome.unwrap().summary.weights_hash.unwrap()
+}
+
+#[test]
+fn a_step_from_its_weights_is_that_of_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    start_from(&gpt2(), &out, &[]);
+    let (trained, theirs) = (open(&out), expected());
+    let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
+    let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+    for (name, weight) in weights.named() {
+        let (mut ours, mut theirs) = (weight.to_f32(), theirs.f32[&format!("after/{name}")].clone());
+        if name.ends_with("attn.c_attn.bias") {
+            // A bias of all keys moves every score of a query alike, which a softmax does not see: its gradient is rounding, and
+            // AdamW makes steps of that.
+            ours.drain(16..32);
+            theirs.drain(16..32);
+        }
+        let off = furthest(&ours, &theirs);
+        assert!(off < 1e-5, "{name} is off by {off} after a step");
+    }
+}
+
+/// A tensor of a file: its type, shape and bytes.
+type Numbers = (Dtype, Vec<usize>, Vec<u8>);
+
+fn tensors(path: &Path) -> BTreeMap<String, Numbers> {
+    let bytes = fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let one = |(name, view): (String, TensorView<'_>)| {
+        (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+    };
+    file.tensors().into_iter().map(one).collect()
+}
+
+fn write(path: &Path, tensors: &BTreeMap<String, Numbers>) {
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    fs::write(path, safetensors::serialize(views, Some(format)).unwrap()).unwrap();
+}
+
+/// The fixture in another form.
+fn folder_with(at: PathBuf, change: impl FnOnce(&mut BTreeMap<String, Numbers>)) -> PathBuf {
+    let mut all = tensors(&gpt2().join("model.safetensors"));
+    change(&mut all);
+    fs::create_dir_all(&at).unwrap();
+    fs::copy(gpt2().join("config.json"), at.join("config.json")).unwrap();
+    write(&at.join("model.safetensors"), &all);
+    at
+}
+
+/// A number in half the bytes.
+type Narrow = fn(f32) -> [u8; 2];
+
+fn halved(all: &mut BTreeMap<String, Numbers>, dtype: Dtype, narrow: Narrow) {
+    for (of, _, bytes) in all.values_mut() {
+        let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap()));
+        (*of, *bytes) = (dtype, numbers.flat_map(narrow).collect());
+    }
+}
+
+#[test]
+fn every_form_of_the_files_holds_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let whole = hash(&open(&gpt2()));
+    let plain = folder_with(at("plain"), |all| {
+        *all = std::mem::take(all)
+            .into_iter()
+            .map(|(name, one)| (name.strip_prefix("transformer.").unwrap().to_owned(), one))
+            .collect();
+        // What older files have beside.
+        let ones = (Dtype::U8, vec![1, 1, 16, 16], vec![1; 256]);
+        all.insert("h.0.attn.bias".into(), ones);
+        all.insert("h.0.attn.masked_bias".into(), (Dtype::F32, Vec::new(), vec![0; 4]));
+        all.insert("lm_head.weight".into(), all["wte.weight"].clone());
+    });
+    assert_eq!(hash(&open(&plain)), whole);
+    // One file by itself says nothing of its model.
+    let alone = plain.join("model.safetensors");
+    fs::remove_file(plain.join("config.json")).unwrap();
+    assert!(refusal(&alone).contains("no network that is built here"));
+
+    let cut = folder_with(at("cut"), |_| {});
+    let mut all = tensors(&cut.join("model.safetensors"));
+    fs::remove_file(cut.join("model.safetensors")).unwrap();
+    let rest = all.split_off("transformer.h.1.attn.c_proj.weight");
+    let mut map = serde_json::Map::new();
+    for (file, part) in [("a.safetensors", &all), ("b.safetensors", &rest)] {
+        write(&cut.join(file), part);
+        map.extend(part.keys().map(|name| (name.clone(), file.into())));
+    }
+    let index = serde_json::json!({ "metadata": {}, "weight_map": map });
+    fs::write(cut.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    assert_eq!(hash(&open(&cut)), whole);
+
+    let narrow: [(&str, Dtype, Narrow); 2] = [
+        ("f16", Dtype::F16, |x| f16::from_f32(x).to_le_bytes()),
+        ("bf16", Dtype::BF16, |x| bf16::from_f32(x).to_le_bytes()),
+    ];
+    for (name, dtype, narrow) in narrow {
+        let half = open(&folder_with(at(name), |all| halved(all, dtype, narrow)));
+        let off = furthest(&logits(&half, &[], &ids()[..16]), &expected().f32["logits"]);
+        assert!((1e-6..0.1).contains(&off), "{name} is off by {off}");
+    }
+}
+
+/// Exports into a folder, and reads it back.
+fn exported(trained: &Trained, folder: &Path, how: &Export) -> (Trained, hub::Exported) {
+    let exported = hub::export(trained, folder, how).unwrap();
+    (open(folder), exported)
+}
+
+const AS_IT_IS: Export = Export { dtype: None, shard_bytes: 5_000_000_000 };
+
+#[test]
+fn what_is_exported_comes_back_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let whole = open(&gpt2());
+    let (back, _) = exported(&whole, &at("back"), &AS_IT_IS);
+    assert_eq!(hash(&back), hash(&whole));
+    assert_eq!(
+        tensors(&at("back").join("model.safetensors")),
+        tensors(&gpt2().join("model.safetensors")),
+        "names, shapes and numbers are those of save_pretrained"
+    );
+    let (shards, written) = exported(&whole, &at("shards"), &Export { dtype: None, shard_bytes: 9_000 });
+    assert!(written.files.len() > 2, "{:?}", written.files);
+    assert_eq!(hash(&shards), hash(&whole));
+    let (wide, _) = exported(&whole, &at("f32"), &Export { dtype: Some(ExportType::F32), ..AS_IT_IS });
+    assert_eq!(hash(&wide), hash(&whole));
+    for (dtype, name) in [(ExportType::Bf16, "bf16"), (ExportType::F16, "f16")] {
+        let (half, _) = exported(&whole, &at(name), &Export { dtype: Some(dtype), ..AS_IT_IS });
+        let off = furthest(
+            &logits(&half, &["train.precision=f32".into()], &ids()[..16]),
+            &expected().f32["logits"],
+        );
+        assert!((1e-6..0.1).contains(&off), "{name} is off by {off}");
+    }
+    let again = hub::export(&whole, &at("back"), &AS_IT_IS).unwrap_err().to_string();
+    assert!(again.ends_with("back: it is there already: choose another folder"), "{again}");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
+}
+
+/// Trains in a folder; returns the hash of its weights.
+fn train(base: &Base, folder: &Path) -> String {
+    let (plan, dataset, device) = prepare(base, 2);
+    let outcome = run(plan, dataset, &device, &RunDir::at(folder), &AtomicBool::new(false), &mut ());
+    outcome.unwrap().summary.weights_hash.unwrap()
+}
+
+/// The newest checkpoint of a run folder.
+fn newest(run: &Path) -> PathBuf {
+    Checkpoints::of_run(run).list().unwrap().pop().unwrap()
+}
+
+/// Copies the files of a folder.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+/// Of one rank or of replicas, whatever else is beside; taken out of its run it is still known. Of ranks that hold pieces it is
+/// none, and says so by having no configuration.
+#[test]
+fn a_checkpoint_of_whole_tensors_is_a_folder_of_hugging_faces() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for (name, more) in [
+        ("one", &[][..]),
+        ("replicas", &["parallel.data=2"]),
+        ("zero", &["parallel.data=2", "parallel.zero=1"]),
+    ] {
+        let all = [&["train.steps=1"][..], more].concat();
+        let hashed = train(&tiny_gpt(&all), &at(name));
+        let (taken, theirs) = (at(&format!("{name}-taken")), at(&format!("{name}-theirs")));
+        copy(&newest(&at(name)), &taken);
+        assert_eq!(hash(&open(&taken)), hashed, "{name}");
+        // As one who knows nothing of our manifest sees it.
+        copy(&taken, &theirs);
+        fs::remove_file(theirs.join("manifest.json")).unwrap();
+        assert_eq!(hash(&open(&theirs)), hashed, "{name}");
+        for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+            assert!(taken.join(file).is_file(), "{file}");
+        }
+        let sums = open(&theirs).tokenizer().unwrap().encode("1+1=2\n").unwrap();
+        assert_eq!(sums, open(&at(name)).tokenizer().unwrap().encode("1+1=2\n").unwrap());
+    }
+    let hashed = train(&tiny_gpt(&["train.steps=1", "parallel.tensor=2"]), &at("cut"));
+    assert!(!newest(&at("cut")).join("config.json").exists());
+    assert!(newest(&at("cut")).join("tokenizer.json").exists());
+    let (whole, written) = exported(&open(&at("cut")), &at("cut-hf"), &AS_IT_IS);
+    assert_eq!((hash(&whole), written.has_config), (hashed, true));
+    // A head of its own needs the names that save_pretrained gives.
+    let hashed = train(&tiny_gpt(&["train.steps=1", "model.tied=false"]), &at("untied"));
+    assert!(!newest(&at("untied")).join("config.json").exists());
+    let (whole, _) = exported(&open(&at("untied")), &at("untied-hf"), &AS_IT_IS);
+    assert_eq!(hash(&whole), hashed);
+    let names: Vec<String> = tensors(&at("untied-hf").join("model.safetensors")).into_keys().collect();
+    assert!(
+        names.contains(&"lm_head.weight".into()) && names.contains(&"transformer.wte.weight".into()),
+        "{names:?}"
+    );
+    // What no class of transformers is still has its weights.
+    train(&tiny_gpt(&["train.steps=1", "model.norm=rms"]), &at("rms"));
+    let written = hub::export(&open(&at("rms")), &at("rms-hf"), &AS_IT_IS).unwrap();
+    assert!(!written.has_config && !at("rms-hf").join("config.json").exists());
+}
+
+/// The tokenizer goes with the weights, from what a run starts from to its own checkpoints, though token files do not need it.
+#[test]
+fn a_tokenizer_is_handed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let from = folder_with(at("from"), |_| {});
+    train(&tiny_gpt(&["train.steps=1"]), &at("sums"));
+    fs::copy(newest(&at("sums")).join("tokenizer.json"), from.join("tokenizer.json")).unwrap();
+    start_from(&from, &at("run"), &[]);
+    assert!(newest(&at("run")).join("tokenizer.json").is_file());
+    assert_eq!(open(&at("run")).tokenizer().unwrap().encode("7").unwrap(), [7]);
+}
+
+/// torchvision's names with what PyTorch counts beside; which network it is, its tensors say.
+#[test]
+fn state_dicts_of_torchvision_are_recognised() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text =
+        "[model]\nname = \"resnet-18\"\n[data]\nkind = \"shapes\"\ncount = 16\n[train]\nsteps = 0\nbatch = 4";
+    let hashed = train(&base(text, &[]), &at("run"));
+    let mut all = tensors(&newest(&at("run")).join("model.safetensors"));
+    all.insert("bn1.num_batches_tracked".into(), (Dtype::I64, Vec::new(), vec![0; 8]));
+    write(&at("resnet18.safetensors"), &all);
+    let trained = open(&at("resnet18.safetensors"));
+    assert_eq!((trained.run().model.name.as_str(), trained.facts().classes), ("resnet-18", Some(10)));
+    assert_eq!(hash(&trained), hashed);
+}
+
+/// How pixels were standardised stands beside the weights, so that other images are read as those were.
+#[test]
+fn images_are_judged_as_they_were_learnt_from() {
+    let folder = tempfile::tempdir().unwrap();
+    train(&tiny_cnn(&["train.steps=1"]), folder.path());
+    let (_, dataset, _) = prepare(&tiny_cnn(&[]), 1);
+    let Dataset::Images(images) = dataset else { panic!("shapes are images") };
+    assert_eq!(hub::standard_of(&newest(folder.path())).as_ref(), Some(images.standard()));
+}
