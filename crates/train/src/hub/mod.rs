@@ -107,7 +107,7 @@ pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
 }
 
 /// The `[model]` that a run file means by "auto", whose run starts from `path`: that of the checkpoint's own run, or what
-/// [`describe`] finds.
+/// `describe` finds.
 pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
     let whole = find(path, &Ranks::alone(), report)?;
     let run_file = whole.run_file();
