@@ -3,8 +3,10 @@
 //! After Lee, Ajanthan, Torr & Jaggi (ICLR 2021), whose method is that of Shallue et al. (2019): for every batch size B and every sparsity the metaparameters are searched,
 //! and K*, the fewest steps to a goal of validation, is recorded; K* = c1/B + c2 is fitted to that.
 //!
-//!     study file --> cells x points --> trials --> results --> summary, page
-//!     (file, range)  (sobol, widen)    (race, attempt, conduct)  (results, fit, theory)
+//! ```text
+//! study file --> cells x points --> trials --> results --> summary, page
+//! (file, range)  (sobol, widen)    (race, attempt, conduct)  (results, fit, theory)
+//! ```
 
 pub mod attempt;
 pub mod branch;
