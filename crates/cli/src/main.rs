@@ -8,6 +8,7 @@ mod bench;
 mod chat;
 mod columns;
 mod compare;
+mod completions;
 mod device;
 mod doctor;
 mod draft;
@@ -94,6 +95,8 @@ enum Command {
     Doctor(doctor::DoctorArguments),
     /// Measure this machine.
     Bench(bench::BenchArguments),
+    /// Write the script by which a shell completes commands and options.
+    Completions(completions::CompletionsArguments),
 }
 
 fn main() -> ExitCode {
@@ -121,6 +124,7 @@ fn main() -> ExitCode {
         Command::Study(arguments) => study::study(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Completions(arguments) => completions::completions(&arguments),
     };
     match outcome {
         Ok(code) => code,

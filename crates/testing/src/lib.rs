@@ -29,7 +29,7 @@ pub enum Need {
     Nccl,
     /// NVRTC's library alone, which compiles kernels without a device.
     Nvrtc,
-    /// A build with `--features espalier/mpi`, and its launcher.
+    /// A build with `--features espalier-cli/mpi`, and its launcher.
     Mpi,
     /// `python3` on the path.
     Python,

@@ -5,6 +5,7 @@ mod bench;
 mod browser;
 mod claimed;
 mod compare;
+mod completions;
 mod damage;
 mod doctor;
 mod dry_run;
@@ -97,6 +98,6 @@ pub fn said(output: &Output) -> String {
 fn mpi_is_built_in() {
     espalier_testing::skipped(
         espalier_testing::Need::Mpi,
-        "these tests were built without `--features espalier/mpi`",
+        "these tests were built without `--features espalier-cli/mpi`",
     );
 }

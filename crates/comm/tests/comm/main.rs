@@ -16,6 +16,6 @@ mod threads;
 fn mpi_is_built_in() {
     espalier_testing::skipped(
         espalier_testing::Need::Mpi,
-        "these tests were built without `--features espalier/mpi`",
+        "these tests were built without `--features espalier-cli/mpi`",
     );
 }

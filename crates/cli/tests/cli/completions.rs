@@ -1,0 +1,59 @@
+//! `espalier completions`: scripts that shells complete by.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use crate::said;
+
+fn completions(shell: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_espalier")).args(["completions", shell]).output().unwrap()
+}
+
+/// The commands that `espalier --help` lists.
+fn commands() -> Vec<String> {
+    let help = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let listed = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    listed.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_shell_gets_every_command() {
+    let commands = commands();
+    assert!(commands.len() > 10 && commands.contains(&"train".into()), "{commands:?}");
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = completions(shell);
+        assert!(output.status.success(), "{shell}: {}", said(&output));
+        let script = String::from_utf8(output.stdout).unwrap();
+        for command in &commands {
+            assert!(script.contains(command.as_str()), "{shell} knows nothing of {command}");
+        }
+    }
+    let output = completions("dos");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).starts_with("error: invalid value 'dos' for '<SHELL>'"), "{}", said(&output));
+    assert_eq!(said(&output).lines().count(), 1);
+}
+
+/// What bash makes of it, as if the tabulator had been pressed behind these words.
+#[test]
+fn bash_completes_by_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("espalier.bash");
+    fs::write(&script, completions("bash").stdout).unwrap();
+    let complete = |words: &[&str]| {
+        let [.., before, last] = words else { panic!("the program and a word") };
+        let line = format!(
+            "source '{}'; COMP_WORDS=({}); COMP_CWORD={}; _espalier espalier '{last}' '{before}'; echo \"${{COMPREPLY[@]}}\"",
+            script.display(),
+            words.join(" "),
+            words.len() - 1
+        );
+        let output = Command::new("bash").args(["--norc", "-c", &line]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(complete(&["espalier", "tra"]), "train");
+    assert_eq!(complete(&["espalier", "train", "--res"]), "--resume");
+    assert_eq!(complete(&["espalier", "export", "--dtype", "b"]), "bf16");
+}
