@@ -72,8 +72,8 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `5GB`, `300 MB` or `20kB` in bytes.
-fn bytes(text: &str) -> Result<usize> {
+/// `5GB`, `300 MB` or `20kB` in bytes, as `--shards` has it.
+pub fn bytes(text: &str) -> Result<usize> {
     let wrong = || conflict("--shards", &format!("is {text:?}, which is no size, as 5GB or 300MB are"));
     let (number, scale) = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)]
         .into_iter()

@@ -36,6 +36,7 @@ mod schedule;
 mod signals;
 mod start;
 mod study;
+mod tokenize;
 mod train;
 mod verify;
 mod watch;
@@ -75,6 +76,8 @@ enum Command {
     Eval(eval::EvalArguments),
     /// Write a trained model as a folder of Hugging Face's.
     Export(export::ExportArguments),
+    /// Write text as token files, which runs read without a tokenizer.
+    Tokenize(tokenize::TokenizeArguments),
     /// Check the checkpoints of a run folder.
     Verify(verify::VerifyArguments),
     /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Command::Chat(arguments) => chat::chat(&arguments),
         Command::Eval(arguments) => eval::eval(&arguments),
         Command::Export(arguments) => export::export(&arguments),
+        Command::Tokenize(arguments) => tokenize::tokenize(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Schedule(arguments) => schedule::schedule(&arguments),
         Command::Plan(arguments) => plan::plan(&arguments),
@@ -198,6 +202,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return 3;
     }
     match error.downcast_ref::<Error>() {
+        Some(Error::Data(espalier_train::data::Error::Write { .. })) => 3,
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::TooLarge { .. }) => 2,
         // What the launcher says is input too.

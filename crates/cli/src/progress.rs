@@ -1,7 +1,7 @@
 //! What a person sees: a bar on a terminal, plain lines elsewhere, and tables before and after. All on standard error.
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -116,7 +116,7 @@ impl Observer for Progress {
 
     fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
         self.say(&format!(
-            "step {step:>6}: validation loss {:.4}, {:.1} % right",
+            "step {step:>6}: validation loss {:.4}, accuracy {:.1} %",
             evaluation.loss,
             evaluation.accuracy * 100.0
         ));
@@ -141,7 +141,7 @@ impl Observer for Progress {
             n => format!(", {n} linear layers without zeros"),
         };
         self.say(&format!(
-            "before step {step}: pruned to {} of {} weights ({:.2} % gone), mask as {}{sparse}; {} in use, {} before{note}",
+            "before step {step}: pruned to {} of {} weights ({:.2} % pruned), mask as {}{sparse}; {} in use, {} before{note}",
             count(kept as f64),
             count(all as f64),
             100.0 * (1.0 - kept as f64 / all as f64),
@@ -191,7 +191,11 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
 /// Which files of a folder of text are not learnt from.
 fn skipped(dataset: &Dataset) -> Option<String> {
     let Dataset::Tokens(tokens) = dataset else { return None };
-    let files = tokens.skipped();
+    skipped_files(tokens.skipped())
+}
+
+/// The same of these files.
+pub fn skipped_files(files: &[PathBuf]) -> Option<String> {
     let names: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
     let others = match files.len().saturating_sub(NAMED) {
         0 => String::new(),

@@ -10,7 +10,7 @@ use espalier_plan::Plan;
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::data::{Bpe, Tokenizer};
+use espalier_train::data::Tokenizer;
 use espalier_train::infer::{self, Generator, Sampling};
 use espalier_train::trained::Trained;
 
@@ -82,7 +82,7 @@ impl Writer {
         let passed_over = |broken: &Error| say!("warning: {broken}; the one before it is used");
         let trained = Trained::open(checkpoint, passed_over)?;
         let tokenizer = match &arguments.tokenizer {
-            Some(path) => Some(Tokenizer::Bpe(Box::new(Bpe::open(path).map_err(Error::Data)?))),
+            Some(path) => Some(Tokenizer::open(path).map_err(Error::Data)?),
             None => None,
         };
         let plan = trained.plan(&arguments.overrides)?;

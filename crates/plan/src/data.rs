@@ -26,7 +26,7 @@ pub enum HeldOut {
     },
     /// Files of their own, of the same kind; all of `path` is then learnt from.
     Files {
-        /// Files, and for text folders.
+        /// Files, or folders of them.
         validation_path: Vec<PathBuf>,
     },
 }

@@ -33,6 +33,8 @@ pub enum Need {
     Mpi,
     /// `python3` on the path.
     Python,
+    /// Python's packages `tokenizers` and `sentencepiece`, and a build with `--features espalier-cli/tokenizers`.
+    Tokenizers,
     /// Chromium or Chrome on the path, as a real browser to open a page in.
     Browser,
     /// The Debian package dataset-fashion-mnist.
@@ -41,7 +43,7 @@ pub enum Need {
 
 impl Need {
     /// All of them.
-    pub const ALL: [Need; 10] = [
+    pub const ALL: [Need; 11] = [
         Need::Cuda,
         Need::TwoCuda,
         Need::Cudnn,
@@ -50,6 +52,7 @@ impl Need {
         Need::Nvrtc,
         Need::Mpi,
         Need::Python,
+        Need::Tokenizers,
         Need::Browser,
         Need::FashionMnist,
     ];
@@ -65,6 +68,7 @@ impl Need {
             Need::Nvrtc => "nvrtc",
             Need::Mpi => "mpi",
             Need::Python => "python",
+            Need::Tokenizers => "tokenizers",
             Need::Browser => "browser",
             Need::FashionMnist => "fashion-mnist",
         }

@@ -31,6 +31,7 @@ mod resumed;
 mod schedule;
 mod signals;
 mod study;
+mod tokenize;
 mod train;
 mod unheard;
 

@@ -86,6 +86,42 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
     assert!((one["loss"].as_f64().unwrap() - two["loss"].as_f64().unwrap()).abs() < 1e-5);
 }
 
+/// In one shot, of weights that another program wrote; then trained on, and back to them as a dense folder with zeros.
+#[test]
+fn a_model_of_hugging_faces_is_pruned() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let from = gpt2().display().to_string();
+    let prune = ["prune", &from, "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"];
+    let data = ["--set", "data.kind=arithmetic", "--set", "data.count=200", "--set", "train.batch=4"];
+    let output = espalier(at, &[&prune[..], &data].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let pruned = json(&output.stdout);
+    assert_eq!((pruned["sparsity"].as_f64(), pruned["steps"].as_u64()), (Some(0.75), Some(0)));
+    let run_file = fs::read_to_string(at.join("thin/run.toml")).unwrap();
+    let resume =
+        ["--out", "thin", "--resume", "--json", "--set", "train.steps=2", "--set", "device.kind=cpu"];
+    let output = train_in(at, &run_file, &resume);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["sparsity"], 0.75);
+    let output = espalier(at, &["export", "thin", "-o", "back"]);
+    assert!(output.status.success(), "{}", said(&output));
+    // The folder is one of theirs again, and pruned on from there it is where it was.
+    let again = ["prune", "back", "--method", "magnitude", "--sparsity", "0.75", "-o", "again", "--json"];
+    let output = espalier(at, &[&again[..], &data].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["kept"], pruned["kept"]);
+    // What it is trained on must be said.
+    let output = espalier(at, &["prune", &from, "--method", "magnitude", "-o", "x"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("`data.kind` is not said, and a model without a run of ours"),
+        "{}",
+        said(&output)
+    );
+    assert!(!at.join("x").exists());
+}
+
 /// Each gets one sentence, names what is wrong, and leaves nothing behind.
 #[test]
 fn what_cannot_be_done_is_said() {

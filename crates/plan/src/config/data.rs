@@ -67,7 +67,8 @@ impl Data {
         let held_out = match kind {
             Kind::Text => read_held_out(section, TEXT_FILES)?,
             Kind::Tokens => read_held_out(section, TOKEN_FILES)?,
-            _ => read_share(section)?,
+            Kind::Idx | Kind::Cifar10 => read_held_out(section, IMAGE_FILES)?,
+            Kind::Shapes | Kind::Arithmetic => read_share(section)?,
         };
         let data = Data { source, held_out };
         section.finish_variant("kind", data.kind(), fields::DATA)?;
@@ -77,6 +78,7 @@ impl Data {
 
 const TEXT_FILES: &str = "a text file or folder, or a list of them";
 const TOKEN_FILES: &str = "a file of token ids, or a list of them";
+const IMAGE_FILES: &str = "a file or folder of images, or a list of them";
 
 fn read_share(section: &mut Section) -> Result<HeldOut, Error> {
     let validation = section.number("validation", 0.1, "a number in [0, 1)", |x| (0.0..1.0).contains(&x))?;

@@ -298,9 +298,12 @@ fn valid_files() -> Vec<String> {
     files.push("[data]\nkind = \"text\"\npath = \"a\"\ntokenizer = \"b\"".into());
     files.push("[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = [\"b\", \"c\"]".into());
     files.push("[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"".into());
-    for data in
-        ["idx\"\npath = \"a", "idx\"\nimages = \"a\"\nlabels = \"b", "cifar10\"\npath = \"c", "shapes"]
-    {
+    for data in [
+        "idx\"\npath = \"a",
+        "idx\"\nimages = \"a\"\nlabels = \"b",
+        "cifar10\"\npath = \"c\"\nvalidation_path = \"d",
+        "shapes",
+    ] {
         files.push(format!("[model]\nname = \"resnet8\"\nclasses = 10\n[data]\nkind = \"{data}\""));
     }
     for name in ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"] {

@@ -61,6 +61,11 @@ impl Bpe {
         self.special.binary_search(&id).is_ok()
     }
 
+    /// Whether ids are the same where a text is cut before a space between two letters or digits of ASCII.
+    pub fn can_be_cut(&self) -> bool {
+        self.split && !self.added.iter().flatten().any(|(content, _)| content.contains(' '))
+    }
+
     /// What an id stands for; nothing if it has no meaning.
     pub fn piece(&self, id: u32) -> &[u8] {
         self.pieces.get(id as usize).map_or(&[], |piece| piece)

@@ -41,6 +41,10 @@ pub enum Error {
     #[error("{} does not fit its images: expected {expected} labels, got {got}", .path.display())]
     Labels { path: PathBuf, expected: usize, got: usize },
 
+    /// Images of two sizes in one set.
+    #[error("{} has images of {} x {} pixels and {} channels: expected {} x {} and {}, as those that are learnt from", .path.display(), .got[0], .got[1], .got[2], .expected[0], .expected[1], .expected[2])]
+    Shape { path: PathBuf, expected: [usize; 3], got: [usize; 3] },
+
     /// A label past the last class.
     #[error("{} has a wrong label at sample {position}: expected one below {expected}, got {got}", .path.display())]
     Label { path: PathBuf, position: usize, expected: usize, got: usize },
@@ -69,6 +73,14 @@ pub enum Error {
     #[error("{} is not a tokenizer we can read: expected {expected}, got {got}", .path.display())]
     Tokenizer { path: PathBuf, expected: String, got: String },
 
+    /// A tokenizer of another kind than we read by ourselves.
+    #[error("{} is not a tokenizer that this build reads: expected {expected}, got {got}; a program built with `--features tokenizers` reads all kinds", .path.display())]
+    OtherTokenizer { path: PathBuf, expected: String, got: String },
+
+    /// A tokenizer that cannot make ids of this text.
+    #[error("{} cannot make tokens of the text: {why}", .path.display())]
+    Untokenized { path: PathBuf, why: String },
+
     /// Text that the vocabulary cannot spell.
     #[error("{} has no token for {got:?}", .path.display())]
     NoToken { path: PathBuf, got: String },
@@ -76,6 +88,14 @@ pub enum Error {
     /// Two tokens that nobody could tell apart.
     #[error("{} is not a tokenizer we can read: {first:?} and {second:?} have the same id, {id}", .path.display())]
     SameId { path: PathBuf, first: String, second: String, id: u32 },
+
+    /// What is to be written is there.
+    #[error("{} is there already: choose another name", .path.display())]
+    Exists { path: PathBuf },
+
+    /// The system refused to write it.
+    #[error("{} cannot be written: {source}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
 
     /// A field of the run file.
     #[error("data.{field} is wrong: expected {expected}, got {got}")]

@@ -5,7 +5,7 @@
 //! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
 //! bytes that changed between two pieces are not.
 
-use super::{Dataset, Error, Text, cifar, error, idx, mapped};
+use super::{Dataset, Error, Text, cifar, error, idx, judged, mapped};
 use espalier_plan::data::{Data, HeldOut, IdxFiles, Source};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -58,12 +58,26 @@ impl Dataset {
                 }
                 files
             }
-            Source::Idx { files: IdxFiles::Folder { path } } => idx::files(path)?.into(),
-            Source::Idx { files: IdxFiles::Pair { images, labels } } => vec![images.clone(), labels.clone()],
-            Source::Cifar10 { path } => cifar::files(path)?,
+            Source::Idx { .. } | Source::Cifar10 { .. } => {
+                let mut files = learnt_images(&data.source)?;
+                for path in apart {
+                    files.append(&mut judged::image_files(path)?);
+                }
+                files
+            }
             Source::Shapes { .. } | Source::Arithmetic { .. } => Vec::new(),
         })
     }
+}
+
+/// The files of images and labels that are learnt from.
+pub(super) fn learnt_images(source: &Source) -> Result<Vec<PathBuf>, Error> {
+    Ok(match source {
+        Source::Idx { files: IdxFiles::Folder { path } } => idx::files(path)?.into(),
+        Source::Idx { files: IdxFiles::Pair { images, labels } } => vec![images.clone(), labels.clone()],
+        Source::Cifar10 { path } => cifar::files(path)?,
+        _ => Vec::new(),
+    })
 }
 
 /// Bytes of all these files.

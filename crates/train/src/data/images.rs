@@ -1,7 +1,7 @@
 //! Images with labels, kept as bytes and standardised on the way into a batch.
 //!
 //! The validation split is held out by a shuffle that depends on the number of images alone, so every run judges by
-//! the same samples. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
+//! the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
 //! training split, both exact since the sums are integers. A channel that never varies is divided by 1.
 
 use super::{Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
@@ -16,9 +16,10 @@ const HELD_OUT: u64 = u64::from_be_bytes(*b"held out") | 1;
 /// Images with one label each.
 #[derive(Debug)]
 pub struct Images {
+    /// All of them; those of files that are held out stand at the end.
     raw: Raw,
-    /// The first `held_out` places of the shuffle are the validation split.
-    shuffle: Permutation,
+    /// The first `held_out` places of the shuffle are the validation split; without one, the last images are.
+    shuffle: Option<Permutation>,
     held_out: usize,
     standard: Standard,
     /// The standardised value of every byte, channel by channel.
@@ -55,6 +56,25 @@ impl Images {
         Images::new(super::idx::read(folder)?, validation)
     }
 
+    /// Images to learn from, all of them, and others to judge by.
+    pub(super) fn apart(mut raw: Raw, others: Vec<Raw>) -> Result<Images, Error> {
+        let learnt = raw.labels.len();
+        for other in others {
+            if other.shape != raw.shape {
+                return Err(Error::Shape { path: other.path, expected: raw.shape, got: other.shape });
+            }
+            let unknown = other.labels.iter().position(|label| usize::from(*label) >= raw.classes);
+            if let Some(position) = unknown {
+                let got = other.labels[position].into();
+                return Err(Error::Label { path: other.path, position, expected: raw.classes, got });
+            }
+            raw.pixels.extend(other.pixels);
+            raw.labels.extend(other.labels);
+        }
+        let (held_out, standard) = (raw.labels.len() - learnt, Standard::of(&raw, 0..learnt));
+        Ok(Images::standardised(raw, None, held_out, standard))
+    }
+
     /// The same from a file of images and a file of labels, whatever their names.
     pub fn idx_pair(images: &Path, labels: &Path, validation: f64) -> Result<Images, Error> {
         Images::new(super::idx::read_pair(images, labels)?, validation)
@@ -70,7 +90,7 @@ impl Images {
         Images::new(shapes.draw()?, validation)
     }
 
-    fn new(raw: Raw, validation: f64) -> Result<Images, Error> {
+    pub(super) fn new(raw: Raw, validation: f64) -> Result<Images, Error> {
         check_validation(validation)?;
         let count = raw.labels.len();
         debug_assert_eq!(raw.pixels.len(), count * raw.shape.iter().product::<usize>());
@@ -83,7 +103,7 @@ impl Images {
         let shuffle = Permutation::new(HELD_OUT, count as u64);
         let train = (held_out..count).map(|i| shuffle.at(i as u64) as usize);
         let standard = Standard::of(&raw, train);
-        Ok(Images::standardised(raw, shuffle, held_out, standard))
+        Ok(Images::standardised(raw, Some(shuffle), held_out, standard))
     }
 
     /// Images of which nothing is learnt: all are to be judged by, standardised as those were that a model learnt from, or by
@@ -91,10 +111,10 @@ impl Images {
     pub(super) fn judged(raw: Raw, standard: Option<Standard>) -> Images {
         let count = raw.labels.len();
         let standard = standard.unwrap_or_else(|| Standard::of(&raw, 0..count));
-        Images::standardised(raw, Permutation::new(HELD_OUT, count as u64), count, standard)
+        Images::standardised(raw, Some(Permutation::new(HELD_OUT, count as u64)), count, standard)
     }
 
-    fn standardised(raw: Raw, shuffle: Permutation, held_out: usize, standard: Standard) -> Images {
+    fn standardised(raw: Raw, shuffle: Option<Permutation>, held_out: usize, standard: Standard) -> Images {
         let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
         let values = standard.mean.iter().zip(&standard.std).map(value).collect();
         Images { raw, shuffle, held_out, standard, values, stored: OnceLock::new() }
@@ -172,8 +192,12 @@ impl Images {
     /// Where an image of a split stands among all.
     fn sample(&self, split: Split, index: usize) -> usize {
         assert!(index < self.len(split), "image {index} of a split of {}", self.len(split));
-        let place = if split == Split::Train { self.held_out + index } else { index };
-        self.shuffle.at(place as u64) as usize
+        match (&self.shuffle, split) {
+            (Some(shuffle), Split::Train) => shuffle.at((self.held_out + index) as u64) as usize,
+            (Some(shuffle), Split::Validation) => shuffle.at(index as u64) as usize,
+            (None, Split::Train) => index,
+            (None, Split::Validation) => self.len(Split::Train) + index,
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 //! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or the name ends in
 //! `.bin`, as images standardised as those were that it learnt from.
 
-use super::{Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, tokens::Judged};
+use super::{
+    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, tokens::Judged,
+};
 use std::{
     fs::File,
     io::Read,
@@ -40,16 +42,28 @@ impl Dataset {
                 };
                 Ok(Dataset::Tokens(Tokens::judged(&source, &[path.to_owned()], seq)?))
             }
-            Takes::Images(standard) => {
-                let raw = match (path.is_dir(), cifar::files(path).is_ok()) {
-                    (true, true) => cifar::read(path)?,
-                    (true, false) => idx::read(path)?,
-                    (false, _) if is_idx(path)? => idx::read_pair(path, &labels_beside(path))?,
-                    (false, _) => cifar::read(path)?,
-                };
-                Ok(Dataset::Images(Images::judged(raw, standard)))
-            }
+            Takes::Images(standard) => Ok(Dataset::Images(Images::judged(images(path)?, standard))),
         }
+    }
+}
+
+/// All images of a folder or a file, in whichever format that is.
+pub(super) fn images(path: &Path) -> Result<Raw, Error> {
+    match (path.is_dir(), cifar::files(path).is_ok()) {
+        (true, true) => cifar::read(path),
+        (true, false) => idx::read(path),
+        (false, _) if is_idx(path)? => idx::read_pair(path, &labels_beside(path)),
+        (false, _) => cifar::read(path),
+    }
+}
+
+/// The files that [`images`] reads.
+pub(super) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    match (path.is_dir(), cifar::files(path)) {
+        (true, Ok(files)) => Ok(files),
+        (true, Err(_)) => Ok(idx::files(path)?.into()),
+        (false, _) if is_idx(path)? => Ok(vec![path.to_owned(), labels_beside(path)]),
+        (false, _) => Ok(vec![path.to_owned()]),
     }
 }
 

@@ -149,7 +149,7 @@ impl Mapped {
 }
 
 impl Width {
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         match self {
             Width::U16 => 2,
             Width::U32 => 4,

@@ -10,14 +10,17 @@
 //! | MNIST, Fashion-MNIST | `idx` |
 //! | CIFAR-10 | `cifar` |
 //! | drawn shapes | `shapes` |
-//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `bpe`, `split` |
-//! | token files (`.bin`) | `mapped` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `bpe`, `split`, `any_tokenizer` |
+//! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
 //! | made-up sums | `arithmetic` |
 //! | any of the files, to judge a trained model by | `judged` |
 
+#[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
+mod any_tokenizer;
 mod arithmetic;
 mod bpe;
 mod cifar;
+mod encode;
 mod error;
 mod feed;
 mod files;
@@ -30,10 +33,12 @@ mod order;
 mod shapes;
 mod split;
 mod text;
+mod tokenize;
 mod tokenizer;
 mod tokenizer_json;
 mod tokens;
 
+pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
 pub use error::Error;
@@ -46,6 +51,7 @@ pub use mapped::Width;
 pub use order::{Order, spread};
 pub use shapes::{CLASSES as SHAPES, Shapes};
 pub use text::Text;
+pub use tokenize::{TokenFiles, Tokenized, tokenize};
 pub use tokenizer::Tokenizer;
 pub use tokens::{Tokens, Windows};
 

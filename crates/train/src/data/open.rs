@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-use espalier_plan::data::{HeldOut, IdxFiles, Source, TokenType};
+use espalier_plan::data::{HeldOut, Source, TokenType};
 use espalier_plan::{DataFacts, RunFile};
 use espalier_tensor::machine::memory_left;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use super::error::{FEWER, FEWER_IMAGES};
-use super::files::total;
+use super::files::{learnt_images, total};
+use super::judged::{image_files, images};
+use super::tokens::check_apart;
 use super::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows, cifar, idx};
 
 impl Dataset {
@@ -55,18 +57,28 @@ impl Dataset {
                 let vocab = run.model.vocab().expect("a run file with token files says how many there are");
                 Dataset::Tokens(Tokens::files(path, apart.map(Vec::as_slice), width, vocab, windows())?)
             }
-            // At least: what is zipped is looked at again when its header is known.
-            Source::Idx { files } => {
-                let [images, labels] = match files {
-                    IdxFiles::Folder { path } => idx::files(path)?,
-                    IdxFiles::Pair { images, labels } => [images.clone(), labels.clone()],
+            source @ (Source::Idx { .. } | Source::Cifar10 { .. }) => {
+                let learnt = learnt_images(source)?;
+                // At least: what is zipped is looked at again when its header is known.
+                fits(&learnt[0], total(&Dataset::files(&run.data)?)?, FEWER_IMAGES)?;
+                let raw = match source {
+                    Source::Cifar10 { path } => cifar::read(path)?,
+                    _ => idx::read_pair(&learnt[0], &learnt[1])?,
                 };
-                fits(&images, total(&[images.clone(), labels.clone()])?, FEWER_IMAGES)?;
-                Dataset::Images(Images::idx_pair(&images, &labels, validation)?)
-            }
-            Source::Cifar10 { path } => {
-                fits(path, total(&cifar::files(path)?)?, FEWER_IMAGES)?;
-                Dataset::Images(Images::cifar10(path, validation)?)
+                Dataset::Images(match apart {
+                    None => Images::new(raw, validation)?,
+                    Some(paths) => {
+                        check_apart(
+                            &learnt,
+                            &paths
+                                .iter()
+                                .map(|path| image_files(path))
+                                .collect::<Result<Vec<_>, _>>()?
+                                .concat(),
+                        )?;
+                        Images::apart(raw, paths.iter().map(|path| images(path)).collect::<Result<_, _>>()?)?
+                    }
+                })
             }
             &Source::Shapes { count, size } => {
                 let shapes = Shapes { count, size, seed: run.seed };

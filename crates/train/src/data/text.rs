@@ -5,12 +5,11 @@
 //! as git has it). Binary files, devices and FIFOs in it are listed as skipped. A regular file that is named itself is
 //! read whatever it is.
 //!
-//! As bytes, files follow each other as they are. A tokenizer that knows `<|endoftext|>` puts it after each file, as
-//! GPT-2's training data had it.
+//! As bytes, files follow each other as they are. A tokenizer that knows what ends a text (`<|endoftext|>`, `</s>`) puts it
+//! after each file, as GPT-2's training data had it.
 
-use super::{Bpe, Error, Tokenizer, error::reading, tokens::Stream};
+use super::{Error, Tokenizer, encode::encode_files, error::reading, tokens::Stream};
 use std::{
-    collections::HashMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -39,7 +38,7 @@ impl Text {
     /// All the text, as ids; what makes ids of text; and the files that were skipped.
     pub(super) fn read(&self) -> Result<(Stream, Tokenizer, Vec<PathBuf>), Error> {
         let tokenizer = match &self.tokenizer {
-            Some(path) => Tokenizer::Bpe(Box::new(Bpe::open(path)?)),
+            Some(path) => Tokenizer::open(path)?,
             None => Tokenizer::Bytes,
         };
         let (stream, skipped) = self.read_by(&tokenizer)?;
@@ -50,10 +49,6 @@ impl Text {
     pub(super) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
         let Files { wanted: files, skipped } = self.files()?;
         let read = |path: &PathBuf| super::error::read(path, "a text file");
-        let text = |file: &PathBuf| {
-            String::from_utf8(read(file)?)
-                .map_err(|e| Error::NotText { path: file.clone(), position: e.utf8_error().valid_up_to() })
-        };
         let stream = match tokenizer {
             Tokenizer::Bytes => {
                 let mut bytes = Vec::new();
@@ -62,20 +57,12 @@ impl Text {
                 }
                 Stream::Bytes(bytes)
             }
-            Tokenizer::Arithmetic => {
+            Tokenizer::Arithmetic | Tokenizer::Bpe(_) | Tokenizer::Any(_) => {
                 let mut ids = Vec::new();
-                for file in &files {
-                    ids.append(&mut tokenizer.encode(&text(file)?)?);
-                }
-                Stream::Ids(ids)
-            }
-            Tokenizer::Bpe(bpe) => {
-                let (mut ids, mut seen) = (Vec::new(), HashMap::new());
-                for file in &files {
-                    let text = text(file)?;
-                    bpe.encode_into(&text, &mut seen, &mut ids)?;
-                    ids.extend(tokenizer.end().filter(|_| !text.is_empty()));
-                }
+                encode_files(&files, tokenizer, |more, _| {
+                    ids.extend_from_slice(more);
+                    Ok(true)
+                })?;
                 Stream::Ids(ids)
             }
         };

@@ -1,6 +1,10 @@
 //! From text to ids and back: bytes, the alphabet of sums, or a Hugging Face tokenizer.
 
-use super::{Bpe, Error, arithmetic, tokenizer_json};
+use super::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json};
+use std::path::Path;
+
+/// What ends a text in the tokenizers that people have, the likeliest first.
+const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
 /// What turns text into ids and ids into text.
 #[derive(Debug)]
@@ -11,9 +15,33 @@ pub enum Tokenizer {
     Arithmetic,
     /// Byte-level pair encoding, from a `tokenizer.json`.
     Bpe(Box<Bpe>),
+    /// Of any other kind, from a `tokenizer.json`.
+    Any(Box<AnyTokenizer>),
 }
 
 impl Tokenizer {
+    /// Reads a `tokenizer.json`, or that of a folder: byte-level BPE by ourselves, every other kind where the program is built
+    /// with the feature `tokenizers`.
+    pub fn open(path: &Path) -> Result<Tokenizer, Error> {
+        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        match Bpe::open(&path) {
+            Ok(bpe) => Ok(Tokenizer::Bpe(Box::new(bpe))),
+            Err(refused @ Error::OtherTokenizer { .. }) => {
+                Ok(Tokenizer::Any(Box::new(AnyTokenizer::open(&path, refused)?)))
+            }
+            Err(broken) => Err(broken),
+        }
+    }
+
+    /// The file that it was read from.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Arithmetic => None,
+            Tokenizer::Bpe(bpe) => Some(bpe.path()),
+            Tokenizer::Any(any) => Some(any.path()),
+        }
+    }
+
     /// A `tokenizer.json` that gives the same ids, of those that have no file.
     pub fn to_json(&self) -> Option<String> {
         match self {
@@ -21,7 +49,7 @@ impl Tokenizer {
             Tokenizer::Arithmetic => {
                 Some(tokenizer_json::write(arithmetic::ALPHABET.iter().copied().zip(0..)))
             }
-            Tokenizer::Bpe(_) => None,
+            Tokenizer::Bpe(_) | Tokenizer::Any(_) => None,
         }
     }
 
@@ -31,14 +59,31 @@ impl Tokenizer {
             Tokenizer::Bytes => 256,
             Tokenizer::Arithmetic => arithmetic::VOCAB,
             Tokenizer::Bpe(bpe) => bpe.vocab(),
+            Tokenizer::Any(any) => any.vocab(),
         }
     }
 
     /// The id that ends a text, where there is one.
     pub fn end(&self) -> Option<u32> {
-        match self {
+        self.end_token().map(|(_, id)| id)
+    }
+
+    /// The token that ends a text, as it is written, and its id.
+    pub fn end_token(&self) -> Option<(&'static str, u32)> {
+        let added = |content: &str| match self {
             Tokenizer::Bytes | Tokenizer::Arithmetic => None,
-            Tokenizer::Bpe(bpe) => bpe.added("<|endoftext|>"),
+            Tokenizer::Bpe(bpe) => bpe.added(content),
+            Tokenizer::Any(any) => any.added(content),
+        };
+        ENDS.into_iter().find_map(|content| Some((content, added(content)?)))
+    }
+
+    /// Whether a text that is cut before a space between two letters or digits of ASCII has the same ids.
+    pub fn can_be_cut(&self) -> bool {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Arithmetic => true,
+            Tokenizer::Bpe(bpe) => bpe.can_be_cut(),
+            Tokenizer::Any(any) => any.can_be_cut(),
         }
     }
 
@@ -52,6 +97,7 @@ impl Tokenizer {
                 .collect::<Result<_, char>>()
                 .map_err(|c| Error::NoToken { path: "the alphabet of sums".into(), got: c.to_string() }),
             Tokenizer::Bpe(bpe) => bpe.encode(text),
+            Tokenizer::Any(any) => any.encode(text),
         }
     }
 
@@ -60,6 +106,9 @@ impl Tokenizer {
         match self {
             Tokenizer::Bpe(bpe) => {
                 ids.iter().filter(|id| !bpe.is_special(**id)).map(|&id| bpe.piece(id).len()).sum()
+            }
+            Tokenizer::Any(any) => {
+                ids.iter().filter(|id| !any.is_special(**id)).map(|&id| any.piece(id).len()).sum()
             }
             Tokenizer::Bytes | Tokenizer::Arithmetic => self.decode(ids).len(),
         }
@@ -73,6 +122,7 @@ impl Tokenizer {
                 ids.iter().filter_map(|&id| arithmetic::ALPHABET.get(id as usize)).copied().collect()
             }
             Tokenizer::Bpe(bpe) => ids.iter().flat_map(|&id| bpe.piece(id)).copied().collect(),
+            Tokenizer::Any(any) => ids.iter().flat_map(|&id| any.piece(id)).collect(),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Hugging Face's `tokenizer.json`, of the byte-level BPE kind.
 //!
 //! Whatever in the file would change ids and is not done here, such as a normalizer or another split, is refused by
-//! name, never approximated; token files (`.bin`), made with any tokenizer at all, are the way around. Post-processing,
-//! truncation and padding are left aside: they concern single inputs, not a stream to learn from.
+//! name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing, truncation and padding
+//! are left aside: they concern single inputs, not a stream to learn from.
 
 use super::{Bpe, Error};
 use serde::Deserialize;
@@ -18,7 +18,11 @@ pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
     let file: TokenizerFile = serde_json::from_slice(&bytes).map_err(broken)?;
     let kind = |part: &Value| part.get("type").unwrap_or(part).to_string();
     let must = |holds: bool, expected: &str, got: String| {
-        if holds { Ok(()) } else { Err(refuse(expected, got)) }
+        if holds {
+            Ok(())
+        } else {
+            Err(Error::OtherTokenizer { path: path.into(), expected: expected.into(), got })
+        }
     };
 
     must(file.normalizer.is_null(), "no normalizer", kind(&file.normalizer))?;
@@ -62,7 +66,9 @@ pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
     let largest = largest.ok_or_else(|| refuse("a vocabulary", "an empty one".into()))?;
     // A gap as wide as the vocabulary is a slip of the pen, and would ask for memory without bound.
     let dense = (largest as usize) < 2 * (vocab.len() + file.added_tokens.len());
-    must(dense, "ids that follow each other", largest.to_string())?;
+    if !dense {
+        return Err(refuse("ids that follow each other", largest.to_string()));
+    }
     let mut pieces = vec![Vec::new(); largest as usize + 1];
     check_ids(path, &vocab, &file.added_tokens)?;
     for (token, &id) in &vocab {
@@ -233,7 +239,7 @@ mod tests {
                 object => object[field] = value,
             }
             let error = open(&file).unwrap_err();
-            assert!(matches!(error, Error::Tokenizer { .. }));
+            assert!(matches!(error, Error::Tokenizer { .. } | Error::OtherTokenizer { .. }));
             assert!(error.to_string().contains(message), "{place}: {error}");
         }
         assert!(matches!(Bpe::open(Path::new("/no/tokenizer.json")), Err(Error::Missing { .. })));

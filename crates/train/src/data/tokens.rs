@@ -228,7 +228,7 @@ impl Tokens {
 }
 
 /// What is trained on must not be what is measured on.
-fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
+pub(super) fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
     let same = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
     let trained: HashSet<PathBuf> = trained.iter().map(same).collect();
     match held_out.iter().find(|path| trained.contains(&same(path))) {

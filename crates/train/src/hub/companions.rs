@@ -56,9 +56,9 @@ pub(super) fn of_text(
         files.push(json_file(GENERATION, &json!({ "bos_token_id": end, "eos_token_id": end }), true));
     }
     let written = tokenizer.and_then(Tokenizer::to_json);
-    let source = match tokenizer {
-        Some(Tokenizer::Bpe(bpe)) => Some(bpe.path().to_owned()),
-        _ => beside.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file()),
+    let source = match tokenizer.and_then(Tokenizer::path) {
+        Some(path) => Some(path.to_owned()),
+        None => beside.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file()),
     };
     let file = |name: &str, bytes| Companion { name: name.into(), bytes, needs_whole_weights: false };
     let read = |path: &Path| fs::read(path).map_err(|why| Error::file(path, why));
@@ -77,8 +77,8 @@ pub(super) fn of_text(
                 "model_max_length": seq,
                 "clean_up_tokenization_spaces": false,
             });
-            if end.is_some() {
-                config["eos_token"] = json!("<|endoftext|>");
+            if let Some((end, _)) = tokenizer.and_then(Tokenizer::end_token) {
+                config["eos_token"] = json!(end);
             }
             files.push(json_file(TOKENIZER_CONFIG, &config, false));
         }

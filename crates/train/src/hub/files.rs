@@ -31,7 +31,7 @@ struct Index {
 }
 
 /// Whether this is somebody else's: a file, or a folder with weights or a configuration, and no manifest of ours.
-pub(crate) fn is_foreign(path: &Path) -> bool {
+pub fn is_foreign(path: &Path) -> bool {
     let has = |name: &str| path.join(name).exists();
     let is_weights = path.is_file() && (extension(path) == "safetensors" || is_pickled(path));
     is_weights || (!has(MANIFEST) && [MODEL, INDEX, CONFIG].into_iter().any(has))

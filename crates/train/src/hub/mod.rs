@@ -30,7 +30,7 @@ use crate::{Error, Result};
 
 pub use companions::{companions, standard_of};
 pub use export::{Export, ExportType, Exported, export};
-pub(crate) use files::is_foreign;
+pub use files::is_foreign;
 
 /// What a model is called in a folder of Hugging Face's.
 const CONFIG: &str = "config.json";

@@ -36,8 +36,13 @@ pub fn prune(
     let alone = plan.alone().map_err(Error::Plan)?;
     room::check(&alone, device, None)?;
     let mut trainer = Trainer::new(alone, dataset, device)?;
-    trainer.restore(whole)?;
-    trainer.refuse_more_pruned(whole)?;
+    if hub::is_foreign(whole.path()) {
+        // Weights alone, without the state of an optimizer.
+        trainer.start_from(whole)?;
+    } else {
+        trainer.restore(whole)?;
+        trainer.refuse_more_pruned(whole)?;
+    }
     let pruned = trainer.prune()?.expect("a method that prunes before the first step");
     // It is another model from here on: what the whole one reached is not its own.
     trainer.forget_best();

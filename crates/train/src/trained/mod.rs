@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::checkpoint::Checkpoint;
 use crate::context::dtype;
-use crate::data::{Bpe, Dataset, Takes, Tokenizer, Width};
+use crate::data::{Dataset, Takes, Tokenizer, Width};
 use crate::hub::{self, Described, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::parallel::pieces::Pieces;
@@ -84,9 +84,9 @@ impl Trained {
             Source::Text { tokenizer: None, .. } => Some(Tokenizer::Bytes),
             Source::Arithmetic { .. } => Some(Tokenizer::Arithmetic),
             Source::Text { tokenizer: Some(path), .. } if path.is_file() || !beside.is_file() => {
-                Some(bpe(path)?)
+                Some(Tokenizer::open(path)?)
             }
-            _ if beside.is_file() => Some(bpe(&beside)?),
+            _ if beside.is_file() => Some(Tokenizer::open(&beside)?),
             _ => None,
         };
         Ok(Trained { checkpoint, run, is_own: true, facts, tokenizer })
@@ -97,7 +97,7 @@ impl Trained {
         let run = RunFile::parse(&described.model, &[])?;
         let classes = described.image.and_then(|_| run.model.classes());
         let facts = DataFacts { vocab: run.model.vocab(), image: described.image, classes };
-        let tokenizer = described.tokenizer.as_deref().map(bpe).transpose()?;
+        let tokenizer = described.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
         Ok(Trained { checkpoint, run, is_own: false, facts, tokenizer })
     }
 
@@ -191,8 +191,4 @@ impl Trained {
         };
         Ok(Dataset::to_judge(path, takes)?)
     }
-}
-
-fn bpe(path: &Path) -> Result<Tokenizer> {
-    Ok(Tokenizer::Bpe(Box::new(Bpe::open(path)?)))
 }

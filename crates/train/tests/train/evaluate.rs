@@ -6,7 +6,7 @@ use std::path::Path;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
-use espalier_train::data::{Dataset, Split};
+use espalier_train::data::{Dataset, Inputs, Split};
 use espalier_train::trainer::Trainer;
 
 const TEXT: &str = r#"
@@ -116,4 +116,69 @@ fn text_of_folders_is_held_out_as_well() {
     let data = open("out.txt").unwrap();
     assert_eq!(data.batch(Split::Validation, &[(0, 0)]).unwrap().targets, b"klmnopqr".map(u32::from));
     assert!(open("in").unwrap_err().contains("does not train on"));
+}
+
+/// Images of files of their own, in either format: none of them is learnt from, and what is learnt from says how they are
+/// standardised.
+#[test]
+fn images_of_other_files_are_held_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let idx = |sizes: &[u8], bytes: &[u8]| {
+        let head = [0, 0, 8, sizes.len() as u8].into_iter().chain(sizes.iter().flat_map(|n| [0, 0, 0, *n]));
+        head.chain(bytes.iter().copied()).collect::<Vec<u8>>()
+    };
+    let mnist = |name: &str, sizes: [u8; 3], pixels: &[u8], labels: &[u8]| {
+        fs::write(at(&format!("{name}-images-idx3-ubyte")), idx(&sizes, pixels)).unwrap();
+        fs::write(at(&format!("{name}-labels-idx1-ubyte")), idx(&sizes[..1], labels)).unwrap();
+    };
+    mnist("train", [3, 1, 2], &[10, 30, 10, 30, 10, 30], &[0, 1, 2]);
+    mnist("t10k", [2, 1, 2], &[20, 20, 40, 0], &[2, 1]);
+    mnist("wide", [1, 1, 3], &[1, 2, 3], &[0]);
+    mnist("more", [1, 1, 2], &[1, 2], &[3]);
+    let cifar = |label: u8, count: usize| [vec![label], vec![7; 3072]].concat().repeat(count);
+    fs::create_dir(at("cifar")).unwrap();
+    fs::write(at("cifar/data_batch_1.bin"), cifar(1, 3)).unwrap();
+    fs::write(at("cifar/test_batch.bin"), cifar(4, 2)).unwrap();
+    let open = |kind: &str, path: &str, validation: &str| {
+        let text = format!(
+            "[model]\nname = \"mlp\"\n[data]\nkind = \"{kind}\"\npath = \"{path}\"\nvalidation_path = {validation}\n[train]\nbatch = 1"
+        );
+        let mut run = RunFile::parse(&text, &[]).map_err(|error| error.to_string())?;
+        run.resolve_paths(folder.path());
+        let data = Dataset::open(&run).map_err(|error| error.to_string())?;
+        Ok::<_, String>((data, Dataset::files(&run.data).unwrap().len()))
+    };
+    let (data, files) = open("idx", ".", "\"t10k-images-idx3-ubyte\"").unwrap();
+    assert_eq!((data.len(Split::Train), data.len(Split::Validation), files), (3, 2, 4));
+    let held_out = data.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap();
+    assert_eq!(held_out.targets, [2, 1]);
+    let Inputs::Images { pixels, .. } = held_out.inputs else { panic!("images") };
+    // Of what is learnt from the mean is 20 and the deviation 10.
+    assert_eq!(pixels, [0.0, 0.0, 2.0, -2.0]);
+    assert_eq!(data.batch(Split::Train, &[(0, 0), (0, 1), (0, 2)]).unwrap().targets, [0, 1, 2]);
+    let (data, files) = open("cifar10", "cifar", "\"cifar/test_batch.bin\"").unwrap();
+    assert_eq!((data.len(Split::Train), data.len(Split::Validation), files), (3, 2, 2));
+    assert_eq!(data.label(Split::Validation, 1), Some(4));
+
+    let sentence = |path: &str| {
+        open("idx", ".", path).unwrap_err().replace(&format!("{}/", folder.path().display()), "")
+    };
+    assert_eq!(
+        sentence("\"train-images-idx3-ubyte\""),
+        "data.validation_path is wrong: expected files that `data.path` does not train on, got ./train-images-idx3-ubyte"
+            .replace("./", "")
+    );
+    assert_eq!(
+        sentence("[\"t10k-images-idx3-ubyte\", \"wide-images-idx3-ubyte\"]"),
+        "wide-images-idx3-ubyte has images of 1 x 3 pixels and 1 channels: expected 1 x 2 and 1, as those that are learnt from"
+    );
+    assert_eq!(
+        sentence("\"more-images-idx3-ubyte\""),
+        "more-images-idx3-ubyte has a wrong label at sample 0: expected one below 3, got 3"
+    );
+    assert!(
+        sentence("\"none\"")
+            .starts_with("none is not there: expected images in MNIST's or CIFAR-10's format")
+    );
 }

@@ -31,6 +31,7 @@ mod spatial;
 mod steps;
 mod support;
 mod tensor;
+mod tokenizers;
 mod traffic;
 mod trained;
 mod zero;

@@ -1,0 +1,153 @@
+//! `espalier tokenize`: text as token files, on all cores.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use espalier_train::Error;
+use espalier_train::data::{self, Text, TokenFiles, Tokenized, Tokenizer, Width};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::export::bytes;
+use crate::progress::{count, skipped_files};
+use crate::say::{self, say};
+use crate::signals::{INTERRUPTED, Stop};
+
+#[derive(Args)]
+#[command(
+    after_help = "The token that ends a text, where the tokenizer has one, follows each file. Ids are the same on any number of threads. A tokenizer
+of GPT-2's kind is read by every build, all others by one with `--features tokenizers`.
+
+Examples:
+  espalier tokenize book.txt --tokenizer gpt2/tokenizer.json -o book.bin
+  espalier tokenize corpus more.txt --extensions md,txt --tokenizer SmolLM2-135M -o tokens --shards 1GB --json"
+)]
+pub struct TokenizeArguments {
+    /// Text files, or folders of them.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// A tokenizer.json, or the folder of a model that has one.
+    #[arg(long, value_name = "FILE")]
+    tokenizer: PathBuf,
+    /// The file to write, or with --shards the folder, which is not there yet.
+    #[arg(short, long, value_name = "PATH")]
+    out: PathBuf,
+    /// In folders, only files with one of these extensions.
+    #[arg(long, value_name = "EXT,...", value_delimiter = ',')]
+    extensions: Vec<String>,
+    /// How an id is stored [default: u16 where all tokens fit, u32 otherwise].
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<Type>,
+    /// Several files of at most this size, as in 1GB or 300MB, in a folder.
+    #[arg(long, value_name = "SIZE")]
+    shards: Option<String>,
+    /// Threads that work at once [default: one for each core].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    threads: Option<u64>,
+    /// Print the outcome as one line of JSON, the last of standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How an id is stored.
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    U16,
+    U32,
+}
+
+/// Runs the command.
+pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
+    let stop = Stop::listen_saying("interrupted")?;
+    let tokenizer = Tokenizer::open(&arguments.tokenizer).map_err(Error::Data)?;
+    let (name, width) = match arguments.dtype {
+        Some(Type::U16) => ("u16", Width::U16),
+        Some(Type::U32) => ("u32", Width::U32),
+        None if tokenizer.vocab() <= 1 << 16 => ("u16", Width::U16),
+        None => ("u32", Width::U32),
+    };
+    let shard_bytes = arguments.shards.as_deref().map(bytes).transpose()?.map(|size| size as u64);
+    let threads = arguments.threads.unwrap_or(0) as usize;
+    let to = TokenFiles { path: arguments.out.clone(), width, shard_bytes, threads };
+    let (paths, extensions) = (arguments.paths.clone(), arguments.extensions.clone());
+    let text = Text { paths, extensions, tokenizer: None };
+    let mut shown = Shown::new();
+    stop.begun.store(true, Ordering::SeqCst);
+    let progress = |read, all| {
+        shown.update(read, all);
+        !stop.asked.load(Ordering::SeqCst)
+    };
+    let begun = Instant::now();
+    let done = data::tokenize(&text, &tokenizer, &to, progress).map_err(Error::Data)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    shown.finish();
+    let Some(done) = done else {
+        say!("interrupted: nothing was written");
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
+    let Tokenized { tokens, text_bytes, documents, files, skipped } = done;
+    if let Some(note) = skipped_files(&skipped) {
+        say!("note: {note}");
+    }
+    say!(
+        "{}: {} tokens of {:.1} MB of text in {documents} files, {:.2} bytes a token; {seconds:.1} s, {:.1} MB/s",
+        arguments.out.display(),
+        count(tokens as f64),
+        text_bytes as f64 / 1e6,
+        text_bytes as f64 / tokens as f64,
+        text_bytes as f64 / 1e6 / seconds
+    );
+    say!(
+        "in a run file: [data] kind = \"tokens\", path = {:?}, dtype = \"{name}\"; [model] vocab = {}",
+        arguments.out.display().to_string(),
+        tokenizer.vocab()
+    );
+    if arguments.json {
+        say::json(&json!({
+            "files": files, "tokens": tokens, "dtype": name, "vocab": tokenizer.vocab(), "text_bytes": text_bytes,
+            "documents": documents, "skipped": skipped.len(), "seconds": seconds,
+        }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A bar on a terminal, a line every few seconds elsewhere.
+struct Shown {
+    bar: Option<ProgressBar>,
+    last_line: Instant,
+}
+
+impl Shown {
+    fn new() -> Shown {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:28} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+            ProgressBar::no_length().with_style(style.expect("a fixed template"))
+        });
+        Shown { bar, last_line: Instant::now() }
+    }
+
+    fn update(&mut self, read: u64, all: u64) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(all);
+                bar.set_position(read);
+            }
+            None if self.last_line.elapsed() > Duration::from_secs(5) => {
+                self.last_line = Instant::now();
+                say!("{:.1} of {:.1} MB", read as f64 / 1e6, all as f64 / 1e6);
+            }
+            None => {}
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

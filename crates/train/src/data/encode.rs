@@ -1,0 +1,245 @@
+//! Text files to ids, on all cores, and the same ids whatever their number.
+//!
+//! Files are read in order, in parts of about a megabyte where the tokenizer allows it (`can_be_cut`): a part ends before a
+//! space between two letters or digits of ASCII, where no word that a tokenizer knows goes on. Parts depend on the text alone.
+//! Threads make ids of several parts at once; these are handed on in order, so no more than a few parts are in memory.
+
+use super::{Error, Tokenizer, error::reading};
+use rayon::prelude::*;
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// Bytes of text in a part.
+const PART: usize = 1 << 20;
+
+/// Hands on the ids of all files in order, with how many bytes of text they are of; the token that ends a text follows each
+/// file that is not empty. Whoever takes them says whether to go on.
+pub(super) fn encode_files(
+    files: &[PathBuf],
+    tokenizer: &Tokenizer,
+    take: impl FnMut(&[u32], usize) -> Result<bool, Error>,
+) -> Result<(), Error> {
+    encode_parts(files, tokenizer, PART, take)
+}
+
+fn encode_parts(
+    files: &[PathBuf],
+    tokenizer: &Tokenizer,
+    size: usize,
+    mut take: impl FnMut(&[u32], usize) -> Result<bool, Error>,
+) -> Result<(), Error> {
+    let mut parts = Parts { files: files.iter(), open: None, size: tokenizer.can_be_cut().then_some(size) };
+    let at_once = 2 * rayon::current_num_threads();
+    loop {
+        let mut read = Vec::new();
+        let mut held = 0;
+        // What cannot be cut may be large.
+        while read.len() < at_once && held < at_once * size {
+            let Some(part) = parts.next()? else { break };
+            held += part.text.len();
+            read.push(part);
+        }
+        if read.is_empty() {
+            return Ok(());
+        }
+        let encoded: Vec<_> =
+            read.par_iter().map_init(HashMap::new, |seen, part| part.encode(tokenizer, seen)).collect();
+        // The first of several errors, whichever thread met its own first.
+        for (part, ids) in read.iter().zip(encoded) {
+            if !take(&ids?, part.text.len())? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Text that ids are made of by itself.
+struct Part {
+    text: String,
+    /// Whether a file that is not empty ends with it.
+    ends_file: bool,
+}
+
+impl Part {
+    fn encode(&self, tokenizer: &Tokenizer, seen: &mut HashMap<String, Vec<u32>>) -> Result<Vec<u32>, Error> {
+        let mut ids = match tokenizer {
+            Tokenizer::Bpe(bpe) => {
+                let mut ids = Vec::new();
+                bpe.encode_into(&self.text, seen, &mut ids)?;
+                ids
+            }
+            other => other.encode(&self.text)?,
+        };
+        ids.extend(tokenizer.end().filter(|_| self.ends_file));
+        Ok(ids)
+    }
+}
+
+/// All files, part by part.
+struct Parts<'a> {
+    files: std::slice::Iter<'a, PathBuf>,
+    open: Option<Open<'a>>,
+    /// Bytes of a part, about; none: a file is one.
+    size: Option<usize>,
+}
+
+/// A file on the way.
+struct Open<'a> {
+    path: &'a Path,
+    file: File,
+    /// Where in the file what is pending begins.
+    offset: usize,
+    /// What was read of it and is in no part yet.
+    pending: Vec<u8>,
+}
+
+impl Parts<'_> {
+    fn next(&mut self) -> Result<Option<Part>, Error> {
+        if self.open.is_none() {
+            let Some(path) = self.files.next() else { return Ok(None) };
+            let file = super::error::open(path, "a text file")?;
+            self.open = Some(Open { path, file, offset: 0, pending: Vec::new() });
+        }
+        let open = self.open.as_mut().expect("a file was opened");
+        let end = open.read_part(self.size)?;
+        let rest = open.pending.split_off(end.unwrap_or(open.pending.len()));
+        let bytes = std::mem::replace(&mut open.pending, rest);
+        let (offset, length) = (open.offset, bytes.len());
+        open.offset += length;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let position = offset + e.utf8_error().valid_up_to();
+            Error::NotText { path: open.path.into(), position }
+        })?;
+        let ends_file = end.is_none() && open.offset > 0;
+        if end.is_none() {
+            self.open = None;
+        }
+        Ok(Some(Part { text, ends_file }))
+    }
+}
+
+impl Open<'_> {
+    /// Reads until a part is pending; returns where it ends, or none where the file does.
+    fn read_part(&mut self, size: Option<usize>) -> Result<Option<usize>, Error> {
+        let failed = || reading(self.path, "a text file");
+        let Some(size) = size else {
+            self.file.read_to_end(&mut self.pending).map_err(failed())?;
+            return Ok(None);
+        };
+        loop {
+            let (before, wanted) = (self.pending.len(), size as u64);
+            let read = (&mut self.file).take(wanted).read_to_end(&mut self.pending).map_err(failed())?;
+            if (read as u64) < wanted {
+                return Ok(None);
+            }
+            // The first byte cannot be told apart from its neighbours that are not there.
+            if let Some(end) = last_cut(&self.pending, before.saturating_sub(1).max(1)) {
+                return Ok(Some(end));
+            }
+        }
+    }
+}
+
+/// The last place, from `start` on, before which a text may be cut.
+fn last_cut(text: &[u8], start: usize) -> Option<usize> {
+    let cuts = |i: &usize| {
+        text[*i] == b' ' && text[i - 1].is_ascii_alphanumeric() && text[i + 1].is_ascii_alphanumeric()
+    };
+    (start..text.len().saturating_sub(1)).rev().find(cuts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Ids of files, by so many threads, in parts of so many bytes.
+    fn ids(files: &[PathBuf], tokenizer: &Tokenizer, threads: usize, size: usize) -> Result<Vec<u32>, Error> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let (mut all, mut bytes) = (Vec::new(), 0);
+        pool.install(|| {
+            encode_parts(files, tokenizer, size, |ids, of| {
+                all.extend_from_slice(ids);
+                bytes += of;
+                Ok(true)
+            })
+        })?;
+        assert_eq!(bytes, files.iter().map(|file| fs::read(file).unwrap().len()).sum::<usize>());
+        Ok(all)
+    }
+
+    #[test]
+    fn parts_are_whole_words_and_together_the_text() {
+        assert_eq!(last_cut(b"one two three", 1), Some(7));
+        assert_eq!(last_cut(b"one two three", 8), None);
+        for uncut in ["one  two", "one. two", "one .two", "one\ntwo", " one", "one ", "é e", ""] {
+            assert_eq!(last_cut(uncut.as_bytes(), 1), None, "{uncut:?}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        let text = "a tree is trained along a lattice, ünd  pruned ".repeat(20);
+        fs::write(&path, &text).unwrap();
+        let files = [path];
+        for size in [1, 7, 64, 500, 10_000] {
+            let mut parts = Parts { files: files.iter(), open: None, size: Some(size) };
+            let mut found = Vec::new();
+            while let Some(part) = parts.next().unwrap() {
+                found.push(part);
+            }
+            assert!(size > text.len() || found.len() > 1, "{size}");
+            assert_eq!(found.iter().map(|part| part.text.as_str()).collect::<String>(), text);
+            assert_eq!(found.iter().filter(|part| part.ends_file).count(), 1);
+        }
+    }
+
+    /// Of every style that may be cut, on text with all kinds of things beside the places where it is.
+    #[test]
+    fn a_text_that_is_cut_has_the_ids_of_the_whole() {
+        let styles = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/tokenizers");
+        let expected: serde_json::Value =
+            serde_json::from_slice(&fs::read(styles.join("expected.json")).unwrap()).unwrap();
+        let texts = expected["gpt2"].as_array().unwrap().iter().map(|one| one["text"].as_str().unwrap());
+        let text = texts.collect::<Vec<_>>().join(" and a 3 x ");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        fs::write(&path, &text).unwrap();
+        let mut cut = 0;
+        for style in expected.as_object().unwrap().keys() {
+            let Ok(tokenizer) = Tokenizer::open(&styles.join(style).with_extension("json")) else { continue };
+            let mut whole = tokenizer.encode(&text).unwrap();
+            whole.extend(tokenizer.end());
+            cut += usize::from(tokenizer.can_be_cut());
+            for size in [1, 30, 200] {
+                let parts = ids(std::slice::from_ref(&path), &tokenizer, 2, size).unwrap();
+                assert_eq!(parts, whole, "{style} in parts of {size}");
+            }
+        }
+        assert_eq!(cut, if cfg!(feature = "tokenizers") { 5 } else { 1 });
+    }
+
+    #[test]
+    fn the_same_ids_on_any_number_of_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("1.txt"), "12+13=25\n7-9=-2\n".repeat(100)).unwrap();
+        fs::write(at("2.txt"), "").unwrap();
+        fs::write(at("3.txt"), "1+1=2\n").unwrap();
+        let files = ["1.txt", "2.txt", "3.txt"].map(at);
+        let one = ids(&files, &Tokenizer::Arithmetic, 1, PART).unwrap();
+        assert_eq!(one.len(), 100 * 16 + 6);
+        for (threads, size) in [(1, 5), (3, 5), (2, 100)] {
+            assert_eq!(ids(&files, &Tokenizer::Arithmetic, threads, size).unwrap(), one);
+        }
+        // Of several mistakes the first one, and where it stands in its file.
+        fs::write(at("2.txt"), [&b"1 1 ".repeat(50)[..], b"\xff", &b" 1 1".repeat(50)].concat()).unwrap();
+        fs::write(at("3.txt"), b"\xff").unwrap();
+        for threads in [1, 2] {
+            let error = ids(&files[1..], &Tokenizer::Bytes, threads, 8).unwrap_err();
+            assert!(matches!(error, Error::NotText { position: 200, .. }), "{error}");
+        }
+    }
+}

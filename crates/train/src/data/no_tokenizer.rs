@@ -1,0 +1,50 @@
+//! In the place of `any_tokenizer` where the program is built without the feature `tokenizers`: there is no tokenizer but our own.
+
+use super::Error;
+use std::path::Path;
+
+/// Nobody has one.
+#[derive(Debug)]
+pub enum AnyTokenizer {}
+
+impl AnyTokenizer {
+    /// Says why our own reader refused it, and which build would not.
+    pub(super) fn open(_path: &Path, refused: Error) -> Result<AnyTokenizer, Error> {
+        Err(refused)
+    }
+
+    /// The file that it was read from.
+    pub fn path(&self) -> &Path {
+        match *self {}
+    }
+
+    /// Ids are below this.
+    pub fn vocab(&self) -> usize {
+        match *self {}
+    }
+
+    /// The id of an added token such as `</s>`.
+    pub fn added(&self, _content: &str) -> Option<u32> {
+        match *self {}
+    }
+
+    /// Whether an id marks something and is no text.
+    pub fn is_special(&self, _id: u32) -> bool {
+        match *self {}
+    }
+
+    /// Whether ids are the same where a text is cut before a space between two letters or digits of ASCII.
+    pub fn can_be_cut(&self) -> bool {
+        match *self {}
+    }
+
+    /// What an id stands for in the middle of a text; nothing if it has no meaning.
+    pub fn piece(&self, _id: u32) -> Vec<u8> {
+        match *self {}
+    }
+
+    /// The ids of a text.
+    pub fn encode(&self, _text: &str) -> Result<Vec<u32>, Error> {
+        match *self {}
+    }
+}
