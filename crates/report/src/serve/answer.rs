@@ -16,6 +16,8 @@ const REST: u32 = 10;
 /// Makes answers; one for all connections.
 pub struct Answers {
     made: Mutex<Made>,
+    /// The clock by which a page is old.
+    now: Box<dyn Fn() -> Instant + Send + Sync>,
     /// Whether only this machine can ask: then it must ask for this machine.
     is_loopback: bool,
 }
@@ -38,10 +40,19 @@ pub struct Answer {
 
 impl Answers {
     pub fn new(render: impl FnMut() -> Page + Send + 'static, is_loopback: bool) -> Answers {
+        Answers::by_clock(render, is_loopback, Instant::now)
+    }
+
+    /// The same by another clock, which tests turn themselves.
+    pub fn by_clock(
+        render: impl FnMut() -> Page + Send + 'static,
+        is_loopback: bool,
+        now: impl Fn() -> Instant + Send + Sync + 'static,
+    ) -> Answers {
         let (render, empty): (Box<dyn FnMut() -> Page + Send>, Arc<str>) = (Box::new(render), "".into());
         let (page, content) = (empty.clone(), empty);
-        let made = Made { render, until: Instant::now(), page, content, tag: String::new() };
-        Answers { made: Mutex::new(made), is_loopback }
+        let made = Made { render, until: now(), page, content, tag: String::new() };
+        Answers { made: Mutex::new(made), now: Box::new(now), is_loopback }
     }
 
     pub fn to(&self, head: &Head) -> Answer {
@@ -58,7 +69,7 @@ impl Answers {
         }
         // A page that could not be made would fail again; the next one may not.
         let mut made = self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        made.refresh();
+        made.refresh(&*self.now);
         let headers = format!("Content-Type: text/html; charset=utf-8\r\nETag: {}\r\n", made.tag);
         match head.path.as_str() {
             "/" => Answer { status: "200 OK", headers, body: made.page.clone() },
@@ -71,8 +82,8 @@ impl Answers {
 }
 
 impl Made {
-    fn refresh(&mut self) {
-        let begin = Instant::now();
+    fn refresh(&mut self, now: &dyn Fn() -> Instant) {
+        let begin = now();
         if begin < self.until {
             return;
         }
@@ -82,7 +93,7 @@ impl Made {
         let mut hasher = DefaultHasher::new();
         self.content.hash(&mut hasher);
         self.tag = format!("\"{:016x}\"", hasher.finish());
-        let end = Instant::now();
+        let end = now();
         self.until = end + FRESH.max(REST * (end - begin));
     }
 }

@@ -60,7 +60,12 @@ impl Server {
 
     /// Answers until the process ends.
     pub fn run(self, render: impl FnMut() -> Page + Send + 'static) -> io::Result<()> {
-        let answers = Arc::new(Answers::new(render, self.address.ip().is_loopback()));
+        let answers = Answers::new(render, self.address.ip().is_loopback());
+        self.answer(answers)
+    }
+
+    fn answer(self, answers: Answers) -> io::Result<()> {
+        let answers = Arc::new(answers);
         let open = Arc::new(AtomicUsize::new(0));
         for connection in self.listener.incoming() {
             let Ok(stream) = connection else {

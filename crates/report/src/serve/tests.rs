@@ -4,17 +4,18 @@ use std::sync::atomic::AtomicU32;
 
 use super::*;
 
-/// A server on a port of its own, and how often its page was made.
-fn started() -> (SocketAddr, Arc<AtomicU32>) {
+/// A server on a port of its own.
+fn started() -> SocketAddr {
     let server = Server::bind("127.0.0.1:0").unwrap();
-    let (address, made) = (server.address(), Arc::new(AtomicU32::new(0)));
-    let counted = made.clone();
-    let render = move || {
-        let count = counted.fetch_add(1, Ordering::SeqCst) + 1;
-        Page::new(format!("made {count} times"))
-    };
-    thread::spawn(move || server.run(render));
-    (address, made)
+    let address = server.address();
+    thread::spawn(move || server.run(counted(&Arc::new(AtomicU32::new(0)))));
+    address
+}
+
+/// A page that says how often it was made.
+fn counted(made: &Arc<AtomicU32>) -> impl FnMut() -> Page + Send + 'static {
+    let made = made.clone();
+    move || Page::new(format!("made {} times", made.fetch_add(1, Ordering::SeqCst) + 1))
 }
 
 /// What comes back for these bytes, as far as it comes within some seconds.
@@ -38,7 +39,7 @@ fn status(answer: &str) -> &str {
 
 #[test]
 fn the_page_and_its_content_are_all_there_is() {
-    let (address, _) = started();
+    let address = started();
     let page = get(address, "/");
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("<!doctype html>"), "{page}");
     assert!(page.contains("fetch('live'") && page.contains("Content-Security-Policy: default-src 'none'"));
@@ -57,7 +58,7 @@ fn the_page_and_its_content_are_all_there_is() {
 
 #[test]
 fn no_file_can_be_named() {
-    let (address, _) = started();
+    let address = started();
     let paths = [
         "/../../etc/passwd",
         "/etc/passwd",
@@ -77,7 +78,7 @@ fn no_file_can_be_named() {
 
 #[test]
 fn only_get_is_answered_and_only_for_this_machine() {
-    let (address, _) = started();
+    let address = started();
     for method in ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE"] {
         assert_eq!(
             status(&asked(address, format!("{method} / HTTP/1.1\r\n\r\n").as_bytes())),
@@ -92,7 +93,7 @@ fn only_get_is_answered_and_only_for_this_machine() {
 
 #[test]
 fn garbage_is_refused_and_harms_nobody() {
-    let (address, _) = started();
+    let address = started();
     for garbage in
         [&b"\r\n\r\n"[..], b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET / HTTP/9\r\n\r\n", &[0xff; 600]]
     {
@@ -105,7 +106,7 @@ fn garbage_is_refused_and_harms_nobody() {
 
 #[test]
 fn a_head_that_does_not_end_is_cut_off() {
-    let (address, _) = started();
+    let address = started();
     let long = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(20_000));
     assert_eq!(status(&asked(address, long.as_bytes())), "431");
     let many = format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(5_000));
@@ -119,7 +120,7 @@ fn a_head_that_does_not_end_is_cut_off() {
 /// over there are places again.
 #[test]
 fn clients_that_say_nothing_are_not_waited_for() {
-    let (address, _) = started();
+    let address = started();
     let silent: Vec<TcpStream> = (0..CONNECTIONS + 8).map(|_| TcpStream::connect(address).unwrap()).collect();
     let begin = Instant::now();
     let answer = loop {
@@ -133,19 +134,27 @@ fn clients_that_say_nothing_are_not_waited_for() {
     drop(silent);
 }
 
-/// However many ask, a page is made about once a second.
+/// However many ask, a page is made once in a second of the server's clock, which stands still here until it is turned.
 #[test]
 fn a_flood_makes_no_more_pages() {
-    let (address, made) = started();
-    let begin = Instant::now();
-    // One that finds no place, since the server's threads are behind, asks again.
-    let answered = move || (0..1000).filter(|_| get(address, "/live").contains("<h1>made")).take(100).count();
-    let clients: Vec<_> = (0..8).map(|_| thread::spawn(answered)).collect();
-    let answered: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
-    let seconds = begin.elapsed().as_secs() as u32;
-    assert_eq!(answered, 800, "eight at a time are not too many");
-    let made = made.load(Ordering::SeqCst);
-    assert!(made <= seconds + 2, "{made} pages in {seconds} s");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let (address, made, clock) = (server.address(), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (begin, turned) = (Instant::now(), clock.clone());
+    let now = move || begin + Duration::from_millis(turned.load(Ordering::SeqCst).into());
+    let answers = Answers::by_clock(counted(&made), true, now);
+    thread::spawn(move || server.answer(answers));
+    for (millis, expected) in [(0, 1), (999, 1), (1000, 2), (1999, 2), (60_000, 3)] {
+        clock.store(millis, Ordering::SeqCst);
+        // One that finds no place, since the server's threads are behind, asks again.
+        let ask = move || {
+            let answers =
+                std::iter::repeat_with(|| get(address, "/live")).filter(|answer| !answer.is_empty());
+            answers.take(25).all(|answer| answer.contains(&format!("<h1>made {expected} times")))
+        };
+        let clients: Vec<_> = (0..8).map(|_| thread::spawn(ask)).collect();
+        assert!(clients.into_iter().all(|client| client.join().unwrap()), "after {millis} ms");
+        assert_eq!(made.load(Ordering::SeqCst), expected, "after {millis} ms");
+    }
 }
 
 #[test]
