@@ -1,7 +1,7 @@
 //! A plot on a canvas: axes, bands, guides, curves, and names at their ends.
 
 use super::axis::Placed;
-use super::{Band, Course, Curve, Guide, Line, Markers, Plot, names};
+use super::{Band, Course, Curve, Line, Markers, Plot, guides, names};
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::{self, fill, stroke};
 
@@ -19,7 +19,7 @@ pub(super) struct Axes {
 }
 
 impl Axes {
-    fn at(&self, point: (f64, f64)) -> Option<(f64, f64)> {
+    pub fn at(&self, point: (f64, f64)) -> Option<(f64, f64)> {
         Some((self.x.at(point.0)?, self.y.at(point.1)?))
     }
 }
@@ -55,9 +55,11 @@ impl Plot {
         for band in &self.bands {
             band.draw(canvas, &axes);
         }
-        for guide in &self.guides {
-            guide.draw(canvas, &axes);
-        }
+        let drawn: Vec<_> = {
+            let lines = self.curves.iter().filter(|curve| curve.line != Line::None);
+            lines.flat_map(|curve| curve.runs(&axes)).collect()
+        };
+        guides::draw(canvas, &self.guides, &axes, &drawn);
         for curve in &self.curves {
             curve.draw(canvas, &axes);
         }
@@ -126,65 +128,6 @@ impl Band {
             canvas.polygon(&format!("band {}", fill(self.style)), &around);
         }
     }
-}
-
-impl Guide {
-    fn draw(&self, canvas: &mut Canvas, axes: &Axes) {
-        let (x, y) = (&axes.x, &axes.y);
-        match self.course {
-            Course::Level(value) => {
-                let Some(at) = y.within(value) else { return };
-                canvas.line("guide", (x.from, at), (x.to, at));
-                // Not through what lies above the axes.
-                let above = at - 5.0 > y.to + 8.0;
-                let words = (x.from + 6.0, if above { at - 5.0 } else { at + 14.0 });
-                canvas.text("quiet small", words, Anchor::Start, &self.name);
-            }
-            Course::Upright(value) => {
-                let Some(at) = x.within(value) else { return };
-                canvas.line("guide", (at, y.from), (at, y.to));
-                let has_room = at + 6.0 + width_of(&self.name) <= x.to;
-                let (anchor, aside) = if has_room { (Anchor::Start, 5.0) } else { (Anchor::End, -5.0) };
-                canvas.text("quiet small", (at + aside, y.to + 10.0), anchor, &self.name);
-            }
-            Course::Line(from, to) => {
-                let (Some(from), Some(to)) = (axes.at(from), axes.at(to)) else { return };
-                let Some((from, to)) = clip(from, to, axes) else { return };
-                canvas.line("guide", from, to);
-                let width = width_of(&self.name);
-                let fits = to.0 - width >= x.from;
-                let anchor = if fits { Anchor::End } else { Anchor::Start };
-                canvas.text(
-                    "quiet small",
-                    (to.0 - if fits { 4.0 } else { -4.0 }, to.1 - 6.0),
-                    anchor,
-                    &self.name,
-                );
-            }
-        }
-    }
-}
-
-/// What of a straight line lies between the axes (Liang and Barsky).
-fn clip(from: (f64, f64), to: (f64, f64), axes: &Axes) -> Option<((f64, f64), (f64, f64))> {
-    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
-    let sides = [
-        (-dx, from.0 - axes.x.from),
-        (dx, axes.x.to - from.0),
-        (-dy, from.1 - axes.y.to),
-        (dy, axes.y.from - from.1),
-    ];
-    let (mut begin, mut end) = (0f64, 1f64);
-    for (p, q) in sides {
-        match p {
-            0.0 if q < 0.0 => return None,
-            0.0 => {}
-            p if p < 0.0 => begin = begin.max(q / p),
-            p => end = end.min(q / p),
-        }
-    }
-    let at = |t: f64| (from.0 + t * dx, from.1 + t * dy);
-    (begin < end).then(|| (at(begin), at(end)))
 }
 
 impl Curve {
@@ -336,23 +279,5 @@ mod tests {
         let highest = list.split(' ').map(|point| point.split(',').nth(1).unwrap().parse::<f64>().unwrap());
         let highest = highest.fold(f64::INFINITY, f64::min);
         assert!(highest < TOP + 20.0, "the peak is there: {highest}");
-    }
-
-    #[test]
-    fn guides_end_where_the_axes_end() {
-        let axes = Axes {
-            x: Axis::linear("").over([0.0, 1.0].into_iter(), 0.0, 100.0),
-            y: Axis::linear("").over([0.0, 1.0].into_iter(), 100.0, 0.0),
-        };
-        let (from, to) = clip((-100.0, 50.0), (300.0, 50.0), &axes).unwrap();
-        assert_eq!((from, to), ((0.0, 50.0), (100.0, 50.0)));
-        assert!(clip((-50.0, -10.0), (150.0, -10.0), &axes).is_none());
-        let plot = Plot::new("t", Axis::log("x"), Axis::log("y"))
-            .with(Curve::new("a", 0, vec![(1.0, 1.0), (100.0, 10.0)]))
-            .with(Guide::line("linear scaling", (1.0, 10.0), (1e6, 1e-5)))
-            .with(Guide::level("goal", 4.0))
-            .with(Guide::upright("critical batch", 80.0));
-        let drawn = svg(plot);
-        assert_eq!(drawn.matches("class=\"guide\"").count(), 3, "{drawn}");
     }
 }

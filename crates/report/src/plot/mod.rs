@@ -2,6 +2,7 @@
 
 mod axis;
 mod draw;
+mod guides;
 mod names;
 
 pub use axis::{Axis, Scale};
