@@ -63,8 +63,10 @@ pub enum Goal {
 /// `[search]`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Search {
-    /// Whether every trial runs to its end, or the slow ones are given up.
+    /// Whether every trial runs until nothing can come of it any more, or the slow ones are given up.
     pub method: Method,
+    /// Whether a trial that has taken as many steps as the best of its cell is left there, which changes no K*.
+    pub cut: bool,
     /// Trials of each cell.
     pub trials: u32,
     /// Steps after which a trial is incomplete.
@@ -79,7 +81,7 @@ pub struct Search {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// All of them, each until it reaches the goal or has spent its steps.
+    /// All of them, each until it reaches the goal, has spent its steps, or cannot lower K* any more.
     Sobol,
     /// All of them side by side, and on the way to the goal fewer and fewer (see [`crate::race`]).
     Halving,
@@ -176,10 +178,14 @@ impl Study {
     pub fn fingerprint(&self) -> String {
         let mut run = self.run.clone();
         run.remove("device");
-        let Search { method, steps, eval_every, ranges, .. } = &self.search;
-        let same = serde_json::json!({
+        let Search { method, cut, steps, eval_every, ranges, .. } = &self.search;
+        let mut same = serde_json::json!({
             "run": run.to_string(), "goal": self.goal, "method": method, "steps": steps, "eval_every": eval_every, "ranges": ranges,
         });
+        // A trial that was cut has come to its end, and would not be run out by a study that wants all of them.
+        if !cut {
+            same["cut"] = false.into();
+        }
         blake3::hash(same.to_string().as_bytes()).to_hex()[..16].to_string()
     }
 
@@ -265,6 +271,7 @@ fn read_goal(section: &mut Section) -> Result<Goal, Error> {
 
 fn read_search(section: &mut Section) -> Result<Search, Error> {
     let method = section.choice("method", Method::Halving)?;
+    let cut = section.boolean("cut", true)?;
     let trials = section.whole("trials", 100, 1, 1 << 20)? as u32;
     let Some(steps) = section.optional_whole("steps", 1, MOST)? else {
         return Err(missing("search.steps", "the steps after which a trial is given up"));
@@ -297,7 +304,7 @@ fn read_search(section: &mut Section) -> Result<Search, Error> {
             format!("has {} fields, and points are known for {} at most", ranges.len(), sobol::DIMENSIONS);
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
-    Ok(Search { method, trials, steps: steps as u64, eval_every: eval_every as u64, ranges })
+    Ok(Search { method, cut, trials, steps: steps as u64, eval_every: eval_every as u64, ranges })
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! The trials of one cell, and who of them runs on.
 //!
-//! With `sobol` each trial runs until it reaches the goal or has spent its steps. With `halving` they race. All of them are compared after a few steps, and
-//! again whenever the steps have doubled. How many then go on depends on how far the first of them has come: with p the share of the way from chance to the goal that it has
+//! Whatever the method, a trial that has taken as many steps as the best one needed is *cut*: K* is a minimum, and stays the same whatever the trial would have come to. With `sobol` that is
+//! all that saves steps. So that one that reaches the goal is soon known, all trials go on together, to a number of steps that doubles: one after the other, those that were begun before the first that reaches
+//! the goal would spend all the steps there are. A study that wants the K of every trial sets `search.cut = false`; each then runs to its end.
+//!
+//! With `halving` they race. All of them are compared after a few steps, and again whenever the steps have doubled. How many then go on depends on how far the first of them has come: with p the share of the way from chance to the goal that it has
 //! behind it, in logarithms of the measure, n^(1-p) + 1 of n trials do. So nobody is judged while there is nothing to see, and few are left when the end is near,
 //! whether that is after 100 steps or 20,000: no number of steps has to be guessed. (Successive halving, Jamieson & Talwalkar 2016, halves at fixed steps.)
 //!
-//! Two more rules save steps. A trial that has taken as many steps as the best one needed is *cut*: K* is a minimum, and stays the same whatever the trial would have come to. A trial that
-//! is behind where the first one was after a quarter of the steps is *stopped*, whatever its place.
+//! And a trial that is behind where the first one was after a quarter of the steps is *stopped*, whatever its place.
 //!
 //! A race is a function of its records: told those of an earlier process, it goes on from there. Whoever runs the trials asks [`Race::next`] and tells [`Race::report`].
 
@@ -57,6 +59,7 @@ pub struct Race {
     pub bound: Bound,
     goal: Goal,
     method: Method,
+    cut: bool,
     budget: u64,
     by_chance: f64,
     /// Steps after which all that run are compared next.
@@ -79,6 +82,13 @@ impl Entry {
         self.record.as_ref().map_or(0, |record| record.steps)
     }
 
+    /// Ends a trial that waits; its last record.
+    fn end(&mut self, status: Status) -> Option<Record> {
+        let record = self.record.as_mut()?;
+        record.status = status;
+        Some(record.clone())
+    }
+
     /// The least measure so far; what was never measured is behind all others.
     fn best(&self) -> f64 {
         self.record.as_ref().and_then(|record| record.best).unwrap_or(f64::INFINITY)
@@ -89,9 +99,9 @@ impl Race {
     /// A race of the trials with these numbers. `by_chance` is the goal's measure of somebody who guesses.
     pub fn new(study: &Study, cell: Cell, numbers: impl IntoIterator<Item = u32>, by_chance: f64) -> Race {
         let search = &study.search;
-        let rung = match search.method {
-            Method::Sobol => search.steps,
-            Method::Halving => (2 * search.eval_every).min(search.steps),
+        let rung = match (search.method, search.cut) {
+            (Method::Sobol, false) => search.steps,
+            (Method::Sobol, true) | (Method::Halving, _) => (2 * search.eval_every).min(search.steps),
         };
         let entries = numbers.into_iter().map(|number| (number, Entry::default())).collect();
         Race {
@@ -99,6 +109,7 @@ impl Race {
             bound: Bound::default(),
             goal: study.goal,
             method: search.method,
+            cut: search.cut,
             budget: search.steps,
             by_chance,
             rung,
@@ -136,12 +147,12 @@ impl Race {
         self.entries.get(&trial)?.record.as_ref()
     }
 
-    /// Where a trial runs no further than the best one needed: not if all are to run to their end.
+    /// Whether a trial runs no further than the best one needed.
     pub fn cuts(&self) -> bool {
-        self.method == Method::Halving
+        self.cut
     }
 
-    /// Hears what a job has come to. Where that was the last of a comparison, those that are stopped by it are returned.
+    /// Hears what a job has come to. Where that was the last of a comparison, those that end by it are returned.
     pub fn report(&mut self, record: Record) -> Vec<Record> {
         if let Some(steps) = record.result() {
             self.bound.lower(steps);
@@ -162,13 +173,22 @@ impl Race {
         (self.entries.values().filter(|entry| entry.is_final()).count(), self.entries.len())
     }
 
-    /// Stops those that are too far behind, once all have come to the place where they are compared; moves on to the next such place.
+    /// Once all have come to the place where they are compared: cuts those that cannot lower K* any more, stops those that are too far behind, and moves on to the next such place.
     pub fn compare(&mut self) -> Vec<Record> {
-        let mut stopped = Vec::new();
+        let mut ended = Vec::new();
         loop {
             let mut active: Vec<&Entry> = self.entries.values().filter(|entry| !entry.is_final()).collect();
             if active.is_empty() || active.iter().any(|entry| entry.running || entry.steps() < self.rung) {
-                return stopped;
+                return ended;
+            }
+            if self.cut && self.bound.get().is_some_and(|best| best <= self.rung) {
+                let trials = self.entries.values_mut().filter(|entry| !entry.is_final());
+                ended.extend(trials.filter_map(|entry| entry.end(Status::Cut)));
+                return ended;
+            }
+            if self.method == Method::Sobol {
+                self.rung = (2 * self.rung).min(self.budget);
+                continue;
             }
             active.sort_by(|a, b| a.best().total_cmp(&b.best()));
             let first = active[0].record.as_ref();
@@ -182,9 +202,7 @@ impl Race {
             let behind: Vec<u32> = active.iter().enumerate().filter_map(behind).collect();
             for trial in behind {
                 let entry = self.entries.get_mut(&trial).expect("one of them");
-                let record = entry.record.as_mut().expect("it has been measured");
-                record.status = Status::Stopped;
-                stopped.push(record.clone());
+                ended.extend(entry.end(Status::Stopped));
             }
             self.rung = (2 * self.rung).min(self.budget);
         }

@@ -23,9 +23,8 @@ pub struct Landscape {
     pub taken: AtomicU64,
 }
 
-/// A study over two batch sizes and two sparsities, whose trials are a landscape's.
-pub fn study(overrides: &[&str]) -> Study {
-    let text = r#"
+/// A study over two batch sizes and two sparsities.
+pub const TEXT: &str = r#"
         name = "synthetic"
         [run.model]
         name = "simple-cnn"
@@ -45,8 +44,11 @@ pub fn study(overrides: &[&str]) -> Study {
         learning_rate.peak = { log = [1e-4, 1.0] }
         optimizer.momentum = { one_minus_log = [1e-3, 0.3] }
     "#;
+
+/// The same, whose trials are a landscape's.
+pub fn study(overrides: &[&str]) -> Study {
     let overrides: Vec<String> = overrides.iter().map(|&change| change.to_string()).collect();
-    Study::parse(text, &overrides).unwrap()
+    Study::parse(TEXT, &overrides).unwrap()
 }
 
 impl Landscape {

@@ -14,9 +14,10 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) {
         Goal::Loss(loss) => format!("a validation loss of {loss}"),
     };
     let sparsities = study.sparsities().len();
-    let method = match search.method {
-        Method::Sobol => "each to its end",
-        Method::Halving => "the slow ones given up on the way",
+    let method = match (search.method, search.cut) {
+        (Method::Sobol, false) => "each to its end",
+        (Method::Sobol, true) => "each until it cannot be the best",
+        (Method::Halving, _) => "the slow ones given up on the way",
     };
     say!("study {}: steps to {goal}, {} training samples", study.name, workers.training_samples());
     say!(

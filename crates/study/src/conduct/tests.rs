@@ -42,9 +42,13 @@ fn k_stars(summary: &Summary) -> Vec<Option<u64>> {
     summary.cells.iter().map(|cell| cell.k_star).collect()
 }
 
+/// All trials of Sobol's sequence, each to its end: what the paper did, and what the others are compared with.
+const UNCUT: [&str; 2] = ["search.method=sobol", "search.cut=false"];
+
 #[test]
-fn sobol_runs_every_trial_to_its_end() {
-    let (study, landscape) = (study(&["search.method=sobol", "search.trials=16"]), Landscape::new(0.2, 0.0));
+fn sobol_without_cuts_runs_every_trial_to_its_end() {
+    let study = study(&[&UNCUT[..], &["search.trials=16"]].concat());
+    let landscape = Landscape::new(0.2, 0.0);
     let summary = whole(&study, &landscape, 3);
     for cell in &summary.cells {
         assert_eq!((cell.cut, cell.stopped, cell.running), (0, 0, 0));
@@ -60,13 +64,34 @@ fn sobol_runs_every_trial_to_its_end() {
     assert_eq!(summary.steps, landscape.taken.into_inner());
 }
 
+/// Cutting is exact: the same K* from far fewer steps, whatever trials overtake each other, and no trial is given up that could have lowered it.
+#[test]
+fn sobol_with_cuts_finds_the_same() {
+    for (crossing, shift, workers) in [(0.0, 0.0, 1), (0.1, 0.5, 2), (0.2, -0.5, 5), (0.3, 0.0, 1)] {
+        let all = whole(&study(&UNCUT), &Landscape::new(crossing, shift), 1);
+        let landscape = Landscape::new(crossing, shift);
+        let few = whole(&study(&["search.method=sobol"]), &landscape, workers);
+        assert_eq!(k_stars(&few), k_stars(&all), "crossing {crossing}, shift {shift}");
+        for (all, few) in all.cells.iter().zip(&few.cells) {
+            assert_eq!((few.stopped, few.running), (0, 0), "{few:?}");
+            assert!(few.cut > 0 && few.infeasible == all.infeasible, "{few:?} and {all:?}");
+            // To where the steps have doubled, and no trial past that.
+            assert!(few.steps <= 2 * 32 * few.k_star.unwrap(), "{few:?}");
+            assert!(few.steps < all.steps, "{few:?} of {all:?}");
+        }
+        assert_eq!(few.steps, landscape.taken.into_inner());
+        let curves = |summary: &Summary| summary.fits.iter().map(|fit| fit.fit.curve).collect::<Vec<_>>();
+        assert_eq!(curves(&few), curves(&all));
+    }
+}
+
 /// The promise of halving, over landscapes whose best rate lies elsewhere each time and whose trials overtake each other.
 #[test]
 fn halving_finds_the_same_with_a_third_of_the_steps() {
     // How much trials overtake each other, where the best rate lies, and by how much K* may be missed for that.
     let landscapes = [(0.0, 0.0, 1.0), (0.1, -1.0, 1.0), (0.1, 0.0, 1.0), (0.1, 0.5, 1.0), (0.2, -0.5, 1.2)];
     for (crossing, shift, missed) in landscapes {
-        let (sobol, halving) = (study(&["search.method=sobol"]), study(&[]));
+        let (sobol, halving) = (study(&UNCUT), study(&[]));
         let all = whole(&sobol, &Landscape::new(crossing, shift), 1);
         let few = whole(&halving, &Landscape::new(crossing, shift), 2);
         for (all, few) in all.cells.iter().zip(&few.cells) {
