@@ -1,4 +1,4 @@
-//! `espalier report`: what runs came to, or have come to so far, as pictures. It reads run folders and changes nothing in them but the
+//! `espalier report`: what runs or a study came to, or have come to so far, as pictures. It reads their folders and changes nothing in them but the
 //! page that it writes.
 
 mod curves;
@@ -6,6 +6,7 @@ mod page;
 mod pipeline;
 mod series;
 mod state;
+mod study;
 mod tensorboard;
 
 use std::fs::File;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_report::serve;
+use espalier_study::folder;
 use espalier_train::Error;
 use serde_json::json;
 
@@ -27,7 +29,7 @@ use crate::watch::watch;
 #[derive(Args)]
 #[command(
     after_help = "One run: its curves, memory, layers and pipeline. Several: their curves over each other, and what differs in their settings.
-Without -o the page of one run is RUN/report.html, that of several report.html in the current folder.
+Without -o the page of one run is RUN/report.html, that of several report.html in the current folder, that of a study's folder STUDY/study.html.
 
 Examples:
   espalier report out/hello
@@ -35,10 +37,11 @@ Examples:
   espalier report out/hello --svg hello.svg --json
   espalier report out/hello --csv hello.csv --tensorboard events
   espalier report out/hello --serve
-  espalier report out/hello --serve 0.0.0.0:8700"
+  espalier report out/hello --serve 0.0.0.0:8700
+  espalier report out/w3-small --svg steps-to-result.svg"
 )]
 pub struct ReportArguments {
-    /// Run folders.
+    /// Run folders, or the folder of a study.
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     /// The page.
@@ -67,6 +70,9 @@ pub struct ReportArguments {
 
 /// Runs the command.
 pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
+    if let Some(folder) = arguments.runs.iter().find(|folder| folder::is_study(folder)) {
+        return study::report(arguments, folder);
+    }
     let mut runs = arguments.runs.iter().map(|run| RunRecord::open(run)).collect::<Result<Vec<_>>>()?;
     if let Some(trace) = &arguments.trace {
         let [run] = &mut runs[..] else {

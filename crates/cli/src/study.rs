@@ -2,6 +2,7 @@
 
 mod branch;
 mod gap;
+pub mod live;
 mod progress;
 mod single;
 mod smoothness;
@@ -14,6 +15,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::device::DeviceKind;
+use espalier_report::serve;
 use espalier_study::{Kind, Results, Runner, Shard, Study, Summary, Workers, page, run_trials, widen_ranges};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
@@ -29,6 +31,7 @@ use progress::Progress;
 #[command(after_help = "Examples:
   espalier study studies/w3-small.toml
   espalier study studies/w3-small.toml --dry-run
+  espalier study studies/w3-small.toml --serve
   espalier study studies/w3.toml --set search.trials=20 --set cells.batches=[16,64] --out out/w3-few
   espalier study studies/w3.toml --out /shared/w3 --shard 3/16
   espalier study studies/w3.toml --out /shared/w3 --widen --json
@@ -53,6 +56,10 @@ pub struct StudyArguments {
     /// Trials that run at a time; otherwise one a core, or sixteen on a card.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     workers: Option<u32>,
+    /// Show the study in a browser while it runs; at 127.0.0.1:8700 unless another address is given. `espalier report DIR --serve` shows one that was started without.
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
+          conflicts_with = "dry_run")]
+    serve: Option<String>,
     /// Say what would run, then stop.
     #[arg(long)]
     dry_run: bool,
@@ -98,6 +105,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     for skipped in results.skipped() {
         say!("warning: {skipped}");
     }
+    live::begin(arguments, &folder)?;
     table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE));
     stop.begun.store(true, Ordering::SeqCst);
     let mut progress = Progress::new();

@@ -13,6 +13,7 @@ pub mod branch;
 pub mod conduct;
 pub mod file;
 pub mod fit;
+pub mod folder;
 pub mod gap;
 pub mod kind;
 pub mod outcomes;
@@ -35,6 +36,7 @@ pub mod workload;
 
 pub use conduct::{Observer, Shard, Standing, run_trials, widen_ranges};
 pub use file::{Cell, Goal, Method, Study};
+pub use folder::StudyFolder;
 pub use kind::Kind;
 pub use results::Results;
 pub use running::{Check, Running};

@@ -28,9 +28,26 @@ struct Line<T> {
 impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
     /// Those in a folder, which is made. A last line that a power cut has torn is dropped; any other that cannot be read is an error.
     pub fn open(folder: &Path) -> Result<Outcomes<T>, Error> {
+        fs::create_dir_all(folder)
+            .map_err(|why| Error::File { path: folder.into(), why: why.to_string() })?;
+        let (outcomes, torn) = Outcomes::load(folder)?;
+        if let Some(whole) = torn {
+            let problem =
+                |why: std::io::Error| Error::File { path: outcomes.path.clone(), why: why.to_string() };
+            fs::write(&outcomes.path, whole).map_err(problem)?;
+        }
+        Ok(outcomes)
+    }
+
+    /// Those in a folder that others write to, as far as they are whole lines; nothing is changed.
+    pub fn read(folder: &Path) -> Result<Outcomes<T>, Error> {
+        Ok(Outcomes::load(folder)?.0)
+    }
+
+    /// What a file holds, and its whole lines where there is more than these.
+    fn load(folder: &Path) -> Result<(Outcomes<T>, Option<String>), Error> {
         let path = folder.join("outcomes.jsonl");
         let problem = |why: String| Error::File { path: path.clone(), why };
-        fs::create_dir_all(folder).map_err(|why| problem(why.to_string()))?;
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -42,24 +59,28 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
             let read = serde_json::from_str(line);
             lines.push(read.map_err(|why| problem(format!("line {} is no outcome: {why}", number + 1)))?);
         }
-        if whole.len() < text.len() {
-            fs::write(&path, whole).map_err(|why| problem(why.to_string()))?;
-        }
-        Ok(Outcomes { path, lines })
+        let torn = (whole.len() < text.len()).then(|| whole.to_owned());
+        Ok((Outcomes { path, lines }, torn))
+    }
+
+    /// All of them, in the order in which they were written.
+    pub fn outcomes(&self) -> impl Iterator<Item = &T> {
+        self.lines.iter().map(|line| &line.outcome)
+    }
+
+    /// The outcome of what these texts say, where it is known.
+    pub fn get(&self, texts: &[&str]) -> Option<&T> {
+        let of = hash(texts);
+        self.lines.iter().find(|line| line.of == of).map(|line| &line.outcome)
     }
 
     /// The outcome of what these texts say, from before or made now and kept.
     pub fn get_or(&mut self, texts: &[&str], make: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let mut hasher = blake3::Hasher::new();
-        for text in texts {
-            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
-        }
-        let of = hasher.finalize().to_hex()[..16].to_owned();
-        if let Some(line) = self.lines.iter().find(|line| line.of == of) {
-            return Ok(line.outcome.clone());
+        if let Some(known) = self.get(texts) {
+            return Ok(known.clone());
         }
         let outcome = make()?;
-        let line = Line { of, outcome };
+        let line = Line { of: hash(texts), outcome };
         let text = serde_json::to_string(&line).expect("an outcome is plain data") + "\n";
         let written = OpenOptions::new().create(true).append(true).open(&self.path);
         let written =
@@ -68,6 +89,15 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
         self.lines.push(line.clone());
         Ok(line.outcome)
     }
+}
+
+/// A hash of texts, each with its length: "a" and "b" are not "ab" and "".
+fn hash(texts: &[&str]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for text in texts {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
 }
 
 #[cfg(test)]
@@ -94,7 +124,12 @@ mod tests {
         let path = at.join("outcomes.jsonl");
         let mut torn = fs::read(&path).unwrap();
         torn.truncate(torn.len() - 5);
-        fs::write(&path, torn).unwrap();
+        fs::write(&path, &torn).unwrap();
+        // Whoever only looks does not mend it.
+        let seen = Outcomes::<Number>::read(&at).unwrap();
+        assert_eq!(seen.outcomes().collect::<Vec<_>>(), [&Number { value: 1.0 }]);
+        assert_eq!((seen.get(&["a", "b"]), seen.get(&["ab", ""])), (Some(&Number { value: 1.0 }), None));
+        assert_eq!(fs::read(&path).unwrap(), torn);
         assert_eq!(get(&at, &["a", "b"], 4.0).value, 1.0);
         assert_eq!(get(&at, &["ab", ""], 5.0).value, 5.0);
         fs::write(&path, "nonsense\n").unwrap();

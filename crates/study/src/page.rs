@@ -66,7 +66,7 @@ pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Cour
 }
 
 /// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and none at all.
-fn steps_to_result(study: &Study, summary: &Summary) -> Figure {
+pub fn steps_to_result(study: &Study, summary: &Summary) -> Figure {
     let mut plot = Plot::new("Steps to the goal", Axis::log("batch"), Axis::log("steps"));
     for (style, sparsity) in study.sparsities().into_iter().enumerate() {
         let points = points(summary, sparsity);

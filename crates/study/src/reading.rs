@@ -71,3 +71,14 @@ pub(crate) fn in_run(error: Error) -> Error {
         other => other,
     }
 }
+
+/// The fields of a table as overrides, `a.b=c`.
+pub(crate) fn flatten(path: &str, table: &Table, into: &mut Vec<String>) {
+    for (key, value) in table {
+        let field = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        match value {
+            Value::Table(inner) => flatten(&field, inner, into),
+            value => into.push(format!("{field}={value}")),
+        }
+    }
+}

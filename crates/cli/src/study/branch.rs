@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
-use espalier_study::branch::{self, Branching, Fork};
+use espalier_study::branch::{self, Branching, Fork, Source};
 use espalier_train::Error;
 use espalier_train::data::Dataset;
 use serde_json::json;
 
-use super::{StudyArguments, single};
+use super::{StudyArguments, live, single};
 use crate::say::{self, say};
 use crate::train::{in_file, read};
 
@@ -18,23 +18,28 @@ use crate::train::{in_file, read};
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let study = Branching::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
+    let source = Source::open(&study, &single::folder_of(path)?)?;
+    let run_file = &source.run_file;
     say!(
-        "study {}: {} branches of {} samples each from {} points of a training",
+        "study {}: {} branches of {} samples each from {}{}",
         study.name,
         study.factors.len(),
-        study.samples,
-        study.at.len()
+        study.samples(run_file.train.batch),
+        match (&study.from, study.points()) {
+            (Some(from), _) => format!("the checkpoint {}", from.display()),
+            (None, 1) => "one point of a training".into(),
+            (None, points) => format!("{points} points of a training"),
+        },
+        if study.seeds > 1 { format!(", with {} seeds", study.seeds) } else { String::new() }
     );
     if arguments.dry_run {
         return Ok(ExitCode::SUCCESS);
     }
-    let beside = single::folder_of(path)?;
-    let mut run_file = study.trunk().map_err(Error::Plan)?;
-    run_file.resolve_paths(&beside);
-    let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
-    let device = single::open_device(&run_file)?;
+    let dataset = Arc::new(Dataset::open(run_file).map_err(Error::Data)?);
+    let device = single::open_device(run_file)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
-    let forks = branch::run(&study, &dataset, &device, &folder, &beside, table)?;
+    live::begin(arguments, &folder)?;
+    let forks = branch::run(&study, &source, &dataset, &device, &folder, table)?;
     let report = single::write_page(&folder, &branch::page(&study, &forks))?;
     if arguments.json {
         let found = json!({ "kind": "critical-batch", "name": study.name, "forks": forks, "report": report });
@@ -54,7 +59,8 @@ fn table(fork: &Fork) {
         fork.critical_in_words()
     );
     for branch in &fork.branches {
-        let loss = branch.loss.map_or("diverged".into(), |loss| format!("{loss:.4}"));
+        let off = branch.uncertainty().map_or(String::new(), |off| format!(" +- {off:.4}"));
+        let loss = branch.loss.map_or("diverged".into(), |loss| format!("{loss:.4}{off}"));
         say!("  batch {:>6}, {:>5} steps at {:<9.3e} loss {loss}", branch.batch, branch.steps, branch.lr);
     }
 }

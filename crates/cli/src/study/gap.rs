@@ -10,7 +10,7 @@ use espalier_train::Error;
 use espalier_train::data::Dataset;
 use serde_json::json;
 
-use super::{StudyArguments, single};
+use super::{StudyArguments, live, single};
 use crate::say::{self, say};
 use crate::train::{in_file, read};
 
@@ -18,12 +18,12 @@ use crate::train::{in_file, read};
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let gap = Gap::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    let runs = gap.batches.len() * gap.arms.len() * gap.seeds as usize;
     say!(
-        "study {}: {} batch sizes, {} arms, {runs} runs in all",
+        "study {}: {} batch sizes, {} arms, {} runs in all",
         gap.name,
         gap.batches.len(),
-        gap.arms.len()
+        gap.arms.len(),
+        gap.runs()
     );
     if arguments.dry_run {
         return Ok(ExitCode::SUCCESS);
@@ -34,6 +34,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
     let device = single::open_device(&run_file)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&gap.name));
+    live::begin(arguments, &folder)?;
     say!(
         "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",
         "batch",

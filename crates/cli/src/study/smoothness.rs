@@ -13,7 +13,7 @@ use espalier_train::Error;
 use espalier_train::data::Dataset;
 use serde_json::json;
 
-use super::{StudyArguments, single};
+use super::{StudyArguments, live, single};
 use crate::say::{self, say};
 use crate::train::{in_file, read};
 
@@ -32,6 +32,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
     let device = single::open_device(&run_file)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
+    live::begin(arguments, &folder)?;
     let mut whole = None;
     let courses =
         smoothness::run(&study, &dataset, &device, &folder, &beside, |course| heard(course, &mut whole))?;

@@ -7,6 +7,7 @@ use std::process::Command;
 use espalier_testing::{Need, skipped};
 
 use crate::report::{Served, report, torn};
+use crate::study::{ended_study, served};
 use crate::{TINY, said, train_in};
 
 /// A browser on the path.
@@ -71,19 +72,43 @@ fn a_page_is_whole_in_a_browser() {
     for runs in [&runs[..1], &runs] {
         let output = report(at, runs).args(["-o", "page.html"]).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
-        let page = fs::read_to_string(at.join("page.html")).unwrap();
-        fs::write(at.join("probed.html"), page.replace("</body>", &format!("{PROBE}</body>"))).unwrap();
-        for width in [360, 1200] {
-            let around = format!(
-                "<iframe src='probed.html' width='{width}' height='800' style='border:0'></iframe><p id='found'></p>\
-                 <script>onmessage = message => {{ found.textContent = message.data; }}</script>"
-            );
-            fs::write(at.join("around.html"), around).unwrap();
-            let address = format!("file://{}", at.join("around.html").display());
-            let found = opened(&browser, &at.join("profile"), &address);
-            assert!(found.contains(&format!("width {width} wider 0 outside []")), "{found}");
-        }
+        is_whole(&browser, at, "page.html");
     }
+}
+
+/// A page in a folder, in windows of a phone's width and of a screen's.
+fn is_whole(browser: &Path, at: &Path, page: &str) {
+    let page = fs::read_to_string(at.join(page)).unwrap();
+    fs::write(at.join("probed.html"), page.replace("</body>", &format!("{PROBE}</body>"))).unwrap();
+    for width in [360, 1200] {
+        let around = format!(
+            "<iframe src='probed.html' width='{width}' height='800' style='border:0'></iframe><p id='found'></p>\
+             <script>onmessage = message => {{ found.textContent = message.data; }}</script>"
+        );
+        fs::write(at.join("around.html"), around).unwrap();
+        let address = format!("file://{}", at.join("around.html").display());
+        let found = opened(browser, &at.join("profile"), &address);
+        assert!(found.contains(&format!("width {width} wider 0 outside []")), "{found}");
+    }
+}
+
+#[test]
+fn a_study_is_whole_in_a_browser_and_alive_while_it_runs() {
+    let Some(browser) = browser() else {
+        return skipped(Need::Browser, "no Chromium or Chrome is on the path");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    ended_study(at);
+    is_whole(&browser, at, "out/tiny/study.html");
+    let running = at.join("running");
+    fs::create_dir(&running).unwrap();
+    let served = served(&running);
+    let found = opened(&browser, &at.join("profile"), &format!("http://{}/", served.address));
+    assert!(
+        found.contains("<div id=\"state\">live</div>") && found.contains("<h1>Study tiny</h1>"),
+        "{found}"
+    );
 }
 
 #[test]

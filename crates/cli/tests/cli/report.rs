@@ -216,7 +216,11 @@ pub struct Served {
 
 impl Served {
     pub fn start(folder: &Path, runs: &[&str]) -> Served {
-        let mut command = report(folder, runs);
+        Served::by(report(folder, runs))
+    }
+
+    /// What a command serves; the first thing that it says is where.
+    pub fn by(mut command: Command) -> Served {
         let mut process = command.args(["--serve", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -225,7 +229,7 @@ impl Served {
         Served { address: address.to_owned(), process }
     }
 
-    fn get(&self, path: &str) -> String {
+    pub fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream
             .write_all(format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address).as_bytes())
@@ -237,10 +241,15 @@ impl Served {
 
     /// Asks until it is there: a page is a second old.
     fn wait_for(&self, words: &str) -> String {
+        self.wait_until(|content| content.contains(words))
+    }
+
+    /// Asks until it is so, or for as long as anybody would.
+    pub fn wait_until(&self, is_so: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
         loop {
             let content = self.get("/live");
-            if content.contains(words) || begin.elapsed() > Duration::from_secs(20) {
+            if is_so(&content) || begin.elapsed() > Duration::from_secs(20) {
                 return content;
             }
             std::thread::sleep(Duration::from_millis(100));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::report::{Served, report};
 use crate::{json, said};
 
 /// A study that finishes in a moment.
@@ -40,6 +41,31 @@ const TINY: &str = r#"
     learning_rate.peak = { log = [1e-3, 0.1] }
     optimizer.momentum = { one_minus_log = [0.05, 0.5] }
 "#;
+
+/// Trials that end one after the other, and go on to do so for as long as anybody looks.
+const ENDLESS: [&str; 10] = [
+    "--set",
+    "goal.error=0.0001",
+    "--set",
+    "search.steps=64",
+    "--set",
+    "search.trials=20000",
+    "--set",
+    "search.method=sobol",
+    "--set",
+    "search.cut=false",
+];
+
+/// A study that runs until it is dropped, and serves its page.
+pub fn served(folder: &Path) -> Served {
+    fs::write(folder.join("study.toml"), TINY).unwrap();
+    Served::by(command(folder, &ENDLESS))
+}
+
+/// A study that has ended, in `out/tiny`.
+pub fn ended_study(folder: &Path) {
+    done(folder, &["--json"]);
+}
 
 fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
@@ -258,6 +284,54 @@ fn wrong_input_gets_one_sentence() {
         "{}",
         said(&output)
     );
+}
+
+/// While it runs, from within and from beside; and when it was killed.
+#[test]
+fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let served = served(at);
+    let page = served.get("/");
+    assert!(page.contains("<!doctype html>") && page.contains("<h1>Study tiny</h1>"), "{page}");
+    let content = served.wait_until(|content| !content.contains(">0 of 80000 trials"));
+    assert!(content.contains("of 80000 trials have come to their end"), "{content}");
+    for path in ["/study.json", "/trials-0001.jsonl", "/../study.toml", "/%2e%2e/study.toml", "/out"] {
+        assert!(served.get(path).starts_with("HTTP/1.1 404"), "{path}");
+    }
+    let beside = Served::start(at, &["out/tiny"]);
+    assert!(beside.get("/").contains("<h1>Study tiny</h1>"));
+    drop((beside, served));
+    let output = report(at, &["out/tiny", "--svg", "first.svg", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let found = json(&output.stdout);
+    assert_eq!((&found["study"], &found["of"]), (&"tiny".into(), &80_000.into()));
+    assert!(found["finished"].as_u64().unwrap() > 0 && found["page"].is_null(), "{found}");
+    assert!(fs::read_to_string(at.join("first.svg")).unwrap().starts_with("<svg"));
+    assert!(!at.join("out/tiny/study.html").exists());
+    assert!(report(at, &["out/tiny"]).output().unwrap().status.success());
+    assert!(fs::read_to_string(at.join("out/tiny/study.html")).unwrap().contains("Study tiny"));
+}
+
+#[test]
+fn a_study_is_shown_alone_and_as_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    ended_study(at);
+    let cases: [(&[&str], &str); 4] = [
+        (&["out/tiny", "elsewhere"], "a study is shown alone"),
+        (&["out/tiny", "--csv", "numbers.csv"], "`--csv` is for runs, and this is a study"),
+        (&["out/tiny", "--tensorboard", "events"], "`--tensorboard` is for runs"),
+        (&["out/tiny", "-o", "study.toml"], "a file is here that is no page of a report"),
+    ];
+    for (arguments, words) in cases {
+        let output = report(at, arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
+        assert!(said(&output).contains(words), "{arguments:?}: {}", said(&output));
+    }
+    let output = study(at, &["--serve", "127.0.0.1:port"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("`port` is no port"), "{}", said(&output));
 }
 
 /// Every study that comes with the program is one.

@@ -1,12 +1,14 @@
 //! The study file of branches.
 
+use std::path::PathBuf;
+
 use espalier_plan::config::reader::{Choice, MOST, Section};
 use espalier_plan::config::{self, RunFile};
 use espalier_plan::optimizer::Rule;
 use espalier_plan::{Error, Plan};
 use toml::{Table, Value};
 
-use crate::reading::{in_run, read_list, read_name, read_run};
+use crate::reading::{flatten, in_run, missing, read_list, read_name, read_run};
 
 /// What is branched from where.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,12 +16,16 @@ pub struct Branching {
     /// What it is called, on pages and in folders.
     pub name: String,
     run: Table,
-    /// Steps of the trunk after which branches begin, ascending.
+    /// A checkpoint that branches begin at, or a run folder, whose newest is meant: the trunk is not trained then, and `run` changes fields of its run file.
+    pub from: Option<PathBuf>,
+    /// Steps of the trunk after which branches begin, ascending; none where a checkpoint says it.
     pub at: Vec<u64>,
     /// How many times the trunk's batch a branch has, ascending from 1.
     pub factors: Vec<usize>,
-    /// Samples that every branch sees.
-    pub samples: usize,
+    /// Samples that every branch sees; none: sixteen steps of the largest batch.
+    samples: Option<usize>,
+    /// How often each branch is trained, over samples in another order each time.
+    pub seeds: u64,
     /// How the rate grows with the batch; none: as suits the optimizer.
     pub scaling: Option<Scaling>,
     /// How far above the loss of the trunk's own batch that of another may be.
@@ -70,13 +76,30 @@ impl Branching {
         let mut top = Section::foreign("", &table);
         top.get("kind");
         let name = read_name(&mut top)?;
-        let run = read_run(&mut top)?;
         let mut branch = top.section("branch", &empty)?;
+        let from = branch.text("from", "the folder of a checkpoint, or of a run")?.map(PathBuf::from);
+        let run = match (&from, top.has("run")) {
+            (Some(_), false) => {
+                top.get("run");
+                Table::new()
+            }
+            _ => read_run(&mut top)?,
+        };
         top.finish()?;
         let whole = |value: &Value| value.as_integer().and_then(|number| usize::try_from(number).ok());
-        let mut at = read_list(&mut branch, "at", "a list of steps, such as [100, 1000]", |value| {
-            whole(value).filter(|at| (1..=MOST).contains(at)).map(|at| at as u64)
-        })?;
+        let mut at = match (&from, branch.has("at")) {
+            (Some(_), true) => {
+                let why = "with `branch.from`: branches begin where the checkpoint is".into();
+                return Err(Error::NoEffect { field: "branch.at".into(), why });
+            }
+            (Some(_), false) => {
+                branch.get("at");
+                Vec::new()
+            }
+            (None, _) => read_list(&mut branch, "at", "a list of steps, such as [100, 1000]", |value| {
+                whole(value).filter(|at| (1..=MOST).contains(at)).map(|at| at as u64)
+            })?,
+        };
         let mut factors = read_list(
             &mut branch,
             "factors",
@@ -84,6 +107,7 @@ impl Branching {
             |value| whole(value).filter(|factor| (1..=1 << 20).contains(factor)),
         )?;
         let samples = branch.optional_whole("samples", 1, MOST)?;
+        let seeds = branch.whole("seeds", 1, 1, 1000)? as u64;
         let scaling = match branch.has("rate") {
             true => Some(branch.choice("rate", Scaling::Root)?),
             false => {
@@ -99,18 +123,36 @@ impl Branching {
             let problem = "has no 1: branches are compared with the one at the trunk's own batch".into();
             return Err(Error::Conflict { field: "branch.factors".into(), problem });
         }
-        let trunk = RunFile::parse(&run.to_string(), &[]).map_err(in_run)?;
-        let largest = trunk.train.batch * factors.last().expect("there is a 1");
-        // Sixteen steps of the largest batch, where nobody says otherwise.
-        let samples = samples.unwrap_or(16 * largest);
-        let study = Branching { name, run, at, factors, samples, scaling, tolerance };
-        study.check(&trunk)?;
+        let study = Branching { name, run, from, at, factors, samples, seeds, scaling, tolerance };
+        if study.from.is_none() {
+            study.trunk(None)?;
+        }
         Ok(study)
     }
 
-    /// The run file of the trunk, up to its last branch.
-    pub fn trunk(&self) -> Result<RunFile, Error> {
-        RunFile::parse(&self.run.to_string(), &[]).map_err(in_run)
+    /// The run file of the trunk: the study's own, or that of its checkpoint's run with what the study changes.
+    pub fn trunk(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
+        let trunk = match (&self.from, of_checkpoint) {
+            (None, _) => RunFile::parse(&self.run.to_string(), &[]).map_err(in_run)?,
+            (Some(_), None) => return Err(missing("branch.from", "a checkpoint in the folder of its run")),
+            (Some(_), Some(text)) => {
+                let mut changes = Vec::new();
+                flatten("", &self.run, &mut changes);
+                RunFile::parse(text, &changes).map_err(in_run)?
+            }
+        };
+        self.check(&trunk)?;
+        Ok(trunk)
+    }
+
+    /// Points of the trunk that branches leave.
+    pub fn points(&self) -> usize {
+        self.at.len().max(1)
+    }
+
+    /// Samples that every branch of a trunk of this batch sees.
+    pub fn samples(&self, batch: usize) -> usize {
+        self.samples.unwrap_or(16 * batch * self.factors.last().expect("there is a 1"))
     }
 
     /// The run file of a branch from a trunk, resolved, that begins after so many steps: its rate is that of the trunk there, scaled and constant.
@@ -121,6 +163,7 @@ impl Branching {
         factor: usize,
         after: u64,
         rate: f64,
+        seed: u64,
     ) -> Result<RunFile, Error> {
         let mut run: Table = trunk.parse().expect("a run file that was written is TOML");
         let mut constant = Table::new();
@@ -130,17 +173,22 @@ impl Branching {
         if let Some(Value::Table(train)) = run.get_mut("train") {
             train.remove("epochs");
         }
-        let steps = after as usize + self.samples / (factor * batch);
-        let overrides = [format!("train.batch={}", factor * batch), format!("train.steps={steps}")];
+        let steps = after as usize + self.samples(batch) / (factor * batch);
+        let overrides = [
+            format!("train.batch={}", factor * batch),
+            format!("train.steps={steps}"),
+            format!("seed={seed}"),
+        ];
         RunFile::parse(&run.to_string(), &overrides)
     }
 
     fn check(&self, trunk: &RunFile) -> Result<(), Error> {
         let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
+        let samples = self.samples(trunk.train.batch);
         for factor in &self.factors {
             let batch = trunk.train.batch * factor;
-            if !self.samples.is_multiple_of(batch) {
-                let problem = format!("is {}, no whole number of batches of {batch} samples", self.samples);
+            if !samples.is_multiple_of(batch) {
+                let problem = format!("is {samples}, no whole number of batches of {batch} samples");
                 return conflict("branch.samples", problem);
             }
         }
@@ -179,15 +227,38 @@ mod tests {
     fn a_branch_is_the_run_at_another_batch_and_a_constant_rate() {
         let study = with(&[]).unwrap();
         assert_eq!((&study.at[..], &study.factors[..]), (&[20, 40][..], &[1, 2, 4][..]));
-        let trunk = study.trunk().unwrap();
-        let branch = study.branch(&trunk.to_toml().unwrap(), 8, 4, 20, 0.02).unwrap();
-        assert_eq!(branch.train.batch, 32);
+        let trunk = study.trunk(None).unwrap();
+        let branch = study.branch(&trunk.to_toml().unwrap(), 8, 4, 20, 0.02, 7).unwrap();
+        assert_eq!((branch.train.batch, branch.seed), (32, 7));
         let text = branch.to_toml().unwrap();
         assert!(text.contains("steps = 22") && text.contains("peak = 0.02"), "{text}");
         assert!(text.contains("schedule = \"constant\"") && text.contains("warmup = 0"), "{text}");
-        assert_eq!(with(&["branch.samples=96"]).unwrap().samples, 96);
+        assert_eq!(with(&["branch.samples=96"]).unwrap().samples(8), 96);
         let usual = TEXT.replace("samples = 64", "");
-        assert_eq!(Branching::parse(&usual, &[]).unwrap().samples, 16 * 32);
+        assert_eq!(Branching::parse(&usual, &[]).unwrap().samples(8), 16 * 32);
+        assert_eq!((study.seeds, study.points()), (1, 2));
+    }
+
+    #[test]
+    fn a_checkpoints_run_is_taken_with_what_the_study_changes() {
+        let text = r#"
+            kind = "critical-batch"
+            name = "small"
+            [branch]
+            from = "out/hello"
+            factors = [1, 2]
+            samples = 64
+        "#;
+        let study = Branching::parse(text, &["run.train.micro_batches=2".into()]).unwrap();
+        assert_eq!((study.from.as_deref(), study.points()), (Some(std::path::Path::new("out/hello")), 1));
+        let own = "[model]\nname = \"mlp\"\n[data]\nkind = \"shapes\"\n[train]\nbatch = 8\nsteps = 10";
+        let trunk = study.trunk(Some(own)).unwrap();
+        assert_eq!((trunk.train.batch, trunk.train.micro_batches), (8, 2));
+        let large = study.trunk(Some(&own.replace("batch = 8", "batch = 48"))).unwrap_err().to_string();
+        assert!(
+            large.contains("`branch.samples` is 64, no whole number of batches of 48 samples"),
+            "{large}"
+        );
     }
 
     #[test]
@@ -195,7 +266,7 @@ mod tests {
         assert_eq!((Scaling::Root.times(4), Scaling::Linear.times(4)), (2.0, 4.0));
         let facts = espalier_plan::DataFacts { vocab: None, image: Some((16, 16, 3)), classes: Some(10) };
         let of = |optimizer: &str| {
-            let run = with(&[&format!("run.optimizer.name={optimizer}")]).unwrap().trunk().unwrap();
+            let run = with(&[&format!("run.optimizer.name={optimizer}")]).unwrap().trunk(None).unwrap();
             Scaling::of(&Plan::new(run, facts).unwrap()).name()
         };
         assert_eq!(
@@ -214,6 +285,8 @@ mod tests {
             (&["branch.samples=100"], "`branch.samples` is 100, no whole number of batches of 8 samples"),
             (&["branch.rate=cubic"], "`branch.rate` must be \"linear\" or \"sqrt\""),
             (&["branch.tolerance=-1"], "`branch.tolerance` must be a number of at least 0"),
+            (&["branch.from=out/hello"], "`branch.at` has no effect with `branch.from`"),
+            (&["branch.seeds=0"], "`branch.seeds` must be"),
             (&["branch.tolerence=1"], "did you mean `branch.tolerance`?"),
             (&["run.model.nam=x"], "run.model.nam"),
         ];

@@ -11,5 +11,5 @@ mod page;
 mod train;
 
 pub use file::{Branching, Scaling};
-pub use page::page;
-pub use train::{Branch, Fork, critical_batch, run};
+pub use page::{figure, page};
+pub use train::{Branch, Fork, Source, critical_batch, known, run};

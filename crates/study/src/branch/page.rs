@@ -3,21 +3,38 @@
 use espalier_report::{Axis, Column, Curve, Figure, Page, Plot, Table, number};
 
 use super::file::Branching;
-use super::train::Fork;
+use super::train::{Branch, Fork};
 
 /// Losses of branches against their batch, the critical batch along the training, and all numbers.
 pub fn page(study: &Branching, forks: &[Fork]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     page.text(format!(
-        "From points of one training, branches of {} samples each at multiples of its batch: the largest batch whose held-out loss is at most {} above that \
-         of the training's own is the critical one there.",
-        study.samples, study.tolerance
+        "From points of one training, branches at multiples of its batch that see the same number of samples: the largest batch whose held-out loss is at most {} above that \
+         of the training's own is the critical one there. Losses are means over {}.",
+        study.tolerance,
+        if study.seeds == 1 { "one seed".into() } else { format!("{} seeds, with their standard error", study.seeds) }
     ));
+    if forks.len() < study.points() {
+        page.note(format!("{} of {} points are done.", forks.len(), study.points()));
+    }
+    page.figure(figure(forks));
+    page.table(table(forks));
+    page
+}
+
+/// The pictures alone.
+pub fn figure(forks: &[Fork]) -> Figure {
     let mut losses = Plot::new("Branches", Axis::log("batch"), Axis::linear("validation loss"));
     for (style, fork) in forks.iter().enumerate() {
-        let points = fork.branches.iter().filter_map(|branch| Some((branch.batch as f64, branch.loss?)));
-        losses =
-            losses.with(Curve::new(format!("after {} steps", fork.step), style, points.collect()).marked());
+        let ended = || fork.branches.iter().filter_map(|branch| Some((branch, branch.loss?)));
+        let points = ended().map(|(branch, loss)| (branch.batch as f64, loss)).collect();
+        let around = |(branch, loss): (&Branch, f64)| {
+            let off = branch.uncertainty()?;
+            Some((loss - off, loss + off))
+        };
+        let intervals = ended().map(around).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let curve = Curve::new(format!("after {} steps", fork.step), style, points).marked();
+        losses = losses.with(curve.between(intervals));
     }
     let along = |of: &dyn Fn(&Fork) -> Option<f64>| {
         forks.iter().filter_map(|fork| Some((fork.step as f64, of(fork)?))).collect::<Vec<_>>()
@@ -28,14 +45,12 @@ pub fn page(study: &Branching, forks: &[Fork]) -> Page {
                 .marked(),
         )
         .with(Curve::new("by the noise scale", 1, along(&|fork| fork.noise_scale)).marked());
-    page.figure(Figure::new("How large a batch pays").with(losses).with(critical));
-    page.table(table(forks));
-    page
+    Figure::new("How large a batch pays").with(losses).with(critical)
 }
 
 fn table(forks: &[Fork]) -> Table {
     let columns =
-        ["after step", "batch", "steps", "rate", "validation loss", "critical batch", "noise scale"];
+        ["after step", "batch", "steps", "rate", "validation loss", "+-", "critical batch", "noise scale"];
     let mut table = Table::new(columns.map(Column::number).into());
     for fork in forks {
         for branch in &fork.branches {
@@ -47,6 +62,7 @@ fn table(forks: &[Fork]) -> Table {
                 branch.steps.to_string(),
                 number::short(branch.lr),
                 branch.loss.map_or("diverged".into(), number::short),
+                branch.uncertainty().map_or("-".into(), number::short),
                 once(fork.critical_in_words()),
                 once(fork.noise_scale.map_or("-".into(), |scale| format!("{scale:.0}"))),
             ]);

@@ -5,7 +5,7 @@ use espalier_plan::config::reader::{LARGEST, MOST, Section, show};
 use espalier_plan::config::{self, RunFile};
 use toml::{Table, Value};
 
-use crate::reading::{in_run, missing, read_list, read_name, read_run};
+use crate::reading::{flatten, in_run, missing, read_list, read_name, read_run};
 
 /// What is trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +57,11 @@ impl Gap {
         let study = Gap { name, run, batches, arms, seeds, samples, epsilon };
         study.check()?;
         Ok(study)
+    }
+
+    /// How many runs there are in all.
+    pub fn runs(&self) -> usize {
+        self.batches.len() * self.arms.len() * self.seeds as usize
     }
 
     /// The run file of an arm at a batch.
@@ -135,17 +140,6 @@ fn read_arms(top: &mut Section) -> Result<Vec<Arm>, Error> {
         Ok(Arm { name: name.clone(), changes })
     };
     arms.iter().map(arm).collect()
-}
-
-/// The fields of a table as overrides, `a.b=c`.
-fn flatten(path: &str, table: &Table, into: &mut Vec<String>) {
-    for (key, value) in table {
-        let field = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        match value {
-            Value::Table(inner) => flatten(&field, inner, into),
-            value => into.push(format!("{field}={value}")),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,5 +9,5 @@ mod page;
 mod train;
 
 pub use file::{Arm, Gap};
-pub use page::page;
-pub use train::{Ended, Outcome, run};
+pub use page::{figure, page};
+pub use train::{Ended, Outcome, known, run};

@@ -13,6 +13,16 @@ pub fn page(gap: &Gap, outcomes: &[Outcome]) -> Page {
          {} over {} training samples.",
         gap.epsilon, gap.samples
     ));
+    if outcomes.len() < gap.runs() {
+        page.note(format!("{} of {} runs have come to their end.", outcomes.len(), gap.runs()));
+    }
+    page.figure(figure(gap, outcomes));
+    page.table(table(outcomes));
+    page
+}
+
+/// The pictures alone.
+pub fn figure(gap: &Gap, outcomes: &[Outcome]) -> Figure {
     let plot = |title: &str, label: &str, of: fn(&Ended) -> f64| {
         let mut plot = Plot::new(title, Axis::log("batch"), Axis::linear(label));
         for (style, arm) in gap.arms.iter().enumerate() {
@@ -21,13 +31,10 @@ pub fn page(gap: &Gap, outcomes: &[Outcome]) -> Page {
         }
         plot
     };
-    let figure = Figure::new("Generalisation against the batch")
+    Figure::new("Generalisation against the batch")
         .with(plot("Validation error", "share of wrong answers", |ended| ended.error))
         .with(plot("Generalisation gap", "validation loss - training loss", Ended::gap))
-        .with(plot("Sharpness", "percent", |ended| ended.sharpness));
-    page.figure(figure);
-    page.table(table(outcomes));
-    page
+        .with(plot("Sharpness", "percent", |ended| ended.sharpness))
 }
 
 /// The mean over seeds at each batch, where a run did not diverge.

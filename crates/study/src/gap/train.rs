@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_plan::Plan;
+use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::data::Dataset;
 use espalier_train::measure::{Neighbourhood, Over, sharpness};
@@ -12,7 +12,7 @@ use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::file::Gap;
+use super::file::{Arm, Gap};
 use crate::outcomes::Outcomes;
 
 /// Samples that run at a time when sharpness is measured, whatever the batch: to batch norm another number is another loss, and arms are to be compared.
@@ -64,24 +64,50 @@ pub fn run(
 ) -> Result<Vec<Outcome>> {
     let mut outcomes = Outcomes::open(folder)?;
     let mut all = Vec::new();
+    for run in runs(gap, beside)? {
+        let Run { batch, arm, seed, run_file, of } = run;
+        let plan = Plan::new(run_file, dataset.facts())?;
+        let outcome = outcomes.get_or(&of.each_ref().map(String::as_str), || {
+            let (steps, ended) = train(plan, dataset, device, gap)?;
+            Ok(Outcome { batch, arm: arm.name.clone(), seed, steps, ended })
+        })?;
+        report(&outcome);
+        all.push(outcome);
+    }
+    Ok(all)
+}
+
+/// What is known of all arms at all batches by now.
+pub fn known(gap: &Gap, folder: &Path, beside: &Path) -> Result<Vec<Outcome>> {
+    let outcomes = Outcomes::read(folder)?;
+    let runs = runs(gap, beside)?;
+    Ok(runs.iter().filter_map(|run| outcomes.get(&run.of.each_ref().map(String::as_str)).cloned()).collect())
+}
+
+/// One of those that are to be trained, and what its outcome is found by.
+struct Run<'a> {
+    batch: usize,
+    arm: &'a Arm,
+    seed: u64,
+    run_file: RunFile,
+    of: [String; 3],
+}
+
+/// All of them, in their order.
+fn runs<'a>(gap: &'a Gap, beside: &Path) -> Result<Vec<Run<'a>>> {
+    let measured = format!("sharpness over {} within {}", gap.samples, gap.epsilon);
+    let mut runs = Vec::new();
     for &batch in &gap.batches {
         for arm in &gap.arms {
             for seed in 0..gap.seeds {
                 let mut run_file = gap.run_file(batch, arm, seed)?;
                 run_file.resolve_paths(beside);
-                let text = run_file.to_toml()?;
-                let plan = Plan::new(run_file, dataset.facts())?;
-                let measured = format!("sharpness over {} within {}", gap.samples, gap.epsilon);
-                let outcome = outcomes.get_or(&[&arm.name, &text, &measured], || {
-                    let (steps, ended) = train(plan, dataset, device, gap)?;
-                    Ok(Outcome { batch, arm: arm.name.clone(), seed, steps, ended })
-                })?;
-                report(&outcome);
-                all.push(outcome);
+                let of = [arm.name.clone(), run_file.to_toml()?, measured.clone()];
+                runs.push(Run { batch, arm, seed, run_file, of });
             }
         }
     }
-    Ok(all)
+    Ok(runs)
 }
 
 /// Trains one to its end, on as many ranks as it asks for.
@@ -182,6 +208,7 @@ mod tests {
         assert_ne!(arms("as-it-is"), arms("post-local"));
         let lines = std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap();
         assert_eq!(go(), first);
+        assert_eq!(known(&gap, folder.path(), Path::new("/")).unwrap(), first);
         assert_eq!(std::fs::read_to_string(folder.path().join("outcomes.jsonl")).unwrap(), lines);
     }
 }

@@ -1,5 +1,6 @@
 //! Local smoothness along the training of one run, and the other two constants of [`crate::theory`]: the variance of a sample's gradient, and the loss that goes.
 
+use std::fmt;
 use std::sync::Arc;
 
 use espalier_plan::config::reader::{MOST, Section};
@@ -23,7 +24,9 @@ const LEAST: usize = 8;
 /// `[smoothness]`: how a training is looked at, in this kind of study and in steps-to-result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Look {
-    /// Steps between two measures, from the first step on.
+    /// The first step that is measured, from 1.
+    pub from: u64,
+    /// Steps between two measures.
     pub every: u64,
     /// Training samples that gradients are over; none: all.
     pub samples: Option<usize>,
@@ -32,9 +35,22 @@ pub struct Look {
 impl Look {
     /// Reads its fields of the section.
     pub fn read(section: &mut Section) -> Result<Look, Error> {
+        let from = section.whole("from", 1, 1, MOST)? as u64;
         let every = section.whole("every", 16, 1, MOST)? as u64;
         let samples = section.whole("samples", 0, 0, MOST)?;
-        Ok(Look { every, samples: Some(samples).filter(|samples| *samples > 0) })
+        Ok(Look { from, every, samples: Some(samples).filter(|samples| *samples > 0) })
+    }
+
+    /// Whether a step is one of those that are measured.
+    fn has(self, step: u64) -> bool {
+        step >= self.from && (step - self.from).is_multiple_of(self.every)
+    }
+}
+
+impl fmt::Display for Look {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Look { from, every, samples } = self;
+        write!(f, "step {from} and every {every}th from there over {samples:?}")
     }
 }
 
@@ -94,8 +110,7 @@ pub fn along(
         let mut trainer = Trainer::new(plan, dataset, device)?;
         let mut points = Vec::new();
         for step in 1..=steps.min(trainer.steps()) {
-            let measures = (step - 1).is_multiple_of(look.every);
-            let before = if measures { Some(trainer.weights().version()?) } else { None };
+            let before = if look.has(step) { Some(trainer.weights().version()?) } else { None };
             if !trainer.step()?.taken {
                 break;
             }
@@ -147,7 +162,14 @@ mod tests {
         let dataset = Dataset::open(&run).unwrap();
         assert_eq!(dataset.len(Split::Train), 270);
         let plan = Plan::new(run, dataset.facts()).unwrap();
-        along(plan, dataset.into(), &Device::cpu(2).unwrap(), Look { every, samples }, 9)
+        along(plan, dataset.into(), &Device::cpu(2).unwrap(), Look { from: 1, every, samples }, 9)
+    }
+
+    #[test]
+    fn the_first_steps_may_be_passed_over() {
+        let look = Look { from: 1000, every: 500, samples: None };
+        let steps: Vec<u64> = (1..=2001).filter(|step| look.has(*step)).collect();
+        assert_eq!(steps, [1000, 1500, 2000]);
     }
 
     #[test]

@@ -25,14 +25,12 @@ pub fn of_best(
         let Record { batch, sparsity, trial, steps, fields, .. } = best;
         let settings = Settings { batch, sparsity, seed: trial.into(), fields };
         let plan = workload.plan(&settings)?;
-        let (text, Look { every, samples }) = (plan.record().to_toml()?, look);
-        let course =
-            outcomes.get_or(&["smoothness", &text, &format!("{every} {samples:?} {steps}")], || {
-                let found = along(plan, workload.dataset().clone(), workload.device(), look, steps)?;
-                let along =
-                    found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
-                Ok(Course { sparsity, along })
-            })?;
+        let text = plan.record().to_toml()?;
+        let course = outcomes.get_or(&["smoothness", &text, &format!("{look} {steps}")], || {
+            let found = along(plan, workload.dataset().clone(), workload.device(), look, steps)?;
+            let along = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
+            Ok(Course { sparsity, along })
+        })?;
         report(&course);
         courses.push(course);
     }
@@ -100,7 +98,7 @@ mod tests {
     fn the_best_trials_of_one_batch_are_trained_again_up_to_their_goal() {
         let study = Study::parse(TEXT, &[]).unwrap();
         let look = study.smoothness.unwrap();
-        assert_eq!(look, Look { every: 3, samples: Some(90) });
+        assert_eq!(look, Look { from: 1, every: 3, samples: Some(90) });
         let folder = tempfile::tempdir().unwrap();
         let mut results = Results::open(folder.path(), &study).unwrap();
         let (complete, incomplete) = (Status::Complete, Status::Incomplete);

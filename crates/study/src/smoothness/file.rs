@@ -89,7 +89,10 @@ mod tests {
     #[test]
     fn a_run_is_taken_at_every_sparsity() {
         let study = with(&[]).unwrap();
-        assert_eq!((&study.sparsities[..], study.look), (&[0.0, 0.9][..], Look { every: 4, samples: None }));
+        assert_eq!(
+            (&study.sparsities[..], study.look),
+            (&[0.0, 0.9][..], Look { from: 1, every: 4, samples: None })
+        );
         assert!(study.run_file(0.0).unwrap().prune.is_none());
         assert_eq!(study.run_file(0.9).unwrap().prune.unwrap().sparsity, 0.9);
         assert_eq!(with(&["smoothness.samples=10"]).unwrap().look.samples, Some(10));
@@ -104,6 +107,7 @@ mod tests {
                 "`smoothness.sparsities` must be a list of numbers in [0, 1)",
             ),
             (&["smoothness.every=0"], "`smoothness.every` must be"),
+            (&["smoothness.from=0"], "`smoothness.from` must be"),
             (&["smoothness.sample=3"], "did you mean `smoothness.samples`?"),
             (&["run.prune.sparsity=0.5"], "`run.prune.sparsity` has no effect in a study"),
             (&["run.model.nam=x"], "run.model.nam"),

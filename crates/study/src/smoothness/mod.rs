@@ -16,7 +16,7 @@ pub use page::{figure, page, table};
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_plan::Plan;
+use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::data::Dataset;
 use espalier_train::{Error, Result};
@@ -47,16 +47,13 @@ pub fn run(
     let mut outcomes = Outcomes::open(folder)?;
     let mut courses = Vec::new();
     for &sparsity in &study.sparsities {
-        let mut run_file = study.run_file(sparsity)?;
-        run_file.resolve_paths(beside);
-        let text = run_file.to_toml()?;
+        let (run_file, of) = of(study, sparsity, beside)?;
         let plan = Plan::new(run_file, dataset.facts())?;
         if plan.mesh.size() > 1 {
             let problem = format!("asks for {} ranks, and smoothness is measured on one", plan.mesh.size());
             return Err(espalier_plan::Error::Conflict { field: "run.parallel".into(), problem }.into());
         }
-        let Look { every, samples } = study.look;
-        let course = outcomes.get_or(&["smoothness", &text, &format!("{every} {samples:?}")], || {
+        let course = outcomes.get_or(&of.each_ref().map(String::as_str), || {
             let found = along(plan, dataset.clone(), device, study.look, u64::MAX)?;
             let along = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
             Ok(Course { sparsity, along })
@@ -65,4 +62,23 @@ pub fn run(
         courses.push(course);
     }
     Ok(courses)
+}
+
+/// What is known of all sparsities by now.
+pub fn known(study: &Smoothness, folder: &Path, beside: &Path) -> Result<Vec<Course>> {
+    let outcomes = Outcomes::read(folder)?;
+    let mut courses = Vec::new();
+    for &sparsity in &study.sparsities {
+        let (_, of) = of(study, sparsity, beside)?;
+        courses.extend(outcomes.get(&of.each_ref().map(String::as_str)).cloned());
+    }
+    Ok(courses)
+}
+
+/// The run at a sparsity, and what its outcome is found by.
+fn of(study: &Smoothness, sparsity: f64, beside: &Path) -> Result<(RunFile, [String; 3])> {
+    let mut run_file = study.run_file(sparsity)?;
+    run_file.resolve_paths(beside);
+    let of = ["smoothness".into(), run_file.to_toml()?, study.look.to_string()];
+    Ok((run_file, of))
 }

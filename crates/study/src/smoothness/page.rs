@@ -11,9 +11,12 @@ pub fn page(study: &Smoothness, courses: &[Course]) -> Page {
     let mut page = Page::new(format!("Study {}", study.name));
     let over = study.look.samples.map_or("all".into(), |samples| samples.to_string());
     page.text(format!(
-        "Local smoothness of every {}th step, gradients over {over} training samples and kept weights alone.",
-        study.look.every
+        "Local smoothness of every {}th step from step {} on, gradients over {over} training samples and kept weights alone.",
+        study.look.every, study.look.from
     ));
+    if courses.len() < study.sparsities.len() {
+        page.note(format!("{} of {} sparsities are done.", courses.len(), study.sparsities.len()));
+    }
     page.figure(figure(courses));
     page.table(table(courses));
     page

@@ -1,0 +1,245 @@
+//! A study's folder as somebody finds it who did not start the study: `study.json` says what it is a study of, files of results how far it has come, and both make its page. Nothing in the folder is
+//! changed by looking at it.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use espalier_plan::config;
+use espalier_report::{Figure, Page};
+use espalier_train::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::branch::{self, Branching};
+use crate::file::Study;
+use crate::gap::{self, Gap};
+use crate::kind::Kind;
+use crate::outcomes::Outcomes;
+use crate::page;
+use crate::results::Results;
+use crate::smoothness::{self, Course, Smoothness};
+use crate::summary::Summary;
+
+/// What says that a folder is a study's.
+pub const NOTE: &str = "study.json";
+
+/// The form of that file.
+const SCHEMA: u32 = 1;
+
+/// What `study.json` holds.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    schema: u32,
+    /// The study file with all overrides put in.
+    study: String,
+    /// The folder that its paths are relative to.
+    beside: PathBuf,
+}
+
+/// A study in its folder.
+#[derive(Debug)]
+pub struct StudyFolder {
+    folder: PathBuf,
+    beside: PathBuf,
+    study: Opened,
+}
+
+#[derive(Debug)]
+enum Opened {
+    Steps(Box<Study>, Box<Results>),
+    Gap(Gap),
+    Branches(Branching, Vec<(u64, [String; 3])>),
+    Smoothness(Smoothness),
+}
+
+/// Whether a folder is one of a study.
+pub fn is_study(folder: &Path) -> bool {
+    folder.join(NOTE).is_file()
+}
+
+/// Writes down what a folder is a study of. The file is whole or what it was before: whoever looks may look now.
+pub fn note(folder: &Path, text: &str, overrides: &[String], beside: &Path) -> Result<(), Error> {
+    let study = config::table(text, overrides)?.to_string();
+    let note = Note { schema: SCHEMA, study, beside: beside.into() };
+    let text = serde_json::to_string_pretty(&note).expect("a note is plain data") + "\n";
+    let path = folder.join(NOTE);
+    if fs::read_to_string(&path).is_ok_and(|known| known == text) {
+        return Ok(());
+    }
+    // Several processes may share the folder.
+    let part = folder.join(format!("{NOTE}.{}.part", std::process::id()));
+    let written = fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&part, text))
+        .and_then(|()| fs::rename(&part, &path));
+    written.map_err(|why| Error::Disk { path, why: format!("cannot be written: {why}") })
+}
+
+impl StudyFolder {
+    /// Opens a folder, of which nothing but `study.json` need be there yet.
+    pub fn open(folder: &Path) -> Result<StudyFolder, Error> {
+        let path = folder.join(NOTE);
+        let unusable = |why: String| Error::File { path: path.clone(), why };
+        let text = fs::read_to_string(&path).map_err(|why| match why.kind() {
+            ErrorKind::NotFound => unusable("is not there: this is no folder of a study".into()),
+            _ => unusable(why.to_string()),
+        })?;
+        let note: Note = serde_json::from_str(&text)
+            .map_err(|why| unusable(format!("does not say what study this is: {why}")))?;
+        if note.schema != SCHEMA {
+            return Err(unusable(format!("it has form {}, and this program reads {SCHEMA}", note.schema)));
+        }
+        let text = &note.study;
+        let study = match Kind::of(text, &[])? {
+            Kind::StepsToResult => {
+                let study = Study::parse(text, &[])?;
+                let results = Results::open(folder, &study)?;
+                Opened::Steps(Box::new(study), Box::new(results))
+            }
+            Kind::GeneralisationGap => Opened::Gap(Gap::parse(text, &[])?),
+            Kind::CriticalBatch => {
+                let study = Branching::parse(text, &[])?;
+                let points = branch::Source::open(&study, &note.beside)?.points(&study);
+                Opened::Branches(study, points)
+            }
+            Kind::Smoothness => Opened::Smoothness(Smoothness::parse(text, &[])?),
+        };
+        Ok(StudyFolder { folder: folder.into(), beside: note.beside, study })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        match &self.study {
+            Opened::Steps(study, _) => &study.name,
+            Opened::Gap(gap) => &gap.name,
+            Opened::Branches(branching, _) => &branching.name,
+            Opened::Smoothness(smoothness) => &smoothness.name,
+        }
+    }
+
+    /// How far it has come by now: what has ended, of all that there is to do, and what of.
+    pub fn progress(&mut self) -> Result<(usize, usize, &'static str), Error> {
+        let (folder, beside) = (&self.folder, &self.beside);
+        Ok(match &mut self.study {
+            Opened::Steps(study, results) => {
+                results.refresh()?;
+                let Summary { finished, trials, .. } = Summary::of(study, results, Vec::new());
+                (finished, trials, "trials")
+            }
+            Opened::Gap(gap) => (gap::known(gap, folder, beside)?.len(), gap.runs(), "runs"),
+            Opened::Branches(_, points) => (branch::known(points, folder)?.len(), points.len(), "points"),
+            Opened::Smoothness(study) => {
+                (smoothness::known(study, folder, beside)?.len(), study.sparsities.len(), "sparsities")
+            }
+        })
+    }
+
+    /// Its page as it is by now.
+    pub fn page(&mut self) -> Result<Page, Error> {
+        let (folder, beside) = (&self.folder, &self.beside);
+        Ok(match &mut self.study {
+            Opened::Steps(study, results) => {
+                results.refresh()?;
+                let courses = courses(folder, study)?;
+                page::page(study, results, &summary(study, results, &courses), &courses)
+            }
+            Opened::Gap(gap) => gap::page(gap, &gap::known(gap, folder, beside)?),
+            Opened::Branches(branching, points) => branch::page(branching, &branch::known(points, folder)?),
+            Opened::Smoothness(study) => smoothness::page(study, &smoothness::known(study, folder, beside)?),
+        })
+    }
+
+    /// The first picture of that page.
+    pub fn figure(&mut self) -> Result<Figure, Error> {
+        let (folder, beside) = (&self.folder, &self.beside);
+        Ok(match &mut self.study {
+            Opened::Steps(study, results) => {
+                results.refresh()?;
+                page::steps_to_result(study, &Summary::of(study, results, Vec::new()))
+            }
+            Opened::Gap(gap) => gap::figure(gap, &gap::known(gap, folder, beside)?),
+            Opened::Branches(_, points) => branch::figure(&branch::known(points, folder)?),
+            Opened::Smoothness(study) => smoothness::figure(&smoothness::known(study, folder, beside)?),
+        })
+    }
+}
+
+fn summary(study: &Study, results: &Results, courses: &[Course]) -> Summary {
+    let measured = courses.iter().map(|course| course.along.measured(course.sparsity)).collect();
+    Summary::of(study, results, measured)
+}
+
+/// Smoothness along the best trials, where it was measured, by sparsity; of several the last.
+fn courses(folder: &Path, study: &Study) -> Result<Vec<Course>, Error> {
+    if study.smoothness.is_none() {
+        return Ok(Vec::new());
+    }
+    let all = Outcomes::<Course>::read(folder)?;
+    let last = |sparsity: f64| all.outcomes().filter(|course| course.sparsity == sparsity).last().cloned();
+    Ok(study.sparsities().into_iter().filter_map(last).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic;
+    use crate::trial::{Record, Status};
+
+    /// As the study writes it.
+    const TEXT: &str = synthetic::TEXT;
+
+    fn record(steps: u64) -> Record {
+        let fields = vec![("learning_rate.peak".into(), 0.01), ("optimizer.momentum".into(), 0.9)];
+        let status = Status::Complete;
+        Record {
+            batch: 16,
+            sparsity: 0.0,
+            trial: 1,
+            status,
+            steps,
+            best: Some(0.1),
+            fields,
+            curve: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_study_is_shown_from_its_folder_as_it_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("out");
+        assert!(!is_study(&at));
+        let overrides = ["search.trials=2".to_owned()];
+        note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
+        note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
+        assert!(is_study(&at));
+        let mut shown = StudyFolder::open(&at).unwrap();
+        assert_eq!(shown.name(), "synthetic");
+        assert_eq!(shown.progress().unwrap(), (0, 8, "trials"));
+        assert!(shown.page().unwrap().html().contains("0 of 8 trials"));
+        // Somebody else writes.
+        let study = Study::parse(TEXT, &overrides).unwrap();
+        Results::open(&at, &study).unwrap().append(&[record(4321)]).unwrap();
+        assert_eq!(shown.progress().unwrap(), (1, 8, "trials"));
+        let page = shown.page().unwrap().html();
+        assert!(page.contains("1 of 8 trials") && page.contains("4321"), "{page}");
+        assert!(shown.figure().unwrap().svg().starts_with("<svg"));
+        let names: Vec<_> = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "a note and a file of results, and no more: {names:?}");
+    }
+
+    #[test]
+    fn what_is_no_note_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let said = |at: &Path| StudyFolder::open(at).unwrap_err().to_string();
+        assert!(said(at).ends_with("study.json: is not there: this is no folder of a study"), "{}", said(at));
+        for (text, words) in [
+            ("{}", "does not say what study this is: missing field `schema`"),
+            (r#"{"schema":9,"study":"","beside":"/"}"#, "it has form 9, and this program reads 1"),
+            (r#"{"schema":1,"study":"name = 3","beside":"/"}"#, "`name` must be"),
+        ] {
+            fs::write(at.join(NOTE), text).unwrap();
+            assert!(said(at).contains(words), "{}", said(at));
+        }
+    }
+}
