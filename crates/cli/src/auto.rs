@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use espalier_comm::Launched;
+use espalier_data::Dataset;
 use espalier_plan::cluster::Cluster;
 use espalier_plan::config::RunFile;
 use espalier_plan::device::DeviceKind;
@@ -15,7 +16,6 @@ use espalier_plan::simulate::{Candidate, Job};
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
-use espalier_train::data::Dataset;
 use espalier_train::parallel::launched::Join;
 
 use crate::machine::Machine;

@@ -11,12 +11,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_data::Dataset;
 use espalier_plan::config::RunFile;
 use espalier_plan::cost::{AllReduce, Explanation, Link, Setting};
 use espalier_plan::pruning::Pruning;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
-use espalier_train::data::Dataset;
 
 use crate::messages::Links;
 use crate::say;

@@ -202,7 +202,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return 3;
     }
     match error.downcast_ref::<Error>() {
-        Some(Error::Data(espalier_train::data::Error::Write { .. })) => 3,
+        Some(Error::Data(espalier_data::Error::Write { .. })) => 3,
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::TooLarge { .. }) => 2,
         // What the launcher says is input too.
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn an_error_that_names_its_cause_says_it_once() {
         let source = std::io::Error::other("the disk is gone");
-        let error = espalier_train::data::Error::Read { path: "ids.bin".into(), source };
+        let error = espalier_data::Error::Read { path: "ids.bin".into(), source };
         let error = anyhow::Error::from(Error::Data(error)).context("rank 1");
         assert_eq!(sentence(&error), "rank 1: ids.bin cannot be read: the disk is gone");
     }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_data::Split;
 use espalier_train::checkpoint::Checkpoint;
-use espalier_train::data::Split;
 use espalier_train::measure::{
     Eigenvalue, GradientNoise, Neighbourhood, Over, Probes, Sharpness, Spectrum, Surface, gradient_noise,
     largest_eigenvalue, sharpness, spectrum,

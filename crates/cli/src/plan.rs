@@ -16,6 +16,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_data::Dataset;
 use espalier_plan::cluster::{self, Cluster};
 use espalier_plan::config::RunFile;
 use espalier_plan::engine::Engine;
@@ -23,7 +24,6 @@ use espalier_plan::search::{Fixed, Found, Search};
 use espalier_plan::simulate::Job;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
-use espalier_train::data::Dataset;
 use serde_json::{Value, json};
 
 use crate::train::{conflict, in_file, read, resolve};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use espalier_data::{Dataset, Split};
 use espalier_plan::{PerAxis, Plan, Scoring};
 use espalier_tensor::memory::Size;
 use espalier_tensor::{Category, Device};
-use espalier_train::data::{Dataset, Split};
 use espalier_train::prune::{Observation, Pruned};
 use espalier_train::run::Observer;
 use espalier_train::trainer::{Evaluation, StepReport};

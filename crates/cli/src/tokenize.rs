@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use espalier_data::{self, Text, TokenFiles, Tokenized, Tokenizer, Width};
 use espalier_train::Error;
-use espalier_train::data::{self, Text, TokenFiles, Tokenized, Tokenizer, Width};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -83,7 +83,7 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
         !stop.asked.load(Ordering::SeqCst)
     };
     let begun = Instant::now();
-    let done = data::tokenize(&text, &tokenizer, &to, progress).map_err(Error::Data)?;
+    let done = espalier_data::tokenize(&text, &tokenizer, &to, progress).map_err(Error::Data)?;
     let seconds = begun.elapsed().as_secs_f64();
     shown.finish();
     let Some(done) = done else {

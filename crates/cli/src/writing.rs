@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_data::Tokenizer;
 use espalier_plan::Plan;
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::data::Tokenizer;
 use espalier_train::infer::{self, Generator, Sampling};
 use espalier_train::trained::Trained;
 

@@ -1,9 +1,9 @@
 //! The runner of real trials: a workload for each worker, over one set of data.
 
+use espalier_data::Split;
 use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
 use espalier_train::Result;
-use espalier_train::data::Split;
 
 use crate::file::Goal;
 use crate::running::{Check, Running};

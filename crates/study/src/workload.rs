@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
+use espalier_data::{Dataset, Split};
 use espalier_plan::pruning::Method;
 use espalier_plan::spec::Input;
 use espalier_plan::{Error, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::Result;
-use espalier_train::data::{Dataset, Split};
 
 /// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer makes of them stays in
 /// the second-level cache (simple-cnn's first layer makes 74 KB of each image).

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use espalier_data::Dataset;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
 use espalier_plan::schedule::Name;
 use espalier_tensor::Device;
-use espalier_train::data::Dataset;
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
+use espalier_data::Dataset;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::Result;
-use espalier_train::data::Dataset;
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
 

@@ -10,13 +10,13 @@ use espalier_tensor::ops::reduce::{dot, squared_norm_all};
 use espalier_tensor::{DType, Device, Tensor};
 
 use crate::Result;
-use crate::data::{Dataset, Feed, Order, Split};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
 use crate::parallel::pieces::Pieces;
 use crate::stage::Stage;
 use crate::step::{Sweep, Totals};
 use crate::weights::{ParameterId, Weights};
+use espalier_data::{Dataset, Feed, Order, Split};
 
 /// What a rank knows. Weights, masks and state are not here: they change.
 #[derive(Debug)]

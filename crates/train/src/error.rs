@@ -19,7 +19,7 @@ pub enum Error {
     Plan(#[from] espalier_plan::Error),
     /// The data is missing or not what it claims to be.
     #[error(transparent)]
-    Data(#[from] crate::data::Error),
+    Data(espalier_data::Error),
     /// The device failed.
     #[error(transparent)]
     Tensor(#[from] espalier_tensor::Error),
@@ -138,6 +138,16 @@ pub enum Error {
         /// The last loss.
         loss: f64,
     },
+}
+
+impl From<espalier_data::Error> for Error {
+    fn from(error: espalier_data::Error) -> Error {
+        match error {
+            // A device that fails while it is fed fails as it does elsewhere.
+            espalier_data::Error::Tensor(error) => Error::Tensor(error),
+            error => Error::Data(error),
+        }
+    }
 }
 
 impl From<Failure<Error>> for Error {

@@ -1,8 +1,7 @@
-//! The heart: layers, data, optimizer state, checkpoints, and the step that joins them.
+//! The heart: layers, optimizer state, checkpoints, and the step that joins them.
 
 pub mod checkpoint;
 pub mod context;
-pub mod data;
 mod durable;
 mod error;
 pub mod hub;

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::Result;
+use espalier_data::Dataset;
 use espalier_plan::config::RunFile;
 use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
-use espalier_train::data::Dataset;
 
 use super::PlanArguments;
 use crate::say::say;

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
+use espalier_data::Dataset;
 use espalier_study::gap::{self, Gap, Outcome};
 use espalier_train::Error;
-use espalier_train::data::Dataset;
 use serde_json::json;
 
 use super::{StudyArguments, live, single};

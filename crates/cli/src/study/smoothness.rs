@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
+use espalier_data::Dataset;
 use espalier_study::smoothness::{self, Course, Look, Smoothness};
 use espalier_study::theory::{Measured, Ratios};
 use espalier_study::{Results, Study, Workers};
 use espalier_tensor::Device;
 use espalier_train::Error;
-use espalier_train::data::Dataset;
 use serde_json::json;
 
 use super::{StudyArguments, live, single};

@@ -189,6 +189,50 @@ fn every_schedule_runs_in_processes() {
     }
 }
 
+/// Layers that are cut, each way that has a run file of its own, and mixtures on samples and on tiles: the bits of threads.
+#[test]
+fn cut_layers_run_in_processes() {
+    const TEXT: &[&str] = &[
+        "train.steps=4",
+        "train.eval_samples=8",
+        "model.width=16",
+        "model.context=16",
+        "learning_rate.warmup=1",
+    ];
+    const IMAGES: &[&str] = &[
+        "train.epochs=1",
+        "data.count=160",
+        "train.batch=32",
+        "train.eval_every=2",
+        "learning_rate.warmup=1",
+    ];
+    const TILES: &[&str] = &["parallel.tensor=1", "parallel.spatial=2"];
+    let folder = tempfile::tempdir().unwrap();
+    for (name, settings, others) in [
+        ("tensor", TEXT, &[][..]),
+        ("spatial", IMAGES, &[]),
+        ("integrated", IMAGES, &[]),
+        ("integrated", IMAGES, TILES),
+    ] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runs").join(name).with_extension("toml");
+        let out = |how: &str| format!("{name}-{}-{how}", others.len());
+        let run = |mut command: Command, out: &str| {
+            command.arg("train").arg(&file).args(["--json", "--out", out]);
+            command.args(settings.iter().chain(others).flat_map(|set| ["--set", set]));
+            trained(folder.path(), out, &command.current_dir(folder.path()).output().unwrap())
+        };
+        let Some(mut launched) = mpirun() else { return };
+        launched.args(["-n", "2", env!("CARGO_BIN_EXE_espalier")]);
+        let (losses, by_mpi) = run(launched, &out("mpi"));
+        let (losses_of_threads, by_threads) =
+            run(Command::new(env!("CARGO_BIN_EXE_espalier")), &out("threads"));
+        assert!(losses.len() >= 4, "{name}: {losses:?}");
+        assert_eq!(losses, losses_of_threads, "{name} {others:?}");
+        assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{name} {others:?}");
+        assert_eq!(by_mpi["bytes_sent"], by_threads["bytes_sent"], "{name} {others:?}");
+    }
+}
+
 #[test]
 fn rank_0_speaks_and_writes() {
     let folder = tempfile::tempdir().unwrap();

@@ -12,9 +12,9 @@ fn tokenize(folder: &Path, arguments: &[&str]) -> Output {
     command.current_dir(folder).arg("tokenize").args(arguments).output().unwrap()
 }
 
-/// A tokenizer that Python made, of a style in `train/tests/oracle/tokenizer_styles.py`.
+/// A tokenizer that Python made, of a style in `data/tests/oracle/tokenizer_styles.py`.
 fn copy_tokenizer(style: &str, to: &Path) {
-    let styles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/oracle/tokenizers");
+    let styles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/oracle/tokenizers");
     fs::copy(styles.join(style).with_extension("json"), to).unwrap();
 }
 

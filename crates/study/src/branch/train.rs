@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::Dataset;
 use espalier_plan::{Error as Refused, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
-use espalier_train::data::Dataset;
 use espalier_train::measure::{Over, gradient_noise};
 use espalier_train::parallel::Ranks;
 use espalier_train::trainer::Trainer;
@@ -270,7 +270,7 @@ impl<'a> Trunk<'a> {
     }
 
     fn noise_scale(&self) -> Result<Option<f64>> {
-        let all = self.dataset.len(espalier_train::data::Split::Train);
+        let all = self.dataset.len(espalier_data::Split::Train);
         let samples = Some(all.min(NOISE_SAMPLES));
         let surface = self.trainer.surface(Over { samples, micro_batch: None })?;
         if surface.micro_batches() < 2 {

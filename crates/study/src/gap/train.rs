@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::Dataset;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
-use espalier_train::data::Dataset;
 use espalier_train::measure::{Neighbourhood, Over, sharpness};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;

@@ -1,9 +1,9 @@
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use espalier_data::Dataset;
 use espalier_plan::RunFile;
 use espalier_tensor::Device;
-use espalier_train::data::Dataset;
 use espalier_train::run::{RunDir, run};
 
 use super::*;

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use espalier_data::{Dataset, Split};
 use espalier_plan::config::reader::{MOST, Section};
 use espalier_plan::{Error, Plan};
 use espalier_tensor::Device;
 use espalier_train::Result;
-use espalier_train::data::{Dataset, Split};
 use espalier_train::measure::{GradientNoise, Over, Surface, gradient_noise_at, smoothness};
 use espalier_train::trainer::Trainer;
 use espalier_train::weights::Weights;

@@ -16,9 +16,9 @@ pub use page::{figure, page, table};
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::Dataset;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::Device;
-use espalier_train::data::Dataset;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 

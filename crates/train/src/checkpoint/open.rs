@@ -11,9 +11,9 @@ use super::manifest::Manifest;
 use super::shard::part_of;
 use super::write::hash;
 use super::{Checkpoints, MANIFEST, MODEL, Progress, refuse};
-use crate::data::irregular;
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
+use espalier_data::irregular;
 
 /// A checkpoint whose hashes are right.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::{CONFIG, TOKENIZER, gpt2};
 use crate::checkpoint::Companion;
-use crate::data::{Dataset, Standard, Tokenizer};
 use crate::{Error, Result};
+use espalier_data::{Dataset, Standard, Tokenizer};
 
 const GENERATION: &str = "generation_config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";

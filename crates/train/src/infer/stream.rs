@@ -3,7 +3,7 @@
 //! A token of a byte-level tokenizer may end within a character, and a word may begin in one token and end in another. So
 //! what could still become part of either is held back until it is known.
 
-use crate::data::Tokenizer;
+use espalier_data::Tokenizer;
 
 /// Text in the course of being written.
 #[derive(Debug)]

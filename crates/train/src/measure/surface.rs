@@ -11,13 +11,13 @@ use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor, random};
 
 use crate::context::Context;
-use crate::data::{Split, spread};
 use crate::prune::gradient::{Scored, gradient_and_totals};
 use crate::prune::hessian::Curvature;
 use crate::state::Masks;
 use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights, name_key};
 use crate::{Error, Result};
+use espalier_data::{Split, spread};
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"measure ");

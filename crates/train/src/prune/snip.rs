@@ -10,8 +10,8 @@ use espalier_tensor::{Tensor, random};
 use super::gradient::{Scored, gradient};
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
-use crate::data::Split;
 use crate::weights::ParameterId;
+use espalier_data::Split;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"snip    ");

@@ -10,9 +10,9 @@ use espalier_plan::rounds::Rounds;
 use super::back::no_whole_checkpoint;
 use super::trace::may_replace;
 use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do};
-use crate::data::Fingerprint;
 use crate::parallel::Ranks;
 use crate::{Error, Result, hub};
+use espalier_data::Fingerprint;
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
 /// has to train on.

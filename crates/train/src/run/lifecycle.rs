@@ -29,13 +29,13 @@ use super::{
     nothing_to_do, write,
 };
 use crate::checkpoint::Checkpoints;
-use crate::data::{Dataset, Fingerprint, Split};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::{Observation, Pruned};
 use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result, hub};
+use espalier_data::{Dataset, Fingerprint, Split};
 
 /// From so many weights on, making them takes long enough that a person should know.
 const MANY: u64 = 1_000_000_000;

@@ -31,7 +31,6 @@ use espalier_tensor::Device;
 use tracing::{error, info};
 
 use crate::checkpoint::Checkpoints;
-use crate::data::Dataset;
 use crate::parallel::launched::Join;
 use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::prune::{Observation, Pruned};
@@ -40,6 +39,7 @@ use crate::trainer::{Evaluation, StepReport};
 use crate::{Error, Result, durable};
 pub use check::check;
 pub use claim::Claim;
+use espalier_data::Dataset;
 use landmarks::Landmarks;
 use lifecycle::Run;
 pub use prune::prune;

@@ -11,10 +11,10 @@ use super::landmarks::Landmarks;
 use super::resumed::DATA_FILE;
 use super::{Claim, Observer, RUN_FILE, announce, checkpoints_of, write};
 use crate::checkpoint::Checkpoint;
-use crate::data::{Dataset, Fingerprint};
 use crate::summary::Summary;
 use crate::trainer::Trainer;
 use crate::{Error, Result, hub, room};
+use espalier_data::{Dataset, Fingerprint};
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
 /// rank does it, however many the run has.

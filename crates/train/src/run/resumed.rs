@@ -13,8 +13,8 @@ use espalier_plan::config::{Change, covers};
 use espalier_plan::plan::Record;
 
 use super::{Observer, RUN_FILE, write};
-use crate::data::Fingerprint;
 use crate::{Error, Result};
+use espalier_data::Fingerprint;
 
 /// What the data files of a run held, where it has any.
 pub(super) const DATA_FILE: &str = "data.json";

@@ -4,10 +4,10 @@ use espalier_plan::Plan;
 
 use super::Observer;
 use super::lifecycle::Run;
-use crate::data::{Dataset, Tokenizer};
 use crate::infer::{Sampler, Sampling, TextStream};
 use crate::trainer::Trainer;
 use crate::{Error, Result};
+use espalier_data::{Dataset, Tokenizer};
 
 /// The tokens of a run's prompt, where it has one. All ranks ask, before the first step.
 pub(super) fn prompt(plan: &Plan, dataset: &Dataset) -> Result<Option<Vec<u32>>> {

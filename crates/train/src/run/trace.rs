@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::irregular;
 use crate::step::{Kind, Span};
+use espalier_data::irregular;
 
 /// The key under which a trace has its events, by which it is known.
 const EVENTS: &[u8] = b"\"traceEvents\"";

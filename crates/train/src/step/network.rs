@@ -16,13 +16,13 @@ use super::{Flown, Kind, Loss, Totals, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
-use crate::data::Samples;
 use crate::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
 use crate::parallel::data::{BucketTime, Reducing};
 use crate::parallel::groups::Groups;
 use crate::parallel::zero::Shared;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
+use espalier_data::Samples;
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]

@@ -9,10 +9,10 @@ use espalier_tensor::{DType, Device, Tensor};
 use super::in_flight::InFlight;
 use super::{Executor, Loss, Totals, Worker, side_of};
 use crate::Result;
-use crate::data::{Dataset, Fetched, Split};
 use crate::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
 use crate::stage::Stage;
 use crate::weights::Weights;
+use espalier_data::{Dataset, Fetched, Split};
 
 /// What such passes work on.
 #[derive(Debug, Clone, Copy)]
@@ -81,17 +81,17 @@ impl Sweep<'_> {
     fn read(&self, split: Split, samples: &[(u64, usize)]) -> Result<Option<Fetched>> {
         let mut models = (0..self.stage.chunks().len()).map(|chunk| self.stage.model(chunk));
         let needed = models.any(|model| model.is_first() || model.is_last());
-        needed.then(|| self.dataset.fetch(self.device, self.dtype, split, samples)).transpose()
+        Ok(needed.then(|| self.dataset.fetch(self.device, self.dtype, split, samples)).transpose()?)
     }
 
     /// What a chunk reads: what the part before made, or samples.
     fn input(&self, made: Option<Tensor>, batch: &Option<Fetched>) -> Result<Tensor> {
         let samples = || batch.as_ref().expect("a first part has read them").inputs(self.device, self.dtype);
-        made.map_or_else(samples, Ok)
+        Ok(made.map_or_else(samples, Ok)?)
     }
 
     fn targets(&self, batch: &Option<Fetched>) -> Result<Tensor> {
-        batch.as_ref().expect("a last part has read them").targets(self.device)
+        Ok(batch.as_ref().expect("a last part has read them").targets(self.device)?)
     }
 
     fn room(&self, message: &Message, samples: usize) -> Result<Tensor> {

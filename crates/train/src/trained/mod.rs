@@ -19,7 +19,6 @@ use serde::Deserialize;
 
 use crate::checkpoint::Checkpoint;
 use crate::context::dtype;
-use crate::data::{Dataset, Takes, Tokenizer, Width};
 use crate::hub::{self, Described, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::parallel::pieces::Pieces;
@@ -27,6 +26,7 @@ use crate::stage::Stage;
 use crate::trainer::Trainer;
 use crate::weights::Weights;
 use crate::{Error, Result};
+use espalier_data::{Dataset, Takes, Tokenizer, Width};
 
 pub use score::Score;
 

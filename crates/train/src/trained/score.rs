@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::Trained;
 use crate::Result;
-use crate::data::{Dataset, Split, spread};
 use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::trainer::Evaluation;
+use espalier_data::{Dataset, Split, spread};
 
 /// What a model comes to on some samples; the fields are promised in the contract of the command line.
 #[derive(Debug, Clone, PartialEq, Serialize)]

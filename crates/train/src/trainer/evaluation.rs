@@ -2,8 +2,8 @@
 
 use super::Trainer;
 use crate::Result;
-use crate::data::{Split, spread};
 use crate::step::Totals;
+use espalier_data::{Split, spread};
 
 /// How well the model does on held-out data.
 #[derive(Debug, Clone, Copy)]

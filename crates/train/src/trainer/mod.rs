@@ -20,7 +20,6 @@ use espalier_tensor::Device;
 
 use crate::Result;
 use crate::context::Context;
-use crate::data::Dataset;
 use crate::infer::Generator;
 use crate::measure::{Over, Surface};
 use crate::parallel::Ranks;
@@ -33,6 +32,7 @@ use crate::state::{Masks, Optimizer};
 use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
+use espalier_data::Dataset;
 use pruning::sparse_products;
 
 pub use crate::checkpoint::Progress;

@@ -11,11 +11,11 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Device, Mask};
 
 use super::Trainer;
-use crate::data::Split;
 use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
+use espalier_data::Split;
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use espalier_data::{Dataset, Inputs, Split};
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
-use espalier_train::data::{Dataset, Inputs, Split};
 use espalier_train::trainer::Trainer;
 
 const TEXT: &str = r#"

@@ -31,7 +31,6 @@ mod spatial;
 mod steps;
 mod support;
 mod tensor;
-mod tokenizers;
 mod traffic;
 mod trained;
 mod zero;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use espalier_data::Split;
 use espalier_plan::storage::Storage;
 use espalier_tensor::{Category, DType, Saved};
-use espalier_train::data::Split;
 use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
 use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;

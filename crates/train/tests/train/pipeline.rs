@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use espalier_comm::Communicator;
+use espalier_data::{Order, Split};
 use espalier_plan::schedule::{Name, Updates};
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
-use espalier_train::data::{Order, Split};
 use espalier_train::layers::BatchSlice;
 use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;

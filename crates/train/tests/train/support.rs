@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::Dataset;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer, Linear, Model, WeightOrder};
 use espalier_tensor::Device;
 use espalier_train::Result;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::data::Dataset;
 use espalier_train::parallel::on_threads;
 use espalier_train::run::Observer;
 use espalier_train::trainer::Trainer;

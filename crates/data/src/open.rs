@@ -8,11 +8,11 @@ use espalier_tensor::machine::memory_left;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use super::error::{FEWER, FEWER_IMAGES};
-use super::files::{learnt_images, total};
-use super::judged::{image_files, images};
-use super::tokens::check_apart;
-use super::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows, cifar, idx};
+use crate::error::{FEWER, FEWER_IMAGES};
+use crate::files::{learnt_images, total};
+use crate::judged::{image_files, images};
+use crate::tokens::check_apart;
+use crate::{Arithmetic, Dataset, Error, Images, Inputs, Shapes, Text, Tokens, Width, Windows, cifar, idx};
 
 impl Dataset {
     /// Opens the data that a run file names; reads its `[data]`, its seed, and the model's context and vocabulary. What

@@ -1,6 +1,6 @@
 //! In the place of `any_tokenizer` where the program is built without the feature `tokenizers`: there is no tokenizer but our own.
 
-use super::Error;
+use crate::Error;
 use std::path::Path;
 
 /// Nobody has one.
@@ -9,7 +9,7 @@ pub enum AnyTokenizer {}
 
 impl AnyTokenizer {
     /// Says why our own reader refused it, and which build would not.
-    pub(super) fn open(_path: &Path, refused: Error) -> Result<AnyTokenizer, Error> {
+    pub(crate) fn open(_path: &Path, refused: Error) -> Result<AnyTokenizer, Error> {
         Err(refused)
     }
 

@@ -4,13 +4,13 @@
 //! name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing, truncation and padding
 //! are left aside: they concern single inputs, not a stream to learn from.
 
-use super::{Bpe, Error};
+use crate::{Bpe, Error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 /// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
-pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
+pub(crate) fn read(path: &Path) -> Result<Bpe, Error> {
     let bytes = super::error::read(path, "a Hugging Face tokenizer.json")?;
     let refuse =
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
@@ -87,7 +87,7 @@ pub(super) fn read(path: &Path) -> Result<Bpe, Error> {
 }
 
 /// A `tokenizer.json` in which each of these bytes is a token, with its id, and nothing is merged.
-pub(super) fn write(bytes: impl Iterator<Item = (u8, u32)>) -> String {
+pub(crate) fn write(bytes: impl Iterator<Item = (u8, u32)>) -> String {
     let alphabet = alphabet();
     let vocab: serde_json::Map<String, Value> =
         bytes.map(|(byte, id)| (alphabet[usize::from(byte)].to_string(), id.into())).collect();
@@ -180,7 +180,7 @@ enum Merge {
 
 /// The character each byte is written as: those that are printable in Latin-1 stand for themselves, the others follow
 /// from U+0100 on.
-pub(super) fn alphabet() -> [char; 256] {
+pub(crate) fn alphabet() -> [char; 256] {
     let mut others = ('\u{100}'..).take(68);
     std::array::from_fn(|byte| match byte as u8 {
         b @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(b),

@@ -3,7 +3,7 @@
 //! What is written appears under its name when it is whole, and not before: one file, or a folder of files of at most so many
 //! bytes, which are read in the order of their names.
 
-use super::{Error, Text, Tokenizer, Width, encode::encode_files, files};
+use crate::{Error, Text, Tokenizer, Width, encode::encode_files, files};
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
@@ -198,7 +198,7 @@ fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Bpe, Dataset, Split, Tokens, Windows};
+    use crate::{Bpe, Dataset, Split, Tokens, Windows};
 
     const JSON: &str = r#"{"added_tokens": [{"id": 2, "content": "<|endoftext|>"}], "pre_tokenizer": {"type": "ByteLevel"},
         "model": {"vocab": {"a": 0, "b": 1}, "merges": []}}"#;

@@ -1,6 +1,6 @@
 //! From text to ids and back: bytes, the alphabet of sums, or a Hugging Face tokenizer.
 
-use super::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json};
+use crate::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json};
 use std::path::Path;
 
 /// What ends a text in the tokenizers that people have, the likeliest first.

@@ -8,7 +8,7 @@
 //! As bytes, files follow each other as they are. A tokenizer that knows what ends a text (`<|endoftext|>`, `</s>`) puts it
 //! after each file, as GPT-2's training data had it.
 
-use super::{Error, Tokenizer, encode::encode_files, error::reading, tokens::Stream};
+use crate::{Error, Tokenizer, encode::encode_files, error::reading, tokens::Stream};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -27,7 +27,7 @@ pub struct Text {
 
 impl Text {
     /// The text that is held out beside this one, read in the same way.
-    pub(super) fn held_out(&self, paths: &[PathBuf]) -> Text {
+    pub(crate) fn held_out(&self, paths: &[PathBuf]) -> Text {
         let mut apart = Text { paths: paths.to_vec(), ..self.clone() };
         if !paths.iter().any(|path| path.is_dir()) {
             apart.extensions.clear(); // they are for folders, and may be meant for those of `path` alone
@@ -36,7 +36,7 @@ impl Text {
     }
 
     /// All the text, as ids; what makes ids of text; and the files that were skipped.
-    pub(super) fn read(&self) -> Result<(Stream, Tokenizer, Vec<PathBuf>), Error> {
+    pub(crate) fn read(&self) -> Result<(Stream, Tokenizer, Vec<PathBuf>), Error> {
         let tokenizer = match &self.tokenizer {
             Some(path) => Tokenizer::open(path)?,
             None => Tokenizer::Bytes,
@@ -46,7 +46,7 @@ impl Text {
     }
 
     /// All the text as the ids of a tokenizer, whichever the settings name; and the files that were skipped.
-    pub(super) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
+    pub(crate) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
         let Files { wanted: files, skipped } = self.files()?;
         let read = |path: &PathBuf| super::error::read(path, "a text file");
         let stream = match tokenizer {
@@ -73,7 +73,7 @@ impl Text {
     }
 
     /// The files that are meant, in the order in which they are read, and those that cannot be.
-    pub(super) fn files(&self) -> Result<Files, Error> {
+    pub(crate) fn files(&self) -> Result<Files, Error> {
         let setting = |field, expected, got: &str| Error::Setting { field, expected, got: got.into() };
         if self.paths.is_empty() {
             return Err(setting("paths", "at least one file or folder", "none"));
@@ -118,7 +118,7 @@ impl Text {
 }
 
 /// What stands in the folders of a text.
-pub(super) struct Files {
+pub(crate) struct Files {
     /// Files that are read as text.
     pub wanted: Vec<PathBuf>,
     /// Files that cannot be.
@@ -156,7 +156,7 @@ fn is_binary(path: &Path) -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{DataFacts, Dataset, Split, Tokens, Windows};
+    use crate::{DataFacts, Dataset, Split, Tokens, Windows};
 
     fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -187,7 +187,7 @@ mod tests {
         ]);
         let mut text = Text { paths: vec![folder.path().into()], ..Text::default() };
         assert_eq!(bytes(&text), b"one two three");
-        assert_eq!(crate::data::files::total(&text.files().unwrap().wanted).unwrap(), 13);
+        assert_eq!(crate::files::total(&text.files().unwrap().wanted).unwrap(), 13);
         assert_eq!(text.read().unwrap().2, [folder.path().join("picture.png")]);
         text.extensions = vec![".txt".into()];
         assert_eq!(bytes(&text), b"two three");

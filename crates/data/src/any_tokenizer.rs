@@ -7,7 +7,7 @@
 //! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside, since they
 //! concern single inputs, not a stream to learn from.
 
-use super::{Error, tokenizer_json::alphabet};
+use crate::{Error, tokenizer_json::alphabet};
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ enum Spelling {
 
 impl AnyTokenizer {
     /// Reads a `tokenizer.json` that our own reader refuses, for the reason that `_refused` gives.
-    pub(super) fn open(path: &Path, _refused: Error) -> Result<AnyTokenizer, Error> {
+    pub(crate) fn open(path: &Path, _refused: Error) -> Result<AnyTokenizer, Error> {
         let bytes = super::error::read(path, "a Hugging Face tokenizer.json")?;
         let refuse = |expected: &str, got: String| {
             Err(Error::Tokenizer { path: path.into(), expected: expected.into(), got })

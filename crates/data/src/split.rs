@@ -10,7 +10,7 @@
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
 
 /// The words of a text, in order; together they are the text.
-pub(super) struct Words<'a>(pub &'a str);
+pub(crate) struct Words<'a>(pub &'a str);
 
 #[derive(PartialEq, Clone, Copy)]
 enum Kind {

@@ -5,6 +5,9 @@ use std::{fs, io, path::PathBuf};
 
 use espalier_tensor::{machine::memory_left, memory::Size};
 
+/// The crate's result type.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// Something about the data a person asked for is wrong.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's sentence says what its fields are")]
@@ -100,23 +103,27 @@ pub enum Error {
     /// A field of the run file.
     #[error("data.{field} is wrong: expected {expected}, got {got}")]
     Setting { field: &'static str, expected: &'static str, got: String },
+
+    /// The device that a batch was made for failed.
+    #[error(transparent)]
+    Tensor(#[from] espalier_tensor::Error),
 }
 
 /// What helps where made-up data do not fit.
-pub(super) const FEWER: &str = "a smaller `data.count` needs less";
+pub(crate) const FEWER: &str = "a smaller `data.count` needs less";
 
 /// What helps where images of a file do not.
-pub(super) const FEWER_IMAGES: &str = "fewer images in the file need less";
+pub(crate) const FEWER_IMAGES: &str = "fewer images in the file need less";
 
 impl Error {
     /// The error for so many bytes that are not to be had.
-    pub(super) fn too_large(path: impl Into<PathBuf>, needed: u64, advice: &'static str) -> Error {
+    pub(crate) fn too_large(path: impl Into<PathBuf>, needed: u64, advice: &'static str) -> Error {
         Error::TooLarge { path: path.into(), needed, left: memory_left().unwrap_or(0), advice }
     }
 }
 
 /// A `map_err` that adds the path to an input error; a file that is not there says what was expected of it.
-pub(super) fn reading(path: &std::path::Path, expected: &str) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn reading(path: &std::path::Path, expected: &str) -> impl FnOnce(io::Error) -> Error {
     move |source| match source.kind() {
         io::ErrorKind::NotFound => Error::Missing { path: path.into(), expected: expected.into(), hint: "" },
         _ => Error::Read { path: path.into(), source },
@@ -125,7 +132,7 @@ pub(super) fn reading(path: &std::path::Path, expected: &str) -> impl FnOnce(io:
 
 /// Opens a regular file. Anything else that has a name is refused before it is opened: a FIFO would be waited for, and
 /// a device read without end.
-pub(super) fn open(path: &std::path::Path, expected: &str) -> Result<fs::File, Error> {
+pub(crate) fn open(path: &std::path::Path, expected: &str) -> Result<fs::File, Error> {
     let kind = fs::metadata(path).map_err(reading(path, expected))?.file_type();
     if let Some(got) = irregular(kind) {
         return Err(Error::NotRegular { path: path.into(), expected: expected.into(), got });
@@ -134,14 +141,14 @@ pub(super) fn open(path: &std::path::Path, expected: &str) -> Result<fs::File, E
 }
 
 /// All bytes of a regular file.
-pub(super) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
+pub(crate) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
     open(path, expected)?;
     // Memory that is not to be had is an error of it.
     fs::read(path).map_err(reading(path, expected))
 }
 
 /// What a file is that is neither regular nor a folder.
-pub(crate) fn irregular(kind: fs::FileType) -> Option<&'static str> {
+pub fn irregular(kind: fs::FileType) -> Option<&'static str> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
@@ -160,7 +167,7 @@ pub(crate) fn irregular(kind: fs::FileType) -> Option<&'static str> {
 }
 
 /// A fraction to hold out: at least 0 and below 1.
-pub(super) fn check_validation(fraction: f64) -> Result<(), Error> {
+pub(crate) fn check_validation(fraction: f64) -> Result<(), Error> {
     if (0.0..1.0).contains(&fraction) {
         return Ok(());
     }

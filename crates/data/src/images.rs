@@ -4,7 +4,7 @@
 //! the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
 //! training split, both exact since the sums are integers. A channel that never varies is divided by 1.
 
-use super::{Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use crate::{Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
 use espalier_tensor::ops::stored::StoredImages;
 use espalier_tensor::{DType, Device};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub struct Images {
 
 /// Images as a reader delivers them. pixels: [count, height, width, channels], labels: [count]
 #[derive(Debug)]
-pub(super) struct Raw {
+pub(crate) struct Raw {
     /// Where they come from, for errors.
     pub path: PathBuf,
     pub pixels: Vec<u8>,
@@ -57,7 +57,7 @@ impl Images {
     }
 
     /// Images to learn from, all of them, and others to judge by.
-    pub(super) fn apart(mut raw: Raw, others: Vec<Raw>) -> Result<Images, Error> {
+    pub(crate) fn apart(mut raw: Raw, others: Vec<Raw>) -> Result<Images, Error> {
         let learnt = raw.labels.len();
         for other in others {
             if other.shape != raw.shape {
@@ -90,7 +90,7 @@ impl Images {
         Images::new(shapes.draw()?, validation)
     }
 
-    pub(super) fn new(raw: Raw, validation: f64) -> Result<Images, Error> {
+    pub(crate) fn new(raw: Raw, validation: f64) -> Result<Images, Error> {
         check_validation(validation)?;
         let count = raw.labels.len();
         debug_assert_eq!(raw.pixels.len(), count * raw.shape.iter().product::<usize>());
@@ -108,7 +108,7 @@ impl Images {
 
     /// Images of which nothing is learnt: all are to be judged by, standardised as those were that a model learnt from, or by
     /// themselves where nobody knows that.
-    pub(super) fn judged(raw: Raw, standard: Option<Standard>) -> Images {
+    pub(crate) fn judged(raw: Raw, standard: Option<Standard>) -> Images {
         let count = raw.labels.len();
         let standard = standard.unwrap_or_else(|| Standard::of(&raw, 0..count));
         Images::standardised(raw, Some(Permutation::new(HELD_OUT, count as u64)), count, standard)
@@ -121,7 +121,7 @@ impl Images {
     }
 
     /// Copies all images to a card, for whoever trains there from now on; the first card stays.
-    pub(super) fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
+    pub(crate) fn keep_on(&self, device: &Device) -> espalier_tensor::Result<()> {
         if self.stored.get().is_none() {
             let stored = StoredImages::new(device, &self.raw.pixels, &self.raw.labels, &self.values)?;
             // Another thread may have been faster: its copy is as good.
@@ -131,12 +131,12 @@ impl Images {
     }
 
     /// Whether batches for a device are made there.
-    pub(super) fn are_on(&self, device: &Device) -> bool {
+    pub(crate) fn are_on(&self, device: &Device) -> bool {
         self.stored.get().is_some_and(|stored| stored.serve(device))
     }
 
     /// The same as [`Images::batch`] of what a card keeps; nothing where that is not the device.
-    pub(super) fn batch_on(
+    pub(crate) fn batch_on(
         &self,
         device: &Device,
         dtype: DType,
@@ -158,19 +158,19 @@ impl Images {
         &self.standard
     }
 
-    pub(super) fn len(&self, split: Split) -> usize {
+    pub(crate) fn len(&self, split: Split) -> usize {
         match split {
             Split::Train => self.raw.labels.len() - self.held_out,
             Split::Validation => self.held_out,
         }
     }
 
-    pub(super) fn facts(&self) -> DataFacts {
+    pub(crate) fn facts(&self) -> DataFacts {
         let [height, width, channels] = self.raw.shape;
         DataFacts { vocab: None, image: Some((height, width, channels)), classes: Some(self.raw.classes) }
     }
 
-    pub(super) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> HostBatch {
+    pub(crate) fn batch(&self, split: Split, picks: &[(u64, usize)]) -> HostBatch {
         let [height, width, channels] = self.raw.shape;
         let mut pixels = Vec::with_capacity(picks.len() * self.raw.stride());
         let mut targets = Vec::with_capacity(picks.len());
@@ -185,7 +185,7 @@ impl Images {
         HostBatch { inputs, targets }
     }
 
-    pub(super) fn label(&self, split: Split, index: usize) -> u32 {
+    pub(crate) fn label(&self, split: Split, index: usize) -> u32 {
         u32::from(self.raw.labels[self.sample(split, index)])
     }
 
@@ -234,7 +234,7 @@ impl Standard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Dataset;
+    use crate::Dataset;
 
     /// `count` images of 2 x 3 pixels and 2 channels; the second channel is constant.
     fn raw(count: usize) -> Raw {

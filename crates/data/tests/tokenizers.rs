@@ -1,10 +1,10 @@
-//! Ids of every style of tokenizer that people have are those of Python's `tokenizers` (`../oracle/tokenizer_styles.py`).
+//! Ids of every style of tokenizer that people have are those of Python's `tokenizers` (`oracle/tokenizer_styles.py`).
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use espalier_train::data::{Error, Tokenizer};
+use espalier_data::{Error, Tokenizer};
 use serde::Deserialize;
 
 /// What Python makes of a text.

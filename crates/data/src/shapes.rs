@@ -8,7 +8,7 @@
 //!
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
-use super::{Error, error::FEWER, images::Raw};
+use crate::{Error, error::FEWER, images::Raw};
 use espalier_plan::DataFacts;
 use espalier_tensor::random;
 use std::thread;
@@ -36,7 +36,7 @@ pub struct Shapes {
 
 impl Shapes {
     /// All images, drawn by all cores.
-    pub(super) fn draw(&self) -> Result<Raw, Error> {
+    pub(crate) fn draw(&self) -> Result<Raw, Error> {
         let Shapes { count, size, seed } = *self;
         if size < 16 {
             return Err(Error::Setting {
@@ -73,12 +73,12 @@ impl Shapes {
 
 impl Shapes {
     /// What a model must know of images of so many rows and columns.
-    pub(super) fn facts(size: usize) -> DataFacts {
+    pub(crate) fn facts(size: usize) -> DataFacts {
         DataFacts { vocab: None, image: Some((size, size, 3)), classes: Some(CLASSES.len()) }
     }
 
     /// Bytes of all pixels.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         [self.count, self.size, self.size, 3]
             .iter()
             .fold(1, |n: u64, &factor| n.saturating_mul(factor as u64))
@@ -268,7 +268,7 @@ fn inside(class: usize, x: f64, y: f64, r: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Images, Split};
+    use crate::{Images, Split};
 
     /// The same whatever the set's size and the number of cores; another seed draws others.
     #[test]

@@ -7,7 +7,7 @@
 //! this workspace's profile, where serde, serde_json, thiserror and rayon alone take 11 s; the first command a
 //! newcomer types would wait a minute longer for what is three small files here. The tests hold them to its output.
 
-use super::{Error, split::Words};
+use crate::{Error, split::Words};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
@@ -20,19 +20,19 @@ const REMEMBERED: (usize, usize) = (32, 1 << 20);
 /// Byte-level pair encoding.
 #[derive(Debug)]
 pub struct Bpe {
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The id of each single byte.
-    pub(super) bytes: [Option<u32>; 256],
+    pub(crate) bytes: [Option<u32>; 256],
     /// Two ids that stand side by side, the rank of their merge, and what they become.
-    pub(super) merges: HashMap<(u32, u32), (u32, u32)>,
+    pub(crate) merges: HashMap<(u32, u32), (u32, u32)>,
     /// Found in the text before it is split: first those that apply to raw text, then the others. Longest first.
-    pub(super) added: [Vec<(String, u32)>; 2],
+    pub(crate) added: [Vec<(String, u32)>; 2],
     /// What each id stands for.
-    pub(super) pieces: Vec<Vec<u8>>,
+    pub(crate) pieces: Vec<Vec<u8>>,
     /// Ids that mark something and are no text, ascending.
-    pub(super) special: Vec<u32>,
-    pub(super) prefix_space: bool,
-    pub(super) split: bool,
+    pub(crate) special: Vec<u32>,
+    pub(crate) prefix_space: bool,
+    pub(crate) split: bool,
 }
 
 impl Bpe {
@@ -79,7 +79,7 @@ impl Bpe {
     }
 
     /// Appends the ids of a text; `seen` remembers words from one text to the next.
-    pub(super) fn encode_into(
+    pub(crate) fn encode_into(
         &self,
         text: &str,
         seen: &mut HashMap<String, Vec<u32>>,
@@ -244,7 +244,7 @@ mod tests {
 
     /// The trainer's file: first the special token, then the bytes in the order of their characters, then the merges.
     fn trained(prefix_space: bool) -> Bpe {
-        let mut bytes = super::super::tokenizer_json::alphabet().map(String::from).to_vec();
+        let mut bytes = crate::tokenizer_json::alphabet().map(String::from).to_vec();
         bytes.sort_unstable();
         let merges: Vec<_> = MERGES.split('|').collect();
         let merged = merges.iter().map(|merge| merge.replace(' ', ""));

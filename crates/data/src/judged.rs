@@ -3,7 +3,7 @@
 //! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or the name ends in
 //! `.bin`, as images standardised as those were that it learnt from.
 
-use super::{
+use crate::{
     Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, tokens::Judged,
 };
 use std::{
@@ -48,7 +48,7 @@ impl Dataset {
 }
 
 /// All images of a folder or a file, in whichever format that is.
-pub(super) fn images(path: &Path) -> Result<Raw, Error> {
+pub(crate) fn images(path: &Path) -> Result<Raw, Error> {
     match (path.is_dir(), cifar::files(path).is_ok()) {
         (true, true) => cifar::read(path),
         (true, false) => idx::read(path),
@@ -58,7 +58,7 @@ pub(super) fn images(path: &Path) -> Result<Raw, Error> {
 }
 
 /// The files that [`images`] reads.
-pub(super) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     match (path.is_dir(), cifar::files(path)) {
         (true, Ok(files)) => Ok(files),
         (true, Err(_)) => Ok(idx::files(path)?.into()),
@@ -87,7 +87,7 @@ fn labels_beside(images: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Inputs, Split};
+    use crate::{Inputs, Split};
     use std::fs;
 
     fn tokens(tokenizer: Option<&Tokenizer>) -> Takes<'_> {

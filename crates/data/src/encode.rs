@@ -4,7 +4,7 @@
 //! space between two letters or digits of ASCII, where no word that a tokenizer knows goes on. Parts depend on the text alone.
 //! Threads make ids of several parts at once; these are handed on in order, so no more than a few parts are in memory.
 
-use super::{Error, Tokenizer, error::reading};
+use crate::{Error, Tokenizer, error::reading};
 use rayon::prelude::*;
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ const PART: usize = 1 << 20;
 
 /// Hands on the ids of all files in order, with how many bytes of text they are of; the token that ends a text follows each
 /// file that is not empty. Whoever takes them says whether to go on.
-pub(super) fn encode_files(
+pub(crate) fn encode_files(
     files: &[PathBuf],
     tokenizer: &Tokenizer,
     take: impl FnMut(&[u32], usize) -> Result<bool, Error>,

@@ -1,7 +1,7 @@
 //! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes. The planes
 //! are woven into channels-last pixels, as the kernels want them.
 
-use super::{Error, images::Raw};
+use crate::{Error, images::Raw};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ const RECORD: usize = 1 + 3 * PLANE;
 const CLASSES: usize = 10;
 
 /// The training images of a folder, or the images of one file.
-pub(super) fn read(path: &Path) -> Result<Raw, Error> {
+pub(crate) fn read(path: &Path) -> Result<Raw, Error> {
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     let files = if path.is_file() { vec![path.to_owned()] } else { files(path)? };
     for path in &files {
@@ -23,7 +23,7 @@ pub(super) fn read(path: &Path) -> Result<Raw, Error> {
 }
 
 /// The files of a folder that hold training images, in the order of their names.
-pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let missing = || Error::Missing {
         path: folder.join("data_batch_1.bin"),
         expected: "data_batch_1.bin to data_batch_5.bin".into(),
@@ -62,7 +62,7 @@ fn append(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u8>) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Images, Split};
+    use crate::{Images, Split};
 
     /// A record whose pixel i is (i, i + 1, i + 2), modulo 256.
     fn record(label: u8) -> Vec<u8> {

@@ -41,8 +41,7 @@ mod tokens;
 pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
-pub use error::Error;
-pub(crate) use error::irregular;
+pub use error::{Error, Result, irregular};
 pub use feed::{Batch, Feed, Fetched, Samples};
 pub use files::Fingerprint;
 pub use images::{Images, Standard};
@@ -121,7 +120,7 @@ impl Dataset {
     /// The samples named by (epoch, index), in this order, as `Order::indices` gives them. The epoch moves the windows
     /// of training tokens and is ignored elsewhere. Fails only on a token file with an id past the vocabulary that
     /// was too large to check when it was opened.
-    pub fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch, Error> {
+    pub fn batch(&self, split: Split, picks: &[(u64, usize)]) -> Result<HostBatch> {
         match self {
             Dataset::Images(images) => Ok(images.batch(split, picks)),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
@@ -149,7 +148,7 @@ impl Dataset {
         dtype: DType,
         split: Split,
         picks: &[(u64, usize)],
-    ) -> crate::Result<Fetched> {
+    ) -> Result<Fetched> {
         let there = match self {
             Dataset::Images(images) => images.batch_on(device, dtype, split, picks),
             Dataset::Tokens(_) => None,

@@ -12,8 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::{Category, Coming, DType, Device, Tensor};
 
-use super::{Dataset, HostBatch, Inputs, Split};
-use crate::Result;
+use crate::{Dataset, HostBatch, Inputs, Result, Split};
 
 /// Training samples, each as (epoch, index).
 pub type Samples = Vec<(u64, usize)>;
@@ -140,7 +139,7 @@ impl Ahead {
         let (maker, made) = channel();
         let work = move || {
             for samples in wanted {
-                let batch = dataset.batch(Split::Train, &samples).map_err(Into::into);
+                let batch = dataset.batch(Split::Train, &samples);
                 if maker.send(batch.and_then(|host| Under::send(&host, &device))).is_err() {
                     return;
                 }
@@ -191,7 +190,7 @@ impl Drop for Ahead {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Images, Shapes};
+    use crate::{Images, Shapes};
 
     fn data() -> Arc<Dataset> {
         let shapes = Shapes { count: 60, size: 16, seed: 1 };

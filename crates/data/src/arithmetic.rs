@@ -5,14 +5,14 @@
 //! two digits a line carries ln(100 * 100 * 2) = 9.9 nats in 9.2 characters on average, and 1.08 nats a character is
 //! the best any model can do. What follows "=" can be learnt wholly.
 
-use super::{Error, error::FEWER};
+use crate::{Error, error::FEWER};
 use espalier_tensor::random;
 
 /// The characters, in the order of their ids.
-pub(super) const ALPHABET: &[u8; 14] = b"0123456789+-=\n";
+pub(crate) const ALPHABET: &[u8; 14] = b"0123456789+-=\n";
 
 /// Ids are below this: two more than there are characters, so that a vocabulary split over ranks splits evenly.
-pub(super) const VOCAB: usize = 16;
+pub(crate) const VOCAB: usize = 16;
 
 /// Sums to make up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Arithmetic {
 
 impl Arithmetic {
     /// The ids of all sums, one after the other.
-    pub(super) fn write(&self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn write(&self) -> Result<Vec<u8>, Error> {
         if !(1..=9).contains(&self.digits) {
             return Err(Error::Setting { field: "digits", expected: "1 to 9", got: self.digits.to_string() });
         }
@@ -43,7 +43,7 @@ impl Arithmetic {
     }
 
     /// Bytes that all sums take at least: the shortest one is "0+0=0" and a line break.
-    pub(super) fn least_bytes(&self) -> u64 {
+    pub(crate) fn least_bytes(&self) -> u64 {
         (self.count as u64).saturating_mul(6)
     }
 
@@ -61,14 +61,14 @@ impl Arithmetic {
 }
 
 /// The id of a character, if it has one.
-pub(super) fn id(character: u8) -> Option<u8> {
+pub(crate) fn id(character: u8) -> Option<u8> {
     ALPHABET.iter().position(|&c| c == character).map(|i| i as u8)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Tokenizer;
+    use crate::Tokenizer;
 
     fn text(sums: Arithmetic) -> String {
         let ids: Vec<u32> = sums.write().unwrap().into_iter().map(u32::from).collect();

@@ -6,7 +6,7 @@
 //!
 //! The `unsafe` here is the only block outside the tensor and comm crates: no safe function maps a file.
 
-use super::{Error, error::reading};
+use crate::{Error, error::reading};
 use memmap2::Mmap;
 use std::{
     fs,
@@ -27,7 +27,7 @@ pub enum Width {
 
 /// Token files as one stream.
 #[derive(Debug)]
-pub(super) struct Mapped {
+pub(crate) struct Mapped {
     width: Width,
     vocab: usize,
     files: Vec<Part>,
@@ -43,7 +43,7 @@ struct Part {
 }
 
 /// The token files that are meant by files and folders, in the order in which they are read.
-pub(super) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
     if paths.is_empty() {
         return Err(Error::Setting {
             field: "paths",
@@ -71,24 +71,24 @@ pub(super) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
 
 impl Mapped {
     /// Files, or folders whose `.bin` files are meant, in the order of their names.
-    pub(super) fn open(paths: &[PathBuf], width: Width, vocab: usize) -> Result<Mapped, Error> {
+    pub(crate) fn open(paths: &[PathBuf], width: Width, vocab: usize) -> Result<Mapped, Error> {
         let mut stream = Mapped { width, vocab, files: Vec::new() };
         files(paths)?.into_iter().try_for_each(|path| stream.push(path, CHECKED))?;
         Ok(stream)
     }
 
     /// The files, in the order in which they are read.
-    pub(super) fn paths(&self) -> Vec<PathBuf> {
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.files.iter().map(|part| part.path.clone()).collect()
     }
 
     /// Ids in all files.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.files.last().map_or(0, |part| part.end)
     }
 
     /// Appends the ids `start .. start + count`, which may cross from file to file.
-    pub(super) fn read(&self, start: u64, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
+    pub(crate) fn read(&self, start: u64, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
         let end = start + count as u64;
         debug_assert!(end <= self.len());
         let first = self.files.partition_point(|part| part.end <= start);
@@ -149,7 +149,7 @@ impl Mapped {
 }
 
 impl Width {
-    pub(super) fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         match self {
             Width::U16 => 2,
             Width::U32 => 4,
@@ -160,7 +160,7 @@ impl Width {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Dataset, Split, Tokens, Windows};
+    use crate::{Dataset, Split, Tokens, Windows};
 
     fn write(path: PathBuf, ids: &[u16]) -> PathBuf {
         fs::write(&path, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();

@@ -5,7 +5,7 @@
 //! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
 //! bytes that changed between two pieces are not.
 
-use super::{Dataset, Error, Text, cifar, error, idx, judged, mapped};
+use crate::{Dataset, Error, Text, cifar, error, idx, judged, mapped};
 use espalier_plan::data::{Data, HeldOut, IdxFiles, Source};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -71,7 +71,7 @@ impl Dataset {
 }
 
 /// The files of images and labels that are learnt from.
-pub(super) fn learnt_images(source: &Source) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn learnt_images(source: &Source) -> Result<Vec<PathBuf>, Error> {
     Ok(match source {
         Source::Idx { files: IdxFiles::Folder { path } } => idx::files(path)?.into(),
         Source::Idx { files: IdxFiles::Pair { images, labels } } => vec![images.clone(), labels.clone()],
@@ -81,7 +81,7 @@ pub(super) fn learnt_images(source: &Source) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Bytes of all these files.
-pub(super) fn total(files: &[PathBuf]) -> Result<u64, Error> {
+pub(crate) fn total(files: &[PathBuf]) -> Result<u64, Error> {
     let size = |path: &PathBuf| Ok(fs::metadata(path).map_err(error::reading(path, "a data file"))?.len());
     files.iter().map(size).sum()
 }
