@@ -8,6 +8,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +93,50 @@ impl Memory {
     }
 }
 
+/// The tensors of a model: which blocks use them, and which are treated in ways of their own. They are the same whatever the batch,
+/// so a search lists them once for many predictions.
+pub struct Tensors {
+    /// Which parameters and buffers each block uses.
+    pub blocks: BlockTensors,
+    buffers: Vec<Buffer>,
+    /// Places of parameters that several blocks use.
+    tied: HashSet<usize>,
+    /// Places of weights that may be multiplied without their zeros.
+    linear: HashSet<usize>,
+}
+
+impl Tensors {
+    /// Of a model of these parameters.
+    pub fn of(model: &Model, parameters: &[Parameter]) -> Tensors {
+        let linear: HashSet<String> = model.linear_weights().into_iter().collect();
+        let is_linear = |place: &usize| linear.contains(&parameters[*place].name);
+        let blocks = model.block_tensors();
+        Tensors {
+            tied: blocks.tied(),
+            linear: (0..parameters.len()).filter(is_linear).collect(),
+            buffers: model.buffers(),
+            blocks,
+        }
+    }
+}
+
+/// What predictions of a model for micro-batches of one size have in common.
+#[derive(Clone)]
+pub struct Listed {
+    /// Its tensors.
+    pub tensors: Rc<Tensors>,
+    /// Elements of the largest message within each block.
+    pub messages: Rc<Vec<u64>>,
+}
+
+impl Listed {
+    /// Of a model of these parameters, for so many samples of a micro-batch.
+    pub fn of(model: &Model, parameters: &[Parameter], samples: usize) -> Listed {
+        let messages = model.message_elements(samples).unwrap_or_default();
+        Listed { tensors: Rc::new(Tensors::of(model, parameters)), messages: Rc::new(messages) }
+    }
+}
+
 /// What the bytes of a model's ranks follow from, listed once for all of them.
 pub struct Prediction<'a> {
     /// The form of what is kept.
@@ -103,24 +148,17 @@ pub struct Prediction<'a> {
     /// Which weights go, and when.
     pub pruning: Option<&'a Pruning>,
     parameters: &'a [Parameter],
-    buffers: Vec<Buffer>,
-    blocks: BlockTensors,
-    /// Places of those that several blocks use.
-    tied: HashSet<usize>,
-    /// Names of those that may be multiplied without their zeros.
-    sparse: HashSet<String>,
+    listed: Listed,
     /// Weights of each parameter that stay, where some are to go.
     kept: Option<Vec<Option<u64>>>,
-    /// Bytes of the largest message within each block.
-    messages: Vec<u64>,
     /// Ranks with parts of the same layers that have a summand of each parameter's gradient, the rank itself among them.
     summands: Vec<u64>,
 }
 
 impl<'a> Prediction<'a> {
-    /// Lists the other tensors of a model of these parameters, of which so many weights stay.
+    /// Of a rank that has these parameters, of which so many weights stay.
     pub fn new(
-        model: &Model,
+        listed: Listed,
         parameters: &'a [Parameter],
         storage: Storage,
         sharing: Sharing,
@@ -128,23 +166,8 @@ impl<'a> Prediction<'a> {
         pruning: Option<&'a Pruning>,
         kept: Option<Vec<Option<u64>>>,
     ) -> Prediction<'a> {
-        let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
-        let blocks = model.block_tensors();
-        let messages = model.message_elements(batch.micro_batch).unwrap_or_default();
-        Prediction {
-            messages: messages.into_iter().map(|elements| elements * storage.precision.size()).collect(),
-            tied: blocks.tied(),
-            blocks,
-            storage,
-            sharing,
-            batch,
-            pruning,
-            kept,
-            summands: vec![1; parameters.len()],
-            parameters,
-            buffers: model.buffers(),
-            sparse: if sparse { model.linear_weights().into_iter().collect() } else { HashSet::new() },
-        }
+        let summands = vec![1; parameters.len()];
+        Prediction { storage, sharing, batch, pruning, parameters, listed, kept, summands }
     }
 
     /// The same for a rank that sums its gradients with those of so many, itself included, that have parts of the same layers.
@@ -161,8 +184,19 @@ impl<'a> Prediction<'a> {
         schedule: &Schedule,
     ) -> Result<Vec<Memory>, ShapeError> {
         let Storage { precision, recompute, .. } = self.storage;
-        let activations =
-            |samples| model.part_activations(parts.iter().cloned(), samples, precision, recompute);
+        let activations = |samples| {
+            model.part_activations(parts.iter().cloned(), samples, precision, recompute).map(Rc::new)
+        };
+        self.stages_with(parts, schedule, activations)
+    }
+
+    /// The same where it is known what each part keeps of a micro-batch of so many samples.
+    pub fn stages_with<E>(
+        &self,
+        parts: &Parts,
+        schedule: &Schedule,
+        activations: impl Fn(usize) -> Result<Rc<Vec<PartActivations>>, E>,
+    ) -> Result<Vec<Memory>, E> {
         let each = activations(self.batch.micro_batch)?;
         let scored = self.pruning.map(|pruning| pruning.method.scored_at_once(self.batch.micro_batch));
         let scored = match scored.filter(|samples| *samples > self.batch.micro_batch) {
@@ -196,7 +230,7 @@ impl<'a> Prediction<'a> {
     fn sharers(&self, parts: &Parts, placement: &Placement) -> Vec<u64> {
         let mut stages: Vec<HashSet<usize>> = vec![HashSet::new(); self.parameters.len()];
         for (part, blocks) in parts.iter().enumerate() {
-            for place in self.blocks.parameters(blocks.clone()) {
+            for place in self.listed.tensors.blocks.parameters(blocks.clone()) {
                 stages[place].extend(placement.holders(part));
             }
         }
@@ -209,9 +243,10 @@ impl<'a> Prediction<'a> {
     /// each parameter.
     fn of_blocks(&self, blocks: &[Range<usize>], sharers: &[u64], activations: u64, versions: u64) -> Memory {
         let Prediction { storage, sharing, pruning, .. } = *self;
-        let held = self.blocks.held(blocks);
+        let held = self.listed.tensors.blocks.held(blocks);
         let scoring = Needs::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
+        let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let (mut vectors, mut tied) = (Vec::new(), Vec::new());
         let compressed = storage.compressed && pruning.is_some_and(|pruning| pruning.method.at_start());
@@ -226,14 +261,14 @@ impl<'a> Prediction<'a> {
                     kept_sum = kept_sum.saturating_add(kept);
                     mask = mask.saturating_add(mask_bytes(elements, kept));
                     let skips = kept as f64 <= Kernels::MOST_KEPT * elements as f64;
-                    if skips && self.sparse.contains(&parameter.name) {
+                    if sparse && skips && self.listed.tensors.linear.contains(&place) {
                         mask = mask.saturating_add(sparse_bytes(parameter, kept));
                     }
                     sent = if compressed { kept } else { elements };
                 }
             }
             let vector = SharedVector { elements: sent, ranks: sharers[place] };
-            if self.tied.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
+            if self.listed.tensors.tied.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
             if sharers[place] > 1 && bytes < BUCKET {
                 packed += bytes;
@@ -257,13 +292,15 @@ impl<'a> Prediction<'a> {
             _ => (stored, stored),
         };
         let mut statistics: Vec<usize> =
-            blocks.iter().flat_map(|part| self.blocks.buffers(part.clone())).collect();
+            blocks.iter().flat_map(|part| self.listed.tensors.blocks.buffers(part.clone())).collect();
         statistics.sort_unstable();
         statistics.dedup();
-        let buffers: u64 = statistics.into_iter().map(|place| 4 * self.buffers[place].elements()).sum();
+        let buffers: u64 =
+            statistics.into_iter().map(|place| 4 * self.listed.tensors.buffers[place].elements()).sum();
         let weights = parameters.saturating_mul(precision.size());
-        let message =
-            blocks.iter().filter_map(|part| self.messages.get(part.clone())?.iter().max()).max().copied();
+        let messages = &self.listed.messages;
+        let message = blocks.iter().filter_map(|part| messages.get(part.clone())?.iter().max()).max();
+        let message = message.map_or(0, |elements| elements * precision.size());
         let gradients = match sharing {
             Sharing::Replicated => packed,
             Sharing::Sharded { gradients: false } => message_bytes(&all, precision.size()),
@@ -286,7 +323,7 @@ impl<'a> Prediction<'a> {
             scoring,
             activations,
             workspace: None,
-            communication: gradients.max(message.unwrap_or(0)),
+            communication: gradients.max(message),
         }
     }
 }
@@ -392,8 +429,9 @@ mod tests {
         let (pruning, batch) = (run.pruning(), Batch { micro_batch: 2, ..run.batch() });
         let parameters = model.parameters();
         let kept = pruning.as_ref().map(|pruning| pruning.kept_by_parameter(&parameters));
+        let listed = Listed::of(model, &parameters, batch.micro_batch);
         let prediction =
-            Prediction::new(model, &parameters, run.storage(), run.sharing(), batch, pruning.as_ref(), kept);
+            Prediction::new(listed, &parameters, run.storage(), run.sharing(), batch, pruning.as_ref(), kept);
         let schedule = Name::OneFOneB.schedule(&Options::new(1, 1)).unwrap();
         let whole: Parts = std::iter::once(0..model.blocks.len()).collect();
         prediction.stages(model, &whole, &schedule).unwrap()[0]

@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
-use crate::memory::{Memory, Prediction, StateBytes};
+use crate::memory::{Listed, Memory, Prediction, StateBytes};
 use crate::mesh::{Mesh, PerAxis};
 use crate::optimization::Optimization;
 use crate::pipeline::Pipeline;
@@ -169,7 +169,7 @@ impl Plan {
         let stages_of = |(peer, local): (usize, &LocalModel)| {
             let kept = pruning.as_ref().map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
             let prediction = Prediction::new(
-                &local.model,
+                Listed::of(&local.model, &local.parameters, batch.micro_batch),
                 &local.parameters,
                 storage,
                 sharing,

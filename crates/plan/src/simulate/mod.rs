@@ -2,12 +2,13 @@
 //! engine.
 //!
 //! [`passes`] says what the blocks of a rank's model take, [`collective`] what ranks take to talk, [`state`] what they hold;
-//! `step` walks the lists; `calibrate` refits a cluster's rates to what runs took.
+//! `rank_model` keeps what candidates have in common; `step` walks the lists; `calibrate` refits a cluster's rates to what runs took.
 
 mod calibrate;
 pub mod candidate;
 pub mod collective;
 pub mod passes;
+mod rank_model;
 mod schedules;
 pub mod state;
 mod step;
@@ -25,11 +26,12 @@ use crate::cluster::Cluster;
 use crate::cost::Kernels;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::layout::{Layout, LocalModel};
+use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::spec::{Parameter, Recompute};
 use crate::stages::{Parts, even_parts};
 use passes::{Passes, Place, block_passes};
+use rank_model::RankModel;
 use schedules::Schedules;
 
 /// What is to run, on what and by what. Candidates for it share what they have in common: ranks' models and what their passes take.
@@ -54,8 +56,8 @@ type CutKey = (usize, bool, [usize; 2]);
 /// the cores.
 type PassKey = (CutKey, usize, Recompute, usize);
 
-/// A rank's model with how many of its peers have summands of each parameter's gradient, or why there is none.
-type Local = Result<(Rc<LocalModel>, Rc<Vec<u64>>), Error>;
+/// A rank's model, or why there is none.
+type Local = Result<Rc<RankModel>, Error>;
 
 impl<'a> Job<'a> {
     /// A run on one rank, whose layout is to be found.
@@ -93,21 +95,11 @@ impl<'a> Job<'a> {
         Ok(parts)
     }
 
-    /// The model of the first of the ranks that have parts of the same layers: none has more.
-    fn local(&self, candidate: &Candidate) -> Result<Rc<LocalModel>, Error> {
-        Ok(self.cut(candidate)?.0)
-    }
-
-    /// How many of the ranks that have parts of the same layers have summands of each gradient.
-    fn summands(&self, candidate: &Candidate) -> Result<Rc<Vec<u64>>, Error> {
-        Ok(self.cut(candidate)?.1)
-    }
-
-    fn cut(&self, candidate: &Candidate) -> Local {
+    /// The model of a candidate's ranks.
+    fn local(&self, candidate: &Candidate) -> Local {
         let make = || {
             let layout = Layout::new(&self.plan.model, &self.parameters, candidate.cuts())?;
-            let summands = (0..self.parameters.len()).map(|id| layout.summands(id, 0) as u64).collect();
-            Ok((Rc::new(layout.peers()[0].clone()), Rc::new(summands)))
+            Ok(Rc::new(RankModel::new(self.plan, &self.parameters, &layout)?))
         };
         self.locals.borrow_mut().entry(candidate.cut_key()).or_insert_with(make).clone()
     }
@@ -138,7 +130,7 @@ impl<'a> Job<'a> {
             recompute: candidate.recompute,
             samples: candidate.micro_batch,
         };
-        let found = Rc::new(block_passes(&self.local(candidate)?.model, &at)?);
+        let found = Rc::new(block_passes(&self.local(candidate)?.local.model, &at)?);
         self.passes.borrow_mut().insert(key, found.clone());
         Ok(found)
     }

@@ -1,18 +1,20 @@
 //! Bytes of a rank under an engine: ours as the plan predicts them, others by what their papers say.
 
 use std::ops::Range;
+use std::rc::Rc;
 
+use super::rank_model::RankModel;
 use super::{Candidate, Job};
 use crate::batch::Batch;
 use crate::engine::{AttentionKernel, Stash, State};
 use crate::error::Error;
 use crate::layout::LocalModel;
-use crate::memory::{Memory, Prediction, in_flight};
+use crate::memory::{Memory, Prediction, Tensors, in_flight};
 use crate::schedule::Schedule;
 use crate::sharing::Sharing;
 use crate::spec::activations::PartActivations;
-use crate::spec::{Layer, Recompute, Shape};
-use crate::stages::{BlockTensors, Parts};
+use crate::spec::{Layer, Parameter, Recompute, Shape};
+use crate::stages::Parts;
 use crate::storage::Storage;
 
 /// What a part of the model has of weights.
@@ -26,26 +28,26 @@ pub struct Weights {
 
 /// What a rank's own model holds, block by block.
 pub struct Holdings {
-    tensors: BlockTensors,
+    tensors: Rc<Tensors>,
     elements: Vec<u64>,
     kept: Option<Vec<Option<u64>>>,
 }
 
 impl Holdings {
-    /// Of a rank's model, some of whose weights are pruned.
-    pub fn new(job: &Job, local: &LocalModel) -> Holdings {
-        let pruning = job.plan.pruning.as_ref();
-        Holdings {
-            tensors: local.model.block_tensors(),
-            elements: local.parameters.iter().map(|one| one.elements()).collect(),
-            kept: pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&job.parameters))),
-        }
+    /// Of a rank's parameters; `kept`: how many weights of each stay, where some are pruned.
+    pub fn new(tensors: Rc<Tensors>, parameters: &[Parameter], kept: Option<Vec<Option<u64>>>) -> Holdings {
+        Holdings { tensors, elements: parameters.iter().map(Parameter::elements).collect(), kept }
+    }
+
+    /// Weights of each parameter that stay, where some are pruned.
+    pub fn kept(&self) -> Option<&Vec<Option<u64>>> {
+        self.kept.as_ref()
     }
 
     /// The weights of some blocks; tied ones belong to each.
     pub fn weights(&self, blocks: Range<usize>, compressed: bool) -> Weights {
         let mut sum = Weights::default();
-        for place in self.tensors.parameters(blocks) {
+        for place in self.tensors.blocks.parameters(blocks) {
             let all = self.elements[place];
             let kept = self.kept.as_ref().filter(|_| compressed).and_then(|kept| kept[place]);
             sum.all += all as f64;
@@ -70,15 +72,13 @@ impl Holdings {
 pub fn memory(
     job: &Job,
     candidate: &Candidate,
-    local: &LocalModel,
+    model: &RankModel,
     parts: &Parts,
     schedule: &Schedule,
     micro_batches: usize,
 ) -> Result<Memory, Error> {
     let mut ranks = match job.engine.state {
         State::Exact => {
-            let pruning = job.plan.pruning.as_ref();
-            let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&job.parameters)));
             let storage = Storage {
                 recompute: candidate.recompute,
                 accumulates: micro_batches > 1,
@@ -95,15 +95,21 @@ pub fn memory(
                 0 => Sharing::Replicated,
                 stage => Sharing::Sharded { gradients: stage > 1 },
             };
-            let prediction =
-                Prediction::new(&local.model, &local.parameters, storage, sharing, batch, pruning, kept);
-            let prediction = prediction.among(job.summands(candidate)?.to_vec());
-            prediction.stages(&local.model, parts, schedule)?
+            let prediction = Prediction::new(
+                model.listed(candidate.micro_batch),
+                &model.local.parameters,
+                storage,
+                sharing,
+                batch,
+                job.plan.pruning.as_ref(),
+                model.holdings.kept().cloned(),
+            );
+            let activations = |samples| model.activations(job.plan, parts, samples, candidate.recompute);
+            prediction.among(model.summands.clone()).stages_with(parts, schedule, activations)?
         }
         state @ State::Bytes { .. } => {
-            let holdings = Holdings::new(job, local);
-            let each = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
-            let stash = stashes(job, candidate, local, parts)?;
+            let each = model.holdings.parts(parts, candidate.compressed, job.engine.even_stages);
+            let stash = stashes(job, candidate, &model.local, parts)?;
             let of_rank = |rank: usize| {
                 let chunks = schedule.placement.chunks(rank);
                 let bytes = chunks.iter().filter_map(|chunk| {
@@ -117,7 +123,7 @@ pub fn memory(
             (0..schedule.stages()).map(of_rank).collect()
         }
     };
-    let scratch = Scratch::new(job, candidate, local)?;
+    let scratch = Scratch::new(job, candidate, model);
     for (rank, memory) in ranks.iter_mut().enumerate() {
         let chunks = schedule.placement.chunks(rank).iter().map(|chunk| parts[chunk.part].clone());
         memory.workspace =
@@ -138,15 +144,15 @@ impl Scratch {
     /// What a card's libraries want.
     const LIBRARIES: u64 = 36 << 20;
 
-    fn new(job: &Job, candidate: &Candidate, local: &LocalModel) -> Result<Scratch, Error> {
+    fn new(job: &Job, candidate: &Candidate, model: &RankModel) -> Scratch {
         let each = candidate.micro_batch as u64 * job.plan.storage.precision.size();
-        let blocks = local.model.transient_elements()?.into_iter().map(|elements| elements * each).collect();
-        let table = local.parameters.iter().filter(|one| one.embedding).map(|one| one.elements()).max();
+        let blocks = model.transient.iter().map(|elements| elements * each).collect();
+        let table = model.local.parameters.iter().filter(|one| one.embedding).map(|one| one.elements()).max();
         let tables = match job.cluster.node.cores {
             true => 0,
             false => 10 * table.unwrap_or(0) + Scratch::LIBRARIES,
         };
-        Ok(Scratch { blocks, tables })
+        Scratch { blocks, tables }
     }
 
     /// Of a rank with some blocks.

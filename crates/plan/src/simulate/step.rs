@@ -131,8 +131,8 @@ impl Job<'_> {
 
     /// Bytes that some rank has at least: its weights and their state, evenly shared out over stages.
     pub fn least_memory(&self, candidate: &Candidate) -> Result<u64, Error> {
-        let local = self.local(candidate)?;
-        let elements: u64 = local.parameters.iter().map(|parameter| parameter.elements()).sum();
+        let model = self.local(candidate)?;
+        let elements: u64 = model.local.parameters.iter().map(|parameter| parameter.elements()).sum();
         let (all, stages) = (elements as f64, candidate.pipeline as f64);
         let kept = match &self.plan.pruning {
             Some(pruning) if candidate.compressed => 1.0 - pruning.sparsity,
@@ -156,8 +156,8 @@ impl Job<'_> {
     }
 
     fn memory_of(&self, candidate: &Candidate, lists: &Lists) -> Result<Memory, Error> {
-        let local = self.local(candidate)?;
-        state::memory(self, candidate, &local, &lists.parts, &lists.schedule, lists.micro_batches)
+        let model = self.local(candidate)?;
+        state::memory(self, candidate, &model, &lists.parts, &lists.schedule, lists.micro_batches)
     }
 
     /// The lists of a candidate, shortened where a pipeline's rhythm repeats.
@@ -181,13 +181,14 @@ impl Job<'_> {
         times: &Times,
         messages: bool,
     ) -> Result<f64, Error> {
-        let turns = self.cluster.node.turns(candidate.ranks()) / candidate.pipeline as f64;
+        let turns = self.cluster.node.turns(candidate.ranks());
         let end_of = |schedule: &Schedule| -> Result<f64, Error> {
             let timeline = walk(schedule, times, messages)?;
-            match self.cluster.node.turns(candidate.ranks()) {
-                1.0 => Ok(timeline.end),
-                _ => Ok(crowded(&timeline, &StepCosts { times, schedule, messages }, turns)),
+            if turns == 1.0 {
+                return Ok(timeline.end);
             }
+            let costs = StepCosts { times, schedule, messages };
+            Ok(crowded(&timeline, &costs, turns / candidate.pipeline as f64))
         };
         let end = end_of(&lists.schedule)?;
         if lists.listed == lists.micro_batches {
@@ -222,9 +223,9 @@ fn walk(schedule: &Schedule, times: &Times, messages: bool) -> Result<Timeline, 
         .map_err(|error| Error::Ranks(error.to_string()))
 }
 
-/// How long lists last where ranks take turns on cores: a stretch of time in which so many stages work at once that there are
-/// more of them than cores lasts as many times as long. `turns` is what each stage's ranks have of all cores.
-fn crowded(timeline: &Timeline, costs: &StepCosts, turns: f64) -> f64 {
+/// How long lists last where ranks take turns on cores: a stretch of time in which more ranks work than there are cores lasts as
+/// many times as long. `load` is the ranks of one stage over all cores: 0.5 where a stage of one rank works on two cores.
+fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
     let mut changes: Vec<(f64, f64)> = Vec::new();
     for (rank, spans) in timeline.spans.iter().enumerate() {
         for span in spans {
@@ -237,7 +238,7 @@ fn crowded(timeline: &Timeline, costs: &StepCosts, turns: f64) -> f64 {
     changes.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut now, mut working, mut lasts) = (0.0, 0.0, 0.0);
     for (at, change) in changes {
-        lasts += (at - now) * f64::max(1.0, working * turns);
+        lasts += (at - now) * f64::max(1.0, working * load);
         now = at;
         working += change;
     }

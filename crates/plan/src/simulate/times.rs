@@ -39,21 +39,21 @@ impl Times {
         parts: &Parts,
         micro_batches: usize,
     ) -> Result<Times, Error> {
-        let local = job.local(candidate)?;
+        let model = job.local(candidate)?;
         let blocks = job.passes(candidate)?;
-        let holdings = Holdings::new(job, &local);
+        let holdings = &model.holdings;
         let near = candidate.tensor * candidate.spatial();
         let group = |ranks, stride| Group::new(job.cluster, ranks, stride).among(candidate.ranks());
         let replicas = group(candidate.data, near);
         let stages = group(candidate.pipeline, near * candidate.data);
-        let each = Each { job, candidate, replicas, holdings: &holdings, micro_batches };
+        let each = Each { job, candidate, replicas, holdings, micro_batches };
         let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
         let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
         if job.engine.even_stages {
             let share = 1.0 / parts.len() as f64;
             passes = vec![passes.into_iter().sum::<Passes>() * share; parts.len()];
         }
-        let borders = local.model.borders()?;
+        let borders = model.local.model.borders()?;
         let bytes = |part: &Range<usize>| {
             let elements = candidate.micro_batch as u64 * borders[part.end].elements();
             (elements * job.plan.storage.precision.size()) as f64

@@ -1,0 +1,77 @@
+//! A rank's own model, with what all candidates that cut the model in the same way ask of it: listed once, since a search has thousands
+//! of them.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::state::Holdings;
+use crate::error::Error;
+use crate::layout::{Layout, LocalModel};
+use crate::memory::{Listed, Tensors};
+use crate::plan::Plan;
+use crate::spec::activations::PartActivations;
+use crate::spec::{Parameter, Recompute, ShapeError};
+use crate::stages::Parts;
+
+/// The model of the first of the ranks that have parts of the same layers: none has more.
+pub struct RankModel {
+    /// The model.
+    pub local: LocalModel,
+    /// How many of its peers, the rank itself included, have summands of each parameter's gradient.
+    pub summands: Vec<u64>,
+    /// What its blocks hold.
+    pub holdings: Holdings,
+    /// Elements of a sample that flow between the layers of each block.
+    pub transient: Vec<u64>,
+    tensors: Rc<Tensors>,
+    messages: RefCell<HashMap<usize, Rc<Vec<u64>>>>,
+    activations: RefCell<HashMap<ActivationKey, Rc<Vec<PartActivations>>>>,
+}
+
+/// What tells apart what two cuts into stages keep: how many parts there are, samples of a micro-batch, and what is run again.
+type ActivationKey = (usize, usize, Recompute);
+
+impl RankModel {
+    /// Of a layout of a plan's model, which has these parameters.
+    pub fn new(plan: &Plan, parameters: &[Parameter], layout: &Layout) -> Result<RankModel, Error> {
+        let local = layout.peers()[0].clone();
+        let tensors = Rc::new(Tensors::of(&local.model, &local.parameters));
+        let pruning = plan.pruning.as_ref();
+        let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(parameters)));
+        Ok(RankModel {
+            summands: (0..parameters.len()).map(|id| layout.summands(id, 0) as u64).collect(),
+            holdings: Holdings::new(tensors.clone(), &local.parameters, kept),
+            transient: local.model.transient_elements()?,
+            tensors,
+            messages: RefCell::default(),
+            activations: RefCell::default(),
+            local,
+        })
+    }
+
+    /// What predictions of its bytes have in common, for so many samples of a micro-batch.
+    pub fn listed(&self, samples: usize) -> Listed {
+        let list = || Rc::new(self.local.model.message_elements(samples).unwrap_or_default());
+        let messages = self.messages.borrow_mut().entry(samples).or_insert_with(list).clone();
+        Listed { tensors: self.tensors.clone(), messages }
+    }
+
+    /// What each of a number of parts keeps of a micro-batch of so many samples. A number of parts is always cut in one way.
+    pub fn activations(
+        &self,
+        plan: &Plan,
+        parts: &Parts,
+        samples: usize,
+        recompute: Recompute,
+    ) -> Result<Rc<Vec<PartActivations>>, ShapeError> {
+        let key = (parts.len(), samples, recompute);
+        if let Some(known) = self.activations.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let (model, precision) = (&self.local.model, plan.storage.precision);
+        let found = Rc::new(model.part_activations(parts.iter().cloned(), samples, precision, recompute)?);
+        self.activations.borrow_mut().insert(key, found.clone());
+        Ok(found)
+    }
+}
