@@ -76,6 +76,14 @@ impl Device {
         }
     }
 
+    /// Does some work that consists of many short operations: for the CPU, with threads that stay awake between them.
+    pub fn awake<R>(&self, work: impl FnOnce() -> R) -> R {
+        match self {
+            Device::Cpu(cpu) => cpu.awake(work),
+            Device::Cuda(_) => work(),
+        }
+    }
+
     /// Waits until all queued work is done. A processor queues none.
     pub fn synchronize(&self) -> Result<()> {
         match self {

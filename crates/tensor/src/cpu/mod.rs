@@ -11,6 +11,7 @@ pub mod lanes;
 pub mod math;
 mod read;
 pub mod scratch;
+mod team;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl Cpu {
     fn spread(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         if tasks <= 1 || self.threads() == 1 {
             (0..tasks).for_each(task);
-        } else {
+        } else if !self.with_team(tasks, task) {
             self.enter(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task));
         }
     }
@@ -126,6 +127,11 @@ impl Cpu {
     /// A block of memory booked under `category`; see [`Buffer`].
     pub fn allocate(&self, bytes: usize, category: Category) -> Result<Buffer> {
         Buffer::new(self, bytes, category)
+    }
+
+    /// What tells two processors apart.
+    fn address(&self) -> *const () {
+        Arc::as_ptr(&self.0).cast()
     }
 
     fn free_blocks(&self) -> &FreeBlocks {

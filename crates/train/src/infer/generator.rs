@@ -154,20 +154,31 @@ impl<'a> Generator<'a> {
         let mut tokens = vec![self.read(prompt, &mut choose)?];
         let prompt_time = begin.elapsed();
         let begin = Instant::now();
-        let end = loop {
+        let end = self.held.device.awake(|| self.go_on(&mut tokens, most, &mut choose, go_on))?;
+        Ok(Written { tokens, end, prompt_time, time: begin.elapsed() })
+    }
+
+    /// Writes token after token behind the last of those that there are.
+    fn go_on(
+        &mut self,
+        tokens: &mut Vec<u32>,
+        most: usize,
+        choose: &mut dyn FnMut(&[f32]) -> u32,
+        go_on: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<End> {
+        loop {
             let last = *tokens.last().expect("the first one is there");
             if self.ranks.any(!go_on(last))? {
-                break End::Stopped;
+                return Ok(End::Stopped);
             }
             if tokens.len() >= most {
-                break End::Long;
+                return Ok(End::Long);
             }
             if self.length() == self.context() {
-                break End::Context;
+                return Ok(End::Context);
             }
-            tokens.push(self.read(&[last], &mut choose)?);
-        };
-        Ok(Written { tokens, end, prompt_time, time: begin.elapsed() })
+            tokens.push(self.read(&[last], choose)?);
+        }
     }
 }
 
