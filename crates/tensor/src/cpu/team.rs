@@ -128,7 +128,7 @@ impl Team {
 
     /// A round: returns when all tasks are done.
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime is forgotten: `close` waits until nobody uses the reference, whatever happens here.
+        // SAFETY: only the lifetime is forgotten: this returns when nobody uses the reference any more, and `work` never unwinds.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         // SAFETY: the gate is closed and nobody is at work.
         unsafe { *self.round.get() = Round { task, tasks } };
