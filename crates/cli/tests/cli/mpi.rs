@@ -194,6 +194,7 @@ fn every_schedule_runs_in_processes() {
 fn cut_layers_run_in_processes() {
     const TEXT: &[&str] = &[
         "train.steps=4",
+        "train.log_every=1",
         "train.eval_samples=8",
         "model.width=16",
         "model.context=16",
@@ -201,6 +202,7 @@ fn cut_layers_run_in_processes() {
     ];
     const IMAGES: &[&str] = &[
         "train.epochs=1",
+        "train.log_every=1",
         "data.count=160",
         "train.batch=32",
         "train.eval_every=2",

@@ -16,7 +16,7 @@ const ASIDE: f64 = 5.0;
 const ABOVE: f64 = -6.0;
 const BELOW: f64 = 14.0;
 /// Where along a guide a word may stand, best first.
-const ALONG: [f64; 5] = [1.0, 0.0, 0.75, 0.5, 0.25];
+const ALONG: [f64; 11] = [1.0, 0.0, 0.75, 0.5, 0.25, 0.9, 0.8, 0.6, 0.4, 0.2, 0.1];
 
 /// Draws the guides, and their names where the lines in `drawn`, of the curves, leave room.
 pub(super) fn draw(canvas: &mut Canvas, guides: &[Guide], axes: &Axes, drawn: &[Vec<Place>]) {
@@ -92,14 +92,16 @@ impl Words {
             let [a, b, c, d] = other.bounds();
             left < b + ASIDE && a - ASIDE < right && top < d && c < bottom
         });
-        let crossed = lines.iter().filter(|(from, to)| meets(*from, *to, [left, right, top, bottom]));
-        100 * usize::from(outside) + 100 * covered.count() + crossed.count().min(50)
+        // Pixels, so that a curve counts the same in a few long pieces and in many short ones.
+        let crossed = lines.iter().map(|(from, to)| length_within(*from, *to, [left, right, top, bottom]));
+        1000 * usize::from(outside) + 1000 * covered.count() + (crossed.sum::<f64>().ceil() as usize).min(500)
     }
 }
 
-/// Whether a straight line touches a rectangle (left, right, top, bottom).
-fn meets(from: Place, to: Place, [left, right, top, bottom]: [f64; 4]) -> bool {
-    within(from, to, [left, right, top, bottom]).is_some_and(|(begin, end)| begin <= end)
+/// How much of a straight line lies in a rectangle (left, right, top, bottom).
+fn length_within(from: Place, to: Place, rectangle: [f64; 4]) -> f64 {
+    let share = within(from, to, rectangle).map_or(0.0, |(begin, end)| (end - begin).max(0.0));
+    share * (to.0 - from.0).hypot(to.1 - from.1)
 }
 
 /// The shares of a straight line between which it lies in a rectangle (Liang and Barsky).
