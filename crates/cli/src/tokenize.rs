@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use espalier_data::{self, Text, TokenFiles, Tokenized, Tokenizer, Width};
+use espalier_data::{Text, TokenFiles, Tokenized, Tokenizer, Width};
 use espalier_train::Error;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;

@@ -38,7 +38,7 @@ enum Spelling {
 impl AnyTokenizer {
     /// Reads a `tokenizer.json` that our own reader refuses, for the reason that `_refused` gives.
     pub(crate) fn open(path: &Path, _refused: Error) -> Result<AnyTokenizer, Error> {
-        let bytes = super::error::read(path, "a Hugging Face tokenizer.json")?;
+        let bytes = crate::error::read(path, "a Hugging Face tokenizer.json")?;
         let refuse = |expected: &str, got: String| {
             Err(Error::Tokenizer { path: path.into(), expected: expected.into(), got })
         };

@@ -101,7 +101,7 @@ impl Parts<'_> {
     fn next(&mut self) -> Result<Option<Part>, Error> {
         if self.open.is_none() {
             let Some(path) = self.files.next() else { return Ok(None) };
-            let file = super::error::open(path, "a text file")?;
+            let file = crate::error::open(path, "a text file")?;
             self.open = Some(Open { path, file, offset: 0, pending: Vec::new() });
         }
         let open = self.open.as_mut().expect("a file was opened");

@@ -71,10 +71,10 @@ pub(crate) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
 /// with a label and the first pixels, and bear another name.
 fn is_idx(path: &Path) -> Result<bool, Error> {
     let expected = "images in MNIST's or CIFAR-10's format";
-    super::error::open(path, expected)?;
+    crate::error::open(path, expected)?;
     let mut head = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read(&mut head));
-    read.map_err(super::error::reading(path, expected))?;
+    read.map_err(crate::error::reading(path, expected))?;
     Ok(head == [0, 0, 8, 3] || head.starts_with(&[0x1f, 0x8b]))
 }
 

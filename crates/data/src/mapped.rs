@@ -111,7 +111,7 @@ impl Mapped {
     /// Adds a file to the stream; `checked` is the size below which every id is looked at.
     fn push(&mut self, path: PathBuf, checked: u64) -> Result<(), Error> {
         let expected = "a token file of little-endian ids";
-        let file = super::error::open(&path, expected)?;
+        let file = crate::error::open(&path, expected)?;
         // SAFETY: the map is read-only and lives as long as the bytes we lend. Whoever cuts the file short while a run
         // reads it ends that run with SIGBUS, and whoever overwrites it changes the ids, which are checked at each read:
         // both are the contract of every mapped file, and neither can be ruled out by code here.

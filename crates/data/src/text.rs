@@ -48,7 +48,7 @@ impl Text {
     /// All the text as the ids of a tokenizer, whichever the settings name; and the files that were skipped.
     pub(crate) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
         let Files { wanted: files, skipped } = self.files()?;
-        let read = |path: &PathBuf| super::error::read(path, "a text file");
+        let read = |path: &PathBuf| crate::error::read(path, "a text file");
         let stream = match tokenizer {
             Tokenizer::Bytes => {
                 let mut bytes = Vec::new();
@@ -148,7 +148,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
 fn is_binary(path: &Path) -> Result<bool, Error> {
     use std::io::Read;
     let mut head = Vec::new();
-    let file = super::error::open(path, "a text file")?;
+    let file = crate::error::open(path, "a text file")?;
     file.take(8192).read_to_end(&mut head).map_err(reading(path, "a text file"))?;
     Ok(head.contains(&0))
 }

@@ -11,7 +11,7 @@ use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 /// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
 pub(crate) fn read(path: &Path) -> Result<Bpe, Error> {
-    let bytes = super::error::read(path, "a Hugging Face tokenizer.json")?;
+    let bytes = crate::error::read(path, "a Hugging Face tokenizer.json")?;
     let refuse =
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());

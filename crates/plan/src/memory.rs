@@ -6,6 +6,8 @@
 //! share out the optimizer's state, or gradients too, a rank has its part of each parameter's (exact where it is known how much of
 //! each is kept). Activations are those of one micro-batch.
 
+mod listed;
+
 use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,9 +21,11 @@ use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
 use crate::scoring::Needs;
 use crate::sharing::Sharing;
 use crate::spec::activations::PartActivations;
-use crate::spec::{Buffer, Model, Parameter, ShapeError};
-use crate::stages::{BlockTensors, Parts};
+use crate::spec::{Model, Parameter, ShapeError};
+use crate::stages::Parts;
 use crate::storage::Storage;
+
+pub use listed::{Listed, Tensors};
 
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -90,50 +94,6 @@ impl Memory {
         let state = state.into_iter().fold(0, u64::saturating_add).max(self.scoring);
         let parts = [self.weights, self.activations, state];
         parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
-    }
-}
-
-/// The tensors of a model: which blocks use them, and which are treated in ways of their own. They are the same whatever the batch,
-/// so a search lists them once for many predictions.
-pub struct Tensors {
-    /// Which parameters and buffers each block uses.
-    pub blocks: BlockTensors,
-    buffers: Vec<Buffer>,
-    /// Places of parameters that several blocks use.
-    tied: HashSet<usize>,
-    /// Places of weights that may be multiplied without their zeros.
-    linear: HashSet<usize>,
-}
-
-impl Tensors {
-    /// Of a model of these parameters.
-    pub fn of(model: &Model, parameters: &[Parameter]) -> Tensors {
-        let linear: HashSet<String> = model.linear_weights().into_iter().collect();
-        let is_linear = |place: &usize| linear.contains(&parameters[*place].name);
-        let blocks = model.block_tensors();
-        Tensors {
-            tied: blocks.tied(),
-            linear: (0..parameters.len()).filter(is_linear).collect(),
-            buffers: model.buffers(),
-            blocks,
-        }
-    }
-}
-
-/// What predictions of a model for micro-batches of one size have in common.
-#[derive(Clone)]
-pub struct Listed {
-    /// Its tensors.
-    pub tensors: Rc<Tensors>,
-    /// Elements of the largest message within each block.
-    pub messages: Rc<Vec<u64>>,
-}
-
-impl Listed {
-    /// Of a model of these parameters, for so many samples of a micro-batch.
-    pub fn of(model: &Model, parameters: &[Parameter], samples: usize) -> Listed {
-        let messages = model.message_elements(samples).unwrap_or_default();
-        Listed { tensors: Rc::new(Tensors::of(model, parameters)), messages: Rc::new(messages) }
     }
 }
 

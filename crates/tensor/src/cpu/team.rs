@@ -2,8 +2,8 @@
 //!
 //! A token that a model writes is some hundred operations of a few milliseconds and less, one after the other. A pool's threads fall
 //! asleep between them, and on a virtual machine one that is woken comes so late that the caller has done much of the work alone.
-//! [`Cpu::awake`] gives them company for a while: members that look for work without sleeping, at first, and more and more rarely
-//! when there is none.
+//! [`Cpu::awake`] gives them company for a while: members that look for work without sleeping, and doze between two looks only when
+//! there has been none for a while.
 //!
 //! Nobody waits for a member that has not begun: whoever comes late finds the round closed. So a core that another program takes costs
 //! its own work and no more.

@@ -6,6 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 
+use espalier_data::irregular;
+
 use super::entry::{Entry, add_tensors};
 use super::manifest::Manifest;
 use super::shard::part_of;
@@ -13,7 +15,6 @@ use super::write::hash;
 use super::{Checkpoints, MANIFEST, MODEL, Progress, refuse};
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
-use espalier_data::irregular;
 
 /// A checkpoint whose hashes are right.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use espalier_data::{Dataset, Standard, Tokenizer};
 use espalier_plan::Plan;
 use espalier_plan::spec::{Input, Model, Precision};
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 use super::{CONFIG, TOKENIZER, gpt2};
 use crate::checkpoint::Companion;
 use crate::{Error, Result};
-use espalier_data::{Dataset, Standard, Tokenizer};
 
 const GENERATION: &str = "generation_config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";

@@ -6,6 +6,7 @@
 //! The loss is the one that training sees: batch norm normalises each micro-batch by itself, dropout drops what it would
 //! drop in the first step, so that the function is the same whenever it is asked.
 
+use espalier_data::{Split, spread};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor, random};
@@ -17,7 +18,6 @@ use crate::state::Masks;
 use crate::step::Sweep;
 use crate::weights::{ParameterId, Weights, name_key};
 use crate::{Error, Result};
-use espalier_data::{Split, spread};
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"measure ");

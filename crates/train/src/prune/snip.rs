@@ -4,6 +4,7 @@
 //! value is taken. The paper divides by the sum of all scores, which changes no order. Dropout drops and batch norm
 //! measures, as in the step that follows.
 
+use espalier_data::Split;
 use espalier_tensor::ops::select::Score;
 use espalier_tensor::{Tensor, random};
 
@@ -11,7 +12,6 @@ use super::gradient::{Scored, gradient};
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
 use crate::weights::ParameterId;
-use espalier_data::Split;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"snip    ");

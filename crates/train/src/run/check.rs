@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use espalier_data::Fingerprint;
 use espalier_plan::Plan;
 use espalier_plan::rounds::Rounds;
 
@@ -12,7 +13,6 @@ use super::trace::may_replace;
 use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do};
 use crate::parallel::Ranks;
 use crate::{Error, Result, hub};
-use espalier_data::Fingerprint;
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
 /// has to train on.

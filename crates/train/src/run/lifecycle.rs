@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use espalier_comm::Traffic;
+use espalier_data::{Dataset, Fingerprint, Split};
 use espalier_plan::pruning::{Method, Pruning};
 use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
@@ -35,7 +36,6 @@ use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
 use crate::weights::hash_of;
 use crate::{Error, Result, hub};
-use espalier_data::{Dataset, Fingerprint, Split};
 
 /// From so many weights on, making them takes long enough that a person should know.
 const MANY: u64 = 1_000_000_000;

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use espalier_data::Dataset;
 use espalier_plan::Plan;
 use espalier_plan::timetable::Length;
 use espalier_tensor::Device;
@@ -39,7 +40,6 @@ use crate::trainer::{Evaluation, StepReport};
 use crate::{Error, Result, durable};
 pub use check::check;
 pub use claim::Claim;
-use espalier_data::Dataset;
 use landmarks::Landmarks;
 use lifecycle::Run;
 pub use prune::prune;

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use espalier_data::{Dataset, Fingerprint};
 use espalier_plan::Plan;
 use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
@@ -14,7 +15,6 @@ use crate::checkpoint::Checkpoint;
 use crate::summary::Summary;
 use crate::trainer::Trainer;
 use crate::{Error, Result, hub, room};
-use espalier_data::{Dataset, Fingerprint};
 
 /// Prunes a checkpoint, optimizer state included, by the method of a plan, into a new run folder that can be resumed. One
 /// rank does it, however many the run has.

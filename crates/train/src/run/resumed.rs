@@ -8,13 +8,13 @@
 use std::fs;
 use std::path::Path;
 
+use espalier_data::Fingerprint;
 use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
 use espalier_plan::plan::Record;
 
 use super::{Observer, RUN_FILE, write};
 use crate::{Error, Result};
-use espalier_data::Fingerprint;
 
 /// What the data files of a run held, where it has any.
 pub(super) const DATA_FILE: &str = "data.json";

@@ -1,5 +1,6 @@
 //! What the model of a run writes on the way, for a person to see.
 
+use espalier_data::{Dataset, Tokenizer};
 use espalier_plan::Plan;
 
 use super::Observer;
@@ -7,7 +8,6 @@ use super::lifecycle::Run;
 use crate::infer::{Sampler, Sampling, TextStream};
 use crate::trainer::Trainer;
 use crate::{Error, Result};
-use espalier_data::{Dataset, Tokenizer};
 
 /// The tokens of a run's prompt, where it has one. All ranks ask, before the first step.
 pub(super) fn prompt(plan: &Plan, dataset: &Dataset) -> Result<Option<Vec<u32>>> {

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::step::{Kind, Span};
 use espalier_data::irregular;
+
+use crate::step::{Kind, Span};
 
 /// The key under which a trace has its events, by which it is known.
 const EVENTS: &[u8] = b"\"traceEvents\"";

@@ -4,6 +4,7 @@ mod update;
 
 use std::collections::HashMap;
 
+use espalier_data::Samples;
 use espalier_plan::Traffic;
 use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
@@ -22,7 +23,6 @@ use crate::parallel::groups::Groups;
 use crate::parallel::zero::Shared;
 use crate::state::{Gradients, Masks, Optimizer};
 use crate::weights::{ParameterId, Weights};
-use espalier_data::Samples;
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]

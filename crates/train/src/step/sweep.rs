@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use espalier_comm::Communicator;
+use espalier_data::{Dataset, Fetched, Split};
 use espalier_plan::schedule::{Message, Schedule, Work};
 use espalier_tensor::{DType, Device, Tensor};
 
@@ -12,7 +13,6 @@ use crate::Result;
 use crate::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
 use crate::stage::Stage;
 use crate::weights::Weights;
-use espalier_data::{Dataset, Fetched, Split};
 
 /// What such passes work on.
 #[derive(Debug, Clone, Copy)]

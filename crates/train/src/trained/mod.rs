@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::{Dataset, Takes, Tokenizer, Width};
 use espalier_plan::data::{Data, Source, TokenType};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan, RunFile};
@@ -26,7 +27,6 @@ use crate::stage::Stage;
 use crate::trainer::Trainer;
 use crate::weights::Weights;
 use crate::{Error, Result};
-use espalier_data::{Dataset, Takes, Tokenizer, Width};
 
 pub use score::Score;
 

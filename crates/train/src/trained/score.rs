@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use espalier_data::{Dataset, Split, spread};
 use espalier_plan::Plan;
 use espalier_tensor::Device;
 use serde::Serialize;
@@ -10,7 +11,6 @@ use super::Trained;
 use crate::Result;
 use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::trainer::Evaluation;
-use espalier_data::{Dataset, Split, spread};
 
 /// What a model comes to on some samples; the fields are promised in the contract of the command line.
 #[derive(Debug, Clone, PartialEq, Serialize)]

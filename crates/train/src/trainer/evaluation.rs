@@ -1,9 +1,10 @@
 //! How well a model does on what it never learns from: the validation split, or a part of it that is spread evenly.
 
+use espalier_data::{Split, spread};
+
 use super::Trainer;
 use crate::Result;
 use crate::step::Totals;
-use espalier_data::{Split, spread};
 
 /// How well the model does on held-out data.
 #[derive(Debug, Clone, Copy)]

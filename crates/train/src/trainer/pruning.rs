@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use espalier_data::Split;
 use espalier_plan::memory::StateBytes;
 use espalier_plan::pruning::Kernels;
 use espalier_plan::{Plan, Scoring};
@@ -15,7 +16,6 @@ use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
 use crate::summary::KeptOfLayer;
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
-use espalier_data::Split;
 
 impl Trainer {
     /// Candidates of the model that are kept, and all of them.

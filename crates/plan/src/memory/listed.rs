@@ -1,0 +1,52 @@
+//! What predictions of memory have in common: lists of a model's tensors and messages, made once for the thousands of candidates
+//! that a search holds against each other.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use crate::spec::{Buffer, Model, Parameter};
+use crate::stages::BlockTensors;
+
+/// The tensors of a model: which blocks use them, and which are treated in ways of their own. They are the same whatever the batch,
+/// so a search lists them once for many predictions.
+pub struct Tensors {
+    /// Which parameters and buffers each block uses.
+    pub blocks: BlockTensors,
+    pub(super) buffers: Vec<Buffer>,
+    /// Places of parameters that several blocks use.
+    pub(super) tied: HashSet<usize>,
+    /// Places of weights that may be multiplied without their zeros.
+    pub(super) linear: HashSet<usize>,
+}
+
+impl Tensors {
+    /// Of a model of these parameters.
+    pub fn of(model: &Model, parameters: &[Parameter]) -> Tensors {
+        let linear: HashSet<String> = model.linear_weights().into_iter().collect();
+        let is_linear = |place: &usize| linear.contains(&parameters[*place].name);
+        let blocks = model.block_tensors();
+        Tensors {
+            tied: blocks.tied(),
+            linear: (0..parameters.len()).filter(is_linear).collect(),
+            buffers: model.buffers(),
+            blocks,
+        }
+    }
+}
+
+/// What predictions of a model for micro-batches of one size have in common.
+#[derive(Clone)]
+pub struct Listed {
+    /// Its tensors.
+    pub tensors: Rc<Tensors>,
+    /// Elements of the largest message within each block.
+    pub messages: Rc<Vec<u64>>,
+}
+
+impl Listed {
+    /// Of a model of these parameters, for so many samples of a micro-batch.
+    pub fn of(model: &Model, parameters: &[Parameter], samples: usize) -> Listed {
+        let messages = model.message_elements(samples).unwrap_or_default();
+        Listed { tensors: Rc::new(Tensors::of(model, parameters)), messages: Rc::new(messages) }
+    }
+}
