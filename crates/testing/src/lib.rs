@@ -35,6 +35,8 @@ pub enum Need {
     Python,
     /// Python's packages `tokenizers` and `sentencepiece`, and a build with `--features espalier-cli/tokenizers`.
     Tokenizers,
+    /// Python's packages `torch`, `transformers`, `safetensors` and `numpy`.
+    Transformers,
     /// Chromium or Chrome on the path, as a real browser to open a page in.
     Browser,
     /// The Debian package dataset-fashion-mnist.
@@ -43,7 +45,7 @@ pub enum Need {
 
 impl Need {
     /// All of them.
-    pub const ALL: [Need; 11] = [
+    pub const ALL: [Need; 12] = [
         Need::Cuda,
         Need::TwoCuda,
         Need::Cudnn,
@@ -53,6 +55,7 @@ impl Need {
         Need::Mpi,
         Need::Python,
         Need::Tokenizers,
+        Need::Transformers,
         Need::Browser,
         Need::FashionMnist,
     ];
@@ -69,6 +72,7 @@ impl Need {
             Need::Mpi => "mpi",
             Need::Python => "python",
             Need::Tokenizers => "tokenizers",
+            Need::Transformers => "transformers",
             Need::Browser => "browser",
             Need::FashionMnist => "fashion-mnist",
         }

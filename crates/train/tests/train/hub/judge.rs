@@ -1,0 +1,162 @@
+//! transformers as a judge: logits, a step of AdamW and greedy tokens of a model that it made, and the same of what we export, read by
+//! its `from_pretrained`. Once of what is kept in `../oracle/hub`, and where Python has transformers of what is made now.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use espalier_tensor::Device;
+use espalier_testing::{Need, skipped};
+use espalier_train::hub::{self, Export, ExportType};
+use espalier_train::infer::{Sampler, Sampling, on_ranks};
+use espalier_train::parallel::Ranks;
+use espalier_train::trained::Trained;
+
+use super::{AS_IT_IS, furthest, logits, newest, open, oracle, start_from, tokens};
+use crate::fixture::Fixture;
+
+/// Prompts that tokens are written behind.
+const PROMPTS: [usize; 4] = [1, 2, 5, 11];
+
+/// What `hub.py` has made in a folder.
+struct Judge {
+    folder: PathBuf,
+    expected: Fixture,
+}
+
+impl Judge {
+    fn of(folder: &Path) -> Judge {
+        let expected = Fixture::read(&std::fs::read(folder.join("expected.safetensors")).unwrap());
+        Judge { folder: folder.to_owned(), expected }
+    }
+
+    fn gpt2(&self) -> PathBuf {
+        self.folder.join("gpt2")
+    }
+
+    fn ids(&self) -> Vec<u32> {
+        tokens(&self.expected, "ids")
+    }
+
+    /// Our logits of its tokens are those that it says; `precision` is one of a run file.
+    fn same_logits(&self, ours: &Trained, precision: &str, theirs: &[f32], what: &str) {
+        let ours = logits(ours, &[format!("train.precision={precision}")], &self.ids()[..16]);
+        let (off, most) = (furthest(&ours, theirs), if precision == "f32" { 1e-5 } else { 2e-2 });
+        assert!(off < most, "{what}: logits in {precision} are off by {off}");
+    }
+
+    /// What we write behind its prompts is what it writes.
+    fn same_tokens(&self, ours: &Trained, theirs: &Fixture, what: &str) {
+        let plan = ours.plan(&[]).unwrap();
+        for length in PROMPTS {
+            let (prompt, said) = (&self.ids()[..length], tokens(theirs, &format!("greedy/{length}")));
+            let written =
+                on_ranks(ours, &plan, &Device::cpu(2).unwrap(), Duration::from_secs(60), None, |writer| {
+                    writer.write(prompt, 16 - length, &mut Sampler::new(Sampling::GREEDY), &mut |_| true)
+                });
+            assert_eq!(written.unwrap().tokens, said[length..], "{what}: behind {prompt:?}");
+        }
+    }
+
+    fn judges_its_own_model(&self) {
+        let (ours, theirs) = (open(&self.gpt2()), &self.expected);
+        self.same_logits(&ours, "f32", &theirs.f32["logits"], "its model");
+        self.same_logits(&ours, "bf16", &theirs.f32["logits_bf16"], "its model");
+        self.same_tokens(&ours, theirs, "its model");
+        // With fewer positions the first ones are the same.
+        let short = logits(&ours, &["model.context=5".into()], &self.ids()[..5]);
+        let off = furthest(&short, &theirs.f32["logits"][..5 * 40]);
+        assert!(off < 1e-5, "off by {off} with a context of 5");
+    }
+
+    /// A step of AdamW from its weights; returns the run's folder.
+    fn judges_a_step(&self, run: &Path) -> Trained {
+        start_from(&self.gpt2(), &self.ids(), run, &[]);
+        let trained = open(run);
+        let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
+        let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+        for (name, weight) in weights.named() {
+            let (mut ours, mut theirs) =
+                (weight.to_f32(), self.expected.f32[&format!("after/{name}")].clone());
+            if name.ends_with("attn.c_attn.bias") {
+                // A bias of all keys moves every score of a query alike, which a softmax does not see: its gradient is rounding, and
+                // AdamW makes steps of that.
+                ours.drain(16..32);
+                theirs.drain(16..32);
+            }
+            let off = furthest(&ours, &theirs);
+            assert!(off < 1e-5, "{name} is off by {off} after a step");
+        }
+        trained
+    }
+}
+
+#[test]
+fn logits_and_tokens_are_those_of_transformers() {
+    Judge::of(&oracle().join("hub")).judges_its_own_model();
+}
+
+#[test]
+fn a_step_from_its_weights_is_that_of_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    Judge::of(&oracle().join("hub")).judges_a_step(&folder.path().join("run"));
+}
+
+/// Runs `hub.py`; false where there is no Python with what it needs.
+fn python<'a>(arguments: impl IntoIterator<Item = &'a Path>) -> bool {
+    let output = Command::new("python3").arg(oracle().join("hub.py")).args(arguments).output();
+    let why = match output {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let why = said.trim().lines().last().unwrap_or("python3 said nothing").to_owned();
+            assert!(why.starts_with("ModuleNotFoundError"), "{said}");
+            why
+        }
+        Err(why) => why.to_string(),
+    };
+    skipped(Need::Transformers, why);
+    false
+}
+
+/// The same made now, by whatever version is installed; and what that version reads of what we write: its own weights again,
+/// the checkpoint of a run, and exports of it, in shards and in half the bytes.
+#[test]
+fn the_transformers_that_is_here_says_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let made = at("made");
+    if !python([made.as_path()]) {
+        return;
+    }
+    let judge = Judge::of(&made);
+    judge.judges_its_own_model();
+    let stepped = judge.judges_a_step(&at("run"));
+
+    let theirs = open(&judge.gpt2());
+    hub::export(&theirs, &at("again"), &AS_IT_IS).unwrap();
+    hub::export(&stepped, &at("shards"), &Export { dtype: None, shard_bytes: 9_000 }).unwrap();
+    hub::export(&stepped, &at("narrow"), &Export { dtype: Some(ExportType::Bf16), ..AS_IT_IS }).unwrap();
+    let checkpoint = newest(&at("run"));
+    let written = [at("again"), at("shards"), at("narrow"), checkpoint.clone()];
+    let arguments = [Path::new("--read"), &made].into_iter().chain(written.iter().map(PathBuf::as_path));
+    assert!(python(arguments), "it was there a moment ago");
+    let said = |exported: &Path| {
+        let file = format!("{}.safetensors", exported.display());
+        Fixture::read(&std::fs::read(file).unwrap())
+    };
+
+    let again = said(&at("again"));
+    // The same weights, by another of its kernels for attention.
+    let off = furthest(&again.f32["logits"], &judge.expected.f32["logits"]);
+    assert!(off < 1e-5, "its own weights, through us: off by {off}");
+    for exported in [at("shards"), checkpoint] {
+        let (read, name) = (said(&exported), exported.display().to_string());
+        judge.same_logits(&stepped, "f32", &read.f32["logits"], &name);
+        judge.same_tokens(&stepped, &read, &name);
+        assert_ne!(read.f32["logits"], again.f32["logits"], "{name}: a step was taken");
+    }
+    let narrow = said(&at("narrow"));
+    assert_eq!(narrow.metadata["dtype"], "torch.bfloat16");
+    judge.same_logits(&open(&at("narrow")), "bf16", &narrow.f32["logits"], "in half the bytes");
+}
