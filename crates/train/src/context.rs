@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use espalier_comm::Reduce;
 use espalier_data::{Dataset, Feed, Order, Split};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Plan;
 use espalier_plan::layout::LocalModel;
 use espalier_plan::spec::Precision;
@@ -16,7 +17,6 @@ use crate::parallel::groups::Groups;
 use crate::parallel::pieces::Pieces;
 use crate::stage::Stage;
 use crate::step::{Sweep, Totals};
-use crate::weights::{ParameterId, Weights};
 
 /// What a rank knows. Weights, masks and state are not here: they change.
 #[derive(Debug)]

@@ -150,6 +150,27 @@ impl From<espalier_data::Error> for Error {
     }
 }
 
+impl From<espalier_nn::Error> for Error {
+    fn from(error: espalier_nn::Error) -> Error {
+        match error {
+            espalier_nn::Error::Tensor(error) => Error::Tensor(error),
+            espalier_nn::Error::Comm(error) => Error::Comm(error),
+            espalier_nn::Error::Sink(error) => *error.downcast().expect("all sinks are of this crate"),
+        }
+    }
+}
+
+impl From<Error> for espalier_nn::Error {
+    /// What a sink of gradients could not do, on its way through layers.
+    fn from(error: Error) -> espalier_nn::Error {
+        match error {
+            Error::Tensor(error) => espalier_nn::Error::Tensor(error),
+            Error::Comm(error) => espalier_nn::Error::Comm(error),
+            error => espalier_nn::Error::Sink(Box::new(error)),
+        }
+    }
+}
+
 impl From<Failure<Error>> for Error {
     fn from(failure: Failure<Error>) -> Error {
         match failure {

@@ -1,4 +1,4 @@
-//! The heart: layers, optimizer state, checkpoints, and the step that joins them.
+//! The heart: steps, pruning, optimizer state, checkpoints, and the run that joins them.
 
 pub mod checkpoint;
 pub mod context;
@@ -6,9 +6,7 @@ mod durable;
 mod error;
 pub mod hub;
 pub mod infer;
-pub mod layers;
 pub mod measure;
-pub mod model;
 pub mod parallel;
 pub mod prune;
 pub mod room;
@@ -19,7 +17,6 @@ pub mod step;
 mod summary;
 pub mod trained;
 pub mod trainer;
-pub mod weights;
 
 pub use error::{Error, Result};
 pub use summary::{Bytes, KeptOfLayer, Layout, Predicted, Rates, Summary, Validation};

@@ -4,15 +4,15 @@
 
 use std::ops::Range;
 
+use espalier_nn::model::Model;
+use espalier_nn::weights::{Held, ParameterId};
 use espalier_plan::Plan;
 use espalier_plan::schedule::{Chunk, Placement};
 use espalier_plan::spec::Shape;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-use crate::model::Model;
 use crate::parallel::Ranks;
-use crate::weights::{Held, ParameterId};
 
 /// What one rank runs of a model.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Stage {
     /// What a rank of a plan runs.
     pub fn new(plan: &Plan, ranks: &Ranks) -> Result<Stage> {
         let local = plan.layout.of(ranks.place());
-        Stage::cut(Model::of_rank(local, ranks, plan.storage.recompute, None), plan, ranks)
+        Stage::cut(Model::of_rank(local, ranks.axes(), plan.storage.recompute, None), plan, ranks)
     }
 
     /// What a rank of a plan runs of this model.

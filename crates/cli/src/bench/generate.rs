@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use espalier_nn::weights::Weights;
 use espalier_plan::cluster::measured::median;
 use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::{Layer, Precision};
@@ -20,7 +21,6 @@ use espalier_train::Error;
 use espalier_train::infer::{Generator, Sampler, Sampling};
 use espalier_train::parallel::Ranks;
 use espalier_train::stage::Stage;
-use espalier_train::weights::Weights;
 use serde::Serialize;
 
 use super::device_kind;

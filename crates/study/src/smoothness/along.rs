@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use espalier_data::{Dataset, Split};
+use espalier_nn::weights::Weights;
 use espalier_plan::config::reader::{MOST, Section};
 use espalier_plan::{Error, Plan};
 use espalier_tensor::Device;
 use espalier_train::Result;
 use espalier_train::measure::{GradientNoise, Over, Surface, gradient_noise_at, smoothness};
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::theory::Measured;

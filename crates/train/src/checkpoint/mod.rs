@@ -32,6 +32,7 @@ mod read;
 mod shard;
 mod start;
 mod tensors;
+mod weights;
 mod write;
 
 use std::fs;
@@ -50,7 +51,8 @@ pub use open::Checkpoint;
 pub use portion::Portion;
 pub use read::{Room, Wanted};
 pub(crate) use shard::file_name;
-pub(crate) use tensors::{tensor_is_finite, write_tensors};
+pub(crate) use tensors::write_tensors;
+pub(crate) use weights::{first_not_finite, saved_weights, wanted_weights};
 pub use write::{Companion, Saved, Stored};
 
 pub(crate) const MANIFEST: &str = "manifest.json";

@@ -119,7 +119,7 @@ pub(super) fn dtype_of(tensor: &Tensor) -> Dtype {
 }
 
 /// Whether a tensor holds no NaN and no infinity: numbers whose exponent is all ones.
-pub(crate) fn tensor_is_finite(tensor: &Tensor) -> Result<bool, espalier_tensor::Error> {
+pub(super) fn tensor_is_finite(tensor: &Tensor) -> Result<bool, espalier_tensor::Error> {
     Ok(is_finite(&tensor.read_bytes()?, dtype_of(tensor)))
 }
 

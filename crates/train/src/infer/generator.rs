@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use espalier_nn::layers::{BatchSlice, Cache, Forward, Mode, Stash};
+use espalier_nn::weights::Weights;
 use espalier_plan::schedule::{Message, Notice, Schedule, Work};
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_tensor::{Category, DType, Device, Tensor};
@@ -13,12 +15,10 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use super::Sampler;
 use crate::Result;
 use crate::context::dtype;
-use crate::layers::{BatchSlice, Cache, Forward, Mode, Stash};
 use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
 use crate::stage::Stage;
 use crate::step::{Executor, Worker};
 use crate::trained::Trained;
-use crate::weights::Weights;
 
 /// A rank's part of a model that writes, and what it has read.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Text out of a model: one token after the other, each from all that came before it.
 //!
 //! - `generator`: the model on its ranks, as a list of actions that reads some positions and tells every rank the token that follows;
-//!   the keys and values of what was read stay in a cache ([`crate::layers::Cache`]);
+//!   the keys and values of what was read stay in a cache ([`espalier_nn::layers::Cache`]);
 //! - `sampling`: from logits to a token;
 //! - `stream`: from tokens to text, in whole characters, up to a word that ends it.
 //!

@@ -4,6 +4,7 @@
 //! Both come from the squared norms of gradients of micro-batches and of their mean. Over kept weights alone.
 
 use espalier_comm::Reduce;
+use espalier_nn::weights::Weights;
 use serde::Serialize;
 
 use super::surface::{Surface, add_direction, scale};
@@ -11,7 +12,6 @@ use crate::Result;
 use crate::prune::gradient::{Sums, sum_over_ranks};
 use crate::state::NoiseScale;
 use crate::step::Loss;
-use crate::weights::Weights;
 
 /// Signal and noise of the gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -10,12 +10,12 @@
 //! and mostly the maximum already; one that finds nothing higher is halved. What is found is a lower bound of the
 //! maximum, as is that of the ten steps of L-BFGS-B in the paper. Pruned weights have no side in the box.
 
+use espalier_nn::weights::Weights;
 use espalier_tensor::{Category, DType, Tensor};
 use serde::Serialize;
 
 use super::surface::{Direction, Surface};
 use crate::Result;
-use crate::weights::Weights;
 
 /// The box, and how long its highest point is sought.
 #[derive(Debug, Clone, Copy)]

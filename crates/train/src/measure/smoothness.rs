@@ -9,12 +9,12 @@
 //! about 1e-6 of their length, so a step that is far shorter than the weights has a smoothness that is mostly rounding: where L
 //! times the step is not well above that, it is not to be trusted.
 
+use espalier_nn::weights::Weights;
 use serde::Serialize;
 
 use super::surface::{Over, Surface, add_direction, scale};
 use crate::Result;
 use crate::trainer::{StepReport, Trainer};
-use crate::weights::Weights;
 
 /// How far along the step the gradient is looked at.
 const SHARES: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];

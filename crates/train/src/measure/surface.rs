@@ -7,6 +7,7 @@
 //! drop in the first step, so that the function is the same whenever it is asked.
 
 use espalier_data::{Split, spread};
+use espalier_nn::weights::{ParameterId, Weights, name_key};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor, random};
@@ -16,7 +17,6 @@ use crate::prune::gradient::{Scored, gradient_and_totals};
 use crate::prune::hessian::Curvature;
 use crate::state::Masks;
 use crate::step::Sweep;
-use crate::weights::{ParameterId, Weights, name_key};
 use crate::{Error, Result};
 
 /// Apart from every other use of the run's seed.

@@ -15,6 +15,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use espalier_comm::{Reduce, Request};
+use espalier_nn::layers::{GradientSink, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::cut::{BUCKET, SCATTERED_AT_ONCE};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::Buckets;
@@ -22,9 +24,7 @@ use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Tensor};
 
 use crate::Result;
-use crate::layers::{GradientSink, WeightGradients};
 use crate::state::Gradients;
-use crate::weights::ParameterId;
 
 use super::groups::Groups;
 use super::zero::Scattering;
@@ -239,14 +239,13 @@ fn packed(mut gradients: Vec<(ParameterId, Tensor)>) -> Result<Tensor> {
 }
 
 impl GradientSink for Reducing<'_> {
-    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         self.gradients.accept(parameters, gradients)?;
         if self.sharing.scatters_gradients() {
-            return self.hand_on();
+            self.hand_on()?;
+        } else if self.complete {
+            self.send_whole(parameters)?;
         }
-        if !self.complete {
-            return Ok(());
-        }
-        self.send_whole(parameters)
+        Ok(())
     }
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use espalier_comm::{Communicator, Reduce};
+use espalier_nn::weights::{BufferId, ParameterId, Weights};
 use espalier_plan::schedule::Placement;
 use espalier_plan::{Cut, Plan};
 use espalier_tensor::ops::elementwise::scale_into;
@@ -16,7 +17,6 @@ use espalier_tensor::{Category, DType, Tensor};
 
 use super::Ranks;
 use crate::Result;
-use crate::weights::{BufferId, ParameterId, Weights};
 
 /// What a group is known by: the parts of the model that use a parameter, and of those with parts of the same layers the first with whom each
 /// sums.

@@ -5,6 +5,7 @@
 //! checkpoint is that of one of them, and averaging after every step is synchronous SGD, with momentum or without.
 
 use espalier_comm::{Communicator, Reduce};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Traffic;
 use espalier_plan::cut::packets;
 use espalier_plan::schedule::Action;
@@ -19,7 +20,6 @@ use crate::checkpoint::Progress;
 use crate::context::Context;
 use crate::state::{Masks, Optimizer};
 use crate::step::Worker;
-use crate::weights::{ParameterId, Weights};
 
 /// Runs [`Action::Average`]: ranks that have gone apart come together.
 pub(crate) struct Averaging<'a> {

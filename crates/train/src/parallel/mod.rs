@@ -6,8 +6,8 @@
 //! | data, with the optimizer's state shared out, or gradients too | `zero` |
 //! | data, with ranks that go apart and are averaged | `local` |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
-//! | tensor: each rank has a part of every large layer; exchanges are layers of its model | `crate::layers::exchange` |
-//! | spatial: each rank has a tile of every image; halos are layers too | `crate::layers::spatial` |
+//! | tensor: each rank has a part of every large layer; exchanges are layers of its model | `espalier_nn::layers`, `exchange` |
+//! | spatial: each rank has a tile of every image; halos are layers too | `espalier_nn::layers::spatial` |
 //! | either: batches of batch norms that several ranks measure | `statistics` |
 //! | tensor: each rank has pieces of a stage's layers | `pieces`: who holds which, and what is found of the whole |
 //!
@@ -16,7 +16,6 @@
 //! Ranks start from the same bits and take the same steps, so that weights need not be sent; only those that share
 //! out their state, or go apart, do. That they are the same is checked where it could go wrong ([`Ranks::agree`]), and an error names who differs.
 
-mod calls;
 pub mod data;
 pub mod groups;
 pub mod launched;
@@ -32,10 +31,10 @@ use std::ops::Range;
 
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
+use espalier_nn::AxisGroups;
 use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 use tracing::span::EnteredSpan;
 
-pub(crate) use calls::order_of_calls;
 pub use threads::{GiveUp, on_threads, on_threads_within};
 pub(crate) use together::exchange;
 pub use together::together;
@@ -46,32 +45,23 @@ use crate::{Error, Result};
 #[derive(Debug, Clone)]
 pub struct Ranks {
     world: Communicator,
-    data: Communicator,
-    stages: Communicator,
+    axes: AxisGroups,
     notices: Communicator,
-    tensor: Communicator,
-    spatial: Communicator,
     peers: Communicator,
     replica: Communicator,
-    pixels: Communicator,
     place: PerAxis,
 }
 
 impl Ranks {
     /// Takes its place in a mesh; all ranks of the world must.
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
-        let along = |axes: &[Axis]| -> Result<Communicator> {
-            let slice = mesh.slice(world.rank(), axes);
-            Ok(world.split(Some(slice.number), slice.place)?.expect("a colour was given"))
-        };
-        let (data, stages) = (along(&[Axis::Data])?, along(&[Axis::Pipeline])?);
-        let (notices, tensor) = (along(&[Axis::Pipeline])?, along(&[Axis::Tensor])?);
-        let (spatial, peers) = (along(&[Axis::Spatial])?, along(&[Axis::Spatial, Axis::Tensor])?);
+        let along = |axes: &[Axis]| AxisGroups::slice(&world, mesh, axes);
+        let (axes, notices) = (AxisGroups::form(&world, mesh)?, along(&[Axis::Pipeline])?);
+        let peers = along(&[Axis::Spatial, Axis::Tensor])?;
         let replica = along(&[Axis::Pipeline, Axis::Spatial, Axis::Tensor])?;
-        let pixels = along(&[Axis::Data, Axis::Spatial])?;
         tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
         let place = mesh.coordinates(world.rank());
-        Ok(Ranks { world, data, stages, notices, tensor, spatial, peers, replica, pixels, place })
+        Ok(Ranks { world, axes, notices, peers, replica, place })
     }
 
     /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
@@ -83,16 +73,11 @@ impl Ranks {
     /// The only rank of its world.
     pub fn alone() -> Ranks {
         let world = Communicator::alone();
-        let alone = || world.clone();
         Ranks {
-            data: alone(),
-            stages: alone(),
-            notices: alone(),
-            tensor: alone(),
-            spatial: alone(),
-            peers: alone(),
-            replica: alone(),
-            pixels: alone(),
+            axes: AxisGroups::alone(),
+            notices: world.clone(),
+            peers: world.clone(),
+            replica: world.clone(),
             place: PerAxis::ZEROS,
             world,
         }
@@ -120,7 +105,7 @@ impl Ranks {
 
     /// Those that hold the same weights and other samples.
     pub fn data(&self) -> &Communicator {
-        &self.data
+        self.along(Axis::Data)
     }
 
     /// All ranks of the run.
@@ -130,7 +115,7 @@ impl Ranks {
 
     /// Those that hold the other stages of the same replica, in the order of the stages.
     pub fn stages(&self) -> &Communicator {
-        &self.stages
+        self.along(Axis::Pipeline)
     }
 
     /// The same ranks, for what they tell each other beside tensors.
@@ -140,28 +125,17 @@ impl Ranks {
 
     /// Those along an axis, in their order on it.
     pub fn along(&self, axis: Axis) -> &Communicator {
-        match axis {
-            Axis::Data => &self.data,
-            Axis::Pipeline => &self.stages,
-            Axis::Tensor => &self.tensor,
-            Axis::Spatial => &self.spatial,
-        }
+        self.axes.along(axis)
+    }
+
+    /// The groups that layers exchange with.
+    pub fn axes(&self) -> &AxisGroups {
+        &self.axes
     }
 
     /// Those that have parts of the same layers: of their tensors, or of the images that they see.
     pub fn peers(&self) -> &Communicator {
         &self.peers
-    }
-
-    /// Those along the axes over which a layer of the plan sums.
-    pub fn over(&self, axes: &[Axis]) -> &Communicator {
-        match axes {
-            [axis] => self.along(*axis),
-            [Axis::Data, Axis::Spatial] => &self.pixels,
-            // Where tensor ranks share out samples there are neither stages nor tiles.
-            [Axis::Data, Axis::Tensor] => &self.world,
-            other => unreachable!("no layer sums over {other:?}"),
-        }
     }
 
     /// All that hold something of the same replica of the model.
@@ -186,7 +160,7 @@ impl Ranks {
 
     /// Which of so many samples fall to it.
     pub fn part(&self, samples: usize) -> Range<usize> {
-        share(samples, self.data.size(), self.data.rank())
+        share(samples, self.data().size(), self.data().rank())
     }
 
     /// Sums over all ranks.
@@ -223,8 +197,8 @@ impl Ranks {
         let digest = blake3::hash(hash.as_bytes());
         let own: Vec<u64> =
             digest.as_bytes().as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
-        let all = self.data.all_gather(own.clone(), vec![0; own.len() * self.data.size()])?;
-        let (first, members) = (&all[..own.len()], self.data.members());
+        let all = self.data().all_gather(own.clone(), vec![0; own.len() * self.data().size()])?;
+        let (first, members) = (&all[..own.len()], self.data().members());
         let others = members.iter().zip(all.chunks(own.len())).filter(|(_, theirs)| *theirs != first);
         let others: Vec<usize> = others.map(|(rank, _)| *rank).collect();
         if others.is_empty() {

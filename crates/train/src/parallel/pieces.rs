@@ -5,6 +5,7 @@
 //! whole, so that masks, ties and compressed state of a piece are those of the whole where they lie.
 
 use espalier_comm::{Communicator, Message, Reduce};
+use espalier_nn::weights::{ParameterId, digest};
 use espalier_plan::layout::{Layout, Piece};
 use espalier_plan::spec::{Model, Parameter};
 use espalier_tensor::Tensor;
@@ -12,7 +13,6 @@ use espalier_tensor::ops::update::SquaredNorms;
 
 use super::{Ranks, exchange};
 use crate::Result;
-use crate::weights::{ParameterId, digest};
 
 /// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are cut is the same
 /// everywhere.
@@ -103,7 +103,7 @@ impl Pieces {
     /// ask.
     pub fn digest(&self, id: ParameterId, own: &Tensor) -> Result<[u8; 32]> {
         match self.is_cut(id) {
-            false => digest(own),
+            false => Ok(digest(own)?),
             true => Ok(*blake3::Hasher::new().update_rayon(&self.join(id, own)?).finalize().as_bytes()),
         }
     }

@@ -12,6 +12,8 @@
 
 use std::collections::HashMap;
 
+use espalier_nn::layers::BatchStatistics;
+use espalier_nn::weights::{BufferId, Weights};
 use espalier_tensor::ops::batch_norm::MOMENTUM;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::flat;
@@ -19,8 +21,6 @@ use espalier_tensor::{Category, Tensor};
 
 use super::groups::Groups;
 use crate::Result;
-use crate::layers::BatchStatistics;
-use crate::weights::{BufferId, Weights};
 
 /// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in the order of
 /// all. `factor` is one over how many ranks measure each place. All ranks of the groups must.

@@ -10,6 +10,7 @@
 //! are rounded away in the step's own f32.
 
 use espalier_comm::{Communicator, Reduce, Request};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Cut;
 use espalier_plan::cut::packets;
 use espalier_tensor::ops::compress::{compress, expand_into};
@@ -21,7 +22,6 @@ use super::groups::Groups;
 use super::pieces::Pieces;
 use crate::Result;
 use crate::state::{Gradients, Masks, Optimizer};
-use crate::weights::{ParameterId, Weights};
 
 /// Vectors that travel in one message, with their lengths, in the order of their places in it.
 struct Packet {

@@ -15,13 +15,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+use espalier_nn::weights::{ParameterId, ids_by_name};
 use espalier_plan::Plan;
 use espalier_plan::pruning::{Method, Pruning, Scope, TicketForm};
 use espalier_plan::spec::{Reader, Source};
 
 use super::{Decision, Draw, Memory, Moment, Network, Observation, Pruner, Words, count, differing, is_kept};
 use crate::Result;
-use crate::weights::{ParameterId, ids_by_name};
 
 /// Names in a checkpoint.
 const MASK: &str = "mask/";

@@ -11,6 +11,8 @@
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
+use espalier_nn::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::layout::Partial;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
@@ -18,9 +20,7 @@ use espalier_tensor::{Category, DType, Tensor};
 
 use crate::Result;
 use crate::context::Context;
-use crate::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
 use crate::step::{Loss, Sweep, Totals};
-use crate::weights::{ParameterId, Weights};
 
 /// Samples and how they are passed through a model.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +127,7 @@ impl Sums {
 }
 
 impl GradientSink for Sums {
-    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         if !parameters.iter().any(|id| self.sums.contains_key(id)) {
             return Ok(());
         }

@@ -8,6 +8,7 @@
 //! H g is a difference of gradients ([`Curvature`]).
 
 use espalier_data::Split;
+use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::FlowScore;
 use espalier_tensor::ops::select::Score;
 use espalier_tensor::{Tensor, random};
@@ -16,7 +17,6 @@ use super::gradient::Scored;
 use super::hessian::Curvature;
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
-use crate::weights::ParameterId;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"grasp   ");

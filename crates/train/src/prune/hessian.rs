@@ -13,17 +13,17 @@
 //! it would drown in rounding, so the passes run in f32 on a copy of the weights, whatever the run's precision. The copy
 //! is what moves: the weights themselves are never touched.
 
+use espalier_nn::layers::FrozenGates;
+use espalier_nn::model::Model;
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
 
 use super::gradient::{Scored, Sums, gradient};
 use crate::Result;
 use crate::context::Context;
-use crate::layers::FrozenGates;
-use crate::model::Model;
 use crate::stage::Stage;
 use crate::step::Sweep;
-use crate::weights::{ParameterId, Weights};
 
 /// How far the weights move, as a share of their norm.
 const STEP: f64 = 1e-4;
@@ -72,7 +72,7 @@ impl<'a> Curvature<'a> {
         let kinks = FrozenGates::default();
         let Context { plan, ranks, .. } = self.scored.context;
         let local = plan.layout.of(ranks.place());
-        let model = Model::of_rank(local, ranks, plan.storage.recompute, Some(&kinks));
+        let model = Model::of_rank(local, ranks.axes(), plan.storage.recompute, Some(&kinks));
         let stage = Stage::cut(model, plan, ranks)?;
         let mut sums = Sums::of(ids);
         for (samples, share) in self.scored.pieces() {

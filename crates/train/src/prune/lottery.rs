@@ -10,13 +10,13 @@
 
 use std::collections::BTreeMap;
 
+use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::pruning::Pruning;
 use espalier_plan::rounds::{Rounds, Trainings};
 use espalier_tensor::{Booking, Category};
 
 use super::{Decision, Draw, Memory, Moment, Network, Pruner};
-use crate::weights::ParameterId;
 use crate::{Error, Result};
 
 /// What stands before a name in a checkpoint: a run may be resumed with another method, whose names are not these.
@@ -75,7 +75,8 @@ impl Lottery {
     /// Puts the weights back.
     fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
         if self.early.is_empty() {
-            return network.weights.initialise_again(network.context.local(), network.context.plan.seed);
+            let context = network.context;
+            return Ok(network.weights.initialise_again(context.local(), context.plan.seed)?);
         }
         for (name, tensor) in network.weights.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -25,6 +25,7 @@ pub mod two_of_four;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Plan;
 use espalier_plan::layout::Piece;
 use espalier_plan::pruning::{Method, Scope};
@@ -37,7 +38,6 @@ use crate::Result;
 use crate::context::Context;
 use crate::state::Masks;
 use crate::step::Sweep;
-use crate::weights::{ParameterId, Weights};
 pub use report::{Observation, Pruned};
 pub use select::Words;
 

@@ -6,13 +6,13 @@
 //! state. Other grown weights start at zero, as does their first moment; their second moment starts at the mean of the layer's
 //! (see [`Optimizer::remask`](crate::state::Optimizer::remask)). A layer's count never changes.
 
+use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::Moving;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Mask, Tensor};
 
 use super::{Decision, Draw, Moment, Network, Words, count, differing, random};
 use crate::Result;
-use crate::weights::ParameterId;
 
 /// When and how much moves.
 #[derive(Debug, Clone, Copy)]

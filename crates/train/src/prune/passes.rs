@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
+use espalier_nn::weights::ParameterId;
 use espalier_plan::scoring::parts;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{Score, product_keys};
 
 use super::{Network, Words, select};
 use crate::Result;
-use crate::weights::ParameterId;
 
 impl Network<'_> {
     /// The masks that keep the candidates with the largest scores at a sparsity, over all of the model. `make` gives a tensor for each of

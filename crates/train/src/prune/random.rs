@@ -2,12 +2,12 @@
 //!
 //! A place's number depends on the seed, the parameter's name and the place alone.
 
+use espalier_nn::weights::{ParameterId, name_key};
 use espalier_plan::pruning::Scope;
 use espalier_tensor::{Tensor, random};
 
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
-use crate::weights::{ParameterId, name_key};
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"prune   ");

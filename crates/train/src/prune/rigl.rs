@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use espalier_nn::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::select::{Score, keys};
 use espalier_tensor::{Tensor, random};
@@ -16,9 +18,7 @@ use super::gradient::{Scored, gradient, sum_over_ranks};
 use super::moving::{Moves, best_free, moving};
 use super::{Decision, Moment, Network, Pruner, Words};
 use crate::Result;
-use crate::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
 use crate::step::Loss;
-use crate::weights::ParameterId;
 
 /// The rigged lottery.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Growth<'_> {
 }
 
 impl GradientSink for Growth<'_> {
-    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         if parameters.iter().all(|id| self.moving(*id) == 0) {
             return Ok(());
         }

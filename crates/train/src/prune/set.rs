@@ -1,11 +1,11 @@
 //! SET (Mocanu et al. 2018): the smallest weights of each layer go, as many grow anywhere else.
 
+use espalier_nn::weights::name_key;
 use espalier_tensor::random;
 
 use super::moving::{Moves, best_free};
 use super::{Decision, Moment, Network, Pruner};
 use crate::Result;
-use crate::weights::name_key;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"grow    ");

@@ -5,13 +5,13 @@
 //! measures, as in the step that follows.
 
 use espalier_data::Split;
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::ops::select::Score;
 use espalier_tensor::{Tensor, random};
 
 use super::gradient::{Scored, gradient};
 use super::{Decision, Draw, Moment, Network, Pruner};
 use crate::Result;
-use crate::weights::ParameterId;
 
 /// Apart from every other use of the run's seed.
 const PURPOSE: u64 = u64::from_be_bytes(*b"snip    ");

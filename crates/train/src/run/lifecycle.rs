@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use espalier_comm::Traffic;
 use espalier_data::{Dataset, Fingerprint, Split};
+use espalier_nn::weights::hash_of;
 use espalier_plan::pruning::{Method, Pruning};
 use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
@@ -29,12 +30,11 @@ use super::{
     Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of,
     nothing_to_do, write,
 };
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpoints, first_not_finite};
 use crate::parallel::{Ranks, exchange, together};
 use crate::prune::{Observation, Pruned};
 use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
-use crate::weights::hash_of;
 use crate::{Error, Result, hub};
 
 /// From so many weights on, making them takes long enough that a person should know.
@@ -351,7 +351,7 @@ impl Run {
 
     /// An error where a weight is not finite: what is saved was looked at when it was.
     fn refuse_not_finite(&self) -> Result<()> {
-        let find = || self.trainer.weights().first_not_finite().map_err(|why| why.to_string());
+        let find = || first_not_finite(self.trainer.weights()).map_err(|why| why.to_string());
         let found = together(self.trainer.ranks(), find)?;
         let found = found.map_err(|why| Error::RankEnded { rank: 0, how: "failed", why })?;
         match found.into_iter().flatten().next() {
@@ -453,7 +453,7 @@ impl Run {
         let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
         let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
         let (ranks, pieces) = (self.trainer.ranks(), self.trainer.pieces());
-        let digests = self.trainer.weights().digests(pieces)?;
+        let digests = self.trainer.weights().digests(|id, own| pieces.digest(id, own))?;
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
         let hash = hash_of(&ranks.of_replica(digests)?);

@@ -8,6 +8,8 @@
 
 use std::collections::HashSet;
 
+use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::Cut;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{compress, compress_add};
@@ -18,9 +20,7 @@ use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::Masks;
 use crate::Result;
-use crate::layers::{GradientSink, Wanted, WeightGradients};
 use crate::parallel::groups::Groups;
-use crate::weights::ParameterId;
 
 /// Sums of gradients, one per parameter.
 #[derive(Debug)]
@@ -238,7 +238,7 @@ impl Measured {
 }
 
 impl GradientSink for Gradients<'_> {
-    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         let wanted = if self.masks.compress() { Wanted::Kept } else { Wanted::All };
         for (&id, mut gradient) in parameters.iter().zip(gradients.make(wanted)?) {
             // A layer may have made the kept elements alone.

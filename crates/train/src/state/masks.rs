@@ -1,9 +1,9 @@
 //! Which weights of a model are kept: a mask for each parameter that is pruned.
 
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::Mask;
 
 use crate::Result;
-use crate::weights::ParameterId;
 
 /// The masks of a model; without one a parameter is dense.
 #[derive(Debug, Clone, Default)]

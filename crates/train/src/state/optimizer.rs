@@ -5,6 +5,7 @@
 //! Ranks may share them out: then each has its [`Cut`] of these vectors.
 
 use espalier_comm::Communicator;
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::layout::Piece;
 use espalier_plan::optimizer;
 use espalier_plan::optimizer::Master;
@@ -23,7 +24,6 @@ use crate::checkpoint::{OPTIMIZER, Portion, Room, Saved, Stored, Wanted};
 use crate::parallel::groups::Groups;
 use crate::parallel::pieces::Pieces;
 use crate::parallel::zero::{join, own_weights};
-use crate::weights::{ParameterId, Weights};
 
 /// LARS adds this to its denominator; the method's own paper leaves it open.
 const LARS_EPS: f32 = 1e-9;

@@ -1,15 +1,15 @@
 //! A micro-batch on its way through a chunk: what its forward leaves for its backward.
 
+use espalier_nn::layers::{
+    Backward, BatchSlice, BatchStatistics, Deferred, Forward, GradientSink, Mode, Outcome, Stash,
+};
+use espalier_nn::model::Model;
+use espalier_nn::weights::Weights;
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::{Saved, Tensor};
 
 use super::Loss;
 use crate::Result;
-use crate::layers::{
-    Backward, BatchSlice, BatchStatistics, Deferred, Forward, GradientSink, Mode, Outcome, Stash,
-};
-use crate::model::Model;
-use crate::weights::Weights;
 
 /// Between the forward of a chunk and the end of its backward.
 #[derive(Debug)]

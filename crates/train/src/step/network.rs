@@ -5,6 +5,8 @@ mod update;
 use std::collections::HashMap;
 
 use espalier_data::Samples;
+use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Traffic;
 use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
@@ -17,12 +19,10 @@ use super::{Flown, Kind, Loss, Totals, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
-use crate::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
 use crate::parallel::data::{BucketTime, Reducing};
 use crate::parallel::groups::Groups;
 use crate::parallel::zero::Shared;
 use crate::state::{Gradients, Masks, Optimizer};
-use crate::weights::{ParameterId, Weights};
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
@@ -329,7 +329,7 @@ impl NetworkWorker<'_> {
         let key = (work.micro_batch, work.chunk);
         let passing = self.step.pipeline.in_flight.remove(&key).expect("its input half came before");
         let put_off = passing.put_off.expect("its input half put them off");
-        self.accumulate(work.chunk, |worker| put_off.run(&mut worker.sink))
+        self.accumulate(work.chunk, |worker| Ok(put_off.run(&mut worker.sink)?))
     }
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 
 use espalier_comm::Communicator;
 use espalier_data::{Dataset, Fetched, Split};
+use espalier_nn::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
+use espalier_nn::weights::Weights;
 use espalier_plan::schedule::{Message, Schedule, Work};
 use espalier_tensor::{DType, Device, Tensor};
 
 use super::in_flight::InFlight;
 use super::{Executor, Loss, Totals, Worker, side_of};
 use crate::Result;
-use crate::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
 use crate::stage::Stage;
-use crate::weights::Weights;
 
 /// What such passes work on.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,7 @@
 //! What a loss is beside its data, and what came of passes.
 
+use espalier_nn::layers::Scale;
 use espalier_tensor::ops::cross_entropy::Total;
-
-use crate::layers::Scale;
 
 /// What a loss is, beside its data.
 #[derive(Debug, Clone, Copy)]

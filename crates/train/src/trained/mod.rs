@@ -12,20 +12,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::{Dataset, Takes, Tokenizer, Width};
+use espalier_nn::weights::Weights;
 use espalier_plan::data::{Data, Source, TokenType};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::Device;
 use serde::Deserialize;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, wanted_weights};
 use crate::context::dtype;
 use crate::hub::{self, Described, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::parallel::pieces::Pieces;
 use crate::stage::Stage;
 use crate::trainer::Trainer;
-use crate::weights::Weights;
 use crate::{Error, Result};
 
 pub use score::Score;
@@ -150,7 +150,7 @@ impl Trained {
         let (local, held) = (plan.layout.of(ranks.place()), Stage::held(plan, ranks)?);
         let dtype = dtype(plan.storage.precision);
         let mut weights = Weights::initialise_held(local, &held, device, dtype, plan.seed)?;
-        self.checkpoint.start(weights.wanted(&Pieces::of(&plan.layout, ranks)), &plan.model)?;
+        self.checkpoint.start(wanted_weights(&mut weights, &Pieces::of(&plan.layout, ranks)), &plan.model)?;
         Ok(weights)
     }
 

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use espalier_comm::Sent;
 use espalier_data::Dataset;
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::schedule::{Schedule, Updates};
 use espalier_plan::{Plan, Scoring, Traffic};
 use espalier_tensor::Device;
@@ -32,7 +33,6 @@ use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
 use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace};
 use crate::summary::KeptOfLayer;
-use crate::weights::{ParameterId, Weights};
 use pruning::sparse_products;
 
 pub use crate::checkpoint::Progress;

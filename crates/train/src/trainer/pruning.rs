@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use espalier_data::Split;
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::memory::StateBytes;
 use espalier_plan::pruning::Kernels;
 use espalier_plan::{Plan, Scoring};
@@ -14,7 +15,6 @@ use espalier_tensor::{Device, Mask};
 use super::Trainer;
 use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
 use crate::summary::KeptOfLayer;
-use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
 
 impl Trainer {

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::Piece;
 use espalier_tensor::Mask;
 
 use super::Trainer;
-use crate::checkpoint::{Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored};
+use crate::checkpoint::{
+    Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, saved_weights, wanted_weights,
+};
 use crate::prune::{Memory, Pruner};
 use crate::state::Optimizer;
-use crate::weights::ParameterId;
 use crate::{Error, Result};
 
 impl Trainer {
@@ -20,7 +22,7 @@ impl Trainer {
         self.ready_optimizer()?;
         let optimizer = self.optimizer.as_ref().expect("just made");
         let mut files: Vec<(&str, Saved<'_>)> = vec![
-            (MODEL, self.weights.saved(&self.context.pieces)),
+            (MODEL, saved_weights(&self.weights, &self.context.pieces)),
             (OPTIMIZER, optimizer.saved(&self.context.pieces, &self.context.groups)),
         ];
         // Also where nothing of this stage is pruned: another's may be.
@@ -48,8 +50,10 @@ impl Trainer {
     pub fn restore(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         let mut optimizer = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
-        whole
-            .fill(&mut [self.weights.wanted(&self.context.pieces), optimizer.wanted(&self.context.pieces)])?;
+        whole.fill(&mut [
+            wanted_weights(&mut self.weights, &self.context.pieces),
+            optimizer.wanted(&self.context.pieces),
+        ])?;
         if let Some(mut pruner) = self.pruner.take() {
             pruner.load(self.recalled(&*pruner, whole)?);
             self.pruner = Some(pruner);
@@ -65,7 +69,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         self.refuse_more_pruned(whole)?;
-        whole.start(self.weights.wanted(&self.context.pieces), &self.context.plan.model)
+        whole.start(wanted_weights(&mut self.weights, &self.context.pieces), &self.context.plan.model)
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
+use espalier_nn::layers::{GradientSink, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor, bf16};
-use espalier_train::layers::{GradientSink, WeightGradients};
 use espalier_train::parallel::data::Reducing;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::on_threads;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
-use espalier_train::weights::ParameterId;
 
 use crate::support::{Base, prepare, tiny_gpt};
 

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Mask};
 use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::ParameterId;
 
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 

@@ -5,19 +5,19 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use espalier_nn::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_nn::model::Model;
+use espalier_nn::weights::Weights;
 use espalier_plan::config::RunFile;
 use espalier_plan::spec::Recompute;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream, on_ranks};
-use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
-use espalier_train::model::Model;
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{Observer, RunDir, run};
 use espalier_train::stage::Stage;
 use espalier_train::trained::Trained;
-use espalier_train::weights::Weights;
 
 use crate::fixture::Fixture;
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt, tiny_llama};

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use espalier_data::Dataset;
+use espalier_nn::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_nn::model::Model;
 use espalier_plan::spec::Recompute;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, Device, Tensor, bf16, f16};
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::hub::{self, Export, ExportType};
-use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
-use espalier_train::model::Model;
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{RunDir, run};
 use espalier_train::trained::Trained;

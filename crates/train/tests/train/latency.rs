@@ -7,21 +7,21 @@
 use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Reduce, threads};
+use espalier_nn::layers::spatial::{Halo, HaloExchange, TiledConv};
+use espalier_nn::layers::{
+    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
+};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
 use espalier_plan::tiles::{Tiles, Window};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_plan::{Mesh, PerAxis};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::layers::spatial::{Halo, HaloExchange, TiledConv};
-use espalier_train::layers::{
-    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
-};
 use espalier_train::parallel::Ranks;
 use espalier_train::parallel::data::Reducing;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::state::{Gradients, Masks};
-use espalier_train::weights::{ParameterId, Weights};
 use espalier_train::{Error, Result};
 
 const ROUNDS: usize = 20;
@@ -125,7 +125,7 @@ const BATCH: usize = 8;
 struct Dropped;
 
 impl GradientSink for Dropped {
-    fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+    fn accept(&mut self, _: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
         gradients.make(Wanted::All).map(drop)
     }
 }

@@ -8,7 +8,6 @@ mod fixture;
 mod generate;
 mod golden;
 mod gpu;
-mod gradients;
 mod hub;
 mod integrated;
 mod latency;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use espalier_nn::weights::Weights;
 use espalier_tensor::Mask;
 use espalier_tensor::ops::compress::apply;
 use espalier_train::context::Context;
@@ -12,7 +13,6 @@ use espalier_train::measure::{
 use espalier_train::parallel::Ranks;
 use espalier_train::state::Masks;
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::Weights;
 use serde_json::Value;
 
 use crate::fixture::Fixture;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use espalier_data::Split;
+use espalier_nn::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_nn::model::Model;
+use espalier_nn::weights::Weights;
 use espalier_plan::storage::Storage;
 use espalier_tensor::{Category, DType, Saved};
-use espalier_train::layers::{BatchSlice, Forward, Mode, Stash};
-use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::Weights;
 
 use crate::support::{base, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 

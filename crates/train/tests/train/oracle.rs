@@ -10,6 +10,9 @@ mod cut;
 
 use std::collections::BTreeMap;
 
+use espalier_nn::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, Scale, Stash};
+use espalier_nn::model::Model;
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::config::RunFile;
 use espalier_plan::spec::Recompute;
 use espalier_plan::{DataFacts, Plan};
@@ -18,12 +21,9 @@ use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::checkpoint::Stored;
-use espalier_train::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, Scale, Stash};
-use espalier_train::model::Model;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::pieces::Pieces;
 use espalier_train::state::{Gradients, Masks, Optimizer};
-use espalier_train::weights::{ParameterId, Weights};
 
 use crate::fixture::Fixture;
 

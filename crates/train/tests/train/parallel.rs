@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use espalier_comm::Traffic;
+use espalier_nn::layers::{GradientSink, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, Mask, Tensor};
-use espalier_train::layers::{GradientSink, WeightGradients};
 use espalier_train::parallel::data::Reducing;
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::{Observer, Outcome, RunDir, run};
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
-use espalier_train::weights::ParameterId;
 use espalier_train::{Error, Rates, Summary};
 
 use crate::support::{Base, Heard, images, prepare, tiny_cnn, tiny_gpt};

@@ -7,19 +7,19 @@ use std::time::Instant;
 
 use espalier_comm::Communicator;
 use espalier_data::{Order, Split};
+use espalier_nn::layers::BatchSlice;
+use espalier_nn::model::Model;
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::schedule::{Name, Updates};
 use espalier_plan::spec::Recompute;
 use espalier_tensor::{Category, DType, random};
 use espalier_train::Error;
-use espalier_train::layers::BatchSlice;
-use espalier_train::model::Model;
 use espalier_train::parallel::on_threads;
 use espalier_train::run::{RunDir, run as run_whole};
 use espalier_train::stage::Stage;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::step::{Loss, Sweep, Totals};
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::{ParameterId, Weights};
 
 use crate::support::{Base, Heard, images, on_every_rank, prepare, tiny_gpt};
 

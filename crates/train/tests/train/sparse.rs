@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::{Category, Mask};
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::ParameterId;
 
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
+use espalier_nn::layers::{GradientSink, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::layers::{GradientSink, WeightGradients};
 use espalier_train::run::{RunDir, run};
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
-use espalier_train::weights::ParameterId;
 
 use crate::support::{self, Base, Heard, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 

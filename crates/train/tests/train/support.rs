@@ -6,49 +6,12 @@ use std::sync::Arc;
 use espalier_data::Dataset;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
-use espalier_plan::spec::{Block, Conv, Init, Input, Layer, Linear, Model, WeightOrder};
 use espalier_tensor::Device;
 use espalier_train::Result;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::on_threads;
 use espalier_train::run::Observer;
 use espalier_train::trainer::Trainer;
-
-/// A model of the given layers, all in one block, or one block a layer.
-pub fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bool) -> Model {
-    let blocks = match block_a_layer {
-        false => vec![Block { name: "all".into(), layers }],
-        true => layers
-            .into_iter()
-            .enumerate()
-            .map(|(i, layer)| Block { name: format!("block{i}"), layers: vec![layer] })
-            .collect(),
-    };
-    let model = Model { name: "test".into(), input, blocks, classes };
-    model.check().expect("a test's model has shapes that fit");
-    model
-}
-
-/// A linear layer in PyTorch's order.
-pub fn linear(name: &str, input: usize, output: usize) -> Layer {
-    let init = Init::Normal(0.5);
-    Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
-}
-
-/// A convolution with bias.
-pub fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
-    let init = Init::Normal(0.4);
-    Layer::Conv(Conv {
-        name: name.into(),
-        input,
-        output,
-        kernel,
-        stride,
-        padding: padding.into(),
-        bias: true,
-        init,
-    })
-}
 
 /// A run file with overrides.
 #[derive(Clone)]

@@ -1,6 +1,8 @@
 //! The update: what ranks add up and tell each other before it, and what it changes.
 
 use espalier_comm::Reduce;
+use espalier_nn::layers::BatchStatistics;
+use espalier_nn::weights::ParameterId;
 use espalier_plan::schedule::{Topic, Updates};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::update::Step;
@@ -8,12 +10,10 @@ use espalier_tensor::ops::update::Step;
 use super::{NetworkWorker, StepContext, StepOutcome};
 use crate::Result;
 use crate::context::Context;
-use crate::layers::BatchStatistics;
 use crate::parallel::statistics::fold_together;
 use crate::parallel::zero::{gather_weights, step_shared};
 use crate::state::Gradients;
 use crate::step::Totals;
-use crate::weights::ParameterId;
 
 /// What the ranks have found before a step.
 pub(super) struct Agreed<'a> {

@@ -1,10 +1,10 @@
 //! Models that are cut over ranks, against the same file: their loss and their gradients, put together from the pieces and the
 //! summands that the ranks have, are PyTorch's. So a cut is held against something that nobody here wrote, not against one rank alone.
 
+use espalier_nn::weights::Held;
 use espalier_plan::layout::{LocalModel, Partial};
 use espalier_train::Result;
 use espalier_train::parallel::{Ranks, on_threads};
-use espalier_train::weights::Held;
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
         let shape = weights.get(id).shape().to_vec();
         *weights.get_mut(id) = Tensor::from_f32(device, &shape, DType::F32, &own, Category::Weights)?;
     }
-    let model = Model::of_rank(local, ranks, Recompute::None, None);
+    let model = Model::of_rank(local, ranks.axes(), Recompute::None, None);
     let masks = Masks::new(weights.parameters(), false);
     let mut gradients = Gradients::new(&masks);
     let batch = oracle.batch(0, device, DType::F32);

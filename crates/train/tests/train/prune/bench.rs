@@ -1,13 +1,13 @@
 //! A network outside of any run, to be shown to a method by hand, and a small perceptron worked out in f64.
 
 use espalier_data::{Dataset, Inputs, Split};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Plan;
 use espalier_tensor::Mask;
 use espalier_train::context::Context;
 use espalier_train::parallel::Ranks;
 use espalier_train::prune::{Decision, Draw, Network, Pruner, Words, is_kept};
 use espalier_train::state::Masks;
-use espalier_train::weights::{ParameterId, Weights};
 
 use crate::support::{Base, prepare, tiny_cnn};
 

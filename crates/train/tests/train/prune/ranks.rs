@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use espalier_nn::weights::ParameterId;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_train::parallel::on_threads;
 use espalier_train::prune::{count, differing};
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::ParameterId;
 
 use super::bench::least_memory;
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};

@@ -1,6 +1,7 @@
 //! SNIP, GraSP and RigL against derivatives of a perceptron worked out in f64.
 
 use espalier_data::Split;
+use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::{Distribution, FlowScore, Moving};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::prune::gradient::{Scored, gradient};
@@ -12,7 +13,6 @@ use espalier_train::prune::set::Set;
 use espalier_train::prune::snip::Snip;
 use espalier_train::prune::{count, is_kept, places, pruner};
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::ParameterId;
 
 use super::bench::{Bench, Reference, assert_best, kept, least_memory, perceptron, perceptron_with};
 use crate::support::{prepare, tiny_cnn, tiny_gpt};

@@ -3,11 +3,11 @@
 use std::fs;
 use std::sync::atomic::AtomicBool;
 
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_tensor::random;
 use espalier_train::prune::{Decision, Observation, Pruner, count, places, pruner};
 use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
-use espalier_train::weights::{ParameterId, Weights};
 
 use super::bench::{Bench, perceptron, values_where};
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};

@@ -1,6 +1,6 @@
 //! A convolution of images that are cut over ranks, against one rank: 3 x 3, 64 channels to 64, batch 32, at 128, 256 and 512
 //! pixels a side, which is what Dryden et al. (2019) measured on V100s.
-//! `cargo bench -p espalier-train --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7] [--passes 4]`
+//! `cargo bench -p espalier-nn --bench spatial [-- --sides 128,256,512] [--grid 2x1] [--batch 32] [--rounds 7] [--passes 4]`
 //!
 //! Ranks are threads, each with one thread to compute. Forward is the exchange of halos and the convolution; backward is the
 //! gradients of tile and halo, the halo's return, the gradient of the weight and its sum over the ranks. The slowest rank counts.
@@ -12,15 +12,15 @@
 use std::time::{Duration, Instant};
 
 use espalier_comm::{Communicator, Reduce, threads};
+use espalier_nn::Result;
+use espalier_nn::layers::spatial::{Halo, TiledConv};
+use espalier_nn::layers::{
+    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
+};
+use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
 use espalier_plan::tiles::{Tiles, Window};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::layers::spatial::{Halo, TiledConv};
-use espalier_train::layers::{
-    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
-};
-use espalier_train::weights::{ParameterId, Weights};
-use espalier_train::{Error, Result};
 
 const CHANNELS: usize = 64;
 const WINDOW: usize = 3;
@@ -110,7 +110,7 @@ fn rank(world: &Communicator, tiles: &Tiles, batch: usize, passes: usize) -> Res
 fn measured(side: usize, grid: [usize; 2], batch: usize, passes: usize) -> Vec<Times> {
     let tiles = Tiles::cut([side, side], grid, &[]);
     let run = |world: Communicator| rank(&world, &tiles, batch, passes);
-    let ranks = threads::run(tiles.ranks(), Duration::from_secs(600), run).map_err(Error::from);
+    let ranks = threads::run(tiles.ranks(), Duration::from_secs(600), run);
     ranks.expect("all ranks end well").swap_remove(0)
 }
 

@@ -9,9 +9,8 @@ use espalier_comm::{Communicator, Request};
 use espalier_tensor::ops::{columns, rows};
 use espalier_tensor::{Category, Tensor};
 
+use super::calls::{DEAL, order_of_calls};
 use crate::Result;
-use crate::parallel::order_of_calls;
-use crate::parallel::tags::DEAL;
 
 /// Who has what.
 pub(super) struct Deal<'a> {
@@ -109,25 +108,24 @@ fn with_ends(mut shape: Vec<usize>, samples: usize, width: usize) -> Vec<usize> 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use espalier_comm::threads;
     use espalier_plan::cut::part;
-    use espalier_plan::mesh::{Mesh, PerAxis};
     use espalier_tensor::{DType, Device};
 
     use super::*;
-    use crate::parallel::on_threads;
 
     /// Uneven parts, more ranks than samples among them: what is dealt out is what a slice of the whole would be, and back.
     #[test]
     fn what_is_dealt_out_is_a_slice_of_the_whole() {
-        let device = Device::cpu(1).unwrap();
         for (ranks, samples, width) in [(2, 4, 6), (3, 7, 5), (4, 3, 9), (4, 1, 4)] {
             let shape = [samples, 2, width];
             let values: Vec<f32> = (0..samples * 2 * width).map(|i| i as f32).collect();
-            let mesh = Mesh::new(PerAxis { tensor: ranks, ..PerAxis::ONES }).unwrap();
-            on_threads(&mesh, &device, |peers, device| {
-                let group = peers.along(espalier_plan::mesh::Axis::Tensor);
+            threads::run(ranks, Duration::from_secs(60), |group| -> Result<()> {
+                let device = &Device::cpu(1)?;
                 let parts = |extent| (0..ranks).map(|rank| part(extent, ranks, rank)).collect::<Vec<_>>();
-                let deal = Deal { group, samples: parts(samples), columns: parts(width) };
+                let deal = Deal { group: &group, samples: parts(samples), columns: parts(width) };
                 let (own, columns) = (deal.samples[group.rank()].clone(), deal.columns[group.rank()].clone());
                 let whole = Tensor::from_f32(device, &shape, DType::F32, &values, Category::Workspace)?;
                 let mine =

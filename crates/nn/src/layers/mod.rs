@@ -11,6 +11,7 @@ mod batch_norm;
 mod bias;
 mod branches;
 mod cache;
+mod calls;
 mod chain;
 mod columns;
 mod conv;

@@ -12,8 +12,7 @@ use espalier_tensor::ops::region;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-use crate::parallel::order_of_calls;
-use crate::parallel::tags::HALO;
+use crate::layers::calls::{HALO, order_of_calls};
 
 /// A rank's part in an exchange.
 #[derive(Debug)]

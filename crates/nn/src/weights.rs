@@ -14,10 +14,8 @@ use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use crate::Result;
-use crate::checkpoint::{MODEL, Room, Saved, Stored, Wanted, tensor_is_finite};
-use crate::parallel::pieces::Pieces;
-pub(crate) use initial::name_key;
+use crate::{Error, Result};
+pub use initial::name_key;
 use initial::{fresh, started};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
@@ -235,6 +233,11 @@ impl Weights {
         self.names.buffer_ids.get(name).copied().map(BufferId)
     }
 
+    /// Running statistics of the whole model, held or not.
+    pub fn statistics(&self) -> usize {
+        self.buffers.len()
+    }
+
     /// Whether a parameter is held.
     pub fn holds(&self, id: ParameterId) -> bool {
         self.parameters[id.0].is_some()
@@ -267,17 +270,7 @@ impl Weights {
         &self.names.parameters[id.0]
     }
 
-    /// What is held, as a checkpoint holds it: parameters in the pieces that this rank has, and running statistics.
-    pub fn saved(&self, pieces: &Pieces) -> Saved<'_> {
-        let parameters =
-            self.ids().map(|id| (self.name(id).to_owned(), Stored::piece(self.get(id), pieces.own(id))));
-        let statistics = self.names.buffers.iter().zip(&self.buffers);
-        let statistics =
-            statistics.filter_map(|(name, tensor)| Some((name.clone(), Stored::Tensor(tensor.as_ref()?))));
-        parameters.chain(statistics).collect()
-    }
-
-    /// Parameters and running statistics with their names.
+    /// Parameters, and behind them running statistics, with their names: what is held, in the order of the model.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let names = self.names.parameters.iter().chain(&self.names.buffers).map(String::as_str);
         let tensors = self.parameters.iter().chain(&self.buffers);
@@ -291,53 +284,30 @@ impl Weights {
         names.zip(tensors).filter_map(|(name, tensor)| Some((name, tensor.as_mut()?)))
     }
 
-    /// Room for what is held, to be filled from a checkpoint.
-    pub fn wanted(&mut self, pieces: &Pieces) -> Wanted<'_> {
-        let all = self.parameters.len() + self.buffers.len();
-        let places = 0..self.parameters.len();
-        let room = |place: usize, tensor| match places.contains(&place) {
-            true => Room::piece(tensor, pieces.own(ParameterId(place))),
-            false => Room::Tensor(tensor),
-        };
-        let names = self.names.parameters.iter().chain(&self.names.buffers);
-        let tensors = self.parameters.iter_mut().chain(&mut self.buffers).enumerate();
-        let held = names
-            .zip(tensors)
-            .filter_map(|(name, (place, tensor))| Some((name.clone(), room(place, tensor.as_mut()?))));
-        let tensors: Vec<_> = held.collect();
-        Wanted { file: MODEL, elsewhere: all - tensors.len(), tensors, converts: false }
-    }
-
-    /// blake3 of each parameter and statistic that is held, in the order of the model's, and zeros for the others: of all of a
-    /// parameter, for which the peers of a rank that holds a piece must ask too.
-    pub fn digests(&self, pieces: &Pieces) -> Result<Vec<[u8; 32]>> {
+    /// A digest of each parameter, made by `of`, and of each statistic, in the order of the model's, with zeros for what is not held.
+    pub fn digests<E: From<Error>>(
+        &self,
+        of: impl Fn(ParameterId, &Tensor) -> Result<[u8; 32], E>,
+    ) -> Result<Vec<[u8; 32]>, E> {
         let parameters = self.parameters.iter().enumerate().map(|(place, tensor)| match tensor {
-            Some(tensor) => pieces.digest(ParameterId(place), tensor),
+            Some(tensor) => of(ParameterId(place), tensor),
             None => Ok([0; 32]),
         });
-        let statistics = self.buffers.iter().map(|tensor| tensor.as_ref().map_or(Ok([0; 32]), digest));
+        let statistics = self.buffers.iter().map(|tensor| match tensor {
+            Some(tensor) => Ok(digest(tensor)?),
+            None => Ok([0; 32]),
+        });
         parameters.chain(statistics).collect()
-    }
-
-    /// The first parameter or statistic held that has a NaN or an infinity.
-    pub fn first_not_finite(&self) -> Result<Option<String>> {
-        for (name, tensor) in self.named() {
-            if !tensor_is_finite(tensor)? {
-                return Ok(Some(name.to_owned()));
-            }
-        }
-        Ok(None)
     }
 
     /// What stands for all that is held here, be it pieces: blake3 of the digests.
     pub fn hash(&self) -> Result<String> {
-        let held = |tensor: &Option<Tensor>| tensor.as_ref().map_or(Ok([0; 32]), digest);
-        Ok(hash_of(&self.parameters.iter().chain(&self.buffers).map(held).collect::<Result<Vec<_>>>()?))
+        Ok(hash_of(&self.digests(|_, tensor| digest(tensor))?))
     }
 }
 
 /// blake3 of a tensor's bytes.
-pub(crate) fn digest(tensor: &Tensor) -> Result<[u8; 32]> {
+pub fn digest(tensor: &Tensor) -> Result<[u8; 32]> {
     Ok(*blake3::Hasher::new().update_rayon(&tensor.read_bytes()?).finalize().as_bytes())
 }
 
@@ -347,6 +317,6 @@ pub fn hash_of(digests: &[[u8; 32]]) -> String {
 }
 
 /// The places of names in their list, found without going through it.
-pub(crate) fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<String, usize> {
+pub fn ids_by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<String, usize> {
     names.into_iter().enumerate().map(|(i, name)| (name.to_owned(), i)).collect()
 }

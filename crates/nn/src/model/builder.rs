@@ -14,9 +14,9 @@ use espalier_tensor::ops::embedding::Rows;
 use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::Pool;
 
+use crate::AxisGroups;
 use crate::layers::spatial::{Halo, HaloExchange, TiledConv, TiledMean};
 use crate::layers::*;
-use crate::parallel::Ranks;
 use crate::weights::{BufferId, ParameterId, ids_by_name};
 
 /// What is known at the place reached.
@@ -33,7 +33,7 @@ pub(super) struct Builder<'a> {
     /// Tokens of the whole model, of which an embedding may have some; 0 for images.
     vocab: usize,
     /// Whom its exchanges are with.
-    ranks: &'a Ranks,
+    groups: &'a AxisGroups,
     recompute: spec::Recompute,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Builder<'a> {
     /// At the input of a rank's model.
     pub fn new(
         local: &LocalModel,
-        ranks: &'a Ranks,
+        groups: &'a AxisGroups,
         recompute: spec::Recompute,
         kinks: Option<&FrozenGates>,
     ) -> Builder<'a> {
@@ -58,7 +58,7 @@ impl<'a> Builder<'a> {
                 spec::Input::Tokens { vocab, .. } => vocab,
                 spec::Input::Image { .. } => 0,
             },
-            ranks,
+            groups,
             recompute,
         }
     }
@@ -266,7 +266,7 @@ impl<'a> Builder<'a> {
             spec::Layer::Crop(_) => unreachable!("it takes the layers behind it"),
             spec::Layer::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
             spec::Layer::TiledMean(spec::TiledMean { tiles, size, .. }) => {
-                let (channels, group) = (self.image()[2], self.ranks.along(Axis::Spatial));
+                let (channels, group) = (self.image()[2], self.groups.along(Axis::Spatial));
                 match size {
                     None => Box::new(TiledMean::global(tiles, channels, group)),
                     Some(size) => Box::new(TiledMean::adaptive(tiles, channels, *size, group)),
@@ -313,10 +313,10 @@ impl<'a> Builder<'a> {
 
     fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
         let within = shared.over.iter().find(|axis| **axis != Axis::Data);
-        let in_sweep = within.map(|axis| self.ranks.along(*axis).clone());
+        let in_sweep = within.map(|axis| self.groups.along(*axis).clone());
         SyncBatchNorm {
             norm: self.batch_norm(norm),
-            in_step: self.ranks.over(&shared.over).clone(),
+            in_step: self.groups.over(&shared.over).clone(),
             shared: in_sweep
                 .as_ref()
                 .filter(|_| shared.shares_samples)
@@ -326,11 +326,11 @@ impl<'a> Builder<'a> {
     }
 
     fn exchange(&self, spec: &spec::Exchange) -> Exchange {
-        Exchange { group: self.ranks.along(spec.axis).clone(), spec: spec.clone() }
+        Exchange { group: self.groups.along(spec.axis).clone(), spec: spec.clone() }
     }
 
     fn halo(&self, spec::Halo(exchange): &spec::Halo) -> Halo {
-        Halo::new(exchange.clone(), self.ranks.along(Axis::Spatial))
+        Halo::new(exchange.clone(), self.groups.along(Axis::Spatial))
     }
 
     /// A way that parts here, and the last extent at its end; the place reached stays.

@@ -3,22 +3,77 @@
 //! The loss is that of training. For each parameter tensor the derivative along random directions is compared with the
 //! gradient. A layer without parameters stands behind one that has some, so that its input gradient is tested too.
 
-use espalier_plan::spec::{
-    Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, Branches, Dropout, Embedding, Init, Input,
-    Join, Layer, LayerNorm, Linear, MaxPool, Model as Spec, PadChannels, PositionEmbedding, Recompute,
-    Residual, RmsNorm, TiedLinear, WeightOrder,
+use std::collections::HashMap;
+
+use espalier_nn::Result;
+use espalier_nn::layers::{
+    Backward, BatchSlice, Deferred, Forward, GradientSink, Mode, Scale, Stash, Wanted, WeightGradients,
 };
+use espalier_nn::model::Model;
+use espalier_nn::weights::{ParameterId, Weights};
+use espalier_plan::spec::{
+    Activation, AdaptiveAvgPool, Attention, AvgPool, BatchNorm, Block, Branches, Conv, Dropout, Embedding,
+    Init, Input, Join, Layer, LayerNorm, Linear, MaxPool, Model as Spec, PadChannels, PositionEmbedding,
+    Recompute, Residual, RmsNorm, TiedLinear, WeightOrder,
+};
+use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::random::{key, normal};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::layers::{Backward, BatchSlice, Deferred, Forward, GradientSink, Mode, Scale, Stash};
-use espalier_train::model::Model;
-use espalier_train::state::{Gradients, Masks};
-use espalier_train::weights::{ParameterId, Weights};
-
-use crate::support::{conv, linear, model};
 
 const BATCH: usize = 3;
 const RANDOM: u64 = 11;
+
+/// Sums of gradients: a tied parameter has several.
+#[derive(Default)]
+struct Sums(HashMap<ParameterId, Tensor>);
+
+impl GradientSink for Sums {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+        for (id, gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
+            match self.0.get_mut(id) {
+                Some(sum) => add_into(sum, &gradient)?,
+                None => drop(self.0.insert(*id, gradient)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A model of the given layers, all in one block, or one block a layer.
+fn model(input: Input, layers: Vec<Layer>, classes: usize, block_a_layer: bool) -> Spec {
+    let blocks = match block_a_layer {
+        false => vec![Block { name: "all".into(), layers }],
+        true => layers
+            .into_iter()
+            .enumerate()
+            .map(|(i, layer)| Block { name: format!("block{i}"), layers: vec![layer] })
+            .collect(),
+    };
+    let model = Spec { name: "test".into(), input, blocks, classes };
+    model.check().expect("a test's model has shapes that fit");
+    model
+}
+
+/// A linear layer in PyTorch's order.
+fn linear(name: &str, input: usize, output: usize) -> Layer {
+    let init = Init::Normal(0.5);
+    Layer::Linear(Linear { name: name.into(), input, output, bias: true, order: WeightOrder::OutIn, init })
+}
+
+/// A convolution with bias.
+fn conv(name: &str, input: usize, output: usize, kernel: usize, stride: usize, padding: usize) -> Layer {
+    let init = Init::Normal(0.4);
+    Layer::Conv(Conv {
+        name: name.into(),
+        input,
+        output,
+        kernel,
+        stride,
+        padding: padding.into(),
+        bias: true,
+        init,
+    })
+}
 
 fn input(spec: &Spec, device: &Device) -> Tensor {
     let k = key(5, 5);
@@ -79,10 +134,9 @@ fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink:
 }
 
 fn gradients(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> Vec<Vec<f32>> {
-    let masks = Masks::new(weights.ids().count(), false);
-    let mut sink = Gradients::new(&masks);
+    let mut sink = Sums::default();
     backward(model, weights, x, targets, &mut sink);
-    weights.ids().map(|id| sink.get(id).expect("every parameter has a gradient").to_f32()).collect()
+    weights.ids().map(|id| sink.0[&id].to_f32()).collect()
 }
 
 fn shift(weights: &mut Weights, id: ParameterId, direction: &[f32], by: f32) {
@@ -135,11 +189,10 @@ fn check(input_shape: Input, layers: Vec<Layer>, classes: usize) {
     // The same bits when weight gradients are put off, and when blocks or the insides of attentions are recomputed.
     let mut deferred = Deferred::default();
     backward(&built, &weights, x.clone(), &targets, &mut deferred);
-    let masks = Masks::new(weights.ids().count(), false);
-    let mut sink = Gradients::new(&masks);
+    let mut sink = Sums::default();
     deferred.run(&mut sink).unwrap();
     for id in weights.ids() {
-        assert_eq!(sink.get(id).unwrap().to_f32(), exact[id.0], "{} put off", weights.name(id));
+        assert_eq!(sink.0[&id].to_f32(), exact[id.0], "{} put off", weights.name(id));
     }
     let blocks = spec.blocks.iter().flat_map(|block| block.layers.clone()).collect();
     let split = model(input_shape, blocks, classes, true);

@@ -49,7 +49,7 @@ fn room_for(numbers: u64, device: &Device, category: Category) -> Result<(Vec<f3
 }
 
 /// What stands for a parameter's name in the keys of random numbers.
-pub(crate) fn name_key(name: &str) -> u64 {
+pub fn name_key(name: &str) -> u64 {
     let digest = blake3::hash(name.as_bytes());
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
 }

@@ -11,10 +11,9 @@ use espalier_plan::spec;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::cross_entropy::Total;
 
-use crate::Result;
 use crate::layers::*;
-use crate::parallel::Ranks;
 use crate::weights::{ParameterId, Weights};
+use crate::{AxisGroups, Result};
 use builder::Builder;
 
 /// A model that runs, or a part of one.
@@ -31,18 +30,18 @@ pub struct Model {
 impl Model {
     /// Builds the layers of a whole model whose shapes have been checked.
     pub fn build(spec: &spec::Model, recompute: spec::Recompute) -> Model {
-        Model::of_rank(&LocalModel::whole(spec), &Ranks::alone(), recompute, None)
+        Model::of_rank(&LocalModel::whole(spec), &AxisGroups::alone(), recompute, None)
     }
 
     /// Builds the layers of a rank's own model, where asked with kinks that can be held.
     pub fn of_rank(
         local: &LocalModel,
-        ranks: &Ranks,
+        groups: &AxisGroups,
         recompute: spec::Recompute,
         kinks: Option<&FrozenGates>,
     ) -> Model {
         let spec = &local.model;
-        let mut builder = Builder::new(local, ranks, recompute, kinks);
+        let mut builder = Builder::new(local, groups, recompute, kinks);
         let last = spec.blocks.len() - 1;
         let blocks = spec
             .blocks
@@ -59,7 +58,7 @@ impl Model {
             })
             .collect();
         let classes = local.classes.as_ref().map(|classes| {
-            let group = ranks.along(classes.axis).clone();
+            let group = groups.along(classes.axis).clone();
             Classes { group, own: classes.own.clone(), count: spec.classes }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };

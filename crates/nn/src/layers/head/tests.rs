@@ -1,17 +1,32 @@
 //! The head in chunks, in precisions and over ranks, against one product and one loss.
 
+use std::collections::HashMap;
+
 use espalier_plan::spec::{self, Init, Input};
 use espalier_tensor::random::{key, normal};
 
 use super::*;
-use crate::layers::{BatchSlice, Stash};
-use crate::state::{Gradients, Masks};
+use crate::layers::{BatchSlice, Stash, Wanted};
 use crate::weights::ParameterId;
 
 const ROWS: usize = 50;
 const WIDTH: usize = 24;
 const CLASSES: usize = 300;
 const HALF: Scale = Scale { loss: 0.5, temperature: 1.0 };
+
+/// Keeps gradients as a step does.
+#[derive(Default)]
+struct Kept(HashMap<ParameterId, Tensor>);
+
+impl GradientSink for Kept {
+    fn accept(&mut self, parameters: &[ParameterId], gradients: WeightGradients) -> Result<()> {
+        for (id, mut gradient) in parameters.iter().zip(gradients.make(Wanted::All)?) {
+            gradient.book_as(Category::Gradients);
+            self.0.insert(*id, gradient);
+        }
+        Ok(())
+    }
+}
 
 /// A head of its own weights in either order, with a bias.
 fn head(order: WeightOrder, dtype: DType) -> (Linear, Weights) {
@@ -54,8 +69,7 @@ fn operands(linear: &Linear, weights: &Weights) -> Operands {
 
 /// Loss, hits, and the gradients of input, weight and bias.
 fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total, [Vec<f32>; 3]) {
-    let masks = Masks::new(2, false);
-    let ((x, targets), mut sink) = (batch(weights), Gradients::new(&masks));
+    let ((x, targets), mut sink) = (batch(weights), Kept::default());
     let held = shared.then(|| x.clone());
     let before = x.to_f32();
     let mut pass = Backward {
@@ -73,7 +87,7 @@ fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total
     };
     assert_eq!(gradient.shape(), [5, ROWS / 5, WIDTH]);
     assert!(held.is_none_or(|held| held.to_f32() == before), "somebody's x was overwritten");
-    let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
+    let [weight, bias] = [0, 1].map(|id| &sink.0[&ParameterId(id)]);
     assert_eq!(weight.dtype(), weights.get(ParameterId(0)).dtype());
     (total.read().unwrap(), [gradient.to_f32(), weight.to_f32(), bias.to_f32()])
 }
@@ -107,9 +121,8 @@ fn added_rows_count_for_nothing() {
         let (linear, weights) = head(WeightOrder::OutIn, dtype);
         let [weight, bias] = [0, 1].map(|id| weights.get(ParameterId(id)));
         let padded = Operands::padded(weight, Some(bias), CLASSES, 384).unwrap();
-        let masks = Masks::new(2, false);
         let run = |operands: &Operands| {
-            let ((x, targets), mut sink) = (batch(&weights), Gradients::new(&masks));
+            let ((x, targets), mut sink) = (batch(&weights), Kept::default());
             let mut pass = Backward {
                 weights: &weights,
                 random: 0,
@@ -118,7 +131,7 @@ fn added_rows_count_for_nothing() {
                 sink: &mut sink,
             };
             let outcome = alone(&linear).in_chunks(operands, x, &targets, HALF, 20, &mut pass).unwrap();
-            let [weight, bias] = [0, 1].map(|id| sink.get(ParameterId(id)).unwrap());
+            let [weight, bias] = [0, 1].map(|id| &sink.0[&ParameterId(id)]);
             assert_eq!((weight.shape(), bias.shape()), ([CLASSES, WIDTH].as_slice(), [CLASSES].as_slice()));
             (outcome.total.read().unwrap(), [outcome.gradient.to_f32(), weight.to_f32(), bias.to_f32()])
         };
@@ -165,8 +178,7 @@ fn one_chunk_of_logits_exists_at_a_time() {
         let x = Tensor::from_f32(&device, &[1, rows, WIDTH], DType::Bf16, first, category).unwrap();
         let targets: Vec<u32> = targets.read_u32().unwrap()[..rows].to_vec();
         let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
-        let masks = Masks::new(2, false);
-        let mut sink = Gradients::new(&masks);
+        let mut sink = Kept::default();
         let (share, mut stash) = (BatchSlice::default(), Stash::new());
         let mut pass =
             Backward { weights: &weights, random: 0, share: &share, stash: &mut stash, sink: &mut sink };
