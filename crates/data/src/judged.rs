@@ -75,13 +75,13 @@ fn is_idx(path: &Path) -> Result<bool, Error> {
     let mut head = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read(&mut head));
     read.map_err(crate::error::reading(path, expected))?;
-    Ok(head == [0, 0, 8, 3] || head.starts_with(&[0x1f, 0x8b]))
+    Ok(matches!(head, [0, 0, 8, 3 | 4]) || head.starts_with(&[0x1f, 0x8b]))
 }
 
 /// The file of labels that belongs to a file of images, by MNIST's names.
 fn labels_beside(images: &Path) -> PathBuf {
     let name = images.file_name().unwrap_or_default().to_string_lossy();
-    images.with_file_name(name.replace("images", "labels").replace("idx3", "idx1"))
+    images.with_file_name(name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
 }
 
 #[cfg(test)]
@@ -133,5 +133,9 @@ mod tests {
         assert_eq!(pixels, [-1.0, 0.0, 1.0, 2.0]);
         let cifar = Dataset::to_judge(&at("test_batch.bin"), Takes::Images(None)).unwrap();
         assert_eq!(cifar.len(Split::Validation), 2);
+        // In colour, of any size; the labels beside it have one name whatever the images are.
+        fs::write(at("t10k-images-idx4-ubyte"), idx(4, &[2, 1, 1, 3], &[0, 1, 2, 3, 4, 5])).unwrap();
+        let colour = Dataset::to_judge(&at("t10k-images-idx4-ubyte"), Takes::Images(None)).unwrap();
+        assert_eq!(colour.facts().image, Some((1, 1, 3)));
     }
 }

@@ -1,14 +1,14 @@
 """Holds `espalier eval` of state dicts of torchvision's against torchvision: log-probabilities of classes, image by image.
 
     pip install torch torchvision safetensors
-    python judge_torchvision.py ESPALIER [NETWORK...]
+    python judge_torchvision.py ESPALIER [NETWORK[:SIZE]...]
 
-Weights are torchvision's own random ones, with batch norms that have seen something; images are random, of CIFAR-10's format,
-since that is what `eval` reads in colour, and are enlarged nowhere: 32 x 32 through the published network. One image under each of
-several labels gives the log-probability of each of these classes.
+Weights are torchvision's own random ones, with batch norms that have seen something; images are random, SIZE x SIZE (224, as published, unless
+told otherwise), and read by `eval` as IDX in colour. One image under each of several labels gives the log-probability of each of these classes.
 """
 
 import json
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,33 +20,36 @@ import torchvision
 from safetensors.numpy import save_file
 
 LABELS = [0, 3, 9]
-espalier, names = sys.argv[1], sys.argv[2:] or ["resnet18", "resnet50", "vgg16_bn"]
+espalier, names = sys.argv[1], sys.argv[2:] or ["resnet18", "resnet18:32", "resnet50", "vgg16", "vgg16_bn", "vgg19", "alexnet", "alexnet:96"]
 torch.manual_seed(5)
 print(f"torch {torch.__version__}, torchvision {torchvision.__version__}")
 for name in names:
+    name, _, size = name.partition(":")
+    size = int(size or 224)
     model = torchvision.models.get_model(name) if hasattr(torchvision.models, "get_model") else getattr(torchvision.models, name)()
     model.train()
     with torch.no_grad():
         for _ in range(2):
-            model(torch.randn(8, 3, 32, 32))
+            model(torch.randn(8, 3, size, size))
     model.eval()
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         save_file({key: np.ascontiguousarray(value.numpy()) for key, value in model.state_dict().items()}, folder / "m.safetensors")
         for image in range(2):
-            planes = np.random.default_rng(image).integers(0, 256, (3, 32, 32), dtype=np.uint8)
+            planes = np.random.default_rng(image).integers(0, 256, (3, size, size), dtype=np.uint8)
             # An image by itself is standardised by its own channels.
             x = planes.astype(np.float64)
             x = (x - x.mean((1, 2), keepdims=True)) / x.std((1, 2), keepdims=True)
             with torch.no_grad():
                 theirs = torch.log_softmax(model(torch.tensor(x, dtype=torch.float32)[None]), 1)[0]
             for label in LABELS:
-                file = folder / "test_batch.bin"
-                file.write_bytes(bytes([label]) + planes.tobytes())
+                file = folder / "t10k-images-idx4-ubyte"
+                file.write_bytes(struct.pack(">5I", 0x0804, 1, size, size, 3) + planes.transpose(1, 2, 0).tobytes())
+                (folder / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x0801, 1) + bytes([label]))
                 said = subprocess.run([espalier, "eval", folder / "m.safetensors", "--data", file, "--json"], capture_output=True, text=True)
                 assert said.returncode == 0, said.stderr
                 ours = -json.loads(said.stdout)["loss"]
                 worst = max(worst, abs(ours - theirs[label].item()))
-    print(f"{name}: log-probabilities of {2 * len(LABELS)} classes and images differ by at most {worst:.2e}")
+    print(f"{name}, {size} x {size}: log-probabilities of {2 * len(LABELS)} classes and images differ by at most {worst:.2e}", flush=True)
     assert worst < 1e-4
