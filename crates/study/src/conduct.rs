@@ -1,7 +1,7 @@
 //! The work of a study: workers take trials of any cell, run them to where they are compared, and write down where they stand.
 //!
 //! Cells are taken in their order, and the next one is opened where those before have nothing to do for a worker but wait. A trial that waits is kept in memory, so
-//! that it goes on without taking its steps again, and with the worker that began it, whose device it is on; killed, a study loses these and those that run, and takes their steps again when it is started anew. What
+//! that it goes on without taking its steps again, and with the worker that began it, whose device it is on, and on disk ([`Waiting`]); killed, a study loses those that run, as far as they went since they last waited. What
 //! was decided stays decided.
 
 use std::collections::HashMap;
@@ -17,6 +17,7 @@ use crate::file::{Cell, Study};
 use crate::race::{Job, Race};
 use crate::results::Results;
 use crate::trial::{Record, Runner, Trial};
+use crate::waiting::Waiting;
 use crate::widen;
 
 /// How often the files of others are looked at.
@@ -110,11 +111,20 @@ pub fn widen_ranges(
     }
 }
 
+/// A trial that waits.
+struct Kept<'a> {
+    /// Who began it.
+    worker: usize,
+    trial: Box<dyn Trial + Send + 'a>,
+    /// What its steps took that are not on disk.
+    unkept: Duration,
+}
+
 /// What workers share.
 struct State<'a> {
     races: Vec<Race>,
-    /// Trials that wait, by race and number, with their worker.
-    kept: HashMap<(usize, u32), (usize, Box<dyn Trial + Send + 'a>)>,
+    /// Trials that wait, by race and number.
+    kept: HashMap<(usize, u32), Kept<'a>>,
     results: &'a mut Results,
     refreshed: Instant,
     observer: &'a mut dyn Observer,
@@ -138,13 +148,16 @@ fn run_races(
         stopped.extend(race.compare());
     }
     results.append(&stopped)?;
+    let waiting = Waiting::of(results.folder(), runner.worth_keeping());
+    // Also what a study left that was killed between the line of a trial's end and this.
+    results.records().filter(|record| record.status.is_final()).for_each(|record| waiting.forget(record));
     let state =
         State { races, kept: HashMap::new(), results, refreshed: Instant::now(), observer, failed: None };
     let (state, changed) = (Mutex::new(state), Condvar::new());
     thread::scope(|scope| {
         for worker in 0..workers {
-            let (state, changed) = (&state, &changed);
-            scope.spawn(move || work(worker, study, runner, state, changed, stop));
+            let (state, changed, waiting) = (&state, &changed, &waiting);
+            scope.spawn(move || work(worker, study, runner, waiting, state, changed, stop));
         }
     });
     let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -159,6 +172,7 @@ fn work<'a>(
     worker: usize,
     study: &Study,
     runner: &'a dyn Runner,
+    waiting: &Waiting,
     state: &Mutex<State<'a>>,
     changed: &Condvar,
     stop: &AtomicBool,
@@ -181,21 +195,29 @@ fn work<'a>(
         let settings = widen::settings(study, held.results, race.cell, job.trial);
         let kept = held.kept.remove(&(index, job.trial));
         drop(held);
+        let mut unkept = kept.as_ref().map_or(Duration::ZERO, |kept| kept.unkept);
         let begun = match kept {
-            Some((_, trial)) => Ok((trial, known)),
-            // What is not kept, though steps of it are known, takes them again: the same seed gives the same trial.
-            None => runner.begin(worker, &settings).map(|trial| (trial, None)),
+            Some(kept) => Ok((kept.trial, known)),
+            None => waiting.begin(runner, worker, &settings),
         };
         let outcome = begun.and_then(|(mut trial, known)| {
+            let began = Instant::now();
             let record =
                 attempt::advance(study, &settings, trial.as_mut(), known, job.until, bound.as_ref(), stop)?;
-            Ok(record.map(|record| (trial, record)))
+            unkept += began.elapsed();
+            Ok(record.map(|record| {
+                let unkept = waiting.keep(trial.as_mut(), &record, unkept);
+                (Kept { worker, trial, unkept }, record)
+            }))
         });
         held = lock(state);
         match outcome {
             Err(error) => held.failed = held.failed.take().or(Some(error)),
             Ok(None) => break,
-            Ok(Some((trial, record))) => held.settle(worker, index, trial, record),
+            Ok(Some((kept, record))) => {
+                let ended = held.settle(index, kept, record);
+                ended.iter().for_each(|record| waiting.forget(record));
+            }
         }
         changed.notify_all();
     }
@@ -207,17 +229,17 @@ impl<'a> State<'a> {
     fn take(&mut self, worker: usize) -> Option<(usize, Job)> {
         let kept = &self.kept;
         let job = |(index, race): (usize, &mut Race)| {
-            let may = |trial| kept.get(&(index, trial)).is_none_or(|(owner, _)| *owner == worker);
+            let may = |trial| kept.get(&(index, trial)).is_none_or(|kept| kept.worker == worker);
             race.next(may).map(|job| (index, job))
         };
         self.races.iter_mut().enumerate().find_map(job)
     }
 
-    /// Writes down what a job has come to, and what follows from it.
-    fn settle(&mut self, worker: usize, index: usize, trial: Box<dyn Trial + Send + 'a>, record: Record) {
+    /// Writes down what a job has come to, and what follows from it; returns the trials that have ended.
+    fn settle(&mut self, index: usize, kept: Kept<'a>, record: Record) -> Vec<Record> {
         let mut records = vec![record.clone()];
         if !record.status.is_final() {
-            self.kept.insert((index, record.trial), (worker, trial));
+            self.kept.insert((index, record.trial), kept);
         }
         records.extend(self.races[index].report(record));
         for record in records.iter().filter(|record| record.status.is_final()) {
@@ -232,6 +254,8 @@ impl<'a> State<'a> {
         for record in &records {
             self.observer.heard(record, Standing { done, trials, best });
         }
+        records.retain(|record| record.status.is_final());
+        records
     }
 
     /// Reads what other processes have found: their best trials bound those here.

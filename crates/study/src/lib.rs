@@ -30,6 +30,7 @@ pub mod summary;
 mod synthetic;
 pub mod theory;
 pub mod trial;
+pub mod waiting;
 pub mod widen;
 pub mod workers;
 pub mod workload;

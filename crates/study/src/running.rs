@@ -3,6 +3,7 @@
 //! It is [`Trainer`]'s run on one rank and nothing else: the same steps as `espalier train` takes of the same file, to the bit. What
 //! a search adds is when it stops to look. Between two calls a trial is its weights and the optimizer's state on the device.
 
+mod kept;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,9 @@ use crate::workload::{Settings, Workload};
 #[derive(Debug)]
 pub struct Running {
     trainer: Trainer,
+    /// What its checkpoints are of: model and precision.
+    model: String,
+    precision: &'static str,
     most_wrong: Option<usize>,
     /// What it came to, where it has diverged.
     end: Option<Check>,
@@ -40,8 +44,9 @@ impl Running {
         let plan = workload.plan(settings)?;
         let most_wrong = workload.most_wrong(&plan);
         let (dataset, device) = (workload.dataset().clone(), workload.device());
+        let (model, precision) = (plan.model.name.clone(), plan.storage.precision.name());
         let trainer = device.enter(|| Trainer::new(plan, dataset, device))?;
-        Ok(Running { trainer, most_wrong, end: None })
+        Ok(Running { trainer, model, precision, most_wrong, end: None })
     }
 
     /// Steps of the whole run, `train.steps`: no trial goes further, since its learning rate is not said beyond.

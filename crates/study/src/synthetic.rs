@@ -1,12 +1,15 @@
 //! Landscapes for tests: trials whose steps to the goal are a known function of their metaparameters, and take no time.
 
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use espalier_train::Error;
 
 use crate::file::{Goal, Study};
 use crate::running::Check;
-use crate::trial::{Runner, Trial};
+use crate::trial::{Record, Resumed, Runner, Trial};
 use crate::workload::Settings;
 
 /// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge above another. On the way the error falls as a power of the
@@ -21,6 +24,9 @@ pub struct Landscape {
     pub scale: f64,
     /// Steps that all trials have taken.
     pub taken: AtomicU64,
+    /// Whether trials that wait are kept on disk, and how many were gone on with.
+    pub keeps: bool,
+    pub resumed: AtomicU64,
 }
 
 /// A study over two batch sizes and two sparsities.
@@ -53,7 +59,7 @@ pub fn study(overrides: &[&str]) -> Study {
 
 impl Landscape {
     pub fn new(crossing: f64, shift: f64) -> Landscape {
-        Landscape { crossing, shift, scale: 1.0, taken: AtomicU64::new(0) }
+        Landscape { crossing, shift, scale: 1.0, ..Landscape::default() }
     }
 
     /// Steps to the goal; none where it diverges.
@@ -89,6 +95,24 @@ impl Runner for Landscape {
         Ok(Box::new(Walk { landscape: self, seed: settings.seed, steps_to_goal, step: 0 }))
     }
 
+    fn resume<'a>(
+        &'a self,
+        _worker: usize,
+        settings: &Settings,
+        folder: &Path,
+    ) -> Result<Option<Resumed<'a>>, Error> {
+        let record: Record = serde_json::from_slice(&fs::read(folder.join("record.json")).unwrap()).unwrap();
+        assert_eq!((record.cell(), record.trial), (settings.cell(), settings.seed as u32));
+        self.resumed.fetch_add(1, Ordering::Relaxed);
+        let (seed, step) = (settings.seed, record.steps);
+        let walk = Walk { landscape: self, seed, steps_to_goal: self.steps_to_goal(settings), step };
+        Ok(Some((Box::new(walk), record)))
+    }
+
+    fn worth_keeping(&self) -> Duration {
+        if self.keeps { Duration::ZERO } else { Duration::MAX }
+    }
+
     fn by_chance(&self, _goal: Goal) -> f64 {
         0.9
     }
@@ -110,5 +134,12 @@ impl Trial for Walk<'_> {
         let power = 0.35 + self.landscape.crossing * (draw(self.seed, 2) - 0.5);
         let error = 0.9 * (0.12f64 / 0.9).powf(share.powf(power));
         Ok(Check { step, loss: 2.3 * error, error, diverged: false })
+    }
+
+    fn keep(&mut self, folder: &Path, record: &Record) -> Result<(), Error> {
+        assert_eq!(record.steps, self.step);
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("record.json"), serde_json::to_vec(record).unwrap()).unwrap();
+        Ok(())
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! A search knows trials by the two traits here, so that it is tested with landscapes that are known and take no time.
 
+use std::path::Path;
+use std::time::Duration;
+
 use espalier_train::Error;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +40,21 @@ pub trait Runner: Sync {
     /// A trial before its first step, which the worker of this number, from 0, runs to its end.
     fn begin<'a>(&'a self, worker: usize, settings: &Settings) -> Result<Box<dyn Trial + Send + 'a>, Error>;
 
+    /// A trial that was kept in a folder ([`Trial::keep`]), and how it stood; none where what is there is damaged or of another trial.
+    fn resume<'a>(
+        &'a self,
+        _worker: usize,
+        _settings: &Settings,
+        _folder: &Path,
+    ) -> Result<Option<Resumed<'a>>, Error> {
+        Ok(None)
+    }
+
+    /// How long steps must have taken to be kept on disk while their trial waits.
+    fn worth_keeping(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
     /// What the measure of a goal is of somebody who guesses.
     fn by_chance(&self, goal: Goal) -> f64;
 
@@ -44,10 +62,18 @@ pub trait Runner: Sync {
     fn training_samples(&self) -> usize;
 }
 
+/// A trial that goes on from where it was kept, and its record there.
+pub type Resumed<'a> = (Box<dyn Trial + Send + 'a>, Record);
+
 /// A trial that has begun, and can be kept while others run.
 pub trait Trial {
     /// Takes steps until so many were taken in all, and validates there. One that diverges on the way stops there, and says so.
     fn advance(&mut self, step: u64) -> Result<Check, Error>;
+
+    /// Writes to a folder all that it needs to go on from where it stands, and its record, in the place of what it wrote there before.
+    fn keep(&mut self, _folder: &Path, _record: &Record) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// How far a trial has come, or what it came to.

@@ -1,5 +1,7 @@
 //! The runner of real trials: a workload for each worker, over one set of data.
 
+use std::path::Path;
+
 use espalier_data::Split;
 use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
@@ -7,7 +9,7 @@ use espalier_train::Result;
 
 use crate::file::Goal;
 use crate::running::{Check, Running};
-use crate::trial::{Runner, Trial};
+use crate::trial::{Record, Resumed, Runner, Trial};
 use crate::workload::{Settings, Workload};
 
 /// Workloads that share their data, each on a device of its own: threads that run trials side by side do not wait for each other.
@@ -60,6 +62,16 @@ impl Runner for Workers {
         Ok(Box::new(Running::begin(&self.workloads[worker], settings)?))
     }
 
+    fn resume<'a>(
+        &'a self,
+        worker: usize,
+        settings: &Settings,
+        folder: &Path,
+    ) -> Result<Option<Resumed<'a>>> {
+        let resumed = Running::resume(&self.workloads[worker], settings, folder)?;
+        Ok(resumed.map(|(running, record)| (Box::new(running) as Box<dyn Trial + Send>, record)))
+    }
+
     fn by_chance(&self, goal: Goal) -> f64 {
         let facts = self.first().dataset().facts();
         let answers = facts.classes.or(facts.vocab).unwrap_or(2).max(2) as f64;
@@ -77,5 +89,9 @@ impl Runner for Workers {
 impl Trial for Running {
     fn advance(&mut self, step: u64) -> Result<Check> {
         Running::advance(self, step)
+    }
+
+    fn keep(&mut self, folder: &Path, record: &Record) -> Result<()> {
+        Running::keep(self, folder, record)
     }
 }

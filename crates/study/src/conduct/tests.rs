@@ -160,6 +160,32 @@ fn a_study_that_was_stopped_goes_on_and_finds_the_same() {
     assert_eq!(k_stars(&Summary::of(&halving, &results, Vec::new())), k_stars(&undisturbed));
 }
 
+/// Stopped again and again, with trials that wait on disk: the same K*, and not one step taken twice. One worker, who is told to stop where a trial waits, so that none runs then.
+#[test]
+fn trials_that_wait_outlive_their_study() {
+    let halving = study(&[]);
+    let undisturbed = Landscape::new(0.2, 0.0);
+    let expected = k_stars(&whole(&halving, &undisturbed, 1));
+    let landscape = Landscape { keeps: true, ..Landscape::new(0.2, 0.0) };
+    let folder = tempfile::tempdir().unwrap();
+    let mut ended = false;
+    while !ended {
+        let mut results = Results::open(folder.path(), &halving).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
+        ended =
+            run_trials(&halving, &landscape, &mut results, 1, Shard::WHOLE, &stop, &mut listener).unwrap();
+        let waiting = results.records().filter(|record| !record.status.is_final()).count();
+        let kept = std::fs::read_dir(folder.path().join("waiting")).map_or(0, Iterator::count);
+        assert_eq!(kept, waiting, "those that wait, and no others");
+    }
+    assert!(landscape.resumed.into_inner() > 10);
+    assert_eq!(landscape.taken.into_inner(), undisturbed.taken.into_inner());
+    let results = Results::open(folder.path(), &halving).unwrap();
+    assert_eq!(k_stars(&Summary::of(&halving, &results, Vec::new())), expected);
+    assert!(!folder.path().join("waiting").exists());
+}
+
 #[test]
 fn shards_share_a_folder_and_bests() {
     let halving = study(&["search.trials=31"]);

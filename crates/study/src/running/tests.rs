@@ -1,3 +1,4 @@
+use std::fs;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
@@ -7,6 +8,7 @@ use espalier_tensor::Device;
 use espalier_train::run::{RunDir, run};
 
 use super::*;
+use crate::trial::{Record, Status};
 
 /// What a search moves between threads, and shares with them.
 const _: () = {
@@ -65,6 +67,49 @@ fn a_trial_that_is_paused_is_the_trial_that_is_not() {
         assert_eq!((pieces[4], again), (whole[0], weights));
         assert_eq!(pieces[1], pieces[2], "a look changes nothing");
         assert!(pieces[0].loss != whole[0].loss, "it learns");
+    }
+}
+
+/// A study that was killed goes on with the trials that waited, dense and pruned, to the bit; with none that is damaged, of another trial or of another step than its record says.
+#[test]
+fn a_trial_that_was_kept_on_disk_is_the_trial_that_was_not() {
+    let workload = workload();
+    for sparsity in [0.0, 0.9] {
+        let settings = settings(32, sparsity, 0.05);
+        let (whole, weights) = take(&workload, &settings, &[2, 4, 12]);
+        let folder = tempfile::tempdir().unwrap();
+        let mut trial = Running::begin(&workload, &settings).unwrap();
+        let mut record = Record {
+            batch: 32,
+            sparsity,
+            trial: 3,
+            status: Status::Paused,
+            steps: 0,
+            best: Some(0.5),
+            fields: settings.fields.clone(),
+            curve: Vec::new(),
+        };
+        for step in [2, 4] {
+            record.steps = trial.advance(step).unwrap().step;
+            trial.keep(folder.path(), &record).unwrap();
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "one checkpoint");
+        }
+        drop(trial);
+        let (mut again, known) = Running::resume(&workload, &settings, folder.path()).unwrap().unwrap();
+        assert_eq!(known, record);
+        assert_eq!(again.advance(4).unwrap(), whole[1]);
+        assert_eq!(again.advance(12).unwrap(), whole[2]);
+        assert_eq!(again.trainer().weights().hash().unwrap(), weights);
+
+        let none =
+            |settings: &Settings| Running::resume(&workload, settings, folder.path()).unwrap().is_none();
+        assert!(none(&Settings { fields: vec![("learning_rate.peak".into(), 0.04)], ..settings.clone() }));
+        assert!(none(&Settings { seed: 4, ..settings.clone() }));
+        let checkpoint = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let file = checkpoint.join("optimizer.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+        assert!(none(&settings), "damaged");
     }
 }
 
