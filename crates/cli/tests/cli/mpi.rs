@@ -447,7 +447,10 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
         // Open MPI's launcher waits without limit for a rank that is stopped while the two are being connected, also when
         // another rank has aborted the job. Then it is killed and has no exit code; what the ranks have said counts. No other
         // launcher is known to, and one that ends by itself must pass on the code of the rank that gave up.
-        let expected = if launcher_hung && mpi::library().contains("Open MPI") { None } else { Some(3) };
+        // It has also been seen to crash on its way out, once every rank had ended.
+        let crashed = output.status.code().is_none() && text.contains("PMIx_server_finalize");
+        let lost = (launcher_hung || crashed) && mpi::library().contains("Open MPI");
+        let expected = if lost { None } else { Some(3) };
         assert_eq!(output.status.code(), expected, "stopped after {wait} ms: {text}");
         assert!(text.lines().any(|line| line.starts_with("error: ")), "stopped after {wait} ms: {text}");
     }

@@ -142,7 +142,53 @@ impl Digit {
 }
 
 /// How many keys have each value of a digit.
-pub fn histogram(keys: &Tensor, digit: Digit) -> Result<Vec<u64>> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Histogram(Vec<u64>);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram(vec![0; DIGITS])
+    }
+}
+
+impl Histogram {
+    /// From a count for each value.
+    pub fn of(counts: Vec<u64>) -> Histogram {
+        assert_eq!(counts.len(), DIGITS);
+        Histogram(counts)
+    }
+
+    /// The count of each value.
+    pub fn into_counts(self) -> Vec<u64> {
+        self.0
+    }
+
+    /// The same in half the memory; a count that is too large for it is the largest.
+    pub fn narrow(&self) -> Vec<u32> {
+        self.0.iter().map(|count| u32::try_from(*count).unwrap_or(u32::MAX)).collect()
+    }
+
+    /// Counts other keys too.
+    pub fn add(&mut self, other: &Histogram) {
+        self.0.iter_mut().zip(&other.0).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// The digit of the `keep`-th largest key, and how many keys have a larger one. Above every digit where none is
+    /// kept, so that nothing reaches the threshold.
+    pub fn holder_of(&self, keep: usize) -> (u32, usize) {
+        let mut above = 0;
+        for (digit, count) in self.0.iter().enumerate().rev() {
+            if above + *count as usize >= keep {
+                return (digit as u32, above);
+            }
+            above += *count as usize;
+        }
+        panic!("{keep} were to be kept of {above}");
+    }
+}
+
+/// The histogram of a digit of some keys.
+pub fn histogram(keys: &Tensor, digit: Digit) -> Result<Histogram> {
     match keys.device() {
         Device::Cpu(cpu) => {
             let keys = keys.slice::<u32>();
@@ -151,11 +197,11 @@ pub fn histogram(keys: &Tensor, digit: Digit) -> Result<Vec<u64>> {
                 keys[at].iter().filter_map(|key| digit.of(*key)).for_each(|value| counts[value] += 1);
                 counts
             });
-            let mut sums = vec![0u64; DIGITS];
-            parts.iter().for_each(|part| sums.iter_mut().zip(part).for_each(|(sum, count)| *sum += count));
+            let mut sums = Histogram::default();
+            parts.into_iter().for_each(|part| sums.add(&Histogram(part)));
             Ok(sums)
         }
-        Device::Cuda(cuda) => cuda::histogram(&cuda, keys, digit),
+        Device::Cuda(cuda) => cuda::histogram(&cuda, keys, digit).map(Histogram::of),
     }
 }
 
@@ -257,7 +303,7 @@ mod tests {
                 for digit in [Digit::High, Digit::LowOf(threshold >> 16)] {
                     let mut counts = vec![0u64; DIGITS];
                     expected.iter().filter_map(|key| digit.of(*key)).for_each(|value| counts[value] += 1);
-                    prop_assert_eq!(histogram(&made, digit).unwrap(), counts);
+                    prop_assert_eq!(histogram(&made, digit).unwrap().into_counts(), counts);
                 }
                 prop_assert_eq!(&at_least(&made, threshold, ties).unwrap(), &bits);
                 let random = random_keys(device, len, seed | 1).unwrap().read_u32().unwrap();

@@ -5,7 +5,7 @@
 
 use espalier_plan::layout::Piece;
 use espalier_tensor::Tensor;
-use espalier_tensor::ops::select::{DIGITS, Digit, at_least, histogram};
+use espalier_tensor::ops::select::{Digit, Histogram, at_least, histogram};
 
 use super::ties::{Ties, first_to_go};
 
@@ -57,7 +57,7 @@ pub fn best_of_stages(
         }
         Ok(())
     })?;
-    let (digit, above) = high.over(stages)?.holder_of(keep);
+    let (digit, above) = Histogram::of((stages.sum)(high.into_counts())?).holder_of(keep);
     // By tensor, since how many of each are at the threshold must be known too: a quarter of a megabyte each.
     let mut low: Vec<Vec<u32>> = vec![Vec::new(); tensors];
     let mut sum = Histogram::default();
@@ -65,11 +65,11 @@ pub fn best_of_stages(
         if stages.owned[i] {
             let own = histogram(&keys, Digit::LowOf(digit))?;
             sum.add(&own);
-            low[i] = own.into_iter().map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect();
+            low[i] = own.narrow();
         }
         Ok(())
     })?;
-    let (rest, above_low) = sum.over(stages)?.holder_of(keep - above);
+    let (rest, above_low) = Histogram::of((stages.sum)(sum.into_counts())?).holder_of(keep - above);
     let threshold = digit << 16 | rest;
     // As many of those at the threshold as are still missing, the first ones.
     let missing = keep - above - above_low;
@@ -116,42 +116,9 @@ pub fn best_of_pieces(
 
 /// Keeps the `keep` places with the largest keys of one tensor.
 pub fn best(keys: &Tensor, keep: usize) -> crate::Result<Words> {
-    let (digit, above) = Histogram(histogram(keys, Digit::High)?).holder_of(keep);
-    let (rest, above_low) = Histogram(histogram(keys, Digit::LowOf(digit))?).holder_of(keep - above);
+    let (digit, above) = histogram(keys, Digit::High)?.holder_of(keep);
+    let (rest, above_low) = histogram(keys, Digit::LowOf(digit))?.holder_of(keep - above);
     Ok(at_least(keys, digit << 16 | rest, keep - above - above_low)?)
-}
-
-/// How many keys have each value of a digit.
-struct Histogram(Vec<u64>);
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Histogram(vec![0; DIGITS])
-    }
-}
-
-impl Histogram {
-    fn add(&mut self, counts: &[u64]) {
-        self.0.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
-    }
-
-    /// Of the keys of all stages.
-    fn over(self, stages: &Stages<'_>) -> crate::Result<Histogram> {
-        Ok(Histogram((stages.sum)(self.0)?))
-    }
-
-    /// The digit of the `keep`-th largest key, and how many keys have a larger one. Above every digit where none is
-    /// kept, so that nothing reaches the threshold.
-    fn holder_of(&self, keep: usize) -> (u32, usize) {
-        let mut above = 0;
-        for (digit, count) in self.0.iter().enumerate().rev() {
-            if above + *count as usize >= keep {
-                return (digit as u32, above);
-            }
-            above += *count as usize;
-        }
-        panic!("{keep} were to be kept of {above}");
-    }
 }
 
 #[cfg(test)]

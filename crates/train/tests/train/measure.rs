@@ -195,7 +195,7 @@ fn variance_and_signal_are_those_of_samples_gradients_one_by_one() {
 #[test]
 fn two_ranks_measure_what_one_does() {
     let show = |trainer: Trainer| {
-        let surface = trainer.surface(Over { samples: Some(64), micro_batch: None })?;
+        let surface = trainer.surface(Over { samples: Some(16), micro_batch: None })?;
         let noise = gradient_noise(&surface)?;
         let (sharpness, largest) =
             (sharpness(&surface, Neighbourhood::default())?, largest_eigenvalue(&surface)?);

@@ -88,8 +88,10 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
                     .set(format!("parallel.schedule={schedule}"))
                     .set(format!("train.recompute={recompute}"));
                 let (plan, ..) = prepare(&base, 1);
+                // Where a step ends before the next begins, all are as the first.
+                let steps = if ["pipedream", "2bw"].contains(&schedule) { 6 } else { 2 };
                 let peaks = on_every_rank(&base, |mut trainer| {
-                    (0..6).try_for_each(|_| trainer.step().map(drop))?;
+                    (0..steps).try_for_each(|_| trainer.step().map(drop))?;
                     Ok(trainer.device().ledger().peak(Category::Activations) as u64)
                 });
                 let predicted: Vec<u64> =
