@@ -3,6 +3,8 @@
 
     espalier bench compute && espalier bench comm        # writes cluster.toml, which runs find in the current folder
     python benches/planner.py --rounds 3
+    python benches/planner.py --only resnet8 --save measured.json    # one model; what was measured is kept, and added to what the file has
+    python benches/planner.py --load measured.json                   # predicted anew, by another cluster.toml or another program
 
 Prints for each layout the shortest step of the rounds and the predicted one, and bytes by the ledger beside the plan's; for each model what it
 costs to take the layout that was predicted to be the fastest."""
@@ -11,6 +13,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 
 TEXT = '[data]\nkind = "arithmetic"\ncount = 4000\nvalidation = 0.05\n'
@@ -42,18 +45,44 @@ def layouts(ranks, images):
     return found
 
 
-def run(binary, folder, text, layout, batch=16):
+def run(binary, folder, text, layout, more=()):
+    """What a run says at its end, or why there is none."""
     path = os.path.join(folder, "run.toml")
     sections = "[parallel]\n" + "".join(f"{axis} = {n}\n" for axis, n in layout.items())
     micro = max(1, 4 // layout["data"])
     with open(path, "w") as file:
         file.write(text.replace("micro_batches = 4", f"micro_batches = {micro}") + sections)
     out = os.path.join(folder, "out")
-    done = subprocess.run([binary, "train", path, "--out", out, "--json"], capture_output=True, text=True)
+    done = subprocess.run([binary, "train", path, "--out", out, "--json", *more], capture_output=True, text=True)
     subprocess.run(["rm", "-rf", out])
     if done.returncode != 0:
         return None, done.stderr.strip().splitlines()[-1]
     return json.loads(done.stdout.strip().splitlines()[-1]), None
+
+
+def measure(binary, folder, text, images, arguments):
+    """The shortest step of each layout, over rounds in which each has a turn; or why it does not run."""
+    found = {}
+    for _ in range(arguments.rounds):
+        for layout in layouts(arguments.ranks, images):
+            key = " x ".join(f"{axis} {n}" for axis, n in layout.items() if n > 1)
+            result, why = run(binary, folder, text, layout)
+            if result is None:
+                found.setdefault(key, why)
+            elif not isinstance(found.get(key), dict) or result["step_ms"] < found[key]["step_ms"]:
+                found[key] = result
+    return found
+
+
+def predict_again(binary, folder, text, found):
+    """The same with what the program predicts now."""
+    for result in found.values():
+        if isinstance(result, dict):
+            layout = {axis: result["layout"][axis] for axis in ("data", "pipeline", "tensor", "spatial")}
+            planned, why = run(binary, folder, text, layout, ["--dry-run"])
+            if planned is None:
+                sys.exit(f"{layout}: {why}")
+            result["predicted"] = planned["predicted"]
 
 
 def main():
@@ -62,24 +91,29 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", default="", help="models whose name begins so")
+    parser.add_argument("--save", help="a file for what was measured")
+    parser.add_argument("--load", help="a file that --save wrote: nothing is run, and all is predicted anew")
     arguments = parser.parse_args()
     binary = os.path.abspath(arguments.binary)
+    kept = {}
+    for path in filter(os.path.exists, filter(None, [arguments.load or arguments.save])):
+        with open(path) as file:
+            kept = json.load(file)
     step_errors, memory_errors = [], []
     print("| model | layout | step ms | predicted | error | bytes | predicted | error |\n|---|---|---|---|---|---|---|---|")
     regrets = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (model, prune) in MODELS.items():
+            if not name.startswith(arguments.only) or arguments.load and name not in kept:
+                continue
             more = 'precision = "bf16"' if "bf16" in name else ""
             text = model + TRAIN.format(steps=arguments.steps, more=more) + prune
-            found = {}
-            for _ in range(arguments.rounds):
-                for layout in layouts(arguments.ranks, "resnet" in name):
-                    key = " x ".join(f"{axis} {n}" for axis, n in layout.items() if n > 1)
-                    result, why = run(binary, folder, text, layout)
-                    if result is None:
-                        found.setdefault(key, why)
-                    elif not isinstance(found.get(key), dict) or result["step_ms"] < found[key]["step_ms"]:
-                        found[key] = result
+            if arguments.load:
+                predict_again(binary, folder, text, kept[name])
+            else:
+                kept[name] = measure(binary, folder, text, "resnet" in name, arguments)
+            found = kept[name]
             rows = []
             for key, result in found.items():
                 if isinstance(result, str):
@@ -98,6 +132,9 @@ def main():
             if rows:
                 chosen, best = min(rows), min(rows, key=lambda row: row[1])
                 regrets.append((name, chosen[2], best[2], chosen[1] / best[1] - 1))
+    if arguments.save:
+        with open(arguments.save, "w") as file:
+            json.dump(kept, file)
     print(f"\nsteps: {len(step_errors)} layouts, mean error {100 * sum(step_errors) / len(step_errors):.0f} %, most {100 * max(step_errors):.0f} %")
     print(f"memory: {len(memory_errors)} layouts, most {100 * max(memory_errors):.1f} %")
     for name, chosen, best, regret in regrets:

@@ -15,7 +15,7 @@ use clap::Args;
 use espalier_plan::cluster::datasheet::{self, Datasheet};
 use espalier_plan::cluster::measured::{self, Sample, best_rate, rounded};
 use espalier_plan::cluster::merge::{self, Part};
-use espalier_plan::cluster::{self, Copy, Matrix, Node};
+use espalier_plan::cluster::{self, ByPass, Convolution, ConvolutionPass, Copy, Matrix, Node};
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::cpu::Isa;
 use espalier_tensor::cuda::Cuda;
@@ -28,7 +28,7 @@ use super::device_kind;
 use super::timing::at_once;
 use crate::say::{self, say};
 use crate::{device, doctor};
-use sizes::Sizes;
+use sizes::{Convolutions, Sizes};
 use work::Work;
 
 /// About how long things that take turns are timed together.
@@ -181,18 +181,46 @@ impl Machine {
             (None, _) => rounded_up(best(&products) * 1e-12),
         };
         let efficiency = measured::efficiency(&busy(&products), 1e9, peak * 1e12);
-        let mut matrix =
-            Matrix { peak_tflops: peak, efficiency, convolution: 1.0, attention: None, zeros: 1.0 };
-        let mut share = |work: &[Work]| -> Result<f64> {
-            let seen = self.time(work, precision, dtype)?;
-            let share = measured::share_of(|flops| matrix.seconds(flops), &busy(&seen));
-            rows.extend(seen);
-            Ok(share)
+        let mut matrix = Matrix {
+            peak_tflops: peak,
+            efficiency,
+            attention: None,
+            zeros: 1.0,
+            convolution: Convolution::Share(1.0),
         };
-        let (convolution, attention) = (share(self.sizes.convolutions)?, share(self.sizes.attention)?);
-        (matrix.convolution, matrix.attention) = (convolution, Some(attention));
+        matrix.convolution = match self.sizes.convolutions {
+            Convolutions::Together(work) => {
+                Convolution::Share(self.share(work, precision, dtype, &matrix, rows)?)
+            }
+            Convolutions::EachPass(of) => {
+                let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
+                for windows in of {
+                    let passes = windows.passes();
+                    let seen = self.time(&passes.map(|(work, _)| work), precision, dtype)?;
+                    took.extend(passes.iter().zip(&seen).map(|((_, pass), row)| (*pass, row.busy.seconds)));
+                    rows.extend(seen);
+                }
+                Convolution::Passes(ByPass::fit(&took, matrix.peak()))
+            }
+        };
+        matrix.attention = Some(self.share(self.sizes.attention, precision, dtype, &matrix, rows)?);
         rows.extend(products);
         Ok(matrix)
+    }
+
+    /// What some work reaches of a product of as many flops.
+    fn share(
+        &self,
+        work: &[Work],
+        precision: &'static str,
+        dtype: DType,
+        products: &Matrix,
+        rows: &mut Vec<Row>,
+    ) -> Result<f64> {
+        let seen = self.time(work, precision, dtype)?;
+        let share = measured::share_of(|flops| products.seconds(flops), &busy(&seen));
+        rows.extend(seen);
+        Ok(share)
     }
 
     /// What passes through memory: of 32-bit numbers, and what 16-bit numbers reach of that.
@@ -302,6 +330,21 @@ impl Row {
     }
 }
 
+/// What convolutions reach, in words.
+fn convolutions(found: &Convolution) -> String {
+    match found {
+        Convolution::Share(share) => format!("{share:.2} of a product"),
+        Convolution::Passes(ByPass { channels, start_us, weight_ns, pixel_ns, window_ns }) => {
+            let each =
+                channels.iter().map(|[channels, share]| format!("{:.0} % with {channels}", 100.0 * share));
+            format!(
+                "{} channels beside {start_us} us to start, {weight_ns} ns a weight, {pixel_ns} a pixel and {window_ns} a number under a window",
+                each.collect::<Vec<_>>().join(", ")
+            )
+        }
+    }
+}
+
 /// What was found, in a few lines.
 fn summary(device: &cluster::Device) -> String {
     let points = |points: &[[f64; 2]], unit: &str| {
@@ -310,10 +353,10 @@ fn summary(device: &cluster::Device) -> String {
     };
     let matrix = |name: &str, matrix: &Matrix| {
         format!(
-            "{name}: of {} TFLOP/s products reach {}; convolutions {:.2} of a product, attention {:.2}\n",
+            "{name}: of {} TFLOP/s products reach {}; convolutions {}, attention {:.2} of a product\n",
             matrix.peak_tflops,
             points(&matrix.efficiency, "Gflop"),
-            matrix.convolution,
+            convolutions(&matrix.convolution),
             matrix.attention.unwrap_or(1.0),
         )
     };

@@ -5,12 +5,14 @@
 //! times are in the units that datasheets use, and each field's name says which.
 
 mod builtin;
+mod convolution;
 pub mod datasheet;
 pub mod measured;
 pub mod merge;
 mod read;
 
 pub use builtin::{NAMES, builtin};
+pub use convolution::{ByPass, Convolution, ConvolutionPass};
 pub use read::Error;
 
 use serde::{Deserialize, Serialize};
@@ -65,9 +67,6 @@ pub struct Matrix {
     /// `[Gflop, share]`: what a product of so many flops reaches of it. Between two sizes the share is on the line where both
     /// are logarithms; below the first a product takes as long as there.
     pub efficiency: Vec<[f64; 2]>,
-    /// What a convolution reaches of a product of as many flops.
-    #[serde(default = "whole")]
-    pub convolution: f64,
     /// What this program's attention reaches of a product of as many flops: of scores that are not masked, the backward pass
     /// counted as twice the forward one. None where nobody measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,6 +75,9 @@ pub struct Matrix {
     /// zeros draws less power.
     #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub zeros: f64,
+    /// What a convolution reaches of that. The last field: it may be a section of its own.
+    #[serde(default = "as_products")]
+    pub convolution: Convolution,
 }
 
 /// How fast numbers are read and written.
@@ -138,6 +140,10 @@ fn is_zero(number: &f64) -> bool {
 
 fn is_whole(share: &f64) -> bool {
     *share == 1.0
+}
+
+fn as_products() -> Convolution {
+    Convolution::Share(1.0)
 }
 
 fn whole() -> f64 {
@@ -274,9 +280,9 @@ mod tests {
         let matrix = Matrix {
             peak_tflops: 1e-3,
             efficiency: points.to_vec(),
-            convolution: 1.0,
             attention: None,
             zeros: 1.0,
+            convolution: as_products(),
         };
         // Smaller than the first: as long as that.
         assert!((matrix.seconds(1e8) / matrix.seconds(1e9) - 1.0).abs() < 1e-12);
@@ -287,7 +293,13 @@ mod tests {
     #[test]
     fn more_flops_never_take_less_time() {
         let efficiency = vec![[0.1, 0.02], [10.0, 0.3], [1000.0, 0.7]];
-        let matrix = Matrix { peak_tflops: 989.0, efficiency, convolution: 1.0, attention: None, zeros: 1.0 };
+        let matrix = Matrix {
+            peak_tflops: 989.0,
+            efficiency,
+            attention: None,
+            zeros: 1.0,
+            convolution: as_products(),
+        };
         let seconds: Vec<f64> = (0..60).map(|i| matrix.seconds(1e7 * 1.3f64.powi(i))).collect();
         assert!(seconds.windows(2).all(|pair| pair[0] <= pair[1] * (1.0 + 1e-12)), "{seconds:?}");
     }

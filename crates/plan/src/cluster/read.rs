@@ -1,6 +1,6 @@
 //! Reading a cluster file: one sentence for what is missing, unknown, or no rate.
 
-use super::{Cluster, Fabric};
+use super::{Cluster, Convolution, Fabric};
 
 /// What is wrong with a cluster file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -69,7 +69,7 @@ impl Cluster {
         at_least_zero("device.launch_us", device.launch_us)?;
         for (name, matrix) in [("bf16", &device.bf16), ("f32", &device.f32)] {
             above_zero(&format!("device.{name}.peak_tflops"), matrix.peak_tflops)?;
-            above_zero(&format!("device.{name}.convolution"), matrix.convolution)?;
+            matrix.convolution.check(&format!("device.{name}.convolution"))?;
             matrix
                 .attention
                 .map_or(Ok(()), |share| above_zero(&format!("device.{name}.attention"), share))?;
@@ -85,6 +85,21 @@ impl Cluster {
         }
         self.node.link.iter().try_for_each(|link| link.check("node.link"))?;
         self.network.iter().try_for_each(|network| network.check("network"))
+    }
+}
+
+impl Convolution {
+    fn check(&self, name: &str) -> Result<(), Error> {
+        match self {
+            Convolution::Share(share) => above_zero(name, *share),
+            Convolution::Passes(by_pass) => {
+                shares(&format!("{name}.channels"), &by_pass.channels)?;
+                at_least_zero(&format!("{name}.start_us"), by_pass.start_us)?;
+                at_least_zero(&format!("{name}.weight_ns"), by_pass.weight_ns)?;
+                at_least_zero(&format!("{name}.pixel_ns"), by_pass.pixel_ns)?;
+                at_least_zero(&format!("{name}.window_ns"), by_pass.window_ns)
+            }
+        }
     }
 }
 

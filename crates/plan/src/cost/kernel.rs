@@ -1,7 +1,7 @@
 //! What kernels take on a device: products by their flops, everything else by the bytes that pass through memory, and never less
 //! than it takes to start them.
 
-use crate::cluster::Device;
+use crate::cluster::{Convolution, ConvolutionPass, Device};
 use crate::spec::Precision;
 
 /// A device at some precision.
@@ -24,10 +24,15 @@ impl Kernels<'_> {
         self.work(2.0 * rows * depth * columns, self.with_zeros(), bytes)
     }
 
-    /// Seconds of a convolution of so many flops that touches so many elements.
-    pub fn convolution(&self, flops: f64, elements: f64) -> f64 {
-        let share = self.device.matrix(self.precision).convolution * self.with_zeros();
-        self.work(flops, share, self.element() * elements)
+    /// Seconds of a pass of a convolution that touches so many elements.
+    pub fn convolution(&self, pass: &ConvolutionPass, elements: f64) -> f64 {
+        let (matrix, bytes) = (self.device.matrix(self.precision), self.element() * elements);
+        match &matrix.convolution {
+            Convolution::Share(share) => self.work(pass.flops, share * self.with_zeros(), bytes),
+            Convolution::Passes(by_pass) => {
+                (by_pass.seconds(pass, matrix.peak()) / self.devices).max(self.pass(bytes))
+            }
+        }
     }
 
     /// Seconds of a kernel that multiplies and reads and writes so many bytes: whichever is longer. `share` is what it reaches

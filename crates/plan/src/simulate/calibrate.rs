@@ -2,7 +2,7 @@
 //! predicted steps become, on the mean of logarithms, those that were measured. Launches, links and the peaks stay.
 
 use super::{Candidate, Job};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Convolution};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::plan::Plan;
@@ -85,7 +85,15 @@ fn scaled(cluster: &Cluster, runs: &[Measured], factor: f64) -> Cluster {
     for precision in runs.iter().map(|run| run.plan.storage.precision) {
         if !precisions.contains(&precision) {
             precisions.push(precision);
-            scale(&mut device.matrix_mut(precision).efficiency);
+            let matrix = device.matrix_mut(precision);
+            scale(&mut matrix.efficiency);
+            // A share is of a product, which has the factor.
+            if let Convolution::Passes(by_pass) = &mut matrix.convolution {
+                scale(&mut by_pass.channels);
+                for each in [&mut by_pass.weight_ns, &mut by_pass.pixel_ns, &mut by_pass.window_ns] {
+                    *each = digits(*each / factor);
+                }
+            }
         }
     }
     scale(&mut device.memory.efficiency);

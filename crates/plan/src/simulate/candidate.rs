@@ -92,6 +92,12 @@ impl Candidate {
         self.grid[0] * self.grid[1]
     }
 
+    /// How many neighbours a tile has in the middle of the grid, for each that the first one has, in its corner.
+    pub(super) fn most_neighbours(&self) -> f64 {
+        let around = |reach: usize| self.grid.iter().map(|tiles| reach.min(*tiles)).product::<usize>() - 1;
+        if self.spatial() == 1 { 1.0 } else { around(3) as f64 / around(2) as f64 }
+    }
+
     /// Ranks along each axis.
     pub fn extents(&self) -> PerAxis {
         PerAxis { data: self.data, pipeline: self.pipeline, tensor: self.tensor, spatial: self.spatial() }

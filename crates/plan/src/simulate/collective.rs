@@ -50,6 +50,11 @@ impl<'a> Group<'a> {
         self.fabric().0.occupies
     }
 
+    /// The share of a message that its receiver computes: where ranks take turns on cores, no other core is left to copy it.
+    pub fn copied(&self) -> f64 {
+        if self.crowded { self.fabric().0.occupies } else { 0.0 }
+    }
+
     /// What it takes until the last of them has a core.
     fn turn(&self, bytes: f64) -> f64 {
         if self.crowded && self.ranks > 1 && bytes > 0.0 { self.fabric().0.turn_us * 1e-6 } else { 0.0 }

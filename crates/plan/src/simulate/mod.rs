@@ -1,12 +1,13 @@
 //! A step in virtual time, and what it holds: the schedule's own actions, with what kernels and messages take on a cluster under an
 //! engine.
 //!
-//! [`passes`] says what the blocks of a rank's model take, [`collective`] what ranks take to talk, [`state`] what they hold;
+//! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`] what ranks take to talk, [`state`] what they hold;
 //! `rank_model` keeps what candidates have in common; `step` walks the lists; `calibrate` refits a cluster's rates to what runs took.
 
 mod calibrate;
 pub mod candidate;
 pub mod collective;
+mod convolution;
 pub mod passes;
 mod rank_model;
 mod schedules;
@@ -127,6 +128,7 @@ impl<'a> Job<'a> {
             tensor: collective::Group::new(self.cluster, candidate.tensor, 1).among(candidate.ranks()),
             spatial: collective::Group::new(self.cluster, candidate.spatial(), candidate.tensor)
                 .among(candidate.ranks()),
+            neighbours: candidate.most_neighbours(),
             recompute: candidate.recompute,
             samples: candidate.micro_batch,
         };

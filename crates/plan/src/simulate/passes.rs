@@ -1,7 +1,7 @@
 //! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks of other axes.
 
 use std::iter::Sum;
-use std::ops::{Add, Mul};
+use std::ops::{Add, Mul, Sub};
 
 use super::collective::Group;
 use crate::cost::Kernels;
@@ -9,7 +9,7 @@ use crate::engine::{AttentionKernel, Engine};
 use crate::mesh::Axis;
 use crate::spec::recompute::attention_insides;
 use crate::spec::{
-    Activation, Along, Attention, Conv, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError,
+    Activation, Along, Attention, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError,
 };
 
 /// Seconds, of which some are spent on messages within the pass.
@@ -22,7 +22,7 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    fn computing(compute: f64) -> Seconds {
+    pub(super) fn computing(compute: f64) -> Seconds {
         Seconds { compute, exchange: 0.0 }
     }
 
@@ -41,6 +41,14 @@ impl Add for Seconds {
 
     fn add(self, other: Seconds) -> Seconds {
         Seconds { compute: self.compute + other.compute, exchange: self.exchange + other.exchange }
+    }
+}
+
+impl Sub for Seconds {
+    type Output = Seconds;
+
+    fn sub(self, other: Seconds) -> Seconds {
+        Seconds { compute: self.compute - other.compute, exchange: self.exchange - other.exchange }
     }
 }
 
@@ -115,6 +123,8 @@ pub struct Place<'a> {
     pub tensor: Group<'a>,
     /// and tiles of the same images.
     pub spatial: Group<'a>,
+    /// How many neighbours the tile with most of them has, for each that the first one has.
+    pub neighbours: f64,
     /// What is run again.
     pub recompute: Recompute,
     /// Samples of a micro-batch.
@@ -128,6 +138,9 @@ pub fn block_passes(model: &Model, at: &Place) -> Result<Vec<Passes>, ShapeError
         let layers = &model.blocks[i].layers[..];
         let head = i == last && model.head().is_some();
         let mut passes = at.layers(layers, shape, head);
+        if i == 0 {
+            passes.backward_input = passes.backward_input - at.first_input_gradient(layers, shape);
+        }
         if at.recompute == Recompute::Block && i < last {
             passes.again = passes.forward;
         }
@@ -146,7 +159,8 @@ impl Place<'_> {
         let mut all = Passes::default();
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");
-            let mut own = self.layer(layer, shape, output);
+            let before = i.checked_sub(1).map(|before| &layers[before]);
+            let mut own = self.layer(layer, shape, output) + self.halo_parts(before, layer);
             let again = self.engine.remakes_queries || matches!(layer, Layer::Attention(_));
             if again && insides.iter().any(|inside| inside.again.contains(&i)) {
                 own.again = own.again + own.forward;
@@ -167,12 +181,12 @@ impl Place<'_> {
         all
     }
 
-    fn layer(&self, layer: &Layer, input: Shape, output: Shape) -> Passes {
+    pub(super) fn layer(&self, layer: &Layer, input: Shape, output: Shape) -> Passes {
         let (read, made) = (self.elements(input), self.elements(output));
         match layer {
             Layer::Linear(linear) => self.product(input, linear.input, linear.output),
             Layer::TiedLinear(linear) => self.product(input, linear.input, linear.output),
-            Layer::Conv(conv) => self.convolution(conv, layer.entry().flops(input, output), read, made),
+            Layer::Conv(conv) => self.convolution(conv, input, output),
             Layer::Attention(attention) => self.attention(attention, input),
             Layer::LayerNorm(_) | Layer::RmsNorm(_) => self.passing(read + made, read + 2.0 * made),
             Layer::BatchNorm(_) => self.passing(2.0 * read + made, 4.0 * read + made),
@@ -219,13 +233,6 @@ impl Place<'_> {
             backward_input: once(rows, output, input),
             backward_weight: once(input, rows, output),
         }
-    }
-
-    fn convolution(&self, conv: &Conv, flops: f64, read: f64, made: f64) -> Passes {
-        let weights = (conv.kernel * conv.kernel * conv.input * conv.output) as f64;
-        let flops = flops * self.samples as f64;
-        let once = Seconds::computing(self.kernels.convolution(flops, read + made + weights));
-        Passes { forward: once, again: Seconds::default(), backward_input: once, backward_weight: once }
     }
 
     fn attention(&self, attention: &Attention, input: Shape) -> Passes {
@@ -333,11 +340,11 @@ impl Place<'_> {
         Passes { forward: once, backward_input: once, ..Passes::default() }
     }
 
-    fn rows(&self, shape: Shape) -> f64 {
+    pub(super) fn rows(&self, shape: Shape) -> f64 {
         self.samples as f64 * shape.rows() as f64
     }
 
-    fn elements(&self, shape: Shape) -> f64 {
+    pub(super) fn elements(&self, shape: Shape) -> f64 {
         self.samples as f64 * shape.elements() as f64
     }
 }

@@ -28,7 +28,10 @@ pub(super) struct Times {
     gathers: Vec<f64>,
     /// A message to the next part, behind each.
     messages: Vec<f64>,
+    /// The share of a message for which its sender and its receiver do nothing else,
     blocking: f64,
+    /// and that for which the receiver does not.
+    receiving: f64,
 }
 
 impl Times {
@@ -75,6 +78,7 @@ impl Times {
             gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
             messages: parts.iter().map(|part| stages.message(bytes(part))).collect(),
             blocking: job.engine.blocking,
+            receiving: job.engine.blocking.max(stages.copied()),
             passes,
         })
     }
@@ -260,7 +264,8 @@ impl Costs for StepCosts<'_> {
             return self.times.pass(pass, part).total() + sink;
         }
         match *action {
-            Action::Send(_) | Action::Receive(_) => self.times.blocking * self.message(rank, action),
+            Action::Send(_) => self.times.blocking * self.message(rank, action),
+            Action::Receive(_) => self.times.receiving * self.message(rank, action),
             Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part],
             // What others have stepped is gathered behind the step, where state is shared out.
             Action::Step => {
@@ -272,6 +277,6 @@ impl Costs for StepCosts<'_> {
     }
 
     fn journey(&self, from: usize, send: &Action) -> f64 {
-        (1.0 - self.times.blocking) * self.message(from, send)
+        (1.0 - self.times.receiving) * self.message(from, send)
     }
 }

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use espalier_tensor::DType;
 
-use super::work::Work;
+use super::work::{Windows, Work};
 
 /// What is timed on a device, smaller ones first.
 pub struct Sizes {
@@ -12,8 +12,8 @@ pub struct Sizes {
     pub products: fn(DType) -> RangeInclusive<i32>,
     /// Widths are multiples of this.
     pub granule: usize,
-    /// Convolutions, from narrow layers on large images to wide ones on small images.
-    pub convolutions: &'static [Work],
+    /// Convolutions.
+    pub convolutions: Convolutions,
     /// Attention.
     pub attention: &'static [Work],
     /// Decades of bytes of a pass.
@@ -24,17 +24,41 @@ pub struct Sizes {
     pub width: usize,
 }
 
+/// Convolutions that are timed.
+pub enum Convolutions {
+    /// The three passes together, for one share of a product's rate.
+    Together(&'static [Work]),
+    /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and cut layers are narrow.
+    EachPass(&'static [Windows]),
+}
+
 /// Of a core.
 pub const CORE: Sizes = Sizes {
     products: |dtype| if dtype == DType::F32 { 5..=9 } else { 5..=10 },
     granule: 16,
-    convolutions: &[
-        convolution(8, 32, 3, 32, 3, 1),
-        convolution(8, 32, 16, 16, 3, 1),
-        convolution(8, 16, 64, 64, 3, 1),
-        convolution(8, 16, 64, 128, 1, 2),
-        convolution(8, 8, 128, 128, 3, 1),
-    ],
+    convolutions: Convolutions::EachPass(&[
+        // As wide as they are deep, down to what ranks have that cut a narrow layer,
+        windows(4, 32, 4, 4, 3, 1),
+        windows(4, 32, 8, 8, 3, 1),
+        windows(4, 32, 16, 16, 3, 1),
+        windows(4, 16, 32, 32, 3, 1),
+        windows(4, 16, 64, 64, 3, 1),
+        windows(8, 8, 128, 128, 3, 1),
+        // cut by their output or by their input,
+        windows(4, 32, 16, 4, 3, 1),
+        windows(4, 32, 4, 16, 3, 1),
+        windows(4, 8, 64, 16, 3, 1),
+        windows(4, 8, 16, 64, 3, 1),
+        // with few pixels to a weight, as tiles and their halos have,
+        windows(4, 1, 16, 16, 3, 1),
+        windows(4, 2, 64, 64, 3, 1),
+        windows(4, 4, 32, 32, 3, 1),
+        windows(4, 4, 128, 128, 3, 1),
+        // and with few flops to a pixel.
+        windows(8, 32, 4, 4, 1, 1),
+        windows(8, 16, 16, 32, 1, 1),
+        windows(8, 16, 32, 64, 3, 2),
+    ]),
     attention: &[attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
     passes: 3..=8,
     light: 5..=6,
@@ -45,14 +69,15 @@ pub const CORE: Sizes = Sizes {
 pub const CARD: Sizes = Sizes {
     products: |dtype| if dtype == DType::F32 { 7..=12 } else { 7..=13 },
     granule: 64,
-    convolutions: &[
+    // From narrow layers on large images to wide ones on small images.
+    convolutions: Convolutions::Together(&[
         convolution(64, 224, 3, 64, 7, 2),
         convolution(64, 56, 64, 64, 3, 1),
         convolution(64, 56, 64, 256, 1, 1),
         convolution(64, 28, 128, 128, 3, 1),
         convolution(64, 14, 256, 256, 3, 1),
         convolution(64, 7, 512, 512, 3, 1),
-    ],
+    ]),
     attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
     passes: 4..=9,
     light: 7..=9,
@@ -63,12 +88,23 @@ pub const CARD: Sizes = Sizes {
 pub const QUICK: Sizes = Sizes {
     products: |_| 5..=6,
     granule: 16,
-    convolutions: &[convolution(1, 8, 3, 8, 3, 1)],
+    convolutions: Convolutions::EachPass(&[windows(1, 4, 4, 4, 3, 1), windows(1, 2, 16, 16, 1, 1)]),
     attention: &[attention(1, 16, 2, 32)],
     passes: 3..=4,
     light: 3..=4,
     width: 64,
 };
+
+const fn windows(
+    batch: usize,
+    side: usize,
+    input: usize,
+    output: usize,
+    kernel: usize,
+    stride: usize,
+) -> Windows {
+    Windows { batch, side, input, output, kernel, stride }
+}
 
 const fn convolution(
     batch: usize,
@@ -78,7 +114,7 @@ const fn convolution(
     kernel: usize,
     stride: usize,
 ) -> Work {
-    Work::Convolution { batch, side, input, output, kernel, stride }
+    Work::Convolution(windows(batch, side, input, output, kernel, stride))
 }
 
 const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> Work {

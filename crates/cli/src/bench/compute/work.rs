@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use espalier_plan::cluster::ConvolutionPass;
 use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::ops::conv::{self, Conv};
 use espalier_tensor::ops::matmul::matmul;
@@ -22,7 +23,9 @@ pub enum Work {
     /// The three products of a linear layer.
     Linear { rows: usize, input: usize, output: usize },
     /// The three passes of a convolution over square images, padded so that windows are as many as pixels over strides.
-    Convolution { batch: usize, side: usize, input: usize, output: usize, kernel: usize, stride: usize },
+    Convolution(Windows),
+    /// One pass of such a convolution.
+    ConvolutionPass { of: Windows, pass: Pass },
     /// Both passes of causal attention.
     Attention { batch: usize, positions: usize, heads: usize, width: usize },
     /// A sum, an activation, and both passes of a norm.
@@ -33,13 +36,45 @@ pub enum Work {
     Start,
 }
 
+/// A convolution with as many windows as pixels over strides.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Windows {
+    pub batch: usize,
+    pub side: usize,
+    pub input: usize,
+    pub output: usize,
+    pub kernel: usize,
+    pub stride: usize,
+}
+
+/// The passes of a convolution.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pass {
+    Forward,
+    Input,
+    Weight,
+}
+
+impl Windows {
+    /// Each pass, with its sizes as a planner counts them.
+    pub fn passes(self) -> [(Work, ConvolutionPass); 3] {
+        let Windows { batch, side, input, output, kernel, stride } = self;
+        let made = side.div_ceil(stride);
+        let pixels = [batch * side * side, batch * made * made].map(|pixels| pixels as f64);
+        let [forward, of_input, of_weight] = ConvolutionPass::all(kernel, input, output, pixels);
+        let work = |pass| Work::ConvolutionPass { of: self, pass };
+        [(work(Pass::Forward), forward), (work(Pass::Input), of_input), (work(Pass::Weight), of_weight)]
+    }
+}
+
 impl Work {
     /// Flops of a pass, or bytes that it reads and writes.
     pub fn size(&self, dtype: DType) -> f64 {
         let product = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
         match *self {
             Work::Linear { rows, input, output } => 2.0 * product(&[rows, input, output]),
-            Work::Convolution { batch, side, input, output, kernel, stride } => {
+            Work::Convolution(of) | Work::ConvolutionPass { of, .. } => {
+                let Windows { batch, side, input, output, kernel, stride } = of;
                 let windows = side.div_ceil(stride);
                 2.0 * product(&[batch, windows, windows, input, output, kernel, kernel])
             }
@@ -58,11 +93,9 @@ impl Work {
     /// Passes that are timed together. Attention's backward pass counts as two.
     pub fn passes(&self) -> f64 {
         match self {
-            Work::Linear { .. } | Work::Convolution { .. } | Work::Attention { .. } | Work::Light { .. } => {
-                3.0
-            }
+            Work::Linear { .. } | Work::Convolution(_) | Work::Attention { .. } | Work::Light { .. } => 3.0,
             Work::Passes { .. } => 4.0,
-            Work::Start => 1.0,
+            Work::Start | Work::ConvolutionPass { .. } => 1.0,
         }
     }
 
@@ -70,7 +103,7 @@ impl Work {
     pub fn kind(&self) -> &'static str {
         match self {
             Work::Linear { .. } => "product",
-            Work::Convolution { .. } => "convolution",
+            Work::Convolution(_) | Work::ConvolutionPass { .. } => "convolution",
             Work::Attention { .. } => "attention",
             Work::Passes { .. } => "pass",
             Work::Light { .. } => "light pass",
@@ -98,16 +131,23 @@ impl Work {
                     matmul(dy.t(), &x, None, activations).map(drop)
                 })
             }
-            Work::Convolution { batch, side, input, output, kernel, stride } => {
+            Work::Convolution(of) | Work::ConvolutionPass { of, .. } => {
+                let Windows { batch, side, input, output, kernel, stride } = of;
                 let conv = Conv { kernel, stride, padding: (kernel / 2).into() };
                 let [height, width] = conv.output_size([side, side]);
                 let x = tensor(&[batch, side, side, input])?;
                 let w = tensor(&[output, input, kernel, kernel])?;
                 let dy = tensor(&[batch, height, width, output])?;
+                let passes = match *self {
+                    Work::ConvolutionPass { pass, .. } => vec![pass],
+                    _ => vec![Pass::Forward, Pass::Input, Pass::Weight],
+                };
                 Box::new(move || {
-                    conv::forward(&x, &w, None, conv)?;
-                    conv::backward_input(&dy, &w, conv, x.shape())?;
-                    conv::backward_weight(&x, &dy, conv).map(drop)
+                    passes.iter().try_for_each(|pass| match pass {
+                        Pass::Forward => conv::forward(&x, &w, None, conv).map(drop),
+                        Pass::Input => conv::backward_input(&dy, &w, conv, x.shape()).map(drop),
+                        Pass::Weight => conv::backward_weight(&x, &dy, conv).map(drop),
+                    })
                 })
             }
             Work::Attention { batch, positions, heads, width } => {
@@ -148,9 +188,17 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Work::Linear { rows, input, output } => write!(f, "{rows} x {input} x {output}"),
-            Work::Convolution { batch, side, input, output, kernel, stride } => {
+            Work::Convolution(Windows { batch, side, input, output, kernel, stride }) => {
                 write!(f, "{batch} of {side} x {side}, {input} to {output}, {kernel} x {kernel}")?;
                 if stride > 1 { write!(f, " / {stride}") } else { Ok(()) }
+            }
+            Work::ConvolutionPass { of, pass } => {
+                let made = match pass {
+                    Pass::Forward => "y",
+                    Pass::Input => "dx",
+                    Pass::Weight => "dw",
+                };
+                write!(f, "{}, {made}", Work::Convolution(of))
             }
             Work::Attention { batch, positions, heads, width } => {
                 write!(f, "{batch} of {positions} x {width}, {heads} heads")
@@ -185,8 +233,11 @@ mod tests {
     fn sizes_are_those_that_a_planner_counts() {
         let linear = Work::Linear { rows: 3, input: 5, output: 7 };
         assert_eq!(linear.size(DType::F32), 210.0);
-        let conv = Work::Convolution { batch: 2, side: 7, input: 3, output: 5, kernel: 3, stride: 2 };
-        assert_eq!(conv.size(DType::F32), 2.0 * 2.0 * 16.0 * 3.0 * 5.0 * 9.0);
+        let of = Windows { batch: 2, side: 7, input: 3, output: 5, kernel: 3, stride: 2 };
+        assert_eq!(Work::Convolution(of).size(DType::F32), 2.0 * 2.0 * 16.0 * 3.0 * 5.0 * 9.0);
+        for (work, counted) in of.passes() {
+            assert_eq!(work.size(DType::F32), counted.flops, "{work}");
+        }
         let attention = Work::Attention { batch: 2, positions: 8, heads: 2, width: 4 };
         assert_eq!(attention.size(DType::Bf16), 0.5 * 4.0 * 2.0 * 64.0 * 4.0);
         assert_eq!(Work::Passes { rows: 4, width: 8 }.size(DType::Bf16), 2.5 * 64.0);
