@@ -110,9 +110,14 @@ impl Model {
         self.end().evaluate(x, targets, weights)
     }
 
-    /// The logits of the last row of what [`Model::forward`] gave, of all classes, on the host.
-    pub fn logits(&self, x: &Tensor, weights: &Weights) -> Result<Vec<f32>> {
-        self.end().logits(x, weights)
+    /// The logits of the last row of what [`Model::forward`] gave, of this rank's classes.
+    pub fn last_logits(&self, x: &Tensor, weights: &Weights) -> Result<Tensor> {
+        self.end().last_logits(x, weights)
+    }
+
+    /// Such a row on the host, of all classes.
+    pub fn read_logits(&self, own: &Tensor) -> Result<Vec<f32>> {
+        self.end().read_logits(own)
     }
 
     /// Sends the gradient of what [`Model::forward`] gave back through all blocks; what comes out is for the part before.

@@ -257,6 +257,7 @@ impl Tensor {
         // A copy need not be aligned for its elements.
         with_float!(self.dtype, T => Ok(bytes
             .par_chunks_exact(size_of::<T>())
+            .with_min_len(1 << 16)
             .map(|x| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x)))
             .collect()))
     }

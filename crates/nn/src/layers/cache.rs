@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 
-use espalier_tensor::Tensor;
+use espalier_tensor::ops::position::Position;
 use espalier_tensor::ops::{attention, cached_attention};
+use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
 
@@ -16,13 +17,14 @@ pub struct Cache {
     /// By the number of the attention layer in the model.
     layers: HashMap<usize, Tensor>,
     context: usize,
-    length: usize,
+    /// The first that has not been read.
+    position: Position,
 }
 
 impl Cache {
     /// An empty one, for so many positions.
-    pub fn new(context: usize) -> Cache {
-        Cache { layers: HashMap::new(), context, length: 0 }
+    pub fn new(context: usize, device: &Device) -> Result<Cache> {
+        Ok(Cache { layers: HashMap::new(), context, position: Position::new(device)? })
     }
 
     /// Positions that the model can tell apart.
@@ -32,18 +34,28 @@ impl Cache {
 
     /// Positions read so far: the next pass begins behind them.
     pub fn length(&self) -> usize {
-        self.length
+        self.position.at()
+    }
+
+    /// Where the next pass begins.
+    pub(super) fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// Has the device know where the next pass begins.
+    pub fn begin_pass(&mut self) -> Result<()> {
+        Ok(self.position.send()?)
     }
 
     /// Counts the positions of a pass that is through all layers.
     pub fn advance(&mut self, positions: usize) {
-        self.length += positions;
-        debug_assert!(self.length <= self.context);
+        debug_assert!(self.length() + positions <= self.context);
+        self.position.set(self.length() + positions);
     }
 
     /// Forgets all positions; the room stays.
     pub fn clear(&mut self) {
-        self.length = 0;
+        self.position.set(0);
     }
 
     /// What attention number `layer` gives at the positions of this pass; qkv: [1, positions, columns].
@@ -60,11 +72,11 @@ impl Cache {
             self.layers.insert(layer, room);
         }
         let kept = self.layers.get_mut(&layer).expect("there is room by now");
-        cached_attention::append(qkv, kept, self.length, heads, kv_heads)?;
-        match self.length {
-            // Nothing came before: the blocks of training's attention are faster over many positions.
-            0 => Ok(attention::forward(qkv, heads, kv_heads)?.0),
-            first => Ok(cached_attention::forward(qkv, kept, first, heads, kv_heads)?),
+        if self.position.at() > 0 {
+            return Ok(cached_attention::forward(qkv, kept, &self.position, heads, kv_heads)?);
         }
+        // Nothing came before: the blocks of training's attention are faster over many positions.
+        cached_attention::append(qkv, kept, &self.position, heads, kv_heads)?;
+        Ok(attention::forward(qkv, heads, kv_heads)?.0)
     }
 }

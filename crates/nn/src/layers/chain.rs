@@ -59,16 +59,16 @@ impl Chain {
         h = self.entered(h, pass.share)?;
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
-            let (before, after) = match pass.is_of_one_row(&h) {
-                false => linear.product_activated(&h, *kind, pass.weights)?,
-                true => {
-                    let before = linear.row_product(&h, pass.weights, Category::Transient)?;
-                    let after = activation::forward(*kind, &before)?;
-                    (before, after)
+            h = match pass.is_of_one_row(&h) {
+                // There is no way back through a text that is being written: nothing is kept.
+                true => linear.row_product(&h, Some(*kind), None, pass.weights)?,
+                false => {
+                    let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
+                    pass.stash.push(saved_of(*kind, before, &after));
+                    after
                 }
             };
-            pass.stash.push(saved_of(*kind, before, &after));
-            (h, linear) = (after, next);
+            linear = next;
         }
         Ok((h, linear))
     }
@@ -128,7 +128,7 @@ impl Layer for Chain {
         let (h, linear) = self.before_last(x, pass)?;
         match pass.is_of_one_row(&h) {
             false => linear.product(&h, pass.weights, Category::Transient),
-            true => linear.row_product(&h, pass.weights, Category::Transient),
+            true => linear.row_product(&h, None, None, pass.weights),
         }
     }
 
@@ -136,7 +136,7 @@ impl Layer for Chain {
         let (h, linear) = self.before_last(x, pass)?;
         match pass.is_of_one_row(&h) {
             false => linear.product_plus(&h, &plus, pass.weights),
-            true => sum(linear.row_product(&h, pass.weights, Category::Transient)?, plus),
+            true => linear.row_product(&h, None, Some(&plus), pass.weights),
         }
     }
 

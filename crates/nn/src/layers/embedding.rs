@@ -43,8 +43,8 @@ pub(crate) struct PositionEmbedding {
 
 impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let read = pass.cache.as_ref().map_or(0, |cache| cache.length());
-        Ok(embedding::add_positions(x, pass.weights.get(self.table), self.first + read)?)
+        let behind = pass.cache.as_ref().map(|cache| cache.position());
+        Ok(embedding::add_positions_behind(x, pass.weights.get(self.table), self.first, behind)?)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {

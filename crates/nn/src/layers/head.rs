@@ -157,16 +157,23 @@ impl Head {
         Split { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
     }
 
-    /// The logits of the last row alone, of all classes, on the host: what a model that writes chooses from.
-    pub fn logits(&self, x: &Tensor, weights: &Weights) -> Result<Vec<f32>> {
-        let row = rows::take(x, x.rows() - 1..x.rows(), Category::Transient)?;
-        let logits = match &self.linear {
-            Some(linear) => linear.row_product(&row, weights, Category::Workspace)?,
-            None => row,
+    /// The logits of the last row alone, of the classes that are made here: what a model that writes chooses from.
+    pub fn last_logits(&self, x: &Tensor, weights: &Weights) -> Result<Tensor> {
+        let row = match x.rows() {
+            1 => x.clone(),
+            rows => rows::take(x, rows - 1..rows, Category::Transient)?,
         };
+        match &self.linear {
+            Some(linear) => linear.row_product(&row, None, None, weights),
+            None => Ok(row),
+        }
+    }
+
+    /// A row of logits on the host, with those of the classes that others make.
+    pub fn read_logits(&self, own: &Tensor) -> Result<Vec<f32>> {
         match &self.classes {
-            Some(classes) => classes.gather(&logits),
-            None => Ok(logits.read_f32()?),
+            Some(classes) => classes.gather(own),
+            None => Ok(own.read_f32()?),
         }
     }
 

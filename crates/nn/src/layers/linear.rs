@@ -5,7 +5,7 @@ use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
-use espalier_tensor::ops::matvec::matvec;
+use espalier_tensor::ops::matvec::{After, matvec};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Operand, Tensor};
 
@@ -43,11 +43,18 @@ impl Linear {
         Ok(with_rows_of(x, y))
     }
 
-    /// `x W + b` of one row, at the speed of memory: for a pass that writes text. Its sums run in another order than those of
+    /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. Its sums run in another order than those of
     /// [`Linear::product`], whose bits do not depend on the number of rows.
-    pub fn row_product(&self, x: &Tensor, weights: &Weights, category: Category) -> Result<Tensor> {
+    pub fn row_product(
+        &self,
+        x: &Tensor,
+        activation: Option<Activation>,
+        plus: Option<&Tensor>,
+        weights: &Weights,
+    ) -> Result<Tensor> {
         let weight = Operand::new(weights.get(self.weight), self.order == WeightOrder::OutIn);
-        Ok(with_rows_of(x, matvec(x, weight, self.bias.map(|id| weights.get(id)), category)?))
+        let after = After { bias: self.bias.map(|id| weights.get(id)), activation, plus };
+        Ok(with_rows_of(x, matvec(x, weight, after, Category::Transient)?))
     }
 
     /// `x W^T + b` where the stored weight is to be transposed, otherwise `x W + b`: without its zeros where that is chosen.

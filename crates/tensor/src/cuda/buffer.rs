@@ -5,7 +5,7 @@
 //! be handed on while the card still uses it: whoever gets it queues behind that use.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
@@ -227,8 +227,23 @@ fn rounded(len: usize) -> Option<usize> {
 /// Freed blocks by capacity.
 #[derive(Debug, Default)]
 pub(super) struct FreeBlocks {
-    blocks: Mutex<BTreeMap<usize, Vec<Block>>>,
+    lists: Mutex<Lists>,
     held: AtomicUsize,
+}
+
+type ByCapacity = BTreeMap<usize, Vec<Block>>;
+
+/// Blocks for everybody and, while work is recorded, those that it has used: it takes and gives no others.
+#[derive(Debug, Default)]
+struct Lists {
+    blocks: ByCapacity,
+    aside: Option<ByCapacity>,
+}
+
+impl Lists {
+    fn current(&mut self) -> &mut ByCapacity {
+        self.aside.as_mut().unwrap_or(&mut self.blocks)
+    }
 }
 
 impl FreeBlocks {
@@ -243,7 +258,8 @@ impl FreeBlocks {
             return Some(Block { address: 0, capacity: 0 });
         }
         let slack = (len / 8).max(if len >= PAGE / 2 { PAGE } else { ALIGN });
-        let mut blocks = self.blocks.lock().expect("no panic while locked");
+        let mut lists = self.lists();
+        let blocks = lists.current();
         let (&capacity, list) = blocks.range_mut(len..=len.saturating_add(slack)).next()?;
         let block = list.pop();
         if list.is_empty() {
@@ -266,14 +282,32 @@ impl FreeBlocks {
 
     pub(super) fn give(&self, block: Block) {
         if block.capacity > 0 {
-            let mut blocks = self.blocks.lock().expect("no panic while locked");
-            blocks.entry(block.capacity).or_default().push(block);
+            self.lists().current().entry(block.capacity).or_default().push(block);
         }
+    }
+
+    /// From now on blocks come from the driver or from those that were freed since, which are kept apart.
+    pub(super) fn set_aside(&self) {
+        self.lists().aside = Some(BTreeMap::new());
+    }
+
+    /// Whether blocks are kept apart.
+    pub(super) fn is_setting_aside(&self) -> bool {
+        self.lists().aside.is_some()
+    }
+
+    /// The blocks that were kept apart; the next ones are for everybody.
+    pub(super) fn end_setting_aside(&self) -> Vec<Block> {
+        self.lists().aside.take().into_iter().flatten().flat_map(|(_, list)| list).collect()
+    }
+
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().expect("no panic while locked")
     }
 
     /// Gives all waiting blocks back to the driver.
     pub(super) fn clear(&self) {
-        let blocks = std::mem::take(&mut *self.blocks.lock().expect("no panic while locked"));
+        let blocks = std::mem::take(&mut self.lists().blocks);
         let bytes: usize = blocks.iter().map(|(capacity, list)| capacity * list.len()).sum();
         self.held.fetch_sub(bytes, Relaxed);
     }

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUdeviceptr, CUfunction,
-    CUfunction_attribute as FunctionAttribute, CUmodule, CUresult,
+    CUfunction_attribute as FunctionAttribute, CUlaunchAttribute, CUlaunchAttributeID as AttributeId,
+    CUlaunchAttributeValue as AttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterSize,
+    CUlaunchConfig, CUmodule, CUresult,
 };
 
 use super::Cuda;
@@ -70,21 +72,8 @@ impl Kernel {
         args: Args<'_>,
     ) -> Result<()> {
         let (grid, block) = (grid.into(), block.into());
-        if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
-            return Ok(());
-        }
-        args.match_kernel(self);
-        self.cuda.bind()?;
-        self.function.allow_shared(shared)?;
-        let mut cells = args.cells;
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
-        for (pointer, place) in pointers.iter_mut().zip(&args.places[..args.count]) {
-            *pointer = (&raw mut cells[*place..]).cast();
-        }
-        let timer = self.cuda.time(self.function.family, 0.0)?;
-        // SAFETY: the function is loaded; the driver copies each argument, of the kernel's own size and from as
-        // many cells, before it returns. The caller vouches for their meaning.
-        unsafe {
+        // SAFETY: the function is loaded; the driver copies each argument before it returns.
+        let queue = |pointers: *mut *mut c_void| unsafe {
             sys::cuLaunchKernel(
                 self.function.raw,
                 grid.0,
@@ -95,11 +84,82 @@ impl Kernel {
                 block.2,
                 shared,
                 self.cuda.compute().raw(),
-                pointers.as_mut_ptr(),
+                pointers,
                 std::ptr::null_mut(),
             )
+        };
+        self.queue(grid, shared, args, queue)
+    }
+
+    /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude): where the card can
+    /// ([`Cuda::overlaps_kernels`]), its blocks begin while that work ends, and read what does not depend on it. `cluster` blocks, neighbours along y, run
+    /// at the same time and read each other's shared memory; a card that cannot takes 1 alone.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], and the kernel does wait before it reads or writes what earlier work may write or read.
+    pub unsafe fn launch_early(
+        &self,
+        grid: impl Into<Extent>,
+        block: impl Into<Extent>,
+        cluster: u32,
+        args: Args<'_>,
+    ) -> Result<()> {
+        let (grid, block) = (grid.into(), block.into());
+        if !self.cuda.overlaps_kernels() {
+            assert_eq!(cluster, 1, "blocks that share memory, on a card that has no such blocks");
+            // SAFETY: the caller's.
+            return unsafe { self.launch(grid, block, 0, args) };
         }
-        .check("launching a kernel")?;
+        let attribute = |id, value| CUlaunchAttribute { id, pad: [0; 4], value };
+        let size = ClusterSize { x: 1, y: cluster, z: 1 };
+        let mut attributes = [
+            attribute(
+                AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                AttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+            attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, AttributeValue { clusterDim: size }),
+        ];
+        let config = CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: grid.2,
+            blockDimX: block.0,
+            blockDimY: block.1,
+            blockDimZ: block.2,
+            sharedMemBytes: 0,
+            hStream: self.cuda.compute().raw(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        // SAFETY: as in `launch`; the driver reads the attributes before it returns.
+        let queue = |pointers: *mut *mut c_void| unsafe {
+            sys::cuLaunchKernelEx(&config, self.function.raw, pointers, std::ptr::null_mut())
+        };
+        self.queue(grid, 0, args, queue)
+    }
+
+    /// Checks the arguments, lays them out for the driver and times what `queue` does with them.
+    fn queue(
+        &self,
+        grid: Extent,
+        shared: u32,
+        args: Args<'_>,
+        queue: impl FnOnce(*mut *mut c_void) -> CUresult,
+    ) -> Result<()> {
+        if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
+            return Ok(());
+        }
+        args.match_kernel(self);
+        self.cuda.bind()?;
+        self.function.allow_shared(shared)?;
+        // Each argument is of the kernel's own size, and read from as many cells.
+        let mut cells = args.cells;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
+        for (pointer, place) in pointers.iter_mut().zip(&args.places[..args.count]) {
+            *pointer = (&raw mut cells[*place..]).cast();
+        }
+        let timer = self.cuda.time(self.function.family, 0.0)?;
+        queue(pointers.as_mut_ptr()).check("launching a kernel")?;
         timer.end()
     }
 }
@@ -200,6 +260,15 @@ impl<'a> Args<'a> {
             self = self.cell(u64::from(pair[0]) | u64::from(high) << 32);
         }
         self.argument(place, 4 * fields.len())
+    }
+
+    /// A struct by value, whose fields are of 8 bytes: addresses in memory that the caller keeps until the launch is queued, and numbers.
+    pub fn words(mut self, fields: &[u64]) -> Args<'a> {
+        let place = self.used;
+        for field in fields {
+            self = self.cell(*field);
+        }
+        self.argument(place, 8 * fields.len())
     }
 
     // The machine is little-endian, so a cell's first bytes are those of a smaller value.

@@ -6,7 +6,7 @@
 //!
 //! - [`library`], [`probe`]: what the machine has;
 //! - [`stream`], `staging`, [`buffer`], [`ahead`]: order, copies, memory, and what is copied ahead of its use;
-//! - [`compile`], [`kernel`]: from source to launch;
+//! - [`compile`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod ahead;
@@ -18,6 +18,7 @@ pub mod kernel;
 pub mod library;
 pub mod probe;
 mod profile;
+pub mod recording;
 pub(crate) mod sparse;
 mod staging;
 mod status;
@@ -38,6 +39,7 @@ pub use kernel::{Args, Kernel};
 pub use probe::{Gpu, Probe};
 use profile::Profile;
 pub use profile::Taken;
+pub use recording::Recorded;
 use staging::Staging;
 use status::Status;
 use stream::{Event, Stream};
@@ -216,6 +218,11 @@ impl Cuda {
         self.0.loaded.constant(self, source, build, name)
     }
 
+    /// Whether a kernel can begin while the one before it ends, and blocks of it share memory: from compute capability 9.0 on.
+    pub(crate) fn overlaps_kernels(&self) -> bool {
+        self.gpu().capability >= 90
+    }
+
     /// A limit of the card.
     pub(crate) fn attribute(&self, attribute: CUdevice_attribute) -> Result<u32> {
         probe::attribute(self.0.context.device, attribute)
@@ -246,6 +253,7 @@ impl Cuda {
     /// Copies in the order of the compute stream.
     fn with_staging<R>(&self, work: impl FnOnce(&mut Staging, &Stream) -> Result<R>) -> Result<R> {
         self.bind()?;
+        self.is_not_recording("copying between host and card")?;
         Staging::with(&self.0.staging, |staging| work(staging, self.compute()))
     }
 

@@ -140,6 +140,23 @@ DEVICE u64 threads_in_grid() { return static_cast<u64>(gridDim.x) * blockDim.x; 
 DEVICE u32 lane() { return threadIdx.x % WARP; }
 DEVICE u32 warp_in_block() { return threadIdx.x / WARP; }
 
+// ---- the work before and behind, for kernels that are launched early; nothing where the card cannot overlap ----
+
+// From here on, everything that was queued before is done, and can be seen. Every thread that touches what earlier work
+// may touch calls it first.
+DEVICE void wait_for_work_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel's blocks may begin where this one leaves room. They wait for its end before they read what it writes.
+DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- reductions; every thread of the warp or block takes part and gets the result ----
 
 struct Sum {

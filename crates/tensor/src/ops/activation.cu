@@ -5,35 +5,6 @@
 //   kind: 0 ReLU, 1 GELU (tanh), 2 SiLU. Tensors are T [n].
 //   grid ceil(n / 4096), block 256.
 
-constexpr float GELU_SCALE = 0.7978846f;
-constexpr float GELU_CUBE = 0.044715f;
-
-DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
-DEVICE float gelu_gate(float x) { return sigmoid(2.0f * GELU_SCALE * x * (1.0f + GELU_CUBE * x * x)); }
-
-struct Relu {
-    // This way round, a NaN passes.
-    DEVICE static float apply(float x) { return x < 0.0f ? 0.0f : x; }
-    DEVICE static float slope(float y) { return y > 0.0f ? 1.0f : 0.0f; }
-};
-
-struct Gelu {
-    DEVICE static float apply(float x) { return x * gelu_gate(x); }
-    DEVICE static float slope(float x) {
-        const float gate = gelu_gate(x);
-        const float inner = 2.0f * GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
-        return gate + x * gate * (1.0f - gate) * inner;
-    }
-};
-
-struct Silu {
-    DEVICE static float apply(float x) { return x * sigmoid(x); }
-    DEVICE static float slope(float x) {
-        const float gate = sigmoid(x);
-        return gate + x * gate * (1.0f - gate);
-    }
-};
-
 template <class Kind>
 DEVICE void forward(const T* __restrict__ x, T* __restrict__ y, i64 n) {
     for_each<LANES>(n, aligned(x) && aligned(y), [&](i64 i, auto width) {

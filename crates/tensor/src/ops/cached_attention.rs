@@ -14,6 +14,7 @@ pub(crate) mod cuda;
 mod host;
 
 use super::attention::Sizes;
+use super::position::Position;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -25,23 +26,38 @@ pub fn cache(device: &Device, dtype: DType, kv_heads: usize, context: usize, d: 
     Tensor::zeros(device, &[2, kv_heads, context, d], dtype, Category::Cache)
 }
 
-/// Puts the keys and values of new positions, the first of which is `first`, into the cache.
-pub fn append(qkv: &Tensor, cache: &mut Tensor, first: usize, heads: usize, kv_heads: usize) -> Result<()> {
-    let z = sizes(qkv, cache, first, heads, kv_heads);
+/// Puts the keys and values of new positions, from `first` on, into the cache.
+pub fn append(
+    qkv: &Tensor,
+    cache: &mut Tensor,
+    first: &Position,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<()> {
+    let z = sizes(qkv, cache, first.at(), heads, kv_heads);
     match &qkv.device() {
         Device::Cpu(_) => {
-            host::append(qkv, cache, first, &z);
+            host::append(qkv, cache, first.at(), &z);
             Ok(())
         }
         Device::Cuda(gpu) => cuda::append(gpu, qkv, cache, first, &z),
     }
 }
 
-/// The attention's output at new positions, whose keys and values are in the cache already.
-pub fn forward(qkv: &Tensor, cache: &Tensor, first: usize, heads: usize, kv_heads: usize) -> Result<Tensor> {
-    let z = sizes(qkv, cache, first, heads, kv_heads);
+/// The same, and the attention's output at the new positions.
+pub fn forward(
+    qkv: &Tensor,
+    cache: &mut Tensor,
+    first: &Position,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<Tensor> {
+    let z = sizes(qkv, cache, first.at(), heads, kv_heads);
     match &qkv.device() {
-        Device::Cpu(cpu) => host::forward(cpu, qkv, cache, first, &z),
+        Device::Cpu(cpu) => {
+            host::append(qkv, cache, first.at(), &z);
+            host::forward(cpu, qkv, cache, first.at(), &z)
+        }
         Device::Cuda(gpu) => cuda::forward(gpu, qkv, cache, first, &z),
     }
 }
@@ -103,12 +119,14 @@ mod tests {
             bounds.iter().map(|(first, part)| expected[first * c..(first + part) * c].to_vec()).collect();
         check(&each, |device, dtype| {
             let mut kept = cache(device, dtype, kv_heads, t + 3, d).unwrap();
+            let mut position = Position::new(device).unwrap();
             let mut outputs = Vec::new();
             for &(first, part) in &bounds {
                 let rows = &qkv[first * width..(first + part) * width];
                 let rows = tensor(device, dtype, &[1, part, width], rows);
-                append(&rows, &mut kept, first, heads, kv_heads).unwrap();
-                outputs.push(forward(&rows, &kept, first, heads, kv_heads).unwrap());
+                position.set(first);
+                position.send().unwrap();
+                outputs.push(forward(&rows, &mut kept, &position, heads, kv_heads).unwrap());
             }
             outputs
         });
@@ -133,14 +151,29 @@ mod tests {
         }
     }
 
+    /// What is only put in is found by what comes behind it.
+    #[test]
+    fn keys_that_were_put_in_without_an_output_are_attended_to() {
+        let (rows, d) = (values(5, 12 * 24, 1.0), 8);
+        let expected = plain(&wide(&rows), 12, 1, 1, d);
+        check(&[expected[11 * d..].to_vec()], |device, dtype| {
+            let mut kept = cache(device, dtype, 1, 12, d).unwrap();
+            let mut position = Position::new(device).unwrap();
+            append(&tensor(device, dtype, &[1, 11, 24], &rows[..11 * 24]), &mut kept, &position, 1, 1).unwrap();
+            position.set(11);
+            position.send().unwrap();
+            let last = tensor(device, dtype, &[1, 1, 24], &rows[11 * 24..]);
+            vec![forward(&last, &mut kept, &position, 1, 1).unwrap()]
+        });
+    }
+
     /// Scores that would overflow in an exponential.
     #[test]
     fn large_scores_are_no_trouble() {
         check(&[vec![0.0]], |device, dtype| {
             let qkv = tensor(device, dtype, &[1, 70, 24], &values(1, 70 * 24, 60.0));
             let mut kept = cache(device, dtype, 2, 70, 4).unwrap();
-            append(&qkv, &mut kept, 0, 2, 2).unwrap();
-            let y = forward(&qkv, &kept, 0, 2, 2).unwrap().to_f32();
+            let y = forward(&qkv, &mut kept, &Position::new(device).unwrap(), 2, 2).unwrap().to_f32();
             vec![tensor(device, dtype, &[1], &[if y.iter().all(|y| y.is_finite()) { 0.0 } else { 1.0 }])]
         });
     }
@@ -153,8 +186,7 @@ mod tests {
         let qkv = tensor(&device, DType::F32, &[1, 90, 48], &qkv);
         let (y, _) = attention::forward(&qkv, 4, 1).unwrap();
         let mut kept = cache(&device, DType::F32, 1, 90, 8).unwrap();
-        append(&qkv, &mut kept, 0, 4, 1).unwrap();
-        let cached = forward(&qkv, &kept, 0, 4, 1).unwrap();
+        let cached = forward(&qkv, &mut kept, &Position::new(&device).unwrap(), 4, 1).unwrap();
         crate::testing::assert_close(&cached.to_f32(), &wide(&y.to_f32()), 2e-6);
         assert_eq!(device.ledger().current(Category::Cache), 2 * 90 * 8 * 4);
     }

@@ -5,8 +5,8 @@
 //
 // embedding_forward(ids, table, y, n, c, vocab, first, missing): y = table[id - first]. A row whose id is not in the
 //   table is filled with `missing`. grid ceil(n / 8), block (32, 8).
-// embedding_add_positions(x, positions, wide, y, n, t, c, begin): y = x + positions[begin + i mod t]; y may be x. The
-//   same grid.
+// embedding_add_positions(x, positions, wide, y, n, t, c, begin, more): y = x + positions[begin + i mod t]; y may be x. The
+//   same grid. more: u32 [1], added to `begin`, or null.
 // embedding_positions_backward(dy, dpositions, n, t, c, context, begin): dpositions: T [context, c], the sums over the
 //   batch; zero before `begin` and beyond t. grid (ceil(context / 8), ceil(c / (32 N))), block (32, 8).
 //
@@ -60,7 +60,9 @@ DEVICE void add_positions(const T* __restrict__ x, Weights positions, T* __restr
     }
 }
 
-KERNEL(256) embedding_add_positions(const T* x, const void* positions, int wide, T* y, i64 n, i64 t, i64 c, i64 begin) {
+KERNEL(256) embedding_add_positions(const T* x, const void* positions, int wide, T* y, i64 n, i64 t, i64 c, i64 begin,
+                                    const u32* more) {
+    if (more) begin += *more;
     if (c % LANES == 0)
         add_positions<LANES>(x, {positions, wide}, y, n, t, c, begin);
     else

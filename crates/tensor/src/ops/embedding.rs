@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::elementwise::sum_into;
 use crate::ops::pieces::{self, PIECE};
+use crate::ops::position::Position;
 use crate::ops::reduce::add_rows;
 use crate::tensor::Tensor;
 use crate::with_float;
@@ -129,23 +130,34 @@ const SHARE: usize = 256;
 
 /// `x[b, t] + table[first + t]`; overwrites x if nobody else holds it.
 pub fn add_positions(x: Tensor, table: &Tensor, first: usize) -> Result<Tensor> {
+    add_positions_behind(x, table, first, None)
+}
+
+/// The same in a sequence that is read in parts: `first` counts from this position on.
+pub fn add_positions_behind(
+    x: Tensor,
+    table: &Tensor,
+    first: usize,
+    behind: Option<&Position>,
+) -> Result<Tensor> {
     let (t, c) = time_and_width(&x);
+    let begin = first + behind.map_or(0, Position::at);
     assert!(
-        table.width() == c && table.rows() >= first + t,
-        "positions: {:?} from {first} on for {:?}",
+        table.width() == c && table.rows() >= begin + t,
+        "positions: {:?} from {begin} on for {:?}",
         table.shape(),
         x.shape()
     );
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(cuda) => return cuda::add_positions(&cuda, x, table, t, first),
+        Device::Cuda(cuda) => return cuda::add_positions(&cuda, x, table, t, first, behind),
     };
     let mut y = pieces::writable(x)?;
     with_float!(y.dtype(), T => with_float!(table.dtype(), U => {
         let table = table.slice::<U>();
         cpu.for_pieces(y.slice_mut::<T>(), pieces::rows(c) * c, |at, y| {
             for (i, y) in y.chunks_exact_mut(c).enumerate() {
-                let position = first + (at.start / c + i) % t;
+                let position = begin + (at.start / c + i) % t;
                 sum_into(cpu.isa(), &table[position * c..(position + 1) * c], y);
             }
         });

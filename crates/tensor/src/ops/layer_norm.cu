@@ -109,6 +109,7 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
 
 KERNEL(512) layer_norm_forward(const T* x, const void* scale, const void* shift, int wide, T* y,
                                 float* statistics, i64 rows, i64 c, float eps) {
+    let_next_begin();
     if (c % LANES == 0)
         forward<LANES>(x, {scale, wide}, {shift, wide}, y, statistics, rows, c, eps);
     else

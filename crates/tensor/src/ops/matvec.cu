@@ -1,30 +1,150 @@
 // One row times a matrix: every weight is read once, 16 bytes at a time, and nothing else takes time.
 //
-// matvec_by_outputs(x, w, bias, y, k, n): w: T [n, k]; y = w x + bias. A warp has a row. grid ceil(n / 8), block (32, 8).
-// matvec_by_inputs(x, w, partial, k, n, piece): w: T [k, n]; partial: f32 [pieces, n], piece i has rows i piece ..
+// matvec_by_outputs(x, w, y, k, n, after): w: T [n, k]. A warp has a row. grid ceil(n / 8), block (32, 8).
+// matvec_by_inputs(x, w, y, k, n, piece, after): w: T [k, n]. A block has ACROSS N columns and `piece` rows; blocks that
+//   are neighbours along y have the same columns and are a cluster: the first of them adds their sums up. grid (ceil(n / (ACROSS N)),
+//   ceil(k / piece)), block 256. Only where blocks can read each other's memory; elsewhere the next two:
+// matvec_pieces(x, w, partial, k, n, piece): partial: f32 [pieces, n], piece i has rows i piece ..
 //   column geometry (lanes.cuh) with pieces of its own: see cuda.rs.
-// matvec_total(partial, bias, y, pieces, n): y = the pieces added up, + bias. grid ceil(n / 32), block (32, 8).
-// x: T [k], y: T [n], bias: T [n] or null. Sums are f32, in an order that only sizes decide.
+// matvec_total(partial, y, pieces, n, after): y = the pieces added up. grid ceil(n / 32), block (32, 8).
+// x: T [k], y: T [n]; N = LANES if the rows of w divide by it, else 1. Sums are f32, in an order that only sizes decide.
+// All may be launched early: they read weights before they wait for x.
+
+constexpr int ACROSS = 8;              // threads beside each other over a row of weights: 128 bytes
+constexpr int DOWN = THREADS / ACROSS; // rows that a block reads at once
+constexpr int AHEAD = 8;               // packs of weights that a thread has under way
+constexpr int STAGED = 2048;           // elements of x that a block holds
+
+// What becomes of a sum: y = f(sum + bias) + plus. Both of T [n] or null; f by its number in activation/formulas.cuh.
+struct After {
+    const T* bias;
+    const T* plus;
+    i64 kind;
+
+    DEVICE void put(T* y, i64 at, float sum) const {
+        if (bias) sum += to_f32(bias[at]);
+        sum = activated(sum, static_cast<int>(kind));
+        if (plus) sum += to_f32(plus[at]);
+        y[at] = from_f32<T>(sum);
+    }
+};
 
 template <int N>
-DEVICE float row_times(const T* __restrict__ x, const T* __restrict__ w, i64 k) {
+DEVICE float row_times(const T* x, const T* w, i64 k) {
+    const i64 step = WARP * N;
+    Raw<T, N> ahead[AHEAD];
+    const auto read = [&](i64 first) {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+            if (first + u * step < k) ahead[u].read(w + first + u * step);
+    };
+    const i64 first = threadIdx.x * N;
+    read(first);
+    let_next_begin();
+    wait_for_work_before();
     float sum = 0.0f;
-#pragma unroll 4
-    for (i64 p = threadIdx.x * N; p < k; p += WARP * N) {
-        float a[N], b[N];
-        load(w + p, a);
-        load(x + p, b);
-        for (int i = 0; i < N; ++i) sum = fmaf(a[i], b[i], sum);
+    for (i64 p = first; p < k; p += AHEAD * step) {
+        if (p != first) read(p);
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (p + u * step >= k) continue;
+            float a[N], b[N];
+            ahead[u].get(a);
+            load(x + p + u * step, b);
+            for (int i = 0; i < N; ++i) sum = fmaf(a[i], b[i], sum);
+        }
     }
     return warp_sum(sum);
 }
 
-KERNEL(256) matvec_by_outputs(const T* x, const T* w, const T* bias, T* y, i64 k, i64 n) {
+KERNEL(256) matvec_by_outputs(const T* x, const T* w, T* y, i64 k, i64 n, After after) {
     const i64 row = row_in_grid();
     if (row >= n) return;
     const float sum = k % LANES == 0 ? row_times<LANES>(x, w + row * k, k) : row_times<1>(x, w + row * k, k);
-    if (threadIdx.x == 0) y[row] = from_f32<T>(sum + (bias ? to_f32(bias[row]) : 0.0f));
+    if (threadIdx.x == 0) after.put(y, row, sum);
 }
+
+#if __CUDA_ARCH__ >= 900
+DEVICE void wait_for_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// What the block of this rank in the cluster has where `own` is here.
+DEVICE float of_block(const float* own, u32 rank) {
+    const u32 here = static_cast<u32>(__cvta_generic_to_shared(own));
+    u32 there;
+    float value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+    return value;
+}
+
+template <int N>
+DEVICE void columns_times(const T* x, const T* w, T* y, i64 k, i64 n, i64 piece, const After& after) {
+    __shared__ float staged[STAGED], by_warp[THREADS / WARP][ACROSS * N], total[ACROSS * N];
+    const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+    const i64 start = static_cast<i64>(blockIdx.x) * ACROSS * N, column = start + across * N;
+    const i64 first = blockIdx.y * piece, end = first + piece < k ? first + piece : k;
+    Raw<T, N> ahead[AHEAD];
+    const auto read = [&](i64 from, i64 to) {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            const i64 row = from + down + u * DOWN;
+            if (column < n && row < to) ahead[u].read(w + row * n + column);
+        }
+    };
+    read(first, end);
+    let_next_begin();
+    wait_for_work_before();
+    float sum[N] = {};
+    for (i64 from = first; from < end; from += STAGED) {
+        const i64 to = from + STAGED < end ? from + STAGED : end;
+        if (from != first) __syncthreads();
+        for (i64 i = from + threadIdx.x; i < to; i += THREADS) staged[i - from] = to_f32(x[i]);
+        __syncthreads();
+        for (i64 tile = from; tile < to; tile += DOWN * AHEAD) {
+            if (tile != first) read(tile, to);
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                const i64 row = tile + down + u * DOWN;
+                if (column >= n || row >= to) continue;
+                float v[N];
+                ahead[u].get(v);
+                const float factor = staged[row - from];
+                for (int i = 0; i < N; ++i) sum[i] = fmaf(factor, v[i], sum[i]);
+            }
+        }
+    }
+    // Over the rows of a warp, of the block, and of all blocks.
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        for (int step = ACROSS; step < WARP; step *= 2) sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], step);
+        if (lane() < ACROSS) by_warp[warp_in_block()][across * N + i] = sum[i];
+    }
+    __syncthreads();
+    const int own = threadIdx.x;
+    if (own < ACROSS * N) {
+        float all = 0.0f;
+        for (int warp = 0; warp < THREADS / WARP; ++warp) all += by_warp[warp][own];
+        total[own] = all;
+    }
+    wait_for_cluster();
+    if (blockIdx.y == 0 && own < ACROSS * N && start + own < n) {
+        float all = 0.0f;
+        for (u32 rank = 0; rank < gridDim.y; ++rank) all += of_block(total + own, rank);
+        after.put(y, start + own, all);
+    }
+    // The others' memory is there until it has been read.
+    wait_for_cluster();
+}
+
+KERNEL(256) matvec_by_inputs(const T* x, const T* w, T* y, i64 k, i64 n, i64 piece, After after) {
+    if (n % LANES == 0)
+        columns_times<LANES>(x, w, y, k, n, piece, after);
+    else
+        columns_times<1>(x, w, y, k, n, piece, after);
+}
+#endif
 
 template <int N>
 DEVICE void rows_times(const T* __restrict__ x, const T* __restrict__ w, float* __restrict__ partial, i64 k, i64 n,
@@ -45,15 +165,15 @@ DEVICE void rows_times(const T* __restrict__ x, const T* __restrict__ w, float* 
     if (threadIdx.y == 0 && column < n) store(partial + blockIdx.y * n + column, sum);
 }
 
-KERNEL(256) matvec_by_inputs(const T* x, const T* w, float* partial, i64 k, i64 n, i64 piece) {
+KERNEL(256) matvec_pieces(const T* x, const T* w, float* partial, i64 k, i64 n, i64 piece) {
     if (n % LANES == 0)
         rows_times<LANES>(x, w, partial, k, n, piece);
     else
         rows_times<1>(x, w, partial, k, n, piece);
 }
 
-KERNEL(256) matvec_total(const float* partial, const T* bias, T* y, i64 pieces, i64 n) {
+KERNEL(256) matvec_total(const float* partial, T* y, i64 pieces, i64 n, After after) {
     const i64 column = static_cast<i64>(blockIdx.x) * 32 + threadIdx.x;
     const float sum = column_total(partial, pieces, n, column);
-    if (threadIdx.y == 0 && column < n) y[column] = from_f32<T>(sum + (bias ? to_f32(bias[column]) : 0.0f));
+    if (threadIdx.y == 0 && column < n) after.put(y, column, sum);
 }

@@ -15,24 +15,46 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::operand::Operand;
+use crate::ops::activation::{self, Activation};
+use crate::ops::elementwise::add_into;
 use crate::tensor::Tensor;
 
-/// `x w + bias`, as a new tensor `[1, n]` of `x`'s type; `bias: [n]`.
+/// What becomes of the product `x w`: `f(x w + bias) + plus`, each where it is there. On a card that costs no pass of its own.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct After<'a> {
+    /// `[n]`
+    pub bias: Option<&'a Tensor>,
+    /// f.
+    pub activation: Option<Activation>,
+    /// n elements, in any shape.
+    pub plus: Option<&'a Tensor>,
+}
+
+/// `x w` and what comes after it, as a new tensor `[1, n]` of `x`'s type.
 pub fn matvec<'a>(
     x: &Tensor,
     w: impl Into<Operand<'a>>,
-    bias: Option<&Tensor>,
+    after: After<'_>,
     category: Category,
 ) -> Result<Tensor> {
     let w = w.into();
     let (k, n) = w.extents();
     assert_eq!((x.rows(), x.width()), (1, k), "a row times a matrix of {k} x {n}");
     assert_eq!(x.dtype(), w.tensor.dtype(), "a row and a matrix of two types");
-    assert!(bias.is_none_or(|bias| bias.len() == n && bias.dtype() == x.dtype()), "a bias of {n} columns");
+    let fits = |added: &Tensor| added.len() == n && added.dtype() == x.dtype();
+    assert!(after.bias.is_none_or(fits) && after.plus.is_none_or(fits), "what is added to {n} columns");
     let mut y = Tensor::empty(&x.device(), &[1, n], x.dtype(), category)?;
     match x.device() {
-        Device::Cpu(cpu) => host::matvec(&cpu, x, w, bias, &mut y)?,
-        Device::Cuda(gpu) => cuda::matvec(&gpu, x, w, bias, &mut y)?,
+        Device::Cuda(gpu) => cuda::matvec(&gpu, x, w, after, &mut y)?,
+        Device::Cpu(cpu) => {
+            host::matvec(&cpu, x, w, after.bias, &mut y)?;
+            if let Some(kind) = after.activation {
+                y = activation::forward_owned(kind, y)?;
+            }
+            if let Some(plus) = after.plus {
+                add_into(&mut y, &plus.clone().reshape(&[1, n]))?;
+            }
+        }
     }
     Ok(y)
 }
@@ -55,15 +77,22 @@ mod tests {
         let turned: Vec<f32> = (0..n * k).map(|at| w[at % k * n + at / k]).collect();
         let expected = plain(&wide(&x), &wide(&w), &wide(&bias));
         let without = plain(&wide(&x), &wide(&w), &vec![0.0; n]);
-        check(&[expected.clone(), expected, without], |device, dtype| {
+        let plus = values(seed ^ 3, n, 1.0);
+        let through: Vec<f64> = expected.iter().zip(&plus).map(|(y, plus)| y.max(0.0) + f64::from(*plus)).collect();
+        check(&[expected.clone(), expected, without, through.clone(), through], |device, dtype| {
             let (x, bias) = (tensor(device, dtype, &[1, k], &x), tensor(device, dtype, &[n], &bias));
             let (by_inputs, by_outputs) =
                 (tensor(device, dtype, &[k, n], &w), tensor(device, dtype, &[n, k], &turned));
+            let plus = tensor(device, dtype, &[1, 1, n], &plus);
             let category = Category::Transient;
+            let with_bias = After { bias: Some(&bias), ..After::default() };
+            let all = After { activation: Some(Activation::Relu), plus: Some(&plus), ..with_bias };
             vec![
-                matvec(&x, &by_inputs, Some(&bias), category).unwrap(),
-                matvec(&x, by_outputs.t(), Some(&bias), category).unwrap(),
-                matvec(&x, &by_inputs, None, category).unwrap(),
+                matvec(&x, &by_inputs, with_bias, category).unwrap(),
+                matvec(&x, by_outputs.t(), with_bias, category).unwrap(),
+                matvec(&x, &by_inputs, After::default(), category).unwrap(),
+                matvec(&x, &by_inputs, all, category).unwrap(),
+                matvec(&x, by_outputs.t(), all, category).unwrap(),
             ]
         });
     }
@@ -83,5 +112,7 @@ mod tests {
         compare(1000, 777, 3);
         compare(77, 5000, 4);
         compare(2051, 320, 5);
+        // More rows for each block than it holds of x at once.
+        compare(17_000, 24, 6);
     }
 }

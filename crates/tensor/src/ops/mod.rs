@@ -23,6 +23,7 @@ mod norm;
 pub mod padding;
 pub(crate) mod pieces;
 pub mod pool;
+pub mod position;
 pub mod reduce;
 pub mod region;
 pub mod rms_norm;

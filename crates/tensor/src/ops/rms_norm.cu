@@ -85,6 +85,7 @@ DEVICE void backward_weights(const T* __restrict__ dy, const T* __restrict__ x,
 
 OCCUPIED rms_norm_forward(const T* x, const void* scale, int wide, T* y, float* statistics, i64 rows, i64 c,
                               float eps) {
+    let_next_begin();
     if (c % LANES == 0)
         forward<LANES>(x, {scale, wide}, y, statistics, rows, c, eps);
     else

@@ -13,6 +13,7 @@ use espalier_plan::{Error as PlanError, Plan};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use super::Sampler;
+use super::recorded::OneToken;
 use crate::Result;
 use crate::context::dtype;
 use crate::parallel::{GiveUp, Ranks, exchange, on_threads_within};
@@ -27,6 +28,8 @@ pub struct Generator<'a> {
     ranks: &'a Ranks,
     executor: Executor,
     cache: Cache,
+    /// Where one rank has all of the model, on a card.
+    one_token: Option<OneToken>,
 }
 
 /// What the rank holds of the model.
@@ -94,7 +97,8 @@ impl<'a> Generator<'a> {
         let schedule = Schedule::next_token(stage.placement());
         let executor = Executor::new(schedule, ranks.stages().clone()).with_notices(ranks.notices().clone());
         let held = Held { stage, weights, device, dtype: dtype(plan.storage.precision) };
-        Ok(Generator { held, ranks, executor, cache: Cache::new(context) })
+        let one_token = if plan.mesh.size() == 1 { OneToken::new(device)? } else { None };
+        Ok(Generator { held, ranks, executor, cache: Cache::new(context, device)?, one_token })
     }
 
     /// Its place among the ranks.
@@ -125,7 +129,10 @@ impl<'a> Generator<'a> {
     /// Reads tokens behind those that it has read, and says which follows: what `choose` makes of the logits, where the model
     /// ends. All ranks must; there must be one to read, and no more than the context has room for.
     pub fn read(&mut self, ids: &[u32], choose: &mut dyn FnMut(&[f32]) -> u32) -> Result<u32> {
-        let mut worker = Reading { held: self.held, cache: &mut self.cache, ids, choose, token: None };
+        self.cache.begin_pass()?;
+        let one_token = self.one_token.as_mut().filter(|_| ids.len() == 1 && self.cache.length() > 0);
+        let mut worker =
+            Reading { held: self.held, cache: &mut self.cache, one_token, ids, choose, token: None };
         self.executor.rewind();
         self.executor.run_to_end(&mut worker)?;
         let token = worker.token.expect("the last rank has told it");
@@ -186,19 +193,16 @@ impl<'a> Generator<'a> {
 struct Reading<'a, 'b> {
     held: Held<'a>,
     cache: &'b mut Cache,
+    one_token: Option<&'b mut OneToken>,
     ids: &'b [u32],
     choose: &'b mut dyn FnMut(&[f32]) -> u32,
     token: Option<u32>,
 }
 
-impl Worker for Reading<'_, '_> {
-    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
-        let Held { stage, weights, device, .. } = self.held;
-        let model = stage.model(work.chunk);
-        let x = match input {
-            Some(x) => x,
-            None => Tensor::from_slice(device, &[1, self.ids.len()], self.ids, Category::Transient)?,
-        };
+impl Held<'_> {
+    /// Through a part of the model: what comes out of it, which at its end are logits.
+    fn pass(&self, chunk: usize, x: Tensor, cache: &mut Cache) -> Result<Tensor> {
+        let (model, weights) = (self.stage.model(chunk), self.weights);
         let mut pass = Forward {
             weights,
             mode: Mode::Evaluate,
@@ -206,13 +210,31 @@ impl Worker for Reading<'_, '_> {
             share: &BatchSlice { samples: 1, ..BatchSlice::default() },
             stash: &mut Stash::forgetful(),
             statistics: &mut Vec::new(),
-            cache: Some(&mut *self.cache),
+            cache: Some(cache),
         };
         let x = model.forward(x, &mut pass)?;
+        if model.is_last() { model.last_logits(&x, weights) } else { Ok(x) }
+    }
+}
+
+impl Worker for Reading<'_, '_> {
+    fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
+        let held = self.held;
+        let y = match (input, &mut self.one_token) {
+            (Some(x), _) => held.pass(work.chunk, x, self.cache)?,
+            (None, Some(one_token)) => {
+                one_token.logits(self.ids[0], &mut |ids| held.pass(work.chunk, ids, self.cache))?
+            }
+            (None, None) => {
+                let ids = Tensor::from_slice(held.device, &[1, self.ids.len()], self.ids, Category::Transient)?;
+                held.pass(work.chunk, ids, self.cache)?
+            }
+        };
+        let model = held.stage.model(work.chunk);
         if !model.is_last() {
-            return Ok(Some(x));
+            return Ok(Some(y));
         }
-        self.token = Some((self.choose)(&model.logits(&x, weights)?));
+        self.token = Some((self.choose)(&model.read_logits(&y)?));
         Ok(None)
     }
 

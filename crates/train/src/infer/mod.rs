@@ -2,6 +2,7 @@
 //!
 //! - `generator`: the model on its ranks, as a list of actions that reads some positions and tells every rank the token that follows;
 //!   the keys and values of what was read stay in a cache ([`espalier_nn::layers::Cache`]);
+//! - `recorded`: the pass of one token on a card, as one call;
 //! - `sampling`: from logits to a token;
 //! - `stream`: from tokens to text, in whole characters, up to a word that ends it.
 //!
@@ -9,6 +10,7 @@
 //! a run writes samples of its own model while it trains. A crate would have to make all of that public to forbid nothing.
 
 mod generator;
+mod recorded;
 mod sampling;
 mod stream;
 

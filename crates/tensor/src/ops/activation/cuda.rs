@@ -1,17 +1,23 @@
 //! Activations on a card.
 
 use super::Activation;
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source =
-    lanes::source("activation.cu", include_str!("../activation.cu"), Build::FLOATS);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[Part::LANES, FORMULAS],
+    ..lanes::source("activation.cu", include_str!("../activation.cu"), Build::FLOATS)
+};
+
+/// What the functions are of one number.
+pub(crate) const FORMULAS: Part =
+    Part { name: "activation/formulas.cuh", text: include_str!("formulas.cuh") };
 
 /// The kernels' number for a function.
-fn number(kind: Activation) -> i32 {
+pub(crate) fn number(kind: Activation) -> i32 {
     match kind {
         Activation::Relu => 0,
         Activation::Gelu => 1,

@@ -1,10 +1,12 @@
 //! Attention with a cache on a card.
 
 use crate::cuda::{Args, Build, Cuda, Source};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
 use crate::ops::attention::Sizes;
 use crate::ops::lanes;
+use crate::ops::position::Position;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source =
@@ -13,17 +15,23 @@ pub(crate) static SOURCE: Source =
 /// The largest head that the kernel takes, as the attention of training does.
 const MOST: usize = 256;
 
-pub(super) fn append(cuda: &Cuda, qkv: &Tensor, cache: &mut Tensor, first: usize, z: &Sizes) -> Result<()> {
+pub(super) fn append(cuda: &Cuda, qkv: &Tensor, cache: &mut Tensor, first: &Position, z: &Sizes) -> Result<()> {
     let (context, n) = (cache.shape()[2], z.t * 2 * z.kv_heads * z.d);
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_append")?;
-    let args = Args::new().input(qkv).output(cache).size(n).size(first).size(context);
+    let args = Args::new().input(qkv).output(cache).size(n).input(first.on_card()).size(context);
     let args = args.i32(z.heads as i32).i32(z.kv_heads as i32).i32(z.d as i32);
     // SAFETY: a thread for each of the n keys' and values' elements of qkv [t, columns]; positions up to first + t are in
     // the cache [2, kv_heads, context, d], as was checked.
     unsafe { kernel.launch(lanes::blocks(n, 256), 256, 0, args) }
 }
 
-pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, cache: &Tensor, first: usize, z: &Sizes) -> Result<Tensor> {
+pub(super) fn forward(
+    cuda: &Cuda,
+    qkv: &Tensor,
+    cache: &mut Tensor,
+    first: &Position,
+    z: &Sizes,
+) -> Result<Tensor> {
     if z.d > MOST {
         let what = format!(
             "attention on a card takes heads of at most {MOST} columns, got {}: set device.kind = \"cpu\"",
@@ -33,10 +41,16 @@ pub(super) fn forward(cuda: &Cuda, qkv: &Tensor, cache: &Tensor, first: usize, z
     }
     let mut y = Tensor::empty(&qkv.device(), &[1, z.t, z.c], qkv.dtype(), Category::Transient)?;
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_forward")?;
-    let args = Args::new().input(qkv).input(cache).output(&mut y).size(first).size(cache.shape()[2]);
-    let args = args.i32(z.heads as i32).i32(z.kv_heads as i32).i32(z.d as i32);
-    // SAFETY: a block for each head of each of the t positions of qkv and y; keys and values of positions before
-    // first + t are in the cache, as was checked.
-    unsafe { kernel.launch(lanes::blocks(z.t * z.heads, 1), 256, 0, args)? };
+    let context = cache.shape()[2];
+    let args = Args::new().input(qkv).output(cache).output(&mut y).input(first.on_card()).size(context);
+    let args = args.i32(z.heads as i32).i32(z.kv_heads as i32).i32(z.d as i32).i32(threads_of_a_key(z.d, qkv.dtype()));
+    // SAFETY: a block for each head of each of the t positions of qkv and y, which waits before it reads; keys and values of positions
+    // before `first` are in the cache, and there is room for t more, as was checked.
+    unsafe { kernel.launch_early(lanes::blocks(z.t * z.heads, 1), 256, 1, args)? };
     Ok(y)
+}
+
+/// Threads that read one key: a pack each, as far as a warp goes.
+fn threads_of_a_key(d: usize, dtype: DType) -> i32 {
+    (d / lanes::width(d, dtype)).next_power_of_two().min(32) as i32
 }

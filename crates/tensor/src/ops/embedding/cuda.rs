@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::lanes;
+use crate::ops::position::Position;
 use crate::tensor::Tensor;
 
 use super::Rows;
@@ -70,6 +71,7 @@ pub(super) fn add_positions(
     table: &Tensor,
     t: usize,
     first: usize,
+    behind: Option<&Position>,
 ) -> Result<Tensor> {
     let (n, c) = (x.rows(), x.width());
     let ([table], wide) = lanes::weights(x.dtype(), [table])?;
@@ -78,9 +80,9 @@ pub(super) fn add_positions(
     let from = x.cuda_buffer().address();
     let y = other.as_mut().unwrap_or(&mut x);
     let args = Args::new().pointer(from).input(&table).i32(wide.into()).output(y);
-    let args = args.size(n).size(t).size(c).size(first);
-    // SAFETY: x and y are [n, c] of one type, and may be one; the table has at least first + t rows, in the type that
-    // `wide` says.
+    let args = args.size(n).size(t).size(c).size(first).optional_input(behind.map(Position::on_card));
+    // SAFETY: x and y are [n, c] of one type, and may be one; the table has at least first + t rows behind the position, in the
+    // type that `wide` says.
     unsafe { kernel.launch(lanes::blocks(n, ROWS), BLOCK, 0, args)? };
     Ok(other.unwrap_or(x))
 }

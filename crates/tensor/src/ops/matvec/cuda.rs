@@ -1,16 +1,27 @@
 //! A row times a matrix on a card.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use super::After;
+use crate::cuda::{Args, Build, Cuda, Kernel, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
 use crate::operand::Operand;
+use crate::ops::activation::cuda::{FORMULAS, number};
 use crate::ops::lanes;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source = lanes::source("matvec.cu", include_str!("../matvec.cu"), Build::FLOATS);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[Part::LANES, FORMULAS],
+    ..lanes::source("matvec.cu", include_str!("../matvec.cu"), Build::FLOATS)
+};
 
-/// Rows of a piece of a matrix that is stored by inputs: few, so that even a small matrix fills a card. A thread of
+/// Threads that stand beside each other over a row of a matrix that is stored by inputs.
+const ACROSS: usize = 8;
+/// The most blocks that add their sums up.
+const CLUSTER: usize = 8;
+/// About as many blocks run on a large card at the same time: a matrix with fewer is cut into more.
+const BLOCKS: usize = 528;
+/// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a card. A thread of
 /// a block (32, 8) reads four of them, all under way at once.
 const PIECE: usize = 32;
 
@@ -18,23 +29,100 @@ pub(super) fn matvec(
     cuda: &Cuda,
     x: &Tensor,
     w: Operand<'_>,
-    bias: Option<&Tensor>,
+    after: After<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
     let (k, n) = w.extents();
-    let kernel = |name| cuda.kernel(&SOURCE, Build::of(x.dtype()), name);
     if w.transposed {
-        let args = Args::new().input(x).input(w.tensor).optional_input(bias).output(y).size(k).size(n);
-        // SAFETY: x is [k], w [n, k], the bias and y [n], of one type; each row has a warp.
-        return unsafe { kernel("matvec_by_outputs")?.launch(lanes::blocks(n, 8), (32, 8), 0, args) };
+        let args = after_as_argument(Args::new().input(x).input(w.tensor).output(y).size(k).size(n), after);
+        // SAFETY: x is [k], w [n, k], what is added and y [n], of one type; each row has a warp, which waits before it reads x.
+        return unsafe {
+            kernel(cuda, x, "matvec_by_outputs")?.launch_early(lanes::blocks(n, 8), (32, 8), 1, args)
+        };
     }
+    match cuda.overlaps_kernels() {
+        true => by_inputs(cuda, x, w.tensor, after, y),
+        false => by_pieces(cuda, x, w.tensor, after, y),
+    }
+}
+
+/// w: [k, n], its rows over the blocks of a cluster.
+fn by_inputs(cuda: &Cuda, x: &Tensor, w: &Tensor, after: After<'_>, y: &mut Tensor) -> Result<()> {
+    let (k, n) = (w.rows(), w.width());
+    let strips = n.div_ceil(ACROSS * lanes::width(n, x.dtype()));
+    let cluster = cluster(strips);
+    let piece = k.div_ceil(cluster);
+    let args = Args::new().input(x).input(w).output(y).size(k).size(n).size(piece);
+    let args = after_as_argument(args, after);
+    let kernel = kernel(cuda, x, "matvec_by_inputs")?;
+    // SAFETY: x is [k], w [k, n], what is added and y [n], of one type; every column and every row have a block, which waits
+    // before it reads x.
+    unsafe { kernel.launch_early((strips as u32, cluster as u32), 256, cluster as u32, args) }
+}
+
+/// Over how many blocks the rows of so many strips of columns are cut.
+fn cluster(strips: usize) -> usize {
+    let mut cluster = CLUSTER;
+    while cluster > 1 && strips * cluster > BLOCKS {
+        cluster /= 2;
+    }
+    cluster
+}
+
+/// The same in two kernels, on any card.
+fn by_pieces(cuda: &Cuda, x: &Tensor, w: &Tensor, after: After<'_>, y: &mut Tensor) -> Result<()> {
+    let (k, n) = (w.rows(), w.width());
     let pieces = k.div_ceil(PIECE);
     let mut partial = Tensor::empty(&x.device(), &[pieces, n], DType::F32, Category::Workspace)?;
     let grid = (lanes::blocks(n, 32 * lanes::width(n, x.dtype())), pieces as u32);
-    let args = Args::new().input(x).input(w.tensor).output(&mut partial).size(k).size(n).size(PIECE);
+    let args = Args::new().input(x).input(w).output(&mut partial).size(k).size(n).size(PIECE);
     // SAFETY: x is [k], w [k, n], and each piece has its row of n numbers in `partial`.
-    unsafe { kernel("matvec_by_inputs")?.launch(grid, (32, 8), 0, args)? };
-    let args = Args::new().input(&partial).optional_input(bias).output(y).size(pieces).size(n);
-    // SAFETY: `partial` is [pieces, n]; the bias and y are [n], of x's type.
-    unsafe { kernel("matvec_total")?.launch(lanes::blocks(n, 32), (32, 8), 0, args) }
+    unsafe { kernel(cuda, x, "matvec_pieces")?.launch(grid, (32, 8), 0, args)? };
+    let args = after_as_argument(Args::new().input(&partial).output(y).size(pieces).size(n), after);
+    // SAFETY: `partial` is [pieces, n]; what is added and y are [n], of x's type.
+    unsafe { kernel(cuda, x, "matvec_total")?.launch(lanes::blocks(n, 32), (32, 8), 0, args) }
+}
+
+fn kernel(cuda: &Cuda, x: &Tensor, name: &'static str) -> Result<Kernel> {
+    cuda.kernel(&SOURCE, Build::of(x.dtype()), name)
+}
+
+/// The kernels' struct of this name.
+fn after_as_argument<'a>(args: Args<'a>, after: After<'a>) -> Args<'a> {
+    let address = |tensor: Option<&Tensor>| tensor.map_or(0, |tensor| tensor.cuda_buffer().address());
+    let kind = after.activation.map_or(-1, |kind| i64::from(number(kind)));
+    args.words(&[address(after.bias), address(after.plus), kind as u64])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::testing::{assert_close, devices, tensor, values, wide};
+
+    #[test]
+    fn small_matrices_are_cut_over_more_blocks() {
+        assert_eq!([1, 32, 66, 67, 96, 128, 132, 200, 300, 5000].map(cluster), [8, 8, 8, 4, 4, 4, 4, 2, 1, 1]);
+    }
+
+    /// What serves older cards, on one that has better.
+    #[test]
+    fn both_ways_of_a_matrix_by_inputs_agree() {
+        for [device, ..] in devices() {
+            let Device::Cuda(cuda) = device else { continue };
+            let (k, n) = (2500, 777);
+            let (x, w) = (values(1, k, 1.0), values(2, k * n, 1.0));
+            let (x, w) =
+                (tensor(device, DType::F32, &[1, k], &x), tensor(device, DType::F32, &[k, n], &w));
+            let make = |way: fn(&Cuda, &Tensor, &Tensor, After<'_>, &mut Tensor) -> Result<()>| {
+                let mut y = Tensor::empty(device, &[1, n], DType::F32, Category::Transient).unwrap();
+                way(cuda, &x, &w, After::default(), &mut y).unwrap();
+                y.to_f32()
+            };
+            let pieces = make(by_pieces);
+            if cuda.overlaps_kernels() {
+                assert_close(&make(by_inputs), &wide(&pieces), 1e-4);
+            }
+        }
+    }
 }
