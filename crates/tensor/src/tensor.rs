@@ -253,13 +253,17 @@ impl Tensor {
 
     /// A floating-point tensor's elements, widened, on the host.
     pub fn read_f32(&self) -> Result<Vec<f32>> {
+        // For fewer, other threads are not worth waking.
+        const MANY: usize = 1 << 17;
         let bytes = self.read_bytes()?;
-        // A copy need not be aligned for its elements.
-        with_float!(self.dtype, T => Ok(bytes
-            .par_chunks_exact(size_of::<T>())
-            .with_min_len(1 << 16)
-            .map(|x| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x)))
-            .collect()))
+        with_float!(self.dtype, T => {
+            // A copy need not be aligned for its elements.
+            let widen = |x: &[u8]| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x));
+            Ok(match self.len() < MANY {
+                true => bytes.chunks_exact(size_of::<T>()).map(widen).collect(),
+                false => bytes.par_chunks_exact(size_of::<T>()).map(widen).collect(),
+            })
+        })
     }
 
     /// Its elements, which are of u32.

@@ -43,7 +43,18 @@ pub(crate) enum Before {
 impl Chain {
     /// The last linear layer's input, and that layer.
     fn before_last(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<(Tensor, &Linear)> {
-        let mut h = match &self.before {
+        let (mut h, mut linear) = (self.to_first(x, pass)?, &self.first);
+        for (kind, next) in &self.rest {
+            let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
+            pass.stash.push(saved_of(*kind, before, &after));
+            (h, linear) = (after, next);
+        }
+        Ok((h, linear))
+    }
+
+    /// The first linear layer's input.
+    fn to_first(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let h = match &self.before {
             Before::Nothing => {
                 pass.stash.push(x.clone());
                 x
@@ -56,21 +67,22 @@ impl Chain {
                 h
             }
         };
-        h = self.entered(h, pass.share)?;
+        self.entered(h, pass.share)
+    }
+
+    /// The whole chain for one position of a text that is being written, and `plus` added. There is no way back: nothing is kept
+    /// between products, and norm, activation and sum are parts of them.
+    fn one_row(&self, x: Tensor, plus: Option<&Tensor>, pass: &mut Forward<'_>) -> Result<Tensor> {
+        let (mut h, mut norm) = match &self.before {
+            Before::Norm(norm) if self.enter.is_none() => (x, Some(norm)),
+            _ => (self.to_first(x, pass)?, None),
+        };
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
-            h = match pass.is_of_one_row(&h) {
-                // There is no way back through a text that is being written: nothing is kept.
-                true => linear.row_product(&h, Some(*kind), None, pass.weights)?,
-                false => {
-                    let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
-                    pass.stash.push(saved_of(*kind, before, &after));
-                    after
-                }
-            };
+            h = linear.row_product(&h, norm.take(), Some(*kind), None, pass.weights)?;
             linear = next;
         }
-        Ok((h, linear))
+        linear.row_product(&h, norm, None, plus, pass.weights)
     }
 
     /// What the first linear layer reads, from what stands before it.
@@ -125,19 +137,19 @@ impl Chain {
 
 impl Layer for Chain {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (h, linear) = self.before_last(x, pass)?;
-        match pass.is_of_one_row(&h) {
-            false => linear.product(&h, pass.weights, Category::Transient),
-            true => linear.row_product(&h, None, None, pass.weights),
+        if pass.is_of_one_row(&x) {
+            return self.one_row(x, None, pass);
         }
+        let (h, linear) = self.before_last(x, pass)?;
+        linear.product(&h, pass.weights, Category::Transient)
     }
 
     fn forward_plus(&self, x: Tensor, plus: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let (h, linear) = self.before_last(x, pass)?;
-        match pass.is_of_one_row(&h) {
-            false => linear.product_plus(&h, &plus, pass.weights),
-            true => linear.row_product(&h, None, Some(&plus), pass.weights),
+        if pass.is_of_one_row(&x) {
+            return self.one_row(x, Some(&plus), pass);
         }
+        let (h, linear) = self.before_last(x, pass)?;
+        linear.product_plus(&h, &plus, pass.weights)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {

@@ -164,7 +164,7 @@ impl Head {
             rows => rows::take(x, rows - 1..rows, Category::Transient)?,
         };
         match &self.linear {
-            Some(linear) => linear.row_product(&row, None, None, weights),
+            Some(linear) => linear.row_product(&row, None, None, None, weights),
             None => Ok(row),
         }
     }

@@ -5,11 +5,11 @@ use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::{self, Activation};
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::matmul::{matmul, matmul_activated, matmul_plus};
-use espalier_tensor::ops::matvec::{After, matvec};
+use espalier_tensor::ops::matvec::{After, matvec, matvec_of_norm};
 use espalier_tensor::ops::reduce::sum_rows;
 use espalier_tensor::{Category, Operand, Tensor};
 
-use super::{Backward, Wanted, WeightGradients};
+use super::{Backward, Norm, Wanted, WeightGradients};
 use crate::Result;
 use crate::weights::{ParameterId, Weights};
 
@@ -43,18 +43,23 @@ impl Linear {
         Ok(with_rows_of(x, y))
     }
 
-    /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. Its sums run in another order than those of
-    /// [`Linear::product`], whose bits do not depend on the number of rows.
+    /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. x goes through a norm first where there is
+    /// one. Its sums run in another order than those of [`Linear::product`], whose bits do not depend on the number of rows.
     pub fn row_product(
         &self,
         x: &Tensor,
+        norm: Option<&Norm>,
         activation: Option<Activation>,
         plus: Option<&Tensor>,
         weights: &Weights,
     ) -> Result<Tensor> {
         let weight = Operand::new(weights.get(self.weight), self.order == WeightOrder::OutIn);
         let after = After { bias: self.bias.map(|id| weights.get(id)), activation, plus };
-        Ok(with_rows_of(x, matvec(x, weight, after, Category::Transient)?))
+        let y = match norm {
+            Some(norm) => matvec_of_norm(x, norm.of_row(weights), weight, after, Category::Transient)?,
+            None => matvec(x, weight, after, Category::Transient)?,
+        };
+        Ok(with_rows_of(x, y))
     }
 
     /// `x W^T + b` where the stored weight is to be transposed, otherwise `x W + b`: without its zeros where that is chosen.

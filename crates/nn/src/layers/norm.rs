@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm, with their learnt scales and shifts.
 
-use espalier_tensor::ops::{layer_norm, rms_norm};
+use espalier_tensor::ops::{layer_norm, matvec, rms_norm};
 use espalier_tensor::{Category, Tensor};
 
 use super::{Backward, Forward, Layer, WeightGradients};
@@ -28,6 +28,19 @@ fn shift_or_zeros(weights: &Weights, scale: ParameterId, shift: Option<Parameter
 }
 
 impl Norm {
+    /// The same for the product of a row.
+    pub fn of_row<'a>(&self, weights: &'a Weights) -> matvec::Norm<'a> {
+        match *self {
+            Norm::Layer { scale, shift, eps } => {
+                let shift = shift.map(|shift| weights.get(shift));
+                matvec::Norm { centred: true, scale: weights.get(scale), shift, eps }
+            }
+            Norm::Rms { scale, eps } => {
+                matvec::Norm { centred: false, scale: weights.get(scale), shift: None, eps }
+            }
+        }
+    }
+
     /// The gradient of the input, plus another one where it is given, and the output made again.
     pub fn input_gradient_remaking(
         &self,

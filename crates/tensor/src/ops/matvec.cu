@@ -1,7 +1,7 @@
 // One row times a matrix: every weight is read once, 16 bytes at a time, and nothing else takes time.
 //
 // matvec_by_outputs(x, w, y, k, n, after): w: T [n, k]. A warp has a row. grid ceil(n / 8), block (32, 8).
-// matvec_by_inputs(x, w, y, k, n, piece, after): w: T [k, n]. A block has ACROSS N columns and `piece` rows; blocks that
+// matvec_by_inputs(x, before, w, y, k, n, piece, after): w: T [k, n], and x goes through a norm first where `before` has one. A block has ACROSS N columns and `piece` rows; blocks that
 //   are neighbours along y have the same columns and are a cluster: the first of them adds their sums up. grid (ceil(n / (ACROSS N)),
 //   ceil(k / piece)), block 256. Only where blocks can read each other's memory; elsewhere the next two:
 // matvec_pieces(x, w, partial, k, n, piece): partial: f32 [pieces, n], piece i has rows i piece ..
@@ -12,8 +12,16 @@
 
 constexpr int ACROSS = 8;              // threads beside each other over a row of weights: 128 bytes
 constexpr int DOWN = THREADS / ACROSS; // rows that a block reads at once
-constexpr int AHEAD = 8;               // packs of weights that a thread has under way
-constexpr int STAGED = 2048;           // elements of x that a block holds
+constexpr int AHEAD = 6;               // packs of weights that a thread has under way
+constexpr int STAGED = 1536;           // elements of x that a block holds: whole tiles of DOWN AHEAD rows
+
+// A norm of x: of both moments, or of the second alone. Scale: T [k], or null for no norm; shift: T [k] or null.
+struct Before {
+    const T* scale;
+    const T* shift;
+    float eps;
+    int centred;
+};
 
 // What becomes of a sum: y = f(sum + bias) + plus. Both of T [n] or null; f by its number in activation/formulas.cuh.
 struct After {
@@ -29,27 +37,42 @@ struct After {
     }
 };
 
+// A thread has AHEAD packs of weights under way, `stride` elements apart: each is asked for as soon as its place is free.
+template <int N>
+struct Stream {
+    Raw<T, N> packs[AHEAD];
+    const T* next;
+    i64 stride, left;  // packs that have not been asked for
+
+    DEVICE Stream(const T* first, i64 step, i64 count) : next(first), stride(step), left(count) {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) ask(u);
+    }
+    DEVICE void ask(int u) {
+        if (left <= 0) return;
+        packs[u].read(next);
+        next += stride;
+        --left;
+    }
+    DEVICE void take(int u, float (&v)[N]) {
+        packs[u].get(v);
+        ask(u);
+    }
+};
+
 template <int N>
 DEVICE float row_times(const T* x, const T* w, i64 k) {
-    const i64 step = WARP * N;
-    Raw<T, N> ahead[AHEAD];
-    const auto read = [&](i64 first) {
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u)
-            if (first + u * step < k) ahead[u].read(w + first + u * step);
-    };
-    const i64 first = threadIdx.x * N;
-    read(first);
+    const i64 first = threadIdx.x * N, step = WARP * N;
+    Stream<N> weights(w + first, step, (k - first + step - 1) / step);
     let_next_begin();
     wait_for_work_before();
     float sum = 0.0f;
     for (i64 p = first; p < k; p += AHEAD * step) {
-        if (p != first) read(p);
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-            if (p + u * step >= k) continue;
+            if (p + u * step >= k) break;
             float a[N], b[N];
-            ahead[u].get(a);
+            weights.take(u, a);
             load(x + p + u * step, b);
             for (int i = 0; i < N; ++i) sum = fmaf(a[i], b[i], sum);
         }
@@ -79,40 +102,85 @@ DEVICE float of_block(const float* own, u32 rank) {
     return value;
 }
 
+// The norm of one row, as a block sees it: each of its blocks reads all of x, which is small beside its weights.
+struct Normed {
+    const T* x;
+    Before norm;
+    float mean, rstd;
+
+    DEVICE Normed(const T* row, const Before& before) : x(row), norm(before), mean(0.0f), rstd(1.0f) {}
+
+    // The block will want these elements of scale and shift.
+    DEVICE void expect(i64 first, i64 end) const {
+        if (!norm.scale) return;
+        const i64 i = first + static_cast<i64>(threadIdx.x) * (128 / sizeof(T));
+        if (i >= end) return;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(norm.scale + i));
+        if (norm.shift) asm volatile("prefetch.global.L2 [%0];" ::"l"(norm.shift + i));
+    }
+
+    template <class Body>
+    DEVICE void each(i64 k, Body body) const {
+        const i64 packs = k % LANES == 0 ? k / LANES : 0;
+        for (i64 p = threadIdx.x; p < packs; p += THREADS) {
+            float v[LANES];
+            load(x + p * LANES, v);
+            for (int i = 0; i < LANES; ++i) body(v[i]);
+        }
+        for (i64 i = packs * LANES + threadIdx.x; i < k; i += THREADS) body(to_f32(x[i]));
+    }
+
+    DEVICE void measure(i64 k) {
+        if (!norm.scale) return;
+        const float per_element = 1.0f / k;
+        float sum = 0.0f, squares = 0.0f;
+        if (norm.centred) {
+            each(k, [&](float v) { sum += v; });
+            mean = block_sum(sum) * per_element;
+        }
+        // E[x^2] - mean^2 would cancel.
+        each(k, [&](float v) { squares += (v - mean) * (v - mean); });
+        rstd = 1.0f / sqrtf(block_sum(squares) * per_element + norm.eps);
+    }
+
+    // As the norm by itself would leave it.
+    DEVICE float get(i64 i) const {
+        const float v = to_f32(x[i]);
+        if (!norm.scale) return v;
+        return rounded<T>((v - mean) * rstd * to_f32(norm.scale[i]) + (norm.shift ? to_f32(norm.shift[i]) : 0.0f));
+    }
+};
+
 template <int N>
-DEVICE void columns_times(const T* x, const T* w, T* y, i64 k, i64 n, i64 piece, const After& after) {
+DEVICE void columns_times(const T* x, const Before& before, const T* w, T* y, i64 k, i64 n, i64 piece,
+                          const After& after) {
     __shared__ float staged[STAGED], by_warp[THREADS / WARP][ACROSS * N], total[ACROSS * N];
     const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
     const i64 start = static_cast<i64>(blockIdx.x) * ACROSS * N, column = start + across * N;
     const i64 first = blockIdx.y * piece, end = first + piece < k ? first + piece : k;
-    Raw<T, N> ahead[AHEAD];
-    const auto read = [&](i64 from, i64 to) {
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const i64 row = from + down + u * DOWN;
-            if (column < n && row < to) ahead[u].read(w + row * n + column);
-        }
-    };
-    read(first, end);
+    const int rows = static_cast<int>(end - first), own_rows = column < n ? (rows - down + DOWN - 1) / DOWN : 0;
+    Stream<N> weights(w + (first + down) * n + column, DOWN * n, own_rows);
+    Normed row(x, before);
+    row.expect(first, end);
     let_next_begin();
     wait_for_work_before();
+    row.measure(k);
     float sum[N] = {};
-    for (i64 from = first; from < end; from += STAGED) {
-        const i64 to = from + STAGED < end ? from + STAGED : end;
-        if (from != first) __syncthreads();
-        for (i64 i = from + threadIdx.x; i < to; i += THREADS) staged[i - from] = to_f32(x[i]);
-        __syncthreads();
-        for (i64 tile = from; tile < to; tile += DOWN * AHEAD) {
-            if (tile != first) read(tile, to);
+    for (int tile = 0; tile < rows; tile += DOWN * AHEAD) {
+        if (tile % STAGED == 0) {
+            if (tile > 0) __syncthreads();
+            const int to = tile + STAGED < rows ? tile + STAGED : rows;
+            for (int i = tile + threadIdx.x; i < to; i += THREADS) staged[i - tile] = row.get(first + i);
+            __syncthreads();
+        }
+        const float* factors = staged + tile % STAGED + down;
+        const int count = own_rows - tile / DOWN;
 #pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                const i64 row = tile + down + u * DOWN;
-                if (column >= n || row >= to) continue;
-                float v[N];
-                ahead[u].get(v);
-                const float factor = staged[row - from];
-                for (int i = 0; i < N; ++i) sum[i] = fmaf(factor, v[i], sum[i]);
-            }
+        for (int u = 0; u < AHEAD; ++u) {
+            if (u >= count) break;
+            float v[N];
+            weights.take(u, v);
+            for (int i = 0; i < N; ++i) sum[i] = fmaf(factors[u * DOWN], v[i], sum[i]);
         }
     }
     // Over the rows of a warp, of the block, and of all blocks.
@@ -138,11 +206,11 @@ DEVICE void columns_times(const T* x, const T* w, T* y, i64 k, i64 n, i64 piece,
     wait_for_cluster();
 }
 
-KERNEL(256) matvec_by_inputs(const T* x, const T* w, T* y, i64 k, i64 n, i64 piece, After after) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) matvec_by_inputs(const T* x, Before before, const T* w, T* y, i64 k, i64 n, i64 piece, After after) {
     if (n % LANES == 0)
-        columns_times<LANES>(x, w, y, k, n, piece, after);
+        columns_times<LANES>(x, before, w, y, k, n, piece, after);
     else
-        columns_times<1>(x, w, y, k, n, piece, after);
+        columns_times<1>(x, before, w, y, k, n, piece, after);
 }
 #endif
 

@@ -17,6 +17,7 @@ use crate::memory::Category;
 use crate::operand::Operand;
 use crate::ops::activation::{self, Activation};
 use crate::ops::elementwise::add_into;
+use crate::ops::{layer_norm, rms_norm};
 use crate::tensor::Tensor;
 
 /// What becomes of the product `x w`: `f(x w + bias) + plus`, each where it is there. On a card that costs no pass of its own.
@@ -30,6 +31,49 @@ pub struct After<'a> {
     pub plus: Option<&'a Tensor>,
 }
 
+/// A norm that x goes through first: [`layer_norm`] where it is centred, else [`rms_norm`].
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// Whether the mean is subtracted.
+    pub centred: bool,
+    /// `[k]`
+    pub scale: &'a Tensor,
+    /// `[k]`, of a centred one.
+    pub shift: Option<&'a Tensor>,
+    /// What is added to the variance.
+    pub eps: f32,
+}
+
+impl Norm<'_> {
+    /// The norm of x by itself.
+    fn of(&self, x: &Tensor) -> Result<Tensor> {
+        let Norm { centred, scale, shift, eps } = *self;
+        if !centred {
+            return Ok(rms_norm::forward(x, scale, eps)?.0);
+        }
+        let shift = match shift {
+            Some(shift) => shift.clone(),
+            None => Tensor::zeros(&scale.device(), scale.shape(), scale.dtype(), Category::Workspace)?,
+        };
+        Ok(layer_norm::forward(x, scale, &shift, eps)?.0)
+    }
+}
+
+/// The product of x after a norm. On a card that can, the norm is a part of the product's kernel.
+pub fn matvec_of_norm<'a>(
+    x: &Tensor,
+    norm: Norm<'_>,
+    w: impl Into<Operand<'a>>,
+    after: After<'_>,
+    category: Category,
+) -> Result<Tensor> {
+    let w = w.into();
+    match x.device() {
+        Device::Cuda(gpu) if cuda::takes_norm(&gpu, &norm, x, w) => product(x, Some(norm), w, after, category),
+        _ => product(&norm.of(x)?, None, w, after, category),
+    }
+}
+
 /// `x w` and what comes after it, as a new tensor `[1, n]` of `x`'s type.
 pub fn matvec<'a>(
     x: &Tensor,
@@ -37,7 +81,17 @@ pub fn matvec<'a>(
     after: After<'_>,
     category: Category,
 ) -> Result<Tensor> {
-    let w = w.into();
+    product(x, None, w.into(), after, category)
+}
+
+/// The norm is one that a card takes.
+fn product(
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    w: Operand<'_>,
+    after: After<'_>,
+    category: Category,
+) -> Result<Tensor> {
     let (k, n) = w.extents();
     assert_eq!((x.rows(), x.width()), (1, k), "a row times a matrix of {k} x {n}");
     assert_eq!(x.dtype(), w.tensor.dtype(), "a row and a matrix of two types");
@@ -45,7 +99,7 @@ pub fn matvec<'a>(
     assert!(after.bias.is_none_or(fits) && after.plus.is_none_or(fits), "what is added to {n} columns");
     let mut y = Tensor::empty(&x.device(), &[1, n], x.dtype(), category)?;
     match x.device() {
-        Device::Cuda(gpu) => cuda::matvec(&gpu, x, w, after, &mut y)?,
+        Device::Cuda(gpu) => cuda::matvec(&gpu, x, norm, w, after, &mut y)?,
         Device::Cpu(cpu) => {
             host::matvec(&cpu, x, w, after.bias, &mut y)?;
             if let Some(kind) = after.activation {
@@ -95,6 +149,38 @@ mod tests {
                 matvec(&x, by_outputs.t(), all, category).unwrap(),
             ]
         });
+    }
+
+    /// The norm as a part of the product, beside the norm and then the product.
+    fn compare_of_norm(k: usize, n: usize) {
+        let (x, w) = (values(1, k, 2.0), values(2, k * n, 1.0));
+        let (scale, shift) = (values(3, k, 1.0), values(4, k, 1.0));
+        let wide_x = wide(&x);
+        let mean = wide_x.iter().sum::<f64>() / k as f64;
+        let expected = |mean: f64, shift: &dyn Fn(usize) -> f64| {
+            let variance = wide_x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / k as f64;
+            let normed = wide_x.iter().enumerate().map(|(i, x)| {
+                (x - mean) / (variance + 1e-3).sqrt() * f64::from(scale[i]) + shift(i)
+            });
+            plain(&normed.collect::<Vec<_>>(), &wide(&w), &vec![0.0; n])
+        };
+        let with_shift = expected(mean, &|i| f64::from(shift[i]));
+        let (without, rms) = (expected(mean, &|_| 0.0), expected(0.0, &|_| 0.0));
+        check(&[with_shift, without, rms], |device, dtype| {
+            let row = |data: &[f32]| tensor(device, dtype, &[k], data);
+            let (x, w) = (tensor(device, dtype, &[1, k], &x), tensor(device, dtype, &[k, n], &w));
+            let (scale, shift, eps) = (row(&scale), row(&shift), 1e-3);
+            let plain = Norm { centred: true, scale: &scale, shift: None, eps };
+            let norms = [Norm { shift: Some(&shift), ..plain }, plain, Norm { centred: false, ..plain }];
+            norms.map(|norm| matvec_of_norm(&x, norm, &w, After::default(), Category::Transient).unwrap()).into()
+        });
+    }
+
+    #[test]
+    fn a_norm_and_a_product_agree_with_plain_loops() {
+        for (k, n) in [(64, 40), (37, 21), (1000, 777), (17_000, 24)] {
+            compare_of_norm(k, n);
+        }
     }
 
     proptest! {

@@ -213,7 +213,7 @@ impl Held<'_> {
             cache: Some(cache),
         };
         let x = model.forward(x, &mut pass)?;
-        if model.is_last() { model.last_logits(&x, weights) } else { Ok(x) }
+        Ok(if model.is_last() { model.last_logits(&x, weights)? } else { x })
     }
 }
 

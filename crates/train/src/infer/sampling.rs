@@ -81,14 +81,17 @@ impl Sampler {
     }
 }
 
+/// In two passes, the first of which compares many at a time.
 fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, logit) in logits.iter().enumerate() {
-        if *logit > best.1 {
-            best = (token as u32, *logit);
-        }
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (packs, rest) = logits.as_chunks::<LANES>();
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for pack in packs {
+        tops.iter_mut().zip(pack).for_each(|(top, logit)| *top = larger(*top, *logit));
     }
-    best.0
+    let top = tops.iter().chain(rest).fold(f32::NEG_INFINITY, |top, logit| larger(top, *logit));
+    logits.iter().position(|logit| *logit == top).unwrap_or(0) as u32
 }
 
 #[cfg(test)]
@@ -100,6 +103,19 @@ mod tests {
     fn drawn(sampling: Sampling, count: usize) -> Vec<u32> {
         let mut sampler = Sampler::new(sampling);
         (0..count).map(|_| sampler.choose(&LOGITS)).collect()
+    }
+
+    /// More than the first pass takes at a time, the best in any place.
+    #[test]
+    fn the_likeliest_is_found_wherever_it_is() {
+        for count in [1, 15, 16, 40, 1000] {
+            for best in [0, count / 2, count - 1] {
+                let mut logits: Vec<f32> = (0..count).map(|token| -(token as f32) - 1.0).collect();
+                logits[best] = 3.0;
+                assert_eq!(likeliest(&logits), best as u32);
+            }
+        }
+        assert_eq!(likeliest(&[f32::NAN; 40]), 0);
     }
 
     #[test]

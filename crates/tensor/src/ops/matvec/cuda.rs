@@ -1,6 +1,6 @@
 //! A row times a matrix on a card.
 
-use super::After;
+use super::{After, Norm};
 use crate::cuda::{Args, Build, Cuda, Kernel, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -19,15 +19,23 @@ pub(crate) static SOURCE: Source = Source {
 const ACROSS: usize = 8;
 /// The most blocks that add their sums up.
 const CLUSTER: usize = 8;
-/// About as many blocks run on a large card at the same time: a matrix with fewer is cut into more.
-const BLOCKS: usize = 528;
+/// A matrix is cut into as many blocks as it can be up to this: three for each processor of a large card, and room for those of the
+/// next product to begin.
+const BLOCKS: usize = 396;
 /// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a card. A thread of
 /// a block (32, 8) reads four of them, all under way at once.
 const PIECE: usize = 32;
 
+/// Whether the norm of x can be a part of the product's kernel.
+pub(super) fn takes_norm(cuda: &Cuda, norm: &Norm<'_>, x: &Tensor, w: Operand<'_>) -> bool {
+    let like_x = |weight: &Tensor| weight.dtype() == x.dtype();
+    !w.transposed && cuda.overlaps_kernels() && like_x(norm.scale) && norm.shift.is_none_or(like_x)
+}
+
 pub(super) fn matvec(
     cuda: &Cuda,
     x: &Tensor,
+    norm: Option<Norm<'_>>,
     w: Operand<'_>,
     after: After<'_>,
     y: &mut Tensor,
@@ -41,21 +49,28 @@ pub(super) fn matvec(
         };
     }
     match cuda.overlaps_kernels() {
-        true => by_inputs(cuda, x, w.tensor, after, y),
+        true => by_inputs(cuda, x, norm, w.tensor, after, y),
         false => by_pieces(cuda, x, w.tensor, after, y),
     }
 }
 
 /// w: [k, n], its rows over the blocks of a cluster.
-fn by_inputs(cuda: &Cuda, x: &Tensor, w: &Tensor, after: After<'_>, y: &mut Tensor) -> Result<()> {
+fn by_inputs(
+    cuda: &Cuda,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    w: &Tensor,
+    after: After<'_>,
+    y: &mut Tensor,
+) -> Result<()> {
     let (k, n) = (w.rows(), w.width());
     let strips = n.div_ceil(ACROSS * lanes::width(n, x.dtype()));
     let cluster = cluster(strips);
     let piece = k.div_ceil(cluster);
-    let args = Args::new().input(x).input(w).output(y).size(k).size(n).size(piece);
-    let args = after_as_argument(args, after);
+    let args = norm_as_argument(Args::new().input(x), norm);
+    let args = after_as_argument(args.input(w).output(y).size(k).size(n).size(piece), after);
     let kernel = kernel(cuda, x, "matvec_by_inputs")?;
-    // SAFETY: x is [k], w [k, n], what is added and y [n], of one type; every column and every row have a block, which waits
+    // SAFETY: x and the norm's weights are [k], w [k, n], what is added and y [n], of one type; every column and every row have a block, which waits
     // before it reads x.
     unsafe { kernel.launch_early((strips as u32, cluster as u32), 256, cluster as u32, args) }
 }
@@ -87,11 +102,21 @@ fn kernel(cuda: &Cuda, x: &Tensor, name: &'static str) -> Result<Kernel> {
     cuda.kernel(&SOURCE, Build::of(x.dtype()), name)
 }
 
-/// The kernels' struct of this name.
+/// The kernels' struct `Before`.
+fn norm_as_argument<'a>(args: Args<'a>, norm: Option<Norm<'a>>) -> Args<'a> {
+    let Some(Norm { centred, scale, shift, eps }) = norm else { return args.words(&[0; 3]) };
+    let numbers = u64::from(eps.to_bits()) | u64::from(centred) << 32;
+    args.words(&[address(Some(scale)), address(shift), numbers])
+}
+
+/// The kernels' struct `After`.
 fn after_as_argument<'a>(args: Args<'a>, after: After<'a>) -> Args<'a> {
-    let address = |tensor: Option<&Tensor>| tensor.map_or(0, |tensor| tensor.cuda_buffer().address());
     let kind = after.activation.map_or(-1, |kind| i64::from(number(kind)));
     args.words(&[address(after.bias), address(after.plus), kind as u64])
+}
+
+fn address(tensor: Option<&Tensor>) -> u64 {
+    tensor.map_or(0, |tensor| tensor.cuda_buffer().address())
 }
 
 #[cfg(test)]
@@ -102,7 +127,7 @@ mod tests {
 
     #[test]
     fn small_matrices_are_cut_over_more_blocks() {
-        assert_eq!([1, 32, 66, 67, 96, 128, 132, 200, 300, 5000].map(cluster), [8, 8, 8, 4, 4, 4, 4, 2, 1, 1]);
+        assert_eq!([1, 32, 49, 50, 96, 99, 128, 198, 199, 5000].map(cluster), [8, 8, 8, 4, 4, 4, 2, 2, 1, 1]);
     }
 
     /// What serves older cards, on one that has better.
@@ -114,14 +139,15 @@ mod tests {
             let (x, w) = (values(1, k, 1.0), values(2, k * n, 1.0));
             let (x, w) =
                 (tensor(device, DType::F32, &[1, k], &x), tensor(device, DType::F32, &[k, n], &w));
-            let make = |way: fn(&Cuda, &Tensor, &Tensor, After<'_>, &mut Tensor) -> Result<()>| {
+            let make = |way: &dyn Fn(&mut Tensor) -> Result<()>| {
                 let mut y = Tensor::empty(device, &[1, n], DType::F32, Category::Transient).unwrap();
-                way(cuda, &x, &w, After::default(), &mut y).unwrap();
+                way(&mut y).unwrap();
                 y.to_f32()
             };
-            let pieces = make(by_pieces);
+            let pieces = make(&|y| by_pieces(cuda, &x, &w, After::default(), y));
             if cuda.overlaps_kernels() {
-                assert_close(&make(by_inputs), &wide(&pieces), 1e-4);
+                let clusters = make(&|y| by_inputs(cuda, &x, None, &w, After::default(), y));
+                assert_close(&clusters, &wide(&pieces), 1e-4);
             }
         }
     }
