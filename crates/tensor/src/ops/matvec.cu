@@ -12,8 +12,8 @@
 
 constexpr int ACROSS = 8;              // threads beside each other over a row of weights: 128 bytes
 constexpr int DOWN = THREADS / ACROSS; // rows that a block reads at once
-constexpr int AHEAD = 6;               // packs of weights that a thread has under way
-constexpr int STAGED = 1536;           // elements of x that a block holds: whole tiles of DOWN AHEAD rows
+constexpr int AHEAD = 8;               // packs of weights that a thread has under way
+constexpr int STAGED = 2048;           // elements of x that a block holds: whole tiles of DOWN AHEAD rows
 
 // A norm of x: of both moments, or of the second alone. Scale: T [k], or null for no norm; shift: T [k] or null.
 struct Before {
@@ -37,26 +37,20 @@ struct After {
     }
 };
 
-// A thread has AHEAD packs of weights under way, `stride` elements apart: each is asked for as soon as its place is free.
+// A thread asks for AHEAD packs of weights at a time, `stride` elements apart.
 template <int N>
 struct Stream {
     Raw<T, N> packs[AHEAD];
     const T* next;
-    i64 stride, left;  // packs that have not been asked for
+    i64 stride;
+    int left;  // packs that have not been asked for
 
-    DEVICE Stream(const T* first, i64 step, i64 count) : next(first), stride(step), left(count) {
+    DEVICE Stream(const T* first, i64 step, i64 count) : next(first), stride(step), left(static_cast<int>(count)) { ask(); }
+    DEVICE void ask() {
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) ask(u);
-    }
-    DEVICE void ask(int u) {
-        if (left <= 0) return;
-        packs[u].read(next);
-        next += stride;
-        --left;
-    }
-    DEVICE void take(int u, float (&v)[N]) {
-        packs[u].get(v);
-        ask(u);
+        for (int u = 0; u < AHEAD; ++u, next += stride)
+            if (u < left) packs[u].read(next);
+        left -= AHEAD;
     }
 };
 
@@ -68,11 +62,12 @@ DEVICE float row_times(const T* x, const T* w, i64 k) {
     wait_for_work_before();
     float sum = 0.0f;
     for (i64 p = first; p < k; p += AHEAD * step) {
+        if (p != first) weights.ask();
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-            if (p + u * step >= k) break;
+            if (p + u * step >= k) continue;
             float a[N], b[N];
-            weights.take(u, a);
+            weights.packs[u].get(a);
             load(x + p + u * step, b);
             for (int i = 0; i < N; ++i) sum = fmaf(a[i], b[i], sum);
         }
@@ -175,11 +170,12 @@ DEVICE void columns_times(const T* x, const Before& before, const T* w, T* y, i6
         }
         const float* factors = staged + tile % STAGED + down;
         const int count = own_rows - tile / DOWN;
+        if (tile > 0) weights.ask();
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-            if (u >= count) break;
+            if (u >= count) continue;
             float v[N];
-            weights.take(u, v);
+            weights.packs[u].get(v);
             for (int i = 0; i < N; ++i) sum[i] = fmaf(factors[u * DOWN], v[i], sum[i]);
         }
     }
@@ -206,7 +202,7 @@ DEVICE void columns_times(const T* x, const Before& before, const T* w, T* y, i6
     wait_for_cluster();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) matvec_by_inputs(const T* x, Before before, const T* w, T* y, i64 k, i64 n, i64 piece, After after) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) matvec_by_inputs(const T* x, Before before, const T* w, T* y, i64 k, i64 n, i64 piece, After after) {
     if (n % LANES == 0)
         columns_times<LANES>(x, before, w, y, k, n, piece, after);
     else
