@@ -5,8 +5,8 @@
 //! be handed on while the card still uses it: whoever gets it queues behind that use.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 

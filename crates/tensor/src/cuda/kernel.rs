@@ -117,7 +117,10 @@ impl Kernel {
                 AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                 AttributeValue { programmaticStreamSerializationAllowed: 1 },
             ),
-            attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, AttributeValue { clusterDim: size }),
+            attribute(
+                AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                AttributeValue { clusterDim: size },
+            ),
         ];
         let config = CUlaunchConfig {
             gridDimX: grid.0,

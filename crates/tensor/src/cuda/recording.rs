@@ -26,10 +26,7 @@ impl Cuda {
     /// Records what `work` queues on the compute stream, without running it. It may launch kernels and products and copy on the
     /// card; it may not read from the card nor copy to it, which is an error here. What it needs loaded or planned should have been used
     /// before. Nobody else may take memory of this handle meanwhile.
-    pub fn record<R, E: From<Error>>(
-        &self,
-        work: impl FnOnce() -> Result<R, E>,
-    ) -> Result<Recorded<R>, E> {
+    pub fn record<R, E: From<Error>>(&self, work: impl FnOnce() -> Result<R, E>) -> Result<Recorded<R>, E> {
         self.bind()?;
         let stream = self.compute().raw();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;

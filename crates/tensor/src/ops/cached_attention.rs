@@ -159,7 +159,8 @@ mod tests {
         check(&[expected[11 * d..].to_vec()], |device, dtype| {
             let mut kept = cache(device, dtype, 1, 12, d).unwrap();
             let mut position = Position::new(device).unwrap();
-            append(&tensor(device, dtype, &[1, 11, 24], &rows[..11 * 24]), &mut kept, &position, 1, 1).unwrap();
+            append(&tensor(device, dtype, &[1, 11, 24], &rows[..11 * 24]), &mut kept, &position, 1, 1)
+                .unwrap();
             position.set(11);
             position.send().unwrap();
             let last = tensor(device, dtype, &[1, 1, 24], &rows[11 * 24..]);

@@ -69,7 +69,9 @@ pub fn matvec_of_norm<'a>(
 ) -> Result<Tensor> {
     let w = w.into();
     match x.device() {
-        Device::Cuda(gpu) if cuda::takes_norm(&gpu, &norm, x, w) => product(x, Some(norm), w, after, category),
+        Device::Cuda(gpu) if cuda::takes_norm(&gpu, &norm, x, w) => {
+            product(x, Some(norm), w, after, category)
+        }
         _ => product(&norm.of(x)?, None, w, after, category),
     }
 }
@@ -132,7 +134,8 @@ mod tests {
         let expected = plain(&wide(&x), &wide(&w), &wide(&bias));
         let without = plain(&wide(&x), &wide(&w), &vec![0.0; n]);
         let plus = values(seed ^ 3, n, 1.0);
-        let through: Vec<f64> = expected.iter().zip(&plus).map(|(y, plus)| y.max(0.0) + f64::from(*plus)).collect();
+        let through: Vec<f64> =
+            expected.iter().zip(&plus).map(|(y, plus)| y.max(0.0) + f64::from(*plus)).collect();
         check(&[expected.clone(), expected, without, through.clone(), through], |device, dtype| {
             let (x, bias) = (tensor(device, dtype, &[1, k], &x), tensor(device, dtype, &[n], &bias));
             let (by_inputs, by_outputs) =
@@ -159,9 +162,10 @@ mod tests {
         let mean = wide_x.iter().sum::<f64>() / k as f64;
         let expected = |mean: f64, shift: &dyn Fn(usize) -> f64| {
             let variance = wide_x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / k as f64;
-            let normed = wide_x.iter().enumerate().map(|(i, x)| {
-                (x - mean) / (variance + 1e-3).sqrt() * f64::from(scale[i]) + shift(i)
-            });
+            let normed = wide_x
+                .iter()
+                .enumerate()
+                .map(|(i, x)| (x - mean) / (variance + 1e-3).sqrt() * f64::from(scale[i]) + shift(i));
             plain(&normed.collect::<Vec<_>>(), &wide(&w), &vec![0.0; n])
         };
         let with_shift = expected(mean, &|i| f64::from(shift[i]));
@@ -172,7 +176,9 @@ mod tests {
             let (scale, shift, eps) = (row(&scale), row(&shift), 1e-3);
             let plain = Norm { centred: true, scale: &scale, shift: None, eps };
             let norms = [Norm { shift: Some(&shift), ..plain }, plain, Norm { centred: false, ..plain }];
-            norms.map(|norm| matvec_of_norm(&x, norm, &w, After::default(), Category::Transient).unwrap()).into()
+            norms
+                .map(|norm| matvec_of_norm(&x, norm, &w, After::default(), Category::Transient).unwrap())
+                .into()
         });
     }
 

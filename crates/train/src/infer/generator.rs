@@ -226,7 +226,8 @@ impl Worker for Reading<'_, '_> {
                 one_token.logits(self.ids[0], &mut |ids| held.pass(work.chunk, ids, self.cache))?
             }
             (None, None) => {
-                let ids = Tensor::from_slice(held.device, &[1, self.ids.len()], self.ids, Category::Transient)?;
+                let ids =
+                    Tensor::from_slice(held.device, &[1, self.ids.len()], self.ids, Category::Transient)?;
                 held.pass(work.chunk, ids, self.cache)?
             }
         };

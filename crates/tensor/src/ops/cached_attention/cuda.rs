@@ -15,7 +15,13 @@ pub(crate) static SOURCE: Source =
 /// The largest head that the kernel takes, as the attention of training does.
 const MOST: usize = 256;
 
-pub(super) fn append(cuda: &Cuda, qkv: &Tensor, cache: &mut Tensor, first: &Position, z: &Sizes) -> Result<()> {
+pub(super) fn append(
+    cuda: &Cuda,
+    qkv: &Tensor,
+    cache: &mut Tensor,
+    first: &Position,
+    z: &Sizes,
+) -> Result<()> {
     let (context, n) = (cache.shape()[2], z.t * 2 * z.kv_heads * z.d);
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_append")?;
     let args = Args::new().input(qkv).output(cache).size(n).input(first.on_card()).size(context);
@@ -43,7 +49,11 @@ pub(super) fn forward(
     let kernel = cuda.kernel(&SOURCE, Build::of(qkv.dtype()), "cached_attention_forward")?;
     let context = cache.shape()[2];
     let args = Args::new().input(qkv).output(cache).output(&mut y).input(first.on_card()).size(context);
-    let args = args.i32(z.heads as i32).i32(z.kv_heads as i32).i32(z.d as i32).i32(threads_of_a_key(z.d, qkv.dtype()));
+    let args = args
+        .i32(z.heads as i32)
+        .i32(z.kv_heads as i32)
+        .i32(z.d as i32)
+        .i32(threads_of_a_key(z.d, qkv.dtype()));
     // SAFETY: a block for each head of each of the t positions of qkv and y, which waits before it reads; keys and values of positions
     // before `first` are in the cache, and there is room for t more, as was checked.
     unsafe { kernel.launch_early(lanes::blocks(z.t * z.heads, 1), 256, 1, args)? };

@@ -137,8 +137,7 @@ mod tests {
             let Device::Cuda(cuda) = device else { continue };
             let (k, n) = (2500, 777);
             let (x, w) = (values(1, k, 1.0), values(2, k * n, 1.0));
-            let (x, w) =
-                (tensor(device, DType::F32, &[1, k], &x), tensor(device, DType::F32, &[k, n], &w));
+            let (x, w) = (tensor(device, DType::F32, &[1, k], &x), tensor(device, DType::F32, &[k, n], &w));
             let make = |way: &dyn Fn(&mut Tensor) -> Result<()>| {
                 let mut y = Tensor::empty(device, &[1, n], DType::F32, Category::Transient).unwrap();
                 way(&mut y).unwrap();
