@@ -92,7 +92,7 @@ impl Kernel {
     }
 
     /// Queues a kernel that waits by itself for the work before it (`wait_for_work_before` in the prelude): where the card can
-    /// ([`Cuda::overlaps_kernels`]), its blocks begin while that work ends, and read what does not depend on it. `cluster` blocks, neighbours along y, run
+    /// (from compute capability 9.0 on), its blocks begin while that work ends, and read what does not depend on it. `cluster` blocks, neighbours along y, run
     /// at the same time and read each other's shared memory; a card that cannot takes 1 alone.
     ///
     /// # Safety
