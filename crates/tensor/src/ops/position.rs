@@ -26,7 +26,7 @@ impl Position {
         let kept = match device {
             Device::Cpu(_) => None,
             Device::Cuda(_) => {
-                let tensor = Tensor::from_slice(device, &[1], &[0u32], Category::Cache)?;
+                let tensor = Tensor::from_slice(device, &[1], &[0u32], Category::Workspace)?;
                 Some(Kept { tensor, at: 0 })
             }
         };

@@ -32,7 +32,7 @@ impl OneToken {
         match device {
             Device::Cpu(_) => Ok(None),
             Device::Cuda(_) => {
-                let ids = Tensor::from_slice(device, &[1, 1], &[0u32], Category::Cache)?;
+                let ids = Tensor::from_slice(device, &[1, 1], &[0u32], Category::Workspace)?;
                 Ok(Some(OneToken { ids, way: Way::New }))
             }
         }
