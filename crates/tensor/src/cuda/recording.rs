@@ -30,7 +30,7 @@ impl Cuda {
         self.bind()?;
         let stream = self.compute().raw();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream lives; nothing is being recorded on it, since whoever records holds this handle's memory.
+        // SAFETY: the stream lives; where work is being recorded on it already, the driver refuses.
         unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.check("beginning to record work")?;
         self.free_blocks().set_aside();
         let gives = work();

@@ -8,7 +8,7 @@
 //   column geometry (lanes.cuh) with pieces of its own: see cuda.rs.
 // matvec_total(partial, y, pieces, n, after): y = the pieces added up. grid ceil(n / 32), block (32, 8).
 // x: T [k], y: T [n]; N = LANES if the rows of w divide by it, else 1. Sums are f32, in an order that only sizes decide.
-// All may be launched early: they read weights before they wait for x.
+// The first two may be launched early: they read weights before they wait for x.
 
 constexpr int ACROSS = 8;              // threads beside each other over a row of weights: 128 bytes
 constexpr int DOWN = THREADS / ACROSS; // rows that a block reads at once
