@@ -6,10 +6,11 @@
 //!
 //! - [`library`], [`probe`]: what the machine has;
 //! - [`stream`], `staging`, [`buffer`], [`ahead`]: order, copies, memory, and what is copied ahead of its use;
-//! - [`compile`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
+//! - [`compile`], [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod ahead;
+pub mod args;
 pub mod blas;
 pub mod buffer;
 pub mod compile;
@@ -31,11 +32,12 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use crate::error::{Error, Result};
 use crate::memory::{Category, Ledger};
 use ahead::SentBlocks;
+pub use args::Args;
 use blas::Blas;
 use buffer::{Buffer, FreeBlocks};
 pub use compile::{Build, Part, Source};
 use dnn::Convolutions;
-pub use kernel::{Args, Kernel};
+pub use kernel::Kernel;
 pub use probe::{Gpu, Probe};
 use profile::Profile;
 pub use profile::Taken;
