@@ -171,7 +171,7 @@ impl Scene {
         let unit = 1.0 / size as f64;
         for (at, pixel) in image.chunks_exact_mut(3).enumerate() {
             let corner = [(at % size) as f64 * unit, (at / size) as f64 * unit];
-            let middle = corner.map(|x| x + 0.5 * unit);
+            let middle = [corner[0] + 0.5 * unit, corner[1] + 0.5 * unit];
             let mut colour = self.background(middle);
             self.strew(false, middle, unit, &mut colour);
             let covered = if length(middle[0] - self.centre[0], middle[1] - self.centre[1])
@@ -198,7 +198,7 @@ impl Scene {
         let wave = height * (std::f64::consts::TAU * (per_x * x + per_y * y) + phase).sin();
         let mut colour = self.paper[0];
         blend(&mut colour, &self.paper[1], (along + 0.5).clamp(0.0, 1.0));
-        colour.map(|c| c + wave)
+        [colour[0] + wave, colour[1] + wave, colour[2] + wave]
     }
 
     fn strew(&self, above: bool, at: [f64; 2], unit: f64, colour: &mut Colour) {
@@ -210,7 +210,8 @@ impl Scene {
 
     fn covers(&self, at: [f64; 2]) -> bool {
         let offset = [at[0] - self.centre[0], at[1] - self.centre[1]];
-        let [x, y] = self.turn.map(|row| row[0] * offset[0] + row[1] * offset[1]);
+        let along = |row: [f64; 2]| row[0] * offset[0] + row[1] * offset[1];
+        let (x, y) = (along(self.turn[0]), along(self.turn[1]));
         let r = length(x, y);
         r <= 1.0 && inside(self.class, x, y, r)
     }
@@ -225,8 +226,14 @@ impl Stroke {
     }
 }
 
+/// Most pixels lie outside of most strokes. Written out, like all that is done for every pixel: tests draw many images in a build
+/// that hardly optimises.
 fn blend(colour: &mut Colour, over: &Colour, share: f64) {
-    colour.iter_mut().zip(over).for_each(|(c, o)| *c += share * (o - *c));
+    if share != 0.0 {
+        for c in 0..3 {
+            colour[c] += share * (over[c] - colour[c]);
+        }
+    }
 }
 
 fn length(x: f64, y: f64) -> f64 {
@@ -235,7 +242,8 @@ fn length(x: f64, y: f64) -> f64 {
 
 /// Four bytes' sum: near enough to a normal number, and much cheaper where there is one for every value of an image.
 fn noise(key: u64, at: usize) -> f64 {
-    let sum: u32 = random::bits(key, at as u64).to_le_bytes().map(u32::from).iter().sum();
+    let [a, b, c, d] = random::bits(key, at as u64).to_le_bytes();
+    let sum = u32::from(a) + u32::from(b) + u32::from(c) + u32::from(d);
     (f64::from(sum) - 510.0) / 147.8
 }
 

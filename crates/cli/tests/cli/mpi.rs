@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::faults::{LONG, assert_whole, kill, random, wait_for_step};
 use crate::{TINY, command, json, pipeline, said};
 
-/// A hundred steps of a small GPT.
+/// A small GPT.
 const GPT: &str = r#"
     seed = 4
     [model]
@@ -28,7 +28,6 @@ const GPT: &str = r#"
     kind = "arithmetic"
     count = 400
     [train]
-    steps = 100
     batch = 8
     log_every = 1
     eval_samples = 4
@@ -53,7 +52,6 @@ const RESNET8: &str = r#"
     size = 16
     count = 100
     [train]
-    steps = 100
     batch = 8
     log_every = 1
     eval_samples = 4
@@ -106,25 +104,26 @@ fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
     (lines.filter_map(|line| line["loss"].as_f64()).collect(), json(&output.stdout))
 }
 
-/// Over 100 steps with AdamW, dense and with nine weights of ten gone: losses within 1e-6 of those of one rank, and weights
+/// Over 40 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within 1e-6 of those of one rank, and weights
 /// with the very bits that threads give, since both add up in the order of ranks.
 fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run.toml"), run_file).unwrap();
     let pruned = ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.9"];
+    let steps = if espalier_testing::long() { 100 } else { 40 };
     for (how, settings) in [("dense", &[][..]), ("pruned", &pruned)] {
         let run = |out: &str, command: &mut Command| {
-            command.args(settings).args(["--json", "--out", out]);
+            command.args(settings).args(["--set", &format!("train.steps={steps}"), "--json", "--out", out]);
             trained(folder.path(), out, &command.output().unwrap())
         };
         let (one, _) = run(&format!("{how}-1"), &mut command(folder.path(), &[]));
-        assert_eq!(one.len(), 100);
-        assert!(!learns || one[99] < one[0], "{how}: it learns");
+        assert_eq!(one.len(), steps);
+        assert!(!learns || one[steps - 1] < one[0], "{how}: it learns");
         for ranks in [2, 4] {
             let Some(mut launched) = mpi_command(ranks, folder.path(), &[]) else { return };
             let (losses, by_mpi) = run(&format!("{how}-mpi-{ranks}"), &mut launched);
             let apart = one.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
-            assert!(losses.len() == 100 && apart < 1e-6, "{how} on {ranks} ranks: {apart:e} apart");
+            assert!(losses.len() == steps && apart < 1e-6, "{how} on {ranks} ranks: {apart:e} apart");
             let number = ranks.to_string();
             let mut threads = command(folder.path(), &["--ranks", &number]);
             let (losses_of_threads, by_threads) = run(&format!("{how}-threads-{ranks}"), &mut threads);
@@ -366,12 +365,14 @@ fn struck_after(
 fn goes_on_after_a_kill(layout: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run.toml"), TINY).unwrap();
-    let out = |name: &'static str| [&LONG[..], layout, &["--json", "--out", name]].concat();
+    // Four processes on few cores take long for a step.
+    const FEWER: [&str; 2] = ["--set", "train.steps=48"];
+    let out = |name: &'static str| [&LONG[..], &FEWER, layout, &["--json", "--out", name]].concat();
     let Some(mut whole) = mpi_command(4, folder.path(), &out("whole")) else { return };
     let whole = whole.output().unwrap();
     assert!(whole.status.success(), "{}", said(&whole));
-    let (rank, step) = (random(4) as usize, 1 + random(100));
-    let settings = [layout, &["--out", "broken"]].concat();
+    let (rank, step) = (random(4) as usize, 1 + random(30));
+    let settings = [&FEWER, layout, &["--out", "broken"]].concat();
     let output = struck("-KILL", rank, step, folder.path(), &settings).unwrap();
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", said(&output));
     assert!(said(&output).to_lowercase().contains("killed"), "the launcher says so: {}", said(&output));

@@ -162,7 +162,7 @@ fn a_study_that_was_killed_goes_on() {
     let at = folder.path();
     fs::write(at.join("study.toml"), TINY).unwrap();
     let slow =
-        ["--json", "--set", "search.trials=12", "--set", "goal.error=0.01", "--set", "search.steps=800"];
+        ["--json", "--set", "search.trials=12", "--set", "goal.error=0.01", "--set", "search.steps=400"];
     let mut child = command(at, &slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let lines = || -> usize {
         let text = files(&at.join("out/tiny"))

@@ -95,6 +95,7 @@ impl Sizes {
     }
 
     /// The same of its queries, keys and values in qkv.
+    #[inline]
     fn qkv_rows(&self, task: usize, row: usize) -> [usize; 3] {
         let (sequence, head) = (task / self.heads, task % self.heads);
         let start = (sequence * self.t + row) * self.width();

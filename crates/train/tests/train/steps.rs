@@ -164,7 +164,7 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
 #[test]
 fn every_family_of_image_models_takes_a_step() {
     let shapes = |settings: &[&str]| {
-        let mut base = support::images();
+        let mut base = support::images().set("train.batch=2");
         for setting in settings {
             base = base.set(setting);
         }

@@ -74,11 +74,19 @@ fn interleaved() {
     });
 }
 
+/// What a schedule without flush costs once is the flush of 1F1B.
+fn fills_and_drains_once(options: &Options, report: &Report, f: f64, b: f64) -> bool {
+    let once = (options.stages - 1) as f64 * (f + b);
+    let is_once = |&fill: &f64| close(fill, once);
+    options.micro_batches < options.stages || report.fill_and_drain.as_ref().unwrap().iter().all(is_once)
+}
+
 #[test]
 fn pipedream() {
-    each(Name::PipeDream, |options, report, _, _| {
+    each(Name::PipeDream, |options, report, f, b| {
         let p = options.stages;
-        report.bubble_ratio == 0.0
+        fills_and_drains_once(options, report, f, b)
+            && report.bubble_ratio == 0.0
             && report.in_flight == by_stage(p, |s| p - s)
             && report.weight_versions == by_stage(p, |s| p - s)
     });
@@ -86,24 +94,13 @@ fn pipedream() {
 
 #[test]
 fn two_bw() {
-    each(Name::TwoBw, |options, report, _, _| {
+    each(Name::TwoBw, |options, report, f, b| {
         let &Options { stages: p, micro_batches: m, .. } = options;
-        (m < p || report.bubble_ratio == 0.0)
+        fills_and_drains_once(options, report, f, b)
+            && (m < p || report.bubble_ratio == 0.0)
             && report.in_flight == by_stage(p, |s| (p - s).min(2 * m))
             && report.weight_versions == vec![2; p]
     });
-}
-
-#[test]
-fn what_a_schedule_without_flush_costs_once_is_the_flush_of_1f1b() {
-    for name in [Name::PipeDream, Name::TwoBw] {
-        each(name, |options, report, f, b| {
-            let once = (options.stages - 1) as f64 * (f + b);
-            let is_once = |&fill: &f64| close(fill, once);
-            options.micro_batches < options.stages
-                || report.fill_and_drain.as_ref().unwrap().iter().all(is_once)
-        });
-    }
 }
 
 /// (p - 1) (F + B - W) idle, B and W being the halves, and the peak of 1F1B. It takes p micro-batches to fill the

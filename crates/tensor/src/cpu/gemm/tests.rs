@@ -208,8 +208,12 @@ fn threads_do_not_change_the_bits() {
     ];
     for isa in Isa::available() {
         let cpus = [1, 2, 3].map(|threads| Cpu::with_isa(threads, isa).unwrap());
-        for (m, n, k, ta, tb) in cases {
+        for (number, (m, n, k, ta, tb)) in cases.into_iter().enumerate() {
             for activation in [None, Some(Activation::Gelu)] {
+                // What is cut and what is done to a finished sum know nothing of each other: one of each is enough.
+                if !espalier_testing::long() && activation.is_some() != (number % 2 == 1) {
+                    continue;
+                }
                 let bias = activation.is_some();
                 let case = Case { m, n, k, ta, tb, activation, bias, ..Case::default() };
                 let f32s =
@@ -239,14 +243,12 @@ fn large_results_are_streamed_whole() {
 /// least 64 rows, and its sums), and gone afterwards.
 #[test]
 fn packing_is_booked_and_bounded() {
-    for isa in Isa::available() {
-        for threads in [1, 2, 3] {
-            for (m, n, k) in
-                [(300, 700, 600), (1024, 5000, 1024), (40, 30, 9000), (8, 8, 8), (64, 2000, 5000)]
-            {
+    for (m, n, k) in [(300, 700, 600), (300, 4200, 1024), (40, 30, 9000), (8, 8, 8), (64, 900, 5000)] {
+        let (a, b) = (Stored::<f32>::new(m, k, true, 0, 1), Stored::<f32>::new(k, n, false, 0, 2));
+        let mut c = vec![0.0f32; m * n];
+        for isa in Isa::available() {
+            for threads in [1, 2, 3] {
                 let cpu = Cpu::with_isa(threads, isa).unwrap();
-                let (a, b) = (Stored::<f32>::new(m, k, true, 0, 1), Stored::<f32>::new(k, n, false, 0, 2));
-                let mut c = vec![0.0f32; m * n];
                 let out = MatrixMut { data: &mut c, row_stride: n };
                 parallel(&cpu, m, n, k, a.view(), b.view(), out, false, Epilogue::none());
                 let peak = cpu.ledger().peak(Category::Workspace);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::host::{KEYS, QUERIES};
 use super::*;
 use crate::dtype::DType;
-use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
+use crate::testing::{assert_close, devices, dot, gradient, tensor, values, wide};
 
 /// `(y, logsumexp)` with the whole matrix of scores.
 fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
@@ -16,8 +16,9 @@ fn plain_forward(qkv: &[f64], z: &Sizes) -> (Vec<f64>, Vec<f64>) {
             let total = p.iter().map(|s| s.exp()).sum::<f64>().ln();
             logsumexp[task * z.t + i] = total;
             for (j, s) in p.iter().enumerate() {
+                let (p, value) = ((s - total).exp(), z.qkv_rows(task, j)[2]);
                 for l in 0..z.d {
-                    y[z.row(task, i) + l] += (s - total).exp() * qkv[z.qkv_rows(task, j)[2] + l];
+                    y[z.row(task, i) + l] += p * qkv[value + l];
                 }
             }
         }
@@ -78,15 +79,18 @@ fn compare(z: &Sizes, seed: u64) {
         let dqkv = backward(&dy, &qkv, &y, &logsumexp, z.heads, z.kv_heads).unwrap();
         [y, logsumexp, dqkv]
     };
-    check(&[y, logsumexp], |device, dtype| run(device, dtype)[..2].to_vec());
-    for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 48.0)] {
+    for (dtype, of_forward, of_gradient) in [(DType::F32, 5e-5, 5e-5), (DType::Bf16, 1.0 / 128.0, 1.0 / 48.0)]
+    {
         for threads in devices() {
-            let [one, two, three] = threads.each_ref().map(|device| run(device, dtype)[2].clone());
-            assert!(
-                one.host_bytes() == two.host_bytes() && one.host_bytes() == three.host_bytes(),
-                "bits on more threads"
-            );
-            assert_close(&one.to_f32(), &dqkv, tolerance);
+            let [one, two, three] = threads.each_ref().map(|device| run(device, dtype));
+            for (i, x) in one.iter().enumerate() {
+                let alike = [&two, &three].map(|other| x.host_bytes() == other[i].host_bytes());
+                assert!(alike == [true; 2], "bits on more threads, output {i}");
+            }
+            let [got_y, got_logsumexp, got_dqkv] = one;
+            assert_close(&got_y.to_f32(), &y, of_forward);
+            assert_close(&got_logsumexp.to_f32(), &logsumexp, 5e-5);
+            assert_close(&got_dqkv.to_f32(), &dqkv, of_gradient);
         }
     }
 }
@@ -113,7 +117,7 @@ fn sequences_longer_than_a_block_agree_with_plain_loops() {
 #[test]
 fn usual_head_sizes_agree_with_plain_loops() {
     for d in [32, 64, 80, 96, 128, 160, 256] {
-        compare(&sizes(2, 150, 2, d), 5);
+        compare(&sizes(1, 150, 2, d), 5);
     }
 }
 

@@ -227,6 +227,7 @@ proptest! {
     ) {
         let share = if seed.is_multiple_of(3) { share / 40.0 } else { share };
         let (start, words) = (values(seed, n, 0.5), mask_words(seed, n, share));
+        let gradients = [1, 2, 3, 4].map(|number| (number, values(seed ^ number, n, 0.1)));
         for rule in RULES {
             for [device, other, _] in devices() {
                 for (master, dtype) in
@@ -235,12 +236,11 @@ proptest! {
                     let mut small = Layer::new(device, &rule, &start, master).masked(&words, true);
                     let mut large = Layer::new(other, &rule, &start, master).masked(&words, false);
                     let mut plain = Layer { mask: None, ..Layer::new(device, &rule, &start, master).masked(&words, false) };
-                    for number in 1..=4 {
-                        let g = values(seed ^ number, n, 0.1);
+                    for &(number, ref g) in &gradients {
                         let mask = small.mask.clone().unwrap();
-                        let dense = tensor(device, dtype, &[n], &g);
+                        let dense = tensor(device, dtype, &[n], g);
                         small.step(rule, number, &compress(&dense, &mask, Category::Gradients).unwrap());
-                        large.step(rule, number, &tensor(other, dtype, &[n], &g));
+                        large.step(rule, number, &tensor(other, dtype, &[n], g));
                         let mut zeroed = dense;
                         apply(&mut zeroed, &mask).unwrap();
                         plain.step(rule, number, &zeroed);
