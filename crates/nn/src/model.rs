@@ -115,6 +115,11 @@ impl Model {
         self.end().last_logits(x, weights)
     }
 
+    /// Whether such a row has all classes.
+    pub fn has_all_classes(&self) -> bool {
+        self.end().has_all_classes()
+    }
+
     /// Such a row on the host, of all classes.
     pub fn read_logits(&self, own: &Tensor) -> Result<Vec<f32>> {
         self.end().read_logits(own)

@@ -45,7 +45,8 @@ impl Running {
         let most_wrong = workload.most_wrong(&plan);
         let (dataset, device) = (workload.dataset().clone(), workload.device());
         let (model, precision) = (plan.model.name.clone(), plan.storage.precision.name());
-        let trainer = device.enter(|| Trainer::new(plan, dataset, device))?;
+        let mut trainer = device.enter(|| Trainer::new(plan, dataset, device))?;
+        trainer.record_passes();
         Ok(Running { trainer, model, precision, most_wrong, end: None })
     }
 

@@ -19,6 +19,7 @@ const SOURCES: &[&Source] = &[
     &ops::dropout::cuda::SOURCE,
     &ops::elementwise::cuda::SOURCE,
     &ops::embedding::cuda::SOURCE,
+    &ops::largest::cuda::SOURCE,
     &ops::layer_norm::SOURCE,
     &ops::layout::cuda::SOURCE,
     &ops::matmul::cuda::SOURCE,

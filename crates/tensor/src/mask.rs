@@ -97,6 +97,15 @@ impl Mask {
         self.kept
     }
 
+    /// What it lies in.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let (first, second) = match &self.form {
+            Form::Bits { words, ranks } => (words, Some(ranks)),
+            Form::Places(places) => (places, None),
+        };
+        [first].into_iter().chain(second)
+    }
+
     /// How it is stored.
     pub fn form(&self) -> &Form {
         &self.form

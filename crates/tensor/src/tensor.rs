@@ -172,6 +172,14 @@ impl Tensor {
         }
     }
 
+    /// Where a card keeps it, as long as it lives: recorded work knows tensors by that. None on the host.
+    pub fn card_address(&self) -> Option<u64> {
+        match &self.storage {
+            Storage::Cuda(buffer) => Some(buffer.address()),
+            Storage::Cpu(_) => None,
+        }
+    }
+
     /// Its buffer on a card, which must be its device.
     pub fn cuda_buffer(&self) -> &cuda::buffer::Buffer {
         match &self.storage {

@@ -9,6 +9,7 @@ pub mod infer;
 pub mod measure;
 pub mod parallel;
 pub mod prune;
+mod repeated;
 pub mod room;
 pub mod run;
 pub mod stage;

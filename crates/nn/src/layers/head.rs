@@ -169,6 +169,11 @@ impl Head {
         }
     }
 
+    /// Whether a row of logits has all classes, so that none are made elsewhere.
+    pub fn has_all_classes(&self) -> bool {
+        self.classes.is_none()
+    }
+
     /// A row of logits on the host, with those of the classes that others make.
     pub fn read_logits(&self, own: &Tensor) -> Result<Vec<f32>> {
         match &self.classes {

@@ -158,7 +158,7 @@ impl BatchSlice {
 }
 
 /// The mean and variance of one batch, measured by a batch norm.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct BatchStatistics {
     /// The running mean to update.
     pub mean_id: BufferId,

@@ -54,6 +54,10 @@ impl Part {
     /// What those with products of their own on the tensor cores share.
     pub(crate) const TENSOR_CORES: Part =
         Part { name: "tensor_cores.cuh", text: include_str!("tensor_cores.cuh") };
+    /// Copies to shared memory that do not wait.
+    pub(crate) const COPIES: Part = Part { name: "copies.cuh", text: include_str!("copies.cuh") };
+    /// Blocks that reach into each other's memory.
+    pub(crate) const CLUSTER: Part = Part { name: "cluster.cuh", text: include_str!("cluster.cuh") };
 }
 
 /// One way to build a source.

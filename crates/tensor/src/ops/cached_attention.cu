@@ -8,9 +8,12 @@
 // cached_attention_append(qkv, cache, n, first, context, heads, kv_heads, d): n = t 2 kv_heads d elements are copied.
 //   grid ceil(n / 256), block 256.
 // cached_attention_forward(qkv, cache, y, first, context, heads, kv_heads, d, lanes): the same copy, and y. A block has one position
-//   and one head of queries; `lanes` of its threads (a power of two up to 32, as many as the head has packs, or columns where
-//   it has no whole packs) have every (256 / lanes)-th key, with a running maximum and sum, and all are joined in their order at
-//   the end. Keys and values of the new positions are read where they come from. d <= 256. grid t heads, block 256. May be launched early.
+//   and one head of queries, or a cluster of blocks along y has them: the first of these joins what all have found. `lanes` of a block's
+//   threads (a power of two up to 32, as many as the head has packs, or columns where it has no whole packs) have a key at a
+//   time, with a running maximum and sum, joined in their order at the end. Keys and values of the new positions are read
+//   where they come from. d <= 256. grid (t heads, blocks of a cluster: at most 8), block 256.
+//   May be launched early. Before it waits it reads `first` and what the cache has before that: the host copies `first` to the card when
+//   those keys and values are there (position.rs), and no kernel begins before such a copy is done.
 
 constexpr int MOST = 256;  // the largest head
 
@@ -24,12 +27,62 @@ KERNEL(256) cached_attention_append(const T* __restrict__ qkv, T* __restrict__ c
         qkv[row * (static_cast<i64>(heads) * d + kept) + static_cast<i64>(heads) * d + column];
 }
 
-// N columns at a time, up to V times for each thread.
+// Sums over the values of some keys, relative to the largest of their scores: N columns at a time, up to V times for each thread.
 template <int N, int V>
-DEVICE void attend(const T* qkv, T* cache, T* y, i64 first, i64 context, int heads, int kv_heads, int d, int lanes) {
-    // As many groups as there are times `lanes` in the block: their sums of d columns fill this at most.
-    __shared__ float sums[THREADS * N * V], tops[THREADS], totals[THREADS];
-    const int groups = THREADS / lanes, group = threadIdx.x / lanes, place = threadIdx.x % lanes;
+struct Softmax {
+    float top, total, out[V][N];
+
+    DEVICE Softmax() : top(-INFINITY_F), total(0.0f), out{} {}
+
+    // What sums relative to `top` become relative to a larger one; where there was no key, nothing.
+    DEVICE static float shrink(float top, float larger) { return top == -INFINITY_F ? 0.0f : expf(top - larger); }
+
+    DEVICE void raise(float larger) {
+        const float factor = shrink(top, larger);
+        top = larger;
+        total *= factor;
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+            for (int i = 0; i < N; ++i) out[v][i] *= factor;
+    }
+
+    // With what the lane `step` away has.
+    DEVICE void join(int step) {
+        raise(fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step)));
+        total += __shfl_xor_sync(FULL_WARP, total, step);
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+            for (int i = 0; i < N; ++i) out[v][i] += __shfl_xor_sync(FULL_WARP, out[v][i], step);
+    }
+};
+
+// Sums over all columns of a head by several parties, each relative to its own maximum.
+struct Parties {
+    float sums[8][MOST], tops[8], totals[8];
+
+    DEVICE float top(int count) const {
+        float top = -INFINITY_F;
+        for (int p = 0; p < count; ++p) top = fmaxf(top, tops[p]);
+        return top;
+    }
+    // One column, and the total, of all relative to `top`.
+    DEVICE float sum(int count, int column, float top, float& total) const {
+        float sum = 0.0f;
+        total = 0.0f;
+        for (int p = 0; p < count; ++p) {
+            const float factor = Softmax<1, 1>::shrink(tops[p], top);
+            sum = fmaf(sums[p][column], factor, sum);
+            total = fmaf(totals[p], factor, total);
+        }
+        return sum;
+    }
+};
+
+// BATCH keys and values are under way at a time.
+template <int N, int V, int BATCH>
+DEVICE void attend(Parties& warps, Parties& blocks, const T* qkv, T* cache, T* y, i64 first, i64 context, int heads,
+                   int kv_heads, int d, int lanes) {
+    const int place = threadIdx.x % lanes, groups = THREADS / lanes * gridDim.y;
     const int head = blockIdx.x % heads, shared = head / (heads / kv_heads);
     const i64 row = blockIdx.x / heads, count = first + row + 1;
     const i64 width = static_cast<i64>(heads + 2 * kv_heads) * d;
@@ -38,78 +91,109 @@ DEVICE void attend(const T* qkv, T* cache, T* y, i64 first, i64 context, int hea
     const T* new_values = new_keys + static_cast<i64>(kv_heads) * d;
     T* keys = cache + shared * context * d;
     T* values = cache + (kv_heads + shared) * context * d;
-    const float scale = rsqrtf(static_cast<float>(d));
 
-    float q[V][N], out[V][N] = {}, top = -INFINITY_F, total = 0.0f;
+    Raw<T, N> key[BATCH][V], value[BATCH][V];
+    auto for_columns = [&](auto body) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-        const int column = (v * lanes + place) * N;
-        if (column < d) load(query + column, q[v]);
-        for (int i = 0; i < N; ++i) q[v][i] = column < d ? q[v][i] * scale : 0.0f;
-    }
+        for (int v = 0; v < V; ++v)
+            if ((v * lanes + place) * N < d) body(v, (v * lanes + place) * N);
+    };
+    // Positions j, j + groups, ..: those that are in the cache, or those that are new.
+    auto read = [&](i64 j, bool are_new) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b, j += groups) {
+            if (j >= count || (j >= first) != are_new) continue;
+            const T* from_key = are_new ? new_keys + (j - first) * width : keys + j * d;
+            const T* from_value = are_new ? new_values + (j - first) * width : values + j * d;
+            for_columns([&](int v, int column) {
+                key[b][v].read(from_key + column);
+                value[b][v].read(from_value + column);
+            });
+        }
+    };
+    i64 j = threadIdx.x / lanes * gridDim.y + blockIdx.y;
+    read(j, false);
+    wait_for_work_before();
+    const float scale = rsqrtf(static_cast<float>(d));
+    float q[V][N] = {};
+    for_columns([&](int v, int column) {
+        load(query + column, q[v]);
+        for (int i = 0; i < N; ++i) q[v][i] *= scale;
+    });
     // Of the heads that share keys and values, the first keeps those of its position.
-    if (head % (heads / kv_heads) == 0) {
+    if (head % (heads / kv_heads) == 0 && blockIdx.y == 0) {
         for (int column = threadIdx.x; column < d; column += THREADS) {
             keys[(first + row) * d + column] = new_keys[row * width + column];
             values[(first + row) * d + column] = new_values[row * width + column];
         }
     }
-#pragma unroll 4
-    for (i64 from = 0; from < count; from += groups) {
-        const i64 j = from + group;
-        const bool there = j < count;
-        const T* key = j < first ? keys + j * d : new_keys + (j - first) * width;
-        const T* value = j < first ? values + j * d : new_values + (j - first) * width;
-        float score = 0.0f, kept[V][N];
+    Softmax<N, V> sums;
+    const i64 rounds = (count + groups * BATCH - 1) / (groups * BATCH);
+    for (i64 round = 0; round < rounds; ++round, j += groups * BATCH) {
+        if (round > 0) read(j, false);
+        read(j, true);
+        float score[BATCH], larger = sums.top;
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-            const int column = (v * lanes + place) * N;
-            if (!there || column >= d) continue;
-            float k[N];
-            load(key + column, k);
-            load(value + column, kept[v]);
-            for (int i = 0; i < N; ++i) score = fmaf(q[v][i], k[i], score);
+        for (int b = 0; b < BATCH; ++b) {
+            score[b] = 0.0f;
+            for_columns([&](int v, int) {
+                float k[N];
+                key[b][v].get(k);
+                for (int i = 0; i < N; ++i) score[b] = fmaf(q[v][i], k[i], score[b]);
+            });
+            for (int step = lanes / 2; step > 0; step /= 2) score[b] += __shfl_xor_sync(FULL_WARP, score[b], step);
+            if (j + b * groups < count) larger = fmaxf(larger, score[b]);
         }
-        for (int step = lanes / 2; step > 0; step /= 2) score += __shfl_xor_sync(FULL_WARP, score, step);
-        if (!there) continue;
-        const float larger = fmaxf(top, score), shrink = expf(top - larger), p = expf(score - larger);
-        top = larger;
-        total = fmaf(total, shrink, p);
+        sums.raise(larger);
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-            if ((v * lanes + place) * N >= d) continue;
-            for (int i = 0; i < N; ++i) out[v][i] = fmaf(out[v][i], shrink, p * kept[v][i]);
+        for (int b = 0; b < BATCH; ++b) {
+            if (j + b * groups >= count) continue;
+            const float p = expf(score[b] - larger);
+            sums.total += p;
+            for_columns([&](int v, int) {
+                float x[N];
+                value[b][v].get(x);
+                for (int i = 0; i < N; ++i) sums.out[v][i] = fmaf(p, x[i], sums.out[v][i]);
+            });
         }
     }
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        const int column = (v * lanes + place) * N;
-        if (column >= d) continue;
-        for (int i = 0; i < N; ++i) sums[group * d + column + i] = out[v][i];
-    }
-    if (place == 0) tops[group] = top, totals[group] = total;
+    // Over the keys of a warp, of the block, and of all blocks.
+    for (int step = lanes; step < WARP; step *= 2) sums.join(step);
+    const int warp = warp_in_block();
+    if (lane() < lanes) for_columns([&](int v, int column) {
+        for (int i = 0; i < N; ++i) warps.sums[warp][column + i] = sums.out[v][i];
+    });
+    if (lane() == 0) warps.tops[warp] = sums.top, warps.totals[warp] = sums.total;
     __syncthreads();
     const int column = threadIdx.x;
-    if (column >= d) return;
-    float all = -INFINITY_F, sum = 0.0f, weight = 0.0f;
-    for (int g = 0; g < groups; ++g) all = fmaxf(all, tops[g]);
-    for (int g = 0; g < groups; ++g) {
-        // A group that had no key counts for nothing: its maximum is minus infinity.
-        const float factor = expf(tops[g] - all);
-        sum = fmaf(sums[g * d + column], factor, sum);
-        weight = fmaf(totals[g], factor, weight);
+    float top = warps.top(THREADS / WARP), total, sum = 0.0f;
+    if (column < d) sum = warps.sum(THREADS / WARP, column, top, total);
+#if __CUDA_ARCH__ >= 900
+    if (gridDim.y > 1) {
+        wait_for_cluster();  // the first block has begun: its memory is there
+        if (column < d) to_first_block(&blocks.sums[blockIdx.y][column], sum);
+        if (column == 0) to_first_block(&blocks.tops[blockIdx.y], top), to_first_block(&blocks.totals[blockIdx.y], total);
+        arrive_in_cluster();
+        if (blockIdx.y > 0) return;
+        wait_for_cluster();
+        top = blocks.top(gridDim.y);
+        if (column < d) sum = blocks.sum(gridDim.y, column, top, total);
     }
-    y[(row * heads + head) * d + column] = from_f32<T>(sum / weight);
+#endif
+    if (column < d) y[(row * heads + head) * d + column] = from_f32<T>(sum / total);
 }
 
 KERNEL(256) cached_attention_forward(const T* qkv, T* cache, T* y, const u32* first, i64 context, int heads, int kv_heads,
                                      int d, int lanes) {
+    __shared__ Parties warps, blocks;
+#if __CUDA_ARCH__ >= 900
+    if (gridDim.y > 1) arrive_in_cluster();
+#endif
     let_next_begin();
-    wait_for_work_before();
     if (d % LANES != 0)
-        attend<1, MOST / WARP>(qkv, cache, y, *first, context, heads, kv_heads, d, lanes);
+        attend<1, MOST / WARP, 1>(warps, blocks, qkv, cache, y, *first, context, heads, kv_heads, d, lanes);
     else if (d <= lanes * LANES)
-        attend<LANES, 1>(qkv, cache, y, *first, context, heads, kv_heads, d, lanes);
+        attend<LANES, 1, 4>(warps, blocks, qkv, cache, y, *first, context, heads, kv_heads, d, lanes);
     else
-        attend<LANES, 2>(qkv, cache, y, *first, context, heads, kv_heads, d, lanes);
+        attend<LANES, 2, 2>(warps, blocks, qkv, cache, y, *first, context, heads, kv_heads, d, lanes);
 }

@@ -48,7 +48,7 @@ pub struct Total {
 }
 
 /// The sums over a batch's rows, wherever they are.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Summed {
     /// On the host: there already.
     Host(Total),

@@ -15,6 +15,7 @@ pub mod embedding;
 pub mod flat;
 mod image;
 pub(crate) mod lanes;
+pub mod largest;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;

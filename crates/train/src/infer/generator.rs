@@ -10,6 +10,7 @@ use espalier_nn::layers::{BatchSlice, Cache, Forward, Mode, Stash};
 use espalier_nn::weights::Weights;
 use espalier_plan::schedule::{Message, Notice, Schedule, Work};
 use espalier_plan::{Error as PlanError, Plan};
+use espalier_tensor::ops::largest::{self, largest};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use super::Sampler;
@@ -39,6 +40,14 @@ struct Held<'a> {
     weights: &'a Weights,
     device: &'a Device,
     dtype: DType,
+}
+
+/// How the token behind some positions is chosen, where the model ends.
+enum Choice<'b> {
+    /// By whoever is shown the logits.
+    FromLogits(&'b mut dyn FnMut(&[f32]) -> u32),
+    /// Where they are: a card's logits stay there.
+    Likeliest,
 }
 
 /// Why a text ends.
@@ -129,10 +138,14 @@ impl<'a> Generator<'a> {
     /// Reads tokens behind those that it has read, and says which follows: what `choose` makes of the logits, where the model
     /// ends. All ranks must; there must be one to read, and no more than the context has room for.
     pub fn read(&mut self, ids: &[u32], choose: &mut dyn FnMut(&[f32]) -> u32) -> Result<u32> {
+        self.next_token(ids, &mut Choice::FromLogits(choose))
+    }
+
+    fn next_token(&mut self, ids: &[u32], choice: &mut Choice<'_>) -> Result<u32> {
         self.cache.begin_pass()?;
         let one_token = self.one_token.as_mut().filter(|_| ids.len() == 1 && self.cache.length() > 0);
         let mut worker =
-            Reading { held: self.held, cache: &mut self.cache, one_token, ids, choose, token: None };
+            Reading { held: self.held, cache: &mut self.cache, one_token, ids, choice, token: None };
         self.executor.rewind();
         self.executor.run_to_end(&mut worker)?;
         let token = worker.token.expect("the last rank has told it");
@@ -157,11 +170,13 @@ impl<'a> Generator<'a> {
         go_on: &mut dyn FnMut(u32) -> bool,
     ) -> Result<Written> {
         let begin = Instant::now();
+        let likeliest = sampler.takes_the_likeliest();
         let mut choose = |logits: &[f32]| sampler.choose(logits);
-        let mut tokens = vec![self.read(prompt, &mut choose)?];
+        let mut choice = if likeliest { Choice::Likeliest } else { Choice::FromLogits(&mut choose) };
+        let mut tokens = vec![self.next_token(prompt, &mut choice)?];
         let prompt_time = begin.elapsed();
         let begin = Instant::now();
-        let end = self.held.device.awake(|| self.go_on(&mut tokens, most, &mut choose, go_on))?;
+        let end = self.held.device.awake(|| self.go_on(&mut tokens, most, &mut choice, go_on))?;
         Ok(Written { tokens, end, prompt_time, time: begin.elapsed() })
     }
 
@@ -170,7 +185,7 @@ impl<'a> Generator<'a> {
         &mut self,
         tokens: &mut Vec<u32>,
         most: usize,
-        choose: &mut dyn FnMut(&[f32]) -> u32,
+        choice: &mut Choice<'_>,
         go_on: &mut dyn FnMut(u32) -> bool,
     ) -> Result<End> {
         loop {
@@ -184,18 +199,18 @@ impl<'a> Generator<'a> {
             if self.length() == self.context() {
                 return Ok(End::Context);
             }
-            tokens.push(self.read(&[last], choose)?);
+            tokens.push(self.next_token(&[last], choice)?);
         }
     }
 }
 
 /// A pass over some positions.
-struct Reading<'a, 'b> {
+struct Reading<'a, 'b, 'c> {
     held: Held<'a>,
     cache: &'b mut Cache,
     one_token: Option<&'b mut OneToken>,
     ids: &'b [u32],
-    choose: &'b mut dyn FnMut(&[f32]) -> u32,
+    choice: &'b mut Choice<'c>,
     token: Option<u32>,
 }
 
@@ -217,25 +232,34 @@ impl Held<'_> {
     }
 }
 
-impl Worker for Reading<'_, '_> {
+impl Worker for Reading<'_, '_, '_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let held = self.held;
+        let model = held.stage.model(work.chunk);
+        let likeliest =
+            matches!(self.choice, Choice::Likeliest) && model.is_last() && model.has_all_classes();
+        let cache = &mut *self.cache;
+        let mut pass = |x: Tensor| -> Result<Tensor> {
+            let y = held.pass(work.chunk, x, cache)?;
+            Ok(if likeliest { largest(&y)? } else { y })
+        };
         let y = match (input, &mut self.one_token) {
-            (Some(x), _) => held.pass(work.chunk, x, self.cache)?,
-            (None, Some(one_token)) => {
-                one_token.logits(self.ids[0], &mut |ids| held.pass(work.chunk, ids, self.cache))?
-            }
+            (Some(x), _) => pass(x)?,
+            (None, Some(one_token)) => one_token.run(self.ids[0], likeliest, &mut pass)?,
             (None, None) => {
                 let ids =
                     Tensor::from_slice(held.device, &[1, self.ids.len()], self.ids, Category::Transient)?;
-                held.pass(work.chunk, ids, self.cache)?
+                pass(ids)?
             }
         };
-        let model = held.stage.model(work.chunk);
         if !model.is_last() {
             return Ok(Some(y));
         }
-        self.token = Some((self.choose)(&model.read_logits(&y)?));
+        self.token = Some(match &mut self.choice {
+            Choice::Likeliest if likeliest => y.read_u32()?[0],
+            Choice::Likeliest => largest::of_slice(&model.read_logits(&y)?),
+            Choice::FromLogits(choose) => choose(&model.read_logits(&y)?),
+        });
         Ok(None)
     }
 

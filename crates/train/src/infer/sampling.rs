@@ -4,6 +4,7 @@
 //! probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020). What is drawn depends on the seed and the
 //! number of the token alone, so a text repeats on any layout of ranks that gives the same logits.
 
+use espalier_tensor::ops::largest;
 use espalier_tensor::random;
 
 /// Apart from every other use of a seed.
@@ -42,12 +43,17 @@ impl Sampler {
         Sampler { sampling, key: random::key(sampling.seed, PURPOSE), chosen: 0 }
     }
 
+    /// Whether chance has no part in it: it is the likeliest token, always.
+    pub fn takes_the_likeliest(&self) -> bool {
+        self.sampling.temperature == 0.0 || self.sampling.top_k == 1
+    }
+
     /// The next token. Of equally likely ones the first comes first; a logit that is no number is never chosen.
     pub fn choose(&mut self, logits: &[f32]) -> u32 {
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
         self.chosen += 1;
-        if temperature == 0.0 || top_k == 1 {
-            return likeliest(logits);
+        if self.takes_the_likeliest() {
+            return largest::of_slice(logits);
         }
         let mut tokens: Vec<u32> =
             (0..logits.len() as u32).filter(|token| !logits[*token as usize].is_nan()).collect();
@@ -81,19 +87,6 @@ impl Sampler {
     }
 }
 
-/// In two passes, the first of which compares many at a time.
-fn likeliest(logits: &[f32]) -> u32 {
-    const LANES: usize = 16;
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (packs, rest) = logits.as_chunks::<LANES>();
-    let mut tops = [f32::NEG_INFINITY; LANES];
-    for pack in packs {
-        tops.iter_mut().zip(pack).for_each(|(top, logit)| *top = larger(*top, *logit));
-    }
-    let top = tops.iter().chain(rest).fold(f32::NEG_INFINITY, |top, logit| larger(top, *logit));
-    logits.iter().position(|logit| *logit == top).unwrap_or(0) as u32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,19 +96,6 @@ mod tests {
     fn drawn(sampling: Sampling, count: usize) -> Vec<u32> {
         let mut sampler = Sampler::new(sampling);
         (0..count).map(|_| sampler.choose(&LOGITS)).collect()
-    }
-
-    /// More than the first pass takes at a time, the best in any place.
-    #[test]
-    fn the_likeliest_is_found_wherever_it_is() {
-        for count in [1, 15, 16, 40, 1000] {
-            for best in [0, count / 2, count - 1] {
-                let mut logits: Vec<f32> = (0..count).map(|token| -(token as f32) - 1.0).collect();
-                logits[best] = 3.0;
-                assert_eq!(likeliest(&logits), best as u32);
-            }
-        }
-        assert_eq!(likeliest(&[f32::NAN; 40]), 0);
     }
 
     #[test]

@@ -93,6 +93,11 @@ impl<'a> Reducing<'a> {
         Reducing { gradients, groups, buckets, complete: false, sharing, waiting, flying, times }
     }
 
+    /// Takes a gradient that is complete, on a rank that is alone.
+    pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
+        self.gradients.put_whole(id, gradient);
+    }
+
     /// Says whether what comes next is the last of the step.
     pub fn last_micro_batch(&mut self, is_last: bool) {
         self.complete = is_last;

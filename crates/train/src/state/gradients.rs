@@ -144,6 +144,12 @@ impl<'a> Gradients<'a> {
         self.sums[id.0] = Some(gradient);
     }
 
+    /// The same, of a gradient that was made elsewhere.
+    pub fn put_whole(&mut self, id: ParameterId, gradient: Tensor) {
+        self.bytes[id.0] = gradient.byte_len();
+        self.put(id, gradient);
+    }
+
     /// The parameters of the model, whether or not a gradient of theirs has come.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
         (0..self.sums.len()).map(ParameterId)

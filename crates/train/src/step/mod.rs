@@ -1,7 +1,7 @@
 //! A step as a list of actions: one loop runs them, whatever the schedule, the transport and the device.
 //!
 //! The [`Executor`] knows order and messages, a [`Worker`] what an action does: to a network in training (`network`), in passes that
-//! change no weights (`sweep`), or only taking the planned time.
+//! change no weights (`sweep`), or only taking the planned time. On a card, a small network's passes may run as one call (`whole_passes`).
 
 mod executor;
 mod in_flight;
@@ -10,12 +10,14 @@ mod network;
 mod sweep;
 mod totals;
 mod trace;
+mod whole_passes;
 
 pub use executor::Executor;
 pub(crate) use network::{NetworkWorker, PipelineState, StepContext, StepOutcome};
 pub use sweep::Sweep;
 pub use totals::{Loss, Totals};
 pub use trace::{Flown, Kind, Span, Trace};
+pub(crate) use whole_passes::WholePasses;
 
 use espalier_plan::schedule::{Action, Message, Notice, Payload, Work};
 use espalier_tensor::Tensor;

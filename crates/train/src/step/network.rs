@@ -15,7 +15,8 @@ use espalier_tensor::{Category, Tensor, random};
 
 use self::update::{Agreed, Waiting};
 use super::in_flight::InFlight;
-use super::{Flown, Kind, Loss, Totals, Worker, side_of};
+use super::whole_passes::Passed;
+use super::{Flown, Kind, Loss, Totals, WholePasses, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
@@ -70,6 +71,8 @@ pub(crate) struct StepContext<'a> {
     pub optimizer: &'a mut Optimizer,
     pub progress: &'a mut Progress,
     pub pipeline: &'a mut PipelineState,
+    /// Where the passes of a batch run as one.
+    pub whole_passes: Option<&'a mut WholePasses>,
     /// Steps that had been taken before the list began.
     pub first_step: u64,
     pub updates: Updates,
@@ -239,6 +242,10 @@ impl Worker for NetworkWorker<'_> {
         if model.is_first() || model.is_last() {
             let batch = feed.take(&self.samples(micro_batch))?;
             feed.prepare(|| self.samples(micro_batch + 1));
+            if let Some(passes) = &mut self.step.whole_passes {
+                passes.take(&batch.inputs, &batch.targets)?;
+                return Ok(None);
+            }
             if model.is_first() {
                 inputs = Some(batch.inputs);
             }
@@ -255,6 +262,9 @@ impl Worker for NetworkWorker<'_> {
         let Work { micro_batch, chunk, .. } = work;
         let loss =
             Loss { random: self.random(micro_batch), samples: self.samples_of_a_step(), temperature: 1.0 };
+        if self.step.whole_passes.is_some() {
+            return self.accumulate(chunk, |worker| worker.pass_both_ways(work, loss)).map(|()| None);
+        }
         let mut passing =
             self.step.pipeline.in_flight.remove(&(micro_batch, chunk)).expect("a forward came before");
         self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
@@ -325,6 +335,29 @@ impl Worker for NetworkWorker<'_> {
 }
 
 impl NetworkWorker<'_> {
+    /// Forward and backward of the batch that was taken, through a model that is whole here.
+    fn pass_both_ways(&mut self, work: Work, loss: Loss) -> Result<()> {
+        let share = self.share(work.micro_batch);
+        let StepContext { context: Context { stage, .. }, masks, ref weights, ref mut whole_passes, .. } =
+            self.step;
+        let model = stage.model(work.chunk);
+        let pass = |inputs, targets| {
+            let (mut passing, _) =
+                InFlight::forward(model, weights, inputs, Some(targets), share, loss.random)?;
+            let mut gradients = Gradients::new(masks);
+            let returned = passing.backward(model, weights, None, loss, &mut gradients)?;
+            let gradients = gradients.ids().filter_map(|id| Some((id, gradients.take(id)?))).collect();
+            let total = returned.total.expect("the model ends here");
+            Ok(Passed { gradients, total, statistics: passing.statistics })
+        };
+        let passes = whole_passes.as_mut().expect("who has none does not come here");
+        let Passed { gradients, total, statistics } = passes.run(weights, masks, pass)?;
+        self.sums.push(total);
+        self.statistics.extend(statistics.into_iter().map(|measured| (work.micro_batch, measured)));
+        gradients.into_iter().for_each(|(id, gradient)| self.sink.put(id, gradient));
+        Ok(())
+    }
+
     fn backward_weight(&mut self, work: Work) -> Result<()> {
         let key = (work.micro_batch, work.chunk);
         let passing = self.step.pipeline.in_flight.remove(&key).expect("its input half came before");

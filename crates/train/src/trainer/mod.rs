@@ -31,7 +31,7 @@ use crate::parallel::pieces::Pieces;
 use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
 use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace};
+use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace, WholePasses};
 use crate::summary::KeptOfLayer;
 use pruning::sparse_products;
 
@@ -44,6 +44,8 @@ pub struct Trainer {
     context: Context,
     executor: Executor,
     pipeline: PipelineState,
+    /// Where the passes of a batch run as one.
+    whole_passes: Option<WholePasses>,
     /// Steps that had been taken when the executor's list began.
     list_began: u64,
     weights: Weights,
@@ -132,6 +134,7 @@ impl Trainer {
             executor,
             traffic,
             pipeline: PipelineState::default(),
+            whole_passes: None,
             list_began: 0,
             masks: Masks::new(weights.parameters(), plan.storage.compressed),
             pruner: prune::pruner(plan, *steps)?,
@@ -194,6 +197,13 @@ impl Trainer {
         self.scoring
     }
 
+    /// Has the passes of a batch recorded, where they can be: steps of a small network are then several times as fast on a card, which
+    /// keeps what they work on as long as this lives. Whether they can be.
+    pub fn record_passes(&mut self) -> bool {
+        self.whole_passes = WholePasses::suit(&self.context).then(WholePasses::default);
+        self.whole_passes.is_some()
+    }
+
     /// Lets the pruner score as if the device had no more than so many bytes.
     pub fn limit_memory(&mut self, bytes: u64) {
         self.memory = Some(bytes);
@@ -247,8 +257,10 @@ impl Trainer {
         }
         let local = self.is_local();
         self.progress.step += 1;
+        let plain = penalty.is_some() || self.fault.is_some();
         let mut worker = NetworkWorker::new(StepContext {
             context: &self.context,
+            whole_passes: self.whole_passes.as_mut().filter(|_| !plain),
             groups: if local { &self.nobody } else { &self.context.groups },
             masks: &self.masks,
             traffic: &self.traffic,

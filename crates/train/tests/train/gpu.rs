@@ -44,6 +44,39 @@ fn shown(mut trainer: Trainer) -> espalier_train::Result<Shown> {
     Ok(Shown { losses, validation, hashes: vec![trainer.weights().hash().unwrap()] })
 }
 
+/// A network with batch norm, whole, pruned before the first step and pruned while it learns: recorded passes change no bit.
+#[test]
+fn recorded_passes_are_those_that_are_launched_one_by_one() {
+    let Some(gpu) = gpu() else { return };
+    for set in [
+        &[][..],
+        &["prune.method=snip", "prune.sparsity=0.8"],
+        &["prune.method=rigl", "prune.sparsity=0.8", "prune.every=5"],
+        &["train.precision=bf16"],
+    ] {
+        let base = set.iter().fold(tiny_cnn(&[]), |base, set| base.set(set));
+        let take = |record: bool| {
+            let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
+            dataset.keep_on(&gpu).unwrap();
+            let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
+            assert!(!record || trainer.record_passes(), "{set:?}");
+            shown(trainer).unwrap()
+        };
+        assert_eq!(take(true), take(false), "{set:?}");
+    }
+}
+
+/// What is drawn by chance, and data that is elsewhere, differ from step to step.
+#[test]
+fn passes_that_differ_are_not_recorded() {
+    let Some(gpu) = gpu() else { return };
+    let (plan, dataset, _) = prepare(&tiny_cnn(&[]), 2);
+    assert!(!Trainer::new(plan, dataset, &gpu).unwrap().record_passes(), "data on the host");
+    let (plan, dataset, _) = prepare(&tiny_cnn(&["train.micro_batches=2"]), 2);
+    dataset.keep_on(&gpu).unwrap();
+    assert!(!Trainer::new(plan, dataset, &gpu).unwrap().record_passes(), "sums of several");
+}
+
 /// On as many ranks as the run file asks for, all on this device.
 fn run(base: &Base, device: &Device) -> Shown {
     let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);

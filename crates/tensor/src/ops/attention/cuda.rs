@@ -17,6 +17,7 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     name: "attention.cu",
     parts: &[
+        Part::COPIES,
         Part::TENSOR_CORES,
         Part { name: "attention/tiles.cuh", text: include_str!("tiles.cuh") },
         Part { name: "attention/products.cuh", text: include_str!("products.cuh") },

@@ -1,6 +1,6 @@
 //! Attention with a cache on a card.
 
-use crate::cuda::{Args, Build, Cuda, Source};
+use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Category;
@@ -9,9 +9,13 @@ use crate::ops::lanes;
 use crate::ops::position::Position;
 use crate::tensor::Tensor;
 
-pub(crate) static SOURCE: Source =
-    lanes::source("cached_attention.cu", include_str!("../cached_attention.cu"), Build::FLOATS);
+pub(crate) static SOURCE: Source = Source {
+    parts: &[Part::LANES, Part::COPIES, Part::CLUSTER],
+    ..lanes::source("cached_attention.cu", include_str!("../cached_attention.cu"), Build::FLOATS)
+};
 
+/// Blocks that share the keys of one head, where there is one position: few heads would leave most of a card idle.
+const CLUSTER: u32 = 8;
 /// The largest head that the kernel takes, as the attention of training does.
 const MOST: usize = 256;
 
@@ -54,9 +58,10 @@ pub(super) fn forward(
         .i32(z.kv_heads as i32)
         .i32(z.d as i32)
         .i32(threads_of_a_key(z.d, qkv.dtype()));
+    let cluster = if z.t == 1 && cuda.overlaps_kernels() { CLUSTER } else { 1 };
     // SAFETY: a block for each head of each of the t positions of qkv and y, which waits before it reads; keys and values of positions
     // before `first` are in the cache, and there is room for t more, as was checked.
-    unsafe { kernel.launch_early(lanes::blocks(z.t * z.heads, 1), 256, 1, args)? };
+    unsafe { kernel.launch_early((lanes::blocks(z.t * z.heads, 1), cluster), 256, cluster, args)? };
     Ok(y)
 }
 

@@ -13,6 +13,7 @@ use crate::tensor::Tensor;
 pub(crate) static SOURCE: Source = Source {
     parts: &[
         Part::LANES,
+        Part::COPIES,
         Part::TENSOR_CORES,
         Part { name: "conv/patches.cuh", text: include_str!("patches.cuh") },
         Part { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },

@@ -11,17 +11,20 @@ use crate::ops::lanes;
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[Part::LANES, FORMULAS],
+    parts: &[Part::LANES, Part::COPIES, Part::CLUSTER, FORMULAS, AROUND, BY_INPUTS],
     ..lanes::source("matvec.cu", include_str!("../matvec.cu"), Build::FLOATS)
 };
+
+const AROUND: Part = Part { name: "around.cuh", text: include_str!("around.cuh") };
+const BY_INPUTS: Part = Part { name: "by_inputs.cuh", text: include_str!("by_inputs.cuh") };
 
 /// Threads that stand beside each other over a row of a matrix that is stored by inputs.
 const ACROSS: usize = 8;
 /// The most blocks that add their sums up.
 const CLUSTER: usize = 8;
-/// A matrix is cut into as many blocks as it can be up to this: three for each processor of a large card, and room for those of the
-/// next product to begin.
-const BLOCKS: usize = 396;
+/// A matrix is cut into as many blocks as it can be up to this: two for each processor of a large card, which leaves room for those
+/// of the next product to begin.
+const BLOCKS: usize = 264;
 /// Rows of a piece, where blocks cannot read each other's memory: few, so that even a small matrix fills a card. A thread of
 /// a block (32, 8) reads four of them, all under way at once.
 const PIECE: usize = 32;
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn small_matrices_are_cut_over_more_blocks() {
-        assert_eq!([1, 32, 49, 50, 96, 99, 128, 198, 199, 5000].map(cluster), [8, 8, 8, 4, 4, 4, 2, 2, 1, 1]);
+        assert_eq!([1, 32, 49, 50, 96, 99, 128, 198, 199, 5000].map(cluster), [8, 8, 4, 4, 2, 2, 2, 1, 1, 1]);
     }
 
     /// What serves older cards, on one that has better.
