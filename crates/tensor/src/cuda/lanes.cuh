@@ -138,8 +138,10 @@ DEVICE void sum_over_y(float (&x)[N]) {
 // The sum of one column of [pieces, width] in block (32, 8), for the threads with y = 0.
 DEVICE float column_total(const float* partial, i64 pieces, i64 width, i64 column) {
     float sum[1] = {0.0f};
-    if (column < width)
+    if (column < width) {
+#pragma unroll 8
         for (i64 i = threadIdx.y; i < pieces; i += blockDim.y) sum[0] += partial[i * width + column];
+    }
     sum_over_y(sum);
     return sum[0];
 }

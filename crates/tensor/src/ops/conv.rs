@@ -19,6 +19,7 @@ mod patches;
 mod pruned;
 #[cfg(target_arch = "x86_64")]
 mod scattered;
+mod thin;
 #[cfg(target_arch = "x86_64")]
 mod turn;
 
@@ -312,6 +313,30 @@ mod tests {
                 backward_weight(&x, &dy, conv).unwrap(),
             ]
         });
+    }
+
+    /// Images of few channels, which cards have kernels of their own for: more pixels than a block has, and fewer.
+    #[test]
+    fn thin_images_agree_with_plain_loops() {
+        for (shape, o, kernel, stride, padding) in [
+            ([3, 28, 28, 1], 32, 5, 1, 0),
+            ([2, 13, 9, 3], 16, 3, 2, 1),
+            ([1, 5, 4, 1], 4, 1, 1, 0),
+            ([2, 9, 10, 2], 128, 2, 1, 1),
+            ([5, 17, 8, 4], 64, 4, 3, 2),
+        ] {
+            let conv = Conv { kernel, stride, padding: padding.into() };
+            assert!(thin::serves(&Sizes::new(&shape, o, conv), DType::F32));
+            compare(shape, o, conv, 5);
+        }
+        let no = |shape: [usize; 4], o| {
+            !thin::serves(
+                &Sizes::new(&shape, o, Conv { kernel: 5, stride: 1, padding: 0.into() }),
+                DType::F32,
+            )
+        };
+        assert!(no([1, 9, 9, 3], 32), "a window of 75");
+        assert!(no([1, 9, 9, 1], 24), "no power of two");
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! Convolution on a card: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the product of
 //! patches, gathered on the way, with the reordered weight.
 
-use super::{Conv, Sizes, dnn};
+use super::{Conv, Sizes, dnn, thin};
 use crate::cuda::{Args, Build, Cuda, Part, Source};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -19,6 +19,7 @@ pub(crate) static SOURCE: Source = Source {
         Part { name: "conv/product_f32.cuh", text: include_str!("product_f32.cuh") },
         Part { name: "conv/product_bf16.cuh", text: include_str!("product_bf16.cuh") },
         Part { name: "conv/filter.cuh", text: include_str!("filter.cuh") },
+        Part { name: "conv/thin.cuh", text: include_str!("thin.cuh") },
     ],
     ..lanes::source("conv.cu", include_str!("../conv.cu"), Build::FLOATS)
 };
@@ -44,8 +45,12 @@ pub(super) fn forward(
     if let Some(y) = dnn::forward(cuda, x, w, bias.as_ref(), z)? {
         return Ok(y);
     }
-    let rows = filter_rows(cuda, w, z.c)?;
     let mut y = Tensor::empty(&x.device(), &z.output_shape(), x.dtype(), Category::Transient)?;
+    if thin::serves(z, x.dtype()) {
+        thin::forward(cuda, x, w, bias.as_ref(), z, &mut y)?;
+        return Ok(y);
+    }
+    let rows = filter_rows(cuda, w, z.c)?;
     let args = Args::new().input(x).input(&rows).optional_input(bias.as_ref()).output(&mut y);
     let (grid, shared) = tiles(z.batch * z.oh * z.ow, z.o, x.dtype());
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_forward")?;
@@ -76,7 +81,22 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
     if let Some(dw) = dnn::backward_weight(cuda, x, dy, z)? {
         return Ok(dw);
     }
-    let build = Build::of(x.dtype());
+    let partial = match thin::serves(z, x.dtype()) {
+        true => thin::backward_weight(cuda, x, dy, z)?,
+        false => splits(cuda, x, dy, z)?,
+    };
+    let (splits, window, build) = (partial.shape()[0], z.window(), Build::of(x.dtype()));
+    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Workspace)?;
+    let args = Args::new().input(&partial).output(&mut dw).size(splits).fields(&shape(z));
+    let block = total_block(splits);
+    let grid = lanes::blocks(z.o * window, block.0 as usize);
+    // SAFETY: `partial` is [splits, o, window], and dw has o x window elements.
+    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, block, 0, args)? };
+    Ok(dw)
+}
+
+/// The sums over splits of the pixels, `[splits, o, window]`.
+fn splits(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -> Result<Tensor> {
     let (pixels, window) = (z.batch * z.oh * z.ow, z.window());
     let width = if x.dtype() == DType::F32 { 64 } else { 128 };
     let (across, down) = (window.div_ceil(width), z.o.div_ceil(64));
@@ -87,17 +107,10 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &Sizes) -
     let mut partial = Tensor::empty(&x.device(), &[splits, z.o, window], DType::F32, Category::Workspace)?;
     let args = Args::new().input(x).input(dy).output(&mut partial).fields(&shape(z)).i32(share as i32);
     let grid = (across as u32, down as u32, splits as u32);
-    let kernel = cuda.kernel(&SOURCE, build, "conv_backward_weight")?;
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_backward_weight")?;
     // SAFETY: x and dy have the shapes of this call, and each split its o x window numbers in `partial`.
     unsafe { kernel.launch(grid, THREADS, 0, args)? };
-
-    let mut dw = Tensor::empty(&x.device(), &z.weight_shape(), x.dtype(), Category::Workspace)?;
-    let args = Args::new().input(&partial).output(&mut dw).size(splits).fields(&shape(z));
-    let block = total_block(splits);
-    let grid = lanes::blocks(z.o * window, block.0 as usize);
-    // SAFETY: `partial` is [splits, o, window], and dw has o x window elements.
-    unsafe { cuda.kernel(&SOURCE, build, "conv_weight_total")?.launch(grid, block, 0, args)? };
-    Ok(dw)
+    Ok(partial)
 }
 
 /// The block that adds up so many splits: a thread takes at least eight of them.
@@ -163,7 +176,7 @@ fn tiles(rows: usize, columns: usize, dtype: DType) -> (u32, u32) {
 }
 
 /// The kernels' struct of sizes.
-fn shape(z: &Sizes) -> [u32; 11] {
+pub(super) fn shape(z: &Sizes) -> [u32; 11] {
     let most = (z.batch * z.h * z.w).max(z.batch * z.oh * z.ow);
     assert!(most < 1 << 31, "a convolution of {most} pixels: their numbers have 31 bits");
     let Conv { kernel, stride, padding } = z.conv;
