@@ -135,12 +135,19 @@ DEVICE void sum_over_y(float (&x)[N]) {
     }
 }
 
-// The sum of one column of [pieces, width] in block (32, 8), for the threads with y = 0.
+// The sum of one column of [pieces, width] in block (32, 8), for the threads with y = 0; eight are under way at a time.
 DEVICE float column_total(const float* partial, i64 pieces, i64 width, i64 column) {
+    constexpr int BATCH = 8;
     float sum[1] = {0.0f};
-    if (column < width) {
-#pragma unroll 8
-        for (i64 i = threadIdx.y; i < pieces; i += blockDim.y) sum[0] += partial[i * width + column];
+    for (i64 first = threadIdx.y; first < pieces && column < width; first += BATCH * blockDim.y) {
+        float v[BATCH];
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) {
+            const i64 i = first + u * blockDim.y;
+            v[u] = i < pieces ? partial[i * width + column] : 0.0f;
+        }
+#pragma unroll
+        for (int u = 0; u < BATCH; ++u) sum[0] += v[u];
     }
     sum_over_y(sum);
     return sum[0];

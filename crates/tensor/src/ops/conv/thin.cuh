@@ -17,10 +17,23 @@ struct Taps {
         if (threadIdx.x < window) at[threadIdx.x] = tap(threadIdx.x, s.c, s.kernel);
         __syncthreads();
     }
-    // Element t of a pixel's window.
-    DEVICE float seen(const Forward<T>& patches, const Pixel& pixel, int t) const {
-        const T* const found = patches.find(pixel, at[t]);
-        return found ? to_f32(*found) : 0.0f;
+    // Calls put(t, element) for every `step`-th element of a pixel's window from `first` on, and zeros up to `end`; eight are under way
+    // at a time.
+    template <class Put>
+    DEVICE void gather(const Forward<T>& patches, const Pixel& pixel, int first, int step, int window, int end, Put put) const {
+        constexpr int BATCH = 8;
+        for (int from = first; from < end; from += BATCH * step) {
+            float v[BATCH];
+#pragma unroll
+            for (int u = 0; u < BATCH; ++u) {
+                const int t = from + u * step;
+                const T* const found = t < window ? patches.find(pixel, at[t]) : nullptr;
+                v[u] = found ? to_f32(*found) : 0.0f;
+            }
+#pragma unroll
+            for (int u = 0; u < BATCH; ++u)
+                if (from + u * step < end) put(from + u * step, v[u]);
+        }
     }
 };
 
@@ -51,8 +64,8 @@ KERNEL(256) conv_thin_forward(const T* x, const T* w, const T* bias, T* y, Shape
     const int each = pixels < THREADS ? pixels : THREADS;
     for (int p = threadIdx.x % each; p < pixels; p += each) {
         const Pixel pixel = patches.pixel(first + p);
-        for (int t = threadIdx.x / each; t < window; t += THREADS / each)
-            windows[t * pixels + p] = taps.seen(patches, pixel, t);
+        taps.gather(patches, pixel, threadIdx.x / each, THREADS / each, window, window,
+                    [&](int t, float v) { windows[t * pixels + p] = v; });
     }
     __syncthreads();
     const int across = s.o / 4, o = threadIdx.x % across * 4, p = threadIdx.x / across * 4;
@@ -90,11 +103,12 @@ KERNEL(256) conv_thin_weight(const T* x, const T* dy, float* partial, Shape s, i
         if (at > first) __syncthreads();
         const int p = threadIdx.x % AT_A_TIME;
         const Pixel pixel = at + p < end ? patches.pixel(at + p) : Pixel{-1, 0, 0};
-        for (int t = threadIdx.x / AT_A_TIME; t < window4; t += THREADS / AT_A_TIME)
-            windows[p * window4 + t] = t < window ? taps.seen(patches, pixel, t) : 0.0f;
+        taps.gather(patches, pixel, threadIdx.x / AT_A_TIME, THREADS / AT_A_TIME, window, window4,
+                    [&](int t, float v) { windows[p * window4 + t] = v; });
+#pragma unroll 4
         for (int i = threadIdx.x; i < AT_A_TIME * s.o / 4; i += THREADS) {
             float v[4] = {};
-            if (at + i / (s.o / 4) < end) load(dy + static_cast<i64>(at) * s.o + i * 4, v);
+            if (i < (end - at) * s.o / 4) load(dy + static_cast<i64>(at) * s.o + i * 4, v);
             room[AT_A_TIME * window4 / 4 + i] = make_float4(v[0], v[1], v[2], v[3]);
         }
         __syncthreads();
