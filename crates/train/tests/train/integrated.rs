@@ -153,8 +153,8 @@ fn choices(base: &Base) -> Vec<(String, Parallelism)> {
 #[test]
 fn vgg_and_alexnet_by_samples_and_by_columns() {
     for name in ["alexnet", "vgg-16"] {
-        let base =
-            images().set(format!("model.name={name}")).set("data.count=40").set("train.eval_samples=3");
+        let base = images().set(format!("model.name={name}"));
+        let base = set(&base, &["data.count=40", "train.batch=2", "train.eval_samples=3"]);
         let base = set(&base, &["learning_rate.peak=0.0001", "optimizer.name=sgd"]);
         let alone = on(&base, 2).remove(0);
         let many = set(&base, &["parallel.tensor=2", "parallel.integrated=[\"classifier\"]"]);
