@@ -54,10 +54,21 @@ def run(binary, folder, text, layout, more=()):
         file.write(text.replace("micro_batches = 4", f"micro_batches = {micro}") + sections)
     out = os.path.join(folder, "out")
     done = subprocess.run([binary, "train", path, "--out", out, "--json", *more], capture_output=True, text=True)
-    subprocess.run(["rm", "-rf", out])
     if done.returncode != 0:
         return None, done.stderr.strip().splitlines()[-1]
-    return json.loads(done.stdout.strip().splitlines()[-1]), None
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    if os.path.exists(os.path.join(out, "metrics.jsonl")):
+        result["step_ms"] = from_step_to_step(os.path.join(out, "metrics.jsonl"))
+    subprocess.run(["rm", "-rf", out])
+    return result, None
+
+
+def from_step_to_step(path):
+    """The median time from the end of one step to that of the next, in ms: a rank's own clock stops between steps, while others may have its core."""
+    with open(path) as file:
+        times = [line["time"] for line in map(json.loads, file) if "loss" in line]
+    between = sorted(after - before for before, after in zip(times, times[1:]))
+    return 1e3 * between[len(between) // 2]
 
 
 def measure(binary, folder, text, images, arguments):
@@ -90,7 +101,7 @@ def main():
     parser.add_argument("--binary", default="target/release/espalier")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=12, help="of a run; ten times as many of a CNN, whose steps are that short")
     parser.add_argument("--only", default="", help="models whose name begins so")
     parser.add_argument("--save", help="a file for what was measured")
     parser.add_argument("--load", help="a file that --save wrote: nothing is run, and all is predicted anew")
@@ -108,7 +119,8 @@ def main():
             if not name.startswith(arguments.only) or arguments.load and name not in kept:
                 continue
             more = 'precision = "bf16"' if "bf16" in name else ""
-            text = model + TRAIN.format(steps=arguments.steps, more=more) + prune
+            steps = arguments.steps * (10 if "resnet" in name else 1)
+            text = model + TRAIN.format(steps=steps, more=more) + prune
             if arguments.load:
                 predict_again(binary, folder, text, kept[name])
             else:

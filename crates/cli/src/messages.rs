@@ -151,12 +151,23 @@ pub fn occupies(ranks: Ranks, precision: Precision, words: f64) -> Result<f64, E
     Ok((each.iter().sum::<f64>() / each.len() as f64).clamp(0.0, 0.99))
 }
 
-/// Seconds that threads which meet wait for the last of them to have a core, where two take turns on each: their share of what a
-/// small sum after each stretch of computing adds to it. None for cards, which have one rank each.
-pub fn turn(ranks: Ranks) -> Result<Option<f64>, Error> {
+/// What it costs threads to meet where two take turns on each core.
+#[derive(Debug, Clone, Copy)]
+pub struct Turns {
+    /// Seconds that each of them works for it: half of what a small sum of pairs adds to a stretch of computing. While a pair wakes up
+    /// another computes, so no core waits.
+    pub meet: f64,
+    /// Seconds for which cores have nothing to do where all meet: what a sum of all adds beyond that.
+    pub turn: f64,
+}
+
+/// None for cards, which have one rank each.
+pub fn turns(ranks: Ranks) -> Result<Option<Turns>, Error> {
     let Ranks::Threads(cores) = ranks else { return Ok(None) };
-    let each = on_ranks(Ranks::Threads(2 * cores), Precision::F32, |rank| rank.turn())?;
-    Ok(Some(each.into_iter().fold(0.0, f64::max) / 2.0))
+    let each = on_ranks(Ranks::Threads(2 * cores), Precision::F32, |rank| rank.turns())?;
+    let longest = |of: usize| each.iter().map(|added| added[of]).fold(0.0, f64::max);
+    let [all, pairs] = [longest(0), longest(1)];
+    Ok(Some(Turns { meet: pairs / 2.0, turn: (all - pairs).max(0.0) }))
 }
 
 /// Runs `work` on every rank.
@@ -310,23 +321,26 @@ impl Rank<'_> {
         Ok((median(beside) - median(alone)) / sum)
     }
 
-    /// What a sum of a few words after each stretch of computing adds to a stretch.
-    fn turn(&self) -> Result<f64, Error> {
+    /// What a sum of a few words after each stretch of computing adds to a stretch: of all ranks, and of pairs.
+    fn turns(&self) -> Result<[f64; 2], Error> {
         let square = || Ok::<_, Error>(self.words(SIDE * SIDE)?.reshape(&[SIDE, SIDE]));
         let (a, b) = (square()?, square()?);
-        let stretches = |meeting: bool| {
+        let pair =
+            self.comm.split(Some(self.comm.rank() / 2), self.comm.rank())?.expect("a colour was given");
+        let stretches = |meeting: Option<&Communicator>| {
             self.clock(|| {
                 for _ in 0..STRETCHES {
                     (0..STRETCH).try_for_each(|_| matmul(&a, &b, None, Category::Activations).map(drop))?;
-                    if meeting {
-                        self.comm.all_reduce(vec![0.0], Reduce::Sum)?;
+                    if let Some(group) = meeting {
+                        group.all_reduce(vec![0.0], Reduce::Sum)?;
                     }
                 }
                 self.comm.barrier().map_err(Error::Comm)
             })
         };
-        stretches(true)?;
-        Ok(((stretches(true)? - stretches(false)?) / STRETCHES as f64).max(0.0))
+        stretches(Some(self.comm))?;
+        let [all, pairs, none] = [stretches(Some(self.comm))?, stretches(Some(&pair))?, stretches(None)?];
+        Ok([all, pairs].map(|met| ((met - none) / STRETCHES as f64).max(0.0)))
     }
 
     /// So many words, or fewer, and how many times as long the exchange then is.

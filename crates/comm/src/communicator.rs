@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::call::{Call, Operation, Reduce};
 use crate::data::{Data, Message};
-use crate::delay::Delayed;
+use crate::delay::{Delayed, Link};
 use crate::error::{Error, Result};
 use crate::traffic::{self, Counter, Sent};
 use crate::transport::{CallBuffers, Pending, Transport};
@@ -72,7 +72,15 @@ impl Communicator {
     /// The same end on a slower network: what this rank sends sets off only after so long, in groups split from it too. For tests of
     /// what hides behind computing. All members must delay theirs.
     pub fn delayed(&self, latency: Duration) -> Communicator {
-        let transport = Arc::new(Delayed::new(self.transport.clone(), latency));
+        let transport = Arc::new(Delayed::new(self.transport.clone(), Link::late(latency)));
+        Communicator { transport, ..self.clone() }
+    }
+
+    /// The same on a network of so much latency and so many bytes a second from every rank, over which collectives go in rings of
+    /// halves: for steps on a network that is not there.
+    pub fn over(&self, latency: Duration, bytes_per_second: f64) -> Communicator {
+        let link = Link::of(latency, bytes_per_second);
+        let transport = Arc::new(Delayed::new(self.transport.clone(), link));
         Communicator { transport, ..self.clone() }
     }
 

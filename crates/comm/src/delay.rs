@@ -1,9 +1,11 @@
-//! A transport behind which every message comes late: for tests of what hides behind computing.
+//! A transport behind which every message comes late: for tests of what hides behind computing, and for steps on a network that is not
+//! there.
 //!
 //! What a rank sends, and its part in a collective, reaches the transport beneath it a given time after the rank has handed it over;
 //! until then the rank goes on, as it would while a slow network carries the message. So a collective is done that long after the
 //! last rank has come to it, and a message arrives that long after it was sent. Receives are not put off: to wait is not to send.
-//! A thread for each end of a group waits in the rank's place, in the order of its calls.
+//! A thread for each end of a group waits in the rank's place, in the order of its calls. Where the network has a rate, a rank's messages
+//! leave one after the other, those of all its groups over one link, and a collective starts as many as a ring of halves would.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
@@ -13,14 +15,52 @@ use std::{fmt, thread};
 use crate::call::{Call, Operation};
 use crate::data::Data;
 use crate::error::{Error, Result};
+use crate::traffic::sent_by;
 use crate::transport::{CallBuffers, Pending, Transport};
 
 /// One rank's end of a group whose messages come late.
 pub(crate) struct Delayed {
     beneath: Arc<dyn Transport>,
-    latency: Duration,
+    link: Link,
     /// Calls on their way to the thread that hands them on.
     late: Mutex<Sender<Late>>,
+}
+
+/// What leads out of a rank.
+#[derive(Debug, Clone)]
+pub(crate) struct Link {
+    latency: Duration,
+    /// Bytes a second, and when the last of those before has left.
+    rate: Option<(f64, Arc<Mutex<Instant>>)>,
+}
+
+impl Link {
+    /// Whatever is sent sets off after so long.
+    pub(crate) fn late(latency: Duration) -> Link {
+        Link { latency, rate: None }
+    }
+
+    /// The same, and leaves at so many bytes a second.
+    pub(crate) fn of(latency: Duration, bytes_per_second: f64) -> Link {
+        Link { latency, rate: Some((bytes_per_second, Arc::new(Mutex::new(Instant::now())))) }
+    }
+
+    /// When a call of a rank among so many has left it.
+    fn due(&self, call: &Call, rank: usize, size: usize) -> Instant {
+        let now = Instant::now();
+        let Some((rate, free)) = &self.rate else { return now + self.latency };
+        let rounds = size.next_power_of_two().ilog2();
+        let messages = match call.operation {
+            Operation::AllReduce(_) => 2 * rounds,
+            Operation::ReduceScatter(_) | Operation::AllGather => rounds,
+            Operation::Barrier | Operation::Split => 0,
+            Operation::Send { .. } | Operation::Receive { .. } | Operation::Broadcast { .. } => 1,
+        };
+        let bytes = sent_by(call, rank, size, false).map_or(0, |(_, bytes)| bytes);
+        let mut free = free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *free = now.max(*free) + Duration::from_secs_f64(bytes as f64 / rate);
+        *free + messages * self.latency
+    }
 }
 
 /// A call that waits for its time, and where what comes of it is to go.
@@ -31,7 +71,7 @@ struct Late {
 }
 
 impl Delayed {
-    pub(crate) fn new(beneath: Arc<dyn Transport>, latency: Duration) -> Delayed {
+    pub(crate) fn new(beneath: Arc<dyn Transport>, link: Link) -> Delayed {
         let (late, calls) = channel::<Late>();
         let below = beneath.clone();
         thread::spawn(move || {
@@ -41,13 +81,13 @@ impl Delayed {
                 let _ = started.send(below.start(buffers, false));
             }
         });
-        Delayed { beneath, latency, late: Mutex::new(late) }
+        Delayed { beneath, link, late: Mutex::new(late) }
     }
 }
 
 impl fmt::Debug for Delayed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delayed").field("beneath", &self.beneath).field("latency", &self.latency).finish()
+        f.debug_struct("Delayed").field("beneath", &self.beneath).field("link", &self.link).finish()
     }
 }
 
@@ -66,7 +106,8 @@ impl Transport for Delayed {
         }
         let (started, coming) = channel();
         let call = buffers.call;
-        let late = Late { due: Instant::now() + self.latency, buffers, started };
+        let due = self.link.due(&call, self.rank(), self.members().len());
+        let late = Late { due, buffers, started };
         let rank = self.members()[self.rank()];
         let sent = self.late.lock().is_ok_and(|thread| thread.send(late).is_ok());
         match sent {
@@ -82,7 +123,7 @@ impl Transport for Delayed {
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
         let beneath = self.beneath.split(colour, key, limit)?;
-        Ok(beneath.map(|beneath| Arc::new(Delayed::new(beneath, self.latency)) as Arc<dyn Transport>))
+        Ok(beneath.map(|beneath| Arc::new(Delayed::new(beneath, self.link.clone())) as Arc<dyn Transport>))
     }
 }
 

@@ -8,17 +8,18 @@
 //! stage; so beside the median stands the steadiest round, the one whose passes took most nearly the same time for the same
 //! work, and the spread of that time. It is chosen by the spread alone, not by its bubble.
 
+mod paced;
+
 use std::time::{Duration, Instant};
 
 use espalier_comm::Communicator;
 use espalier_comm::threads;
-use espalier_plan::schedule::{
-    Action, Message, Name, Options, Pass, Schedule, Timeline, UnitCosts, Units, Work,
-};
-use espalier_tensor::ops::matmul::matmul;
+use espalier_plan::schedule::{Name, Options, Pass, Schedule, Timeline, UnitCosts, Units};
 use espalier_tensor::{Category, DType, Device, Tensor};
-use espalier_train::step::{Executor, Kind, Span, Trace, Worker};
+use espalier_train::step::{Executor, Kind, Span, Trace};
 use espalier_train::{Error, Result};
+
+use paced::{Effort, Paced, Passes, Piece};
 
 const SIDE: usize = 1024;
 const NAP: Duration = Duration::from_millis(6);
@@ -27,57 +28,16 @@ const ROUNDS: (usize, usize) = (5, 60);
 /// The spread of a steady round.
 const STEADY: f64 = 0.01;
 
-/// What a pass is made of.
-enum Effort {
-    /// Products of this square.
-    Product(Tensor),
-    Sleep,
-}
-
-struct Paced {
-    effort: Effort,
-    device: Device,
-}
-
-impl Paced {
-    /// So many units of work.
-    fn work(&self, units: usize) -> Result<()> {
-        match &self.effort {
-            Effort::Product(square) => {
-                for _ in 0..units {
-                    matmul(square, square, None, Category::Workspace)?;
-                }
-            }
-            Effort::Sleep => std::thread::sleep(NAP * units as u32),
-        }
-        Ok(())
-    }
-
-    fn message(&self) -> Result<Tensor> {
-        Ok(Tensor::zeros(&self.device, &[64], DType::F32, Category::Transient)?)
-    }
-}
-
-impl Worker for Paced {
-    fn forward(&mut self, _: Work, _: Option<Tensor>) -> Result<Option<Tensor>> {
-        self.work(1)?;
-        self.message().map(Some)
-    }
-
-    fn backward(&mut self, _: Work, _: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
-        self.work(if whole { 2 } else { 1 })?;
-        self.message().map(Some)
-    }
-
-    fn room(&mut self, _: &Message) -> Result<Tensor> {
-        self.message()
-    }
-
-    fn act(&mut self, action: Action) -> Result<()> {
-        match action {
-            Action::BackwardWeight(_) => self.work(1),
-            _ => Ok(()),
-        }
+/// A pass of a chunk takes a unit forward, and one for each half of its backward; its messages are short.
+fn passes() -> Passes {
+    let unit = || vec![Piece::Take(1.0)];
+    Passes {
+        forward: unit(),
+        backward_input: unit(),
+        backward_weight: unit(),
+        borders: [64; 2],
+        // No sums of gradients are waited for, so it does not matter which backward is the last.
+        backwards: usize::MAX,
     }
 }
 
@@ -114,14 +74,15 @@ fn measured(schedule: &Schedule, sleeps: bool) -> Round {
     let run = |world: Communicator| -> Result<Vec<Span>> {
         let device = Device::cpu(1)?;
         device.enter(|| {
-            let effort = match sleeps {
-                true => Effort::Sleep,
+            let mut effort = match sleeps {
+                true => Effort::sleep(NAP),
                 false => {
                     Effort::Product(Tensor::zeros(&device, &[SIDE, SIDE], DType::F32, Category::Workspace)?)
                 }
             };
-            let mut worker = Paced { effort, device: device.clone() };
-            worker.work(1)?;
+            effort.take(1.0)?;
+            let chunks = schedule.placement.chunks(world.rank()).len();
+            let mut worker = Paced::new(effort, device.clone(), vec![passes(); chunks]);
             world.barrier()?;
             let mut executor = Executor::new(schedule.clone(), world);
             executor.trace = Some(Trace::since(origin));

@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::cluster_file::ClusterFile;
 use super::device_kind;
-use crate::messages::{self, Links, POINT_TO_POINT, Ranks};
+use crate::messages::{self, Links, POINT_TO_POINT, Ranks, Turns};
 use crate::say::{self, say};
 
 /// Words of messages: those that only have to start, and those that fill a link.
@@ -76,9 +76,12 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
     let occupies = rounded(median(rounds(|| messages::occupies(ranks, precision, overlapped))?));
-    let turns = rounds(|| messages::turn(ranks))?.into_iter().collect::<Option<Vec<f64>>>();
-    let turn_us = turns.map_or(0.0, |turns| rounded(median(turns) * 1e6));
-    let link = Fabric { occupies, turn_us, ..Fabric::fit(&two, &rings, bytes) };
+    let turns = rounds(|| messages::turns(ranks))?.into_iter().collect::<Option<Vec<Turns>>>();
+    let middle = |of: fn(&Turns) -> f64| {
+        turns.as_ref().map_or(0.0, |turns| rounded(median(turns.iter().map(of)) * 1e6))
+    };
+    let (meet_us, turn_us) = (middle(|turns| turns.meet), middle(|turns| turns.turn));
+    let link = Fabric { occupies, meet_us, turn_us, ..Fabric::fit(&two, &rings, bytes) };
     say!(
         "link: {} us to start a message, {} GB/s, of which rings reach {:.0} %; a sum takes {:.0} % of computing beside it",
         link.alpha_us,
@@ -86,9 +89,9 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         100.0 * link.efficiency,
         100.0 * link.occupies
     );
-    if turn_us > 0.0 {
+    if turns.is_some() {
         say!(
-            "where two ranks take turns on a core, those that meet wait {turn_us} us more for the last of them"
+            "where two ranks take turns on a core, to meet others costs each {meet_us} us, and a meeting of all leaves cores idle for {turn_us} us"
         );
     }
     let comment = format!("Measured by `espalier bench comm`: {} ranks, {carrier}.", ranks.count());

@@ -45,6 +45,44 @@ fn the_suite_where_messages_come_late() {
     }
 }
 
+/// The same over a link with a rate.
+#[test]
+fn the_suite_over_a_slow_network() {
+    for (name, case) in CASES {
+        if let Err(failure) = run(3, LONG, |comm| case(&comm.over(Duration::from_millis(1), 1e8))) {
+            panic!("{name}: {failure}");
+        }
+    }
+}
+
+/// Two messages of a rank share its link, in groups split from each other too: the second arrives when both have left.
+#[test]
+fn messages_leave_one_after_the_other() {
+    let each = Duration::from_millis(40);
+    run(2, LONG, |comm| {
+        let comm = comm.over(Duration::ZERO, 1e6 / each.as_secs_f64());
+        let other = comm.split(Some(0), comm.rank())?.expect("a colour was given");
+        let bytes = || vec![0u64; 125_000];
+        // Before any of them is sent.
+        let start = Instant::now();
+        comm.barrier()?;
+        match comm.rank() {
+            0 => {
+                let sent = [comm.start_send(bytes(), 1, 0)?, other.start_send(bytes(), 1, 0)?];
+                sent.into_iter().try_for_each(|sent| sent.wait().map(drop))?;
+            }
+            _ => {
+                comm.receive(bytes(), 0, 0)?;
+                assert!(start.elapsed() >= each.mul_f64(0.9), "the first took {:?}", start.elapsed());
+                other.receive(bytes(), 0, 0)?;
+                assert!(start.elapsed() >= 2 * each.mul_f64(0.9), "both took {:?}", start.elapsed());
+            }
+        }
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
 /// A sum sets off when the last rank has come, and takes that long from then on, also where nobody waits for it.
 #[test]
 fn late_messages_take_their_time_while_ranks_compute() {

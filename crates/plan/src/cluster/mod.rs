@@ -129,7 +129,11 @@ pub struct Fabric {
     /// The share of a device's computing that a collective takes away while it runs.
     #[serde(default)]
     pub occupies: f64,
-    /// What ranks that meet wait beside that, where several take turns on a core: whoever comes last may have to wait for its turn.
+    /// What each of several ranks that take turns on a core has to do to meet others, in the place of `alpha_us`: to make way and come
+    /// back.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub meet_us: f64,
+    /// For how long cores have nothing to do where all such ranks meet: until those that came first are awake.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub turn_us: f64,
 }
@@ -236,6 +240,7 @@ impl Fabric {
         shared_by: 1,
         efficiency: 1.0,
         occupies: 0.0,
+        meet_us: 0.0,
         turn_us: 0.0,
     };
 

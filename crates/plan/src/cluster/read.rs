@@ -106,6 +106,7 @@ impl Convolution {
 impl Fabric {
     fn check(&self, name: &str) -> Result<(), Error> {
         at_least_zero(&format!("{name}.alpha_us"), self.alpha_us)?;
+        at_least_zero(&format!("{name}.meet_us"), self.meet_us)?;
         at_least_zero(&format!("{name}.turn_us"), self.turn_us)?;
         above_zero(&format!("{name}.gb_per_s"), self.gb_per_s)?;
         above_zero(&format!("{name}.efficiency"), self.efficiency)?;
@@ -174,6 +175,10 @@ mod tests {
                 .ends_with(": unknown field `cards`, expected one of `devices`, `cores`, `link`")
         );
         assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("sizes that grow"));
+        for field in ["meet_us", "turn_us"] {
+            let said = said("gb_per_s = 50.0\n", &format!("gb_per_s = 50.0\n{field} = -1.0\n"));
+            assert_eq!(said, format!("`node.link.{field}` must be a number of at least 0, got -1"));
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub struct Tensors {
     pub blocks: BlockTensors,
     pub(super) buffers: Vec<Buffer>,
     /// Places of parameters that several blocks use.
-    pub(super) tied: HashSet<usize>,
+    pub tied: HashSet<usize>,
     /// Places of weights that may be multiplied without their zeros.
     pub(super) linear: HashSet<usize>,
 }

@@ -10,29 +10,30 @@ pub struct Group<'a> {
     ranks: usize,
     /// and how far apart two neighbours are in the numbering of all ranks.
     stride: usize,
-    /// Whether they take turns on cores.
-    crowded: bool,
+    /// How many such groups there are, where ranks take turns on cores.
+    groups: Option<usize>,
 }
 
 impl<'a> Group<'a> {
     /// So many ranks, each so far from the next.
     pub fn new(cluster: &'a Cluster, ranks: usize, stride: usize) -> Group<'a> {
-        Group { cluster, ranks, stride, crowded: false }
+        Group { cluster, ranks, stride, groups: None }
     }
 
-    /// The same in a world of so many ranks: those that meet wait for the last of them to have a core.
+    /// The same in a world of so many ranks, which may take turns on cores.
     pub fn among(self, world: usize) -> Group<'a> {
-        Group { crowded: self.cluster.node.turns(world) > 1.0, ..self }
+        let crowded = self.cluster.node.turns(world) > 1.0;
+        Group { groups: crowded.then(|| world / self.ranks.max(1)), ..self }
     }
 
     /// Seconds of a sum of so many bytes that all get.
     pub fn all_reduce(&self, bytes: f64) -> f64 {
-        2.0 * self.once_around(bytes) + self.turn(bytes)
+        self.around(2.0, bytes)
     }
 
     /// Seconds to put parts of so many bytes in all together, for all; or to sum and keep a part each.
     pub fn gather(&self, bytes: f64) -> f64 {
-        self.once_around(bytes) + self.turn(bytes)
+        self.around(1.0, bytes)
     }
 
     /// Seconds of a message to the next of them.
@@ -42,7 +43,20 @@ impl<'a> Group<'a> {
         }
         let (fabric, senders) = self.fabric();
         // What a ring gains by sharing memory is not a message's.
-        fabric.alpha() + bytes / (fabric.bandwidth(senders) * fabric.efficiency.min(1.0)) + self.turn(bytes)
+        self.start(1.0) + bytes / (fabric.bandwidth(senders) * fabric.efficiency.min(1.0))
+    }
+
+    /// Seconds of messages of so many bytes each to several of them: they travel at once, but a core that ranks share copies one after
+    /// the other.
+    pub fn messages(&self, bytes: impl Iterator<Item = f64>) -> f64 {
+        let each = bytes.map(|bytes| self.message(bytes));
+        if self.is_crowded() { each.sum() } else { each.fold(0.0, f64::max) }
+    }
+
+    /// Seconds of a message that computing of so many seconds beside it does not hide.
+    pub fn late(&self, message: f64, beside: f64) -> f64 {
+        let hidden = message.min(beside);
+        message - hidden + hidden * self.occupies()
     }
 
     /// What of a device's computing a collective takes while it runs.
@@ -52,15 +66,24 @@ impl<'a> Group<'a> {
 
     /// The share of a message that its receiver computes: where ranks take turns on cores, no other core is left to copy it.
     pub fn copied(&self) -> f64 {
-        if self.crowded { self.fabric().0.occupies } else { 0.0 }
+        if self.is_crowded() { self.fabric().0.occupies } else { 0.0 }
     }
 
-    /// What it takes until the last of them has a core.
-    fn turn(&self, bytes: f64) -> f64 {
-        if self.crowded && self.ranks > 1 && bytes > 0.0 { self.fabric().0.turn_us * 1e-6 } else { 0.0 }
+    /// Seconds for which cores that ranks take turns on have nothing to do behind a meeting. The last to come goes on at once, the others
+    /// have to be woken: one core works for each group that meets by itself, and any more wait.
+    pub fn lull(&self) -> f64 {
+        let Some(groups) = self.groups.filter(|_| self.ranks > 1) else { return 0.0 };
+        let others = (self.cluster.node.devices - 1).max(1) as f64;
+        let idle = 1.0 - (groups as f64 - 1.0) / others;
+        self.fabric().0.turn_us * 1e-6 * idle.max(0.0)
     }
 
-    fn once_around(&self, bytes: f64) -> f64 {
+    fn is_crowded(&self) -> bool {
+        self.groups.is_some()
+    }
+
+    /// So many times around a ring of them.
+    fn around(&self, times: f64, bytes: f64) -> f64 {
         if self.ranks < 2 || bytes == 0.0 {
             return 0.0;
         }
@@ -69,7 +92,19 @@ impl<'a> Group<'a> {
         let rounds = f64::from(self.ranks.next_power_of_two().ilog2());
         // No faster between nodes than what leads out of a device.
         let rate = fabric.bandwidth(senders).min(self.cluster.node.link().bandwidth(1));
-        rounds * fabric.alpha() + others / self.ranks as f64 * bytes / (rate * fabric.efficiency)
+        let moved = others / self.ranks as f64 * bytes / (rate * fabric.efficiency);
+        self.start(times * rounds) + times * moved
+    }
+
+    /// What it takes to start so many messages one after the other; on cores that ranks take turns on, what each has to do to meet the
+    /// others, however many they are: to wait costs no work.
+    fn start(&self, messages: f64) -> f64 {
+        let fabric = self.fabric().0;
+        if self.is_crowded() && fabric.meet_us > 0.0 {
+            fabric.meet_us * 1e-6
+        } else {
+            messages * fabric.alpha()
+        }
     }
 
     /// The slowest that a ring of them goes over, and how many of a node's devices send over it at once.
@@ -102,5 +137,36 @@ mod tests {
         assert!((group(2, 6).all_reduce(bytes) - 6.0).abs() < 1e-9);
         assert!((group(2, 6).message(bytes) - 6.0).abs() < 1e-9);
         assert_eq!(group(1, 1).all_reduce(bytes), 0.0);
+    }
+
+    /// Two cores: one group of four leaves a core idle until the second of them is awake; of two groups each keeps a core busy.
+    #[test]
+    fn a_group_that_waits_is_filled_by_another() {
+        let mut cores = builtin("this-machine").unwrap();
+        cores.node.link.as_mut().unwrap().turn_us = 50.0;
+        let lull = |ranks, world| Group::new(&cores, ranks, 1).among(world).lull();
+        assert!((lull(4, 4) - 50e-6).abs() < 1e-12);
+        assert_eq!([lull(2, 4), lull(1, 4), lull(4, 8)], [0.0; 3]);
+        // With a core each nobody takes turns.
+        assert_eq!(lull(2, 2), 0.0);
+        // To meet is one coming and going, of however many.
+        cores.node.link.as_mut().unwrap().meet_us = 30.0;
+        let bytes = 1e-9;
+        let met = |ranks, world| Group::new(&cores, ranks, 1).among(world).all_reduce(bytes);
+        assert!([met(2, 4), met(4, 4)].iter().all(|seconds| (seconds - 30e-6).abs() < 1e-9));
+        assert!((met(2, 2) - 2e-6 * cores.node.link().alpha_us).abs() < 1e-9);
+        cores.node.devices = 5;
+        let lull = |ranks, world| Group::new(&cores, ranks, 1).among(world).lull();
+        assert!((lull(3, 6) - 0.75 * 50e-6).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_message_hides_behind_computing_as_far_as_it_leaves_the_device_alone() {
+        let mut summit = builtin("summit").unwrap();
+        let late = |summit: &Cluster| Group::new(summit, 2, 1).late(3.0, 2.0);
+        summit.node.link.as_mut().unwrap().occupies = 0.0;
+        assert_eq!(late(&summit), 1.0);
+        summit.node.link.as_mut().unwrap().occupies = 0.5;
+        assert_eq!(late(&summit), 2.0);
     }
 }

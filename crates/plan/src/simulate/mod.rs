@@ -1,8 +1,8 @@
 //! A step in virtual time, and what it holds: the schedule's own actions, with what kernels and messages take on a cluster under an
 //! engine.
 //!
-//! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`] what ranks take to talk, [`state`] what they hold;
-//! `rank_model` keeps what candidates have in common; `step` walks the lists; `calibrate` refits a cluster's rates to what runs took.
+//! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`] what ranks take to talk, `sums` what they sum of gradients, [`state`] what they hold;
+//! `rank_model` keeps what candidates have in common; `step` walks the lists; `script` is a rank's part for a worker that takes the planned time; `calibrate` refits a cluster's rates to what runs took.
 
 mod calibrate;
 pub mod candidate;
@@ -11,12 +11,16 @@ mod convolution;
 pub mod passes;
 mod rank_model;
 mod schedules;
+mod script;
+pub mod seconds;
 pub mod state;
 mod step;
+mod sums;
 mod times;
 
 pub use calibrate::{Calibrated, Measured};
 pub use candidate::{Candidate, LayoutRecord};
+pub use script::{Script, ScriptLayer, ScriptPart};
 pub use step::{Breakdown, Estimate};
 
 use std::cell::RefCell;
@@ -31,7 +35,7 @@ use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::spec::{Parameter, Recompute};
 use crate::stages::{Parts, even_parts};
-use passes::{Passes, Place, block_passes};
+use passes::{Passes, block_passes};
 use rank_model::RankModel;
 use schedules::Schedules;
 
@@ -122,16 +126,7 @@ impl<'a> Job<'a> {
         if let Some(known) = self.passes.borrow().get(&key) {
             return Ok(known.clone());
         }
-        let at = Place {
-            kernels: self.kernels(candidate),
-            engine: &self.engine,
-            tensor: collective::Group::new(self.cluster, candidate.tensor, 1).among(candidate.ranks()),
-            spatial: collective::Group::new(self.cluster, candidate.spatial(), candidate.tensor)
-                .among(candidate.ranks()),
-            neighbours: candidate.most_neighbours(),
-            recompute: candidate.recompute,
-            samples: candidate.micro_batch,
-        };
+        let at = self.place(candidate);
         let found = Rc::new(block_passes(&self.local(candidate)?.local.model, &at)?);
         self.passes.borrow_mut().insert(key, found.clone());
         Ok(found)

@@ -1,9 +1,7 @@
 //! What the passes of each block of a rank's model take: kernels, and what its layers exchange with the ranks of other axes.
 
-use std::iter::Sum;
-use std::ops::{Add, Mul, Sub};
-
 use super::collective::Group;
+pub use super::seconds::{Passes, Seconds};
 use crate::cost::Kernels;
 use crate::engine::{AttentionKernel, Engine};
 use crate::mesh::Axis;
@@ -11,106 +9,6 @@ use crate::spec::recompute::attention_insides;
 use crate::spec::{
     Activation, Along, Attention, Exchange, Halo, Layer, Model, Move, Recompute, Shape, ShapeError,
 };
-
-/// Seconds, of which some are spent on messages within the pass.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Seconds {
-    /// In kernels.
-    pub compute: f64,
-    /// In collectives and halos.
-    pub exchange: f64,
-}
-
-impl Seconds {
-    pub(super) fn computing(compute: f64) -> Seconds {
-        Seconds { compute, exchange: 0.0 }
-    }
-
-    fn exchanging(exchange: f64) -> Seconds {
-        Seconds { compute: 0.0, exchange }
-    }
-
-    /// Both.
-    pub fn total(self) -> f64 {
-        self.compute + self.exchange
-    }
-}
-
-impl Add for Seconds {
-    type Output = Seconds;
-
-    fn add(self, other: Seconds) -> Seconds {
-        Seconds { compute: self.compute + other.compute, exchange: self.exchange + other.exchange }
-    }
-}
-
-impl Sub for Seconds {
-    type Output = Seconds;
-
-    fn sub(self, other: Seconds) -> Seconds {
-        Seconds { compute: self.compute - other.compute, exchange: self.exchange - other.exchange }
-    }
-}
-
-impl Mul<f64> for Seconds {
-    type Output = Seconds;
-
-    fn mul(self, by: f64) -> Seconds {
-        Seconds { compute: self.compute * by, exchange: self.exchange * by }
-    }
-}
-
-/// The passes of a micro-batch through some layers.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Passes {
-    /// Forward.
-    pub forward: Seconds,
-    /// What of the forward is run again before the backward.
-    pub again: Seconds,
-    /// The gradient of the input.
-    pub backward_input: Seconds,
-    /// The gradients of the weights.
-    pub backward_weight: Seconds,
-}
-
-impl Passes {
-    /// A whole backward pass, with what is run again for it.
-    pub fn backward(&self) -> Seconds {
-        self.again + self.backward_input + self.backward_weight
-    }
-}
-
-impl Add for Passes {
-    type Output = Passes;
-
-    fn add(self, other: Passes) -> Passes {
-        Passes {
-            forward: self.forward + other.forward,
-            again: self.again + other.again,
-            backward_input: self.backward_input + other.backward_input,
-            backward_weight: self.backward_weight + other.backward_weight,
-        }
-    }
-}
-
-impl Sum for Passes {
-    fn sum<I: Iterator<Item = Passes>>(all: I) -> Passes {
-        all.fold(Passes::default(), Add::add)
-    }
-}
-
-impl Mul<f64> for Passes {
-    type Output = Passes;
-
-    fn mul(self, by: f64) -> Passes {
-        Passes {
-            forward: self.forward * by,
-            again: self.again * by,
-            backward_input: self.backward_input * by,
-            backward_weight: self.backward_weight * by,
-        }
-    }
-}
 
 /// What computes and who takes part.
 #[derive(Debug, Clone, Copy)]
@@ -131,35 +29,58 @@ pub struct Place<'a> {
     pub samples: usize,
 }
 
+/// A layer, and what its passes take.
+#[derive(Debug, Clone, Copy)]
+pub struct Timed<'m> {
+    /// The layer; one with sides stands behind those of its sides, for what it does itself.
+    pub layer: &'m Layer,
+    /// What it reads of a sample.
+    pub input: Shape,
+    /// What it makes of it.
+    pub output: Shape,
+    /// What that takes.
+    pub passes: Passes,
+}
+
 /// The passes of each block of a rank's own model.
 pub fn block_passes(model: &Model, at: &Place) -> Result<Vec<Passes>, ShapeError> {
+    let sum = |layers: Vec<Timed>| layers.into_iter().map(|timed| timed.passes).sum();
+    Ok(layer_passes(model, at)?.into_iter().map(sum).collect())
+}
+
+/// The passes of each layer, block by block.
+pub fn layer_passes<'m>(model: &'m Model, at: &Place) -> Result<Vec<Vec<Timed<'m>>>, ShapeError> {
     let (borders, last) = (model.borders()?, model.blocks.len().saturating_sub(1));
     let of_block = |(i, shape): (usize, Shape)| {
         let layers = &model.blocks[i].layers[..];
         let head = i == last && model.head().is_some();
-        let mut passes = at.layers(layers, shape, head);
-        if i == 0 {
-            passes.backward_input = passes.backward_input - at.first_input_gradient(layers, shape);
+        let mut timed = Vec::new();
+        at.layers(layers, shape, head, &mut timed);
+        if let Some(first) = timed.iter_mut().find(|timed| i == 0 && matches!(timed.layer, Layer::Conv(_))) {
+            let unmade = at.first_input_gradient(layers, shape);
+            first.passes.backward_input = first.passes.backward_input - unmade;
         }
         if at.recompute == Recompute::Block && i < last {
-            passes.again = passes.forward;
+            timed.iter_mut().for_each(|timed| timed.passes.again = timed.passes.forward);
         }
-        passes
+        timed
     };
     Ok(borders.into_iter().take(last + 1).enumerate().map(of_block).collect())
 }
 
 impl Place<'_> {
     /// A row of layers; `head`: its last one makes the logits.
-    fn layers(&self, layers: &[Layer], mut shape: Shape, head: bool) -> Passes {
+    fn layers<'m>(&self, layers: &'m [Layer], mut shape: Shape, head: bool, all: &mut Vec<Timed<'m>>) {
         let insides = match self.recompute {
             Recompute::Attention => attention_insides(layers),
             Recompute::None | Recompute::Block => Vec::new(),
         };
-        let mut all = Passes::default();
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");
             let before = i.checked_sub(1).map(|before| &layers[before]);
+            let sides = layer.entry().sides();
+            let sides = sides.iter().flat_map(|sides| &sides.all);
+            sides.for_each(|side| self.layers(side.layers, shape, false, all));
             let mut own = self.layer(layer, shape, output) + self.halo_parts(before, layer);
             let again = self.engine.remakes_queries || matches!(layer, Layer::Attention(_));
             if again && insides.iter().any(|inside| inside.again.contains(&i)) {
@@ -168,6 +89,12 @@ impl Place<'_> {
             if head && i + 1 == layers.len() {
                 own = own + self.loss(output);
             }
+            if let (Layer::Halo(_), Some(conv @ Layer::Conv(_))) = (layer, layers.get(i + 1))
+                && self.engine.is_ours()
+            {
+                let made = conv.output(output).expect("the shapes were checked");
+                own = self.behind(own, &self.layer(conv, output, made));
+            }
             if let (Layer::Exchange(exchange), Some(Layer::Linear(_) | Layer::TiedLinear(_))) =
                 (layer, layers.get(i + 1))
                 && exchange.is_entrance()
@@ -175,10 +102,9 @@ impl Place<'_> {
                 // A linear layer keeps what stands before it, and has it gathered again for its gradient.
                 own.again = own.again + own.forward;
             }
-            all = all + own;
+            all.push(Timed { layer, input: shape, output, passes: own });
             shape = output;
         }
-        all
     }
 
     pub(super) fn layer(&self, layer: &Layer, input: Shape, output: Shape) -> Passes {
@@ -205,21 +131,19 @@ impl Place<'_> {
             }
             // A few numbers a channel.
             Layer::SharedStatistics(_) => {
-                let sum = Seconds::exchanging(self.spatial.all_reduce(16.0 * input.last() as f64));
+                let sum = self.spatial.all_reduce(16.0 * input.last() as f64);
+                let sum = Seconds::meeting(&self.spatial, sum);
                 Passes { forward: sum, backward_input: sum, ..Passes::default() }
             }
             Layer::Exchange(exchange) => self.exchange(exchange, input, output),
             Layer::Halo(halo) => self.halo(halo, input),
             Layer::TiledMean(_) => {
-                let sum = Seconds::exchanging(self.spatial.all_reduce(made * self.kernels.element()));
-                Passes { forward: sum, ..self.passing(read + made, read + made) }
+                let sum = self.spatial.all_reduce(made * self.kernels.element());
+                let passes = self.passing(read + made, read + made);
+                Passes { forward: passes.forward + Seconds::meeting(&self.spatial, sum), ..passes }
             }
-            Layer::Residual(_) | Layer::Branches(_) => {
-                let sides = layer.entry().sides().expect("it has sides");
-                let inside: Passes =
-                    sides.all.iter().map(|side| self.layers(side.layers, input, false)).sum();
-                inside + self.light(3.0 * made, 3.0 * read)
-            }
+            // Their sides are layers by themselves.
+            Layer::Residual(_) | Layer::Branches(_) => self.light(3.0 * made, 3.0 * read),
         }
     }
 
@@ -303,27 +227,25 @@ impl Place<'_> {
         };
         let seconds = |how, shape| {
             let bytes = |elements: f64| elements * self.kernels.element();
-            // Columns of several ranks lie apart in a message, and side by side in a row.
+            // Columns of several ranks lie apart in a message, and side by side in a row: taken out of it, and woven in by short runs.
             let woven = match how {
                 Move::Gather(Along::Last) | Move::ReduceScatter(Along::Last) if self.engine.is_ours() => {
-                    self.kernels.light_pass(2.0 * bytes(whole(shape, Along::Last)))
+                    let moved = 2.0 * bytes(whole(shape, Along::Last));
+                    self.kernels.light_pass(moved) + self.kernels.pass(moved)
+                }
+                Move::Slice(Along::Last) if self.engine.is_ours() => {
+                    self.kernels.pass(2.0 * bytes(whole(shape, Along::Last)) / exchange.ranks() as f64)
                 }
                 _ => 0.0,
             };
-            Seconds::exchanging(
-                woven
-                    + match how {
-                        Move::Nothing | Move::Slice(_) => 0.0,
-                        Move::Sum => group.all_reduce(bytes(self.elements(shape))),
-                        Move::Gather(along) | Move::ReduceScatter(along) => {
-                            group.gather(bytes(whole(shape, along)))
-                        }
-                        // Each has a part of all, and keeps as large a part of that.
-                        Move::Deal { .. } => {
-                            group.gather(bytes(whole(shape, Along::Last)) / exchange.ranks() as f64)
-                        }
-                    },
-            )
+            let met = match how {
+                Move::Nothing | Move::Slice(_) => 0.0,
+                Move::Sum => group.all_reduce(bytes(self.elements(shape))),
+                Move::Gather(along) | Move::ReduceScatter(along) => group.gather(bytes(whole(shape, along))),
+                // Each has a part of all, and keeps as large a part of that.
+                Move::Deal { .. } => group.gather(bytes(whole(shape, Along::Last)) / exchange.ranks() as f64),
+            };
+            Seconds::computing(woven) + Seconds::meeting(&group, met)
         };
         Passes {
             forward: seconds(exchange.forward, input),
@@ -334,10 +256,24 @@ impl Place<'_> {
 
     fn halo(&self, halo: &Halo, input: Shape) -> Passes {
         let pixel = input.last() as f64 * self.kernels.element() * self.samples as f64;
-        let messages =
-            halo.0.neighbours.iter().map(|peer| self.spatial.message(peer.gives.pixels() as f64 * pixel));
-        let once = Seconds::exchanging(messages.fold(0.0, f64::max));
+        let given = halo.0.neighbours.iter().map(|peer| peer.gives.pixels() as f64 * pixel);
+        let once = Seconds::exchanging(self.spatial.messages(given));
         Passes { forward: once, backward_input: once, ..Passes::default() }
+    }
+
+    /// The messages of a halo that travel while the tile's own pixels are convolved, and backwards while the gradients of tile and weights
+    /// are made.
+    fn behind(&self, halo: Passes, conv: &Passes) -> Passes {
+        let late = |message: Seconds, beside: f64| {
+            let exchange = self.spatial.late(message.exchange, beside);
+            Seconds { exchange, ..message }
+        };
+        let backward = conv.backward_input.compute + conv.backward_weight.compute;
+        Passes {
+            forward: late(halo.forward, conv.forward.compute),
+            backward_input: late(halo.backward_input, backward),
+            ..halo
+        }
     }
 
     pub(super) fn rows(&self, shape: Shape) -> f64 {

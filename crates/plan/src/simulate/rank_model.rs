@@ -24,7 +24,8 @@ pub struct RankModel {
     pub holdings: Holdings,
     /// Elements of a sample that flow between the layers of each block.
     pub transient: Vec<u64>,
-    tensors: Rc<Tensors>,
+    /// Its tensors.
+    pub tensors: Rc<Tensors>,
     messages: RefCell<HashMap<usize, Rc<Vec<u64>>>>,
     activations: RefCell<HashMap<ActivationKey, Rc<Vec<PartActivations>>>>,
 }

@@ -46,8 +46,18 @@ impl Holdings {
 
     /// The weights of some blocks; tied ones belong to each.
     pub fn weights(&self, blocks: Range<usize>, compressed: bool) -> Weights {
+        self.weights_where(blocks, compressed, |_| true)
+    }
+
+    /// Those of some blocks whose places among the parameters are chosen.
+    pub fn weights_where(
+        &self,
+        blocks: Range<usize>,
+        compressed: bool,
+        is_chosen: impl Fn(usize) -> bool,
+    ) -> Weights {
         let mut sum = Weights::default();
-        for place in self.tensors.blocks.parameters(blocks) {
+        for place in self.tensors.blocks.parameters(blocks).into_iter().filter(|place| is_chosen(*place)) {
             let all = self.elements[place];
             let kept = self.kept.as_ref().filter(|_| compressed).and_then(|kept| kept[place]);
             sum.all += all as f64;

@@ -95,6 +95,8 @@ impl Job<'_> {
         let node = &self.cluster.node;
         let spent = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
         let mut breakdown = spent * node.turns(candidate.ranks());
+        breakdown.collective +=
+            times.lulls(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
         let step_seconds = self.walked(candidate, &lists, &times, true)?;
         if candidate.pipeline > 1 {
             breakdown.point_to_point = step_seconds - self.walked(candidate, &lists, &times, false)?;
@@ -224,23 +226,31 @@ fn walk(schedule: &Schedule, times: &Times, messages: bool) -> Result<Timeline, 
 }
 
 /// How long lists last where ranks take turns on cores: a stretch of time in which more ranks work than there are cores lasts as
-/// many times as long. `load` is the ranks of one stage over all cores: 0.5 where a stage of one rank works on two cores.
+/// many times as long, and cores that have nothing to do behind a meeting add to that. `load` is the ranks of one stage over all cores:
+/// 0.5 where a stage of one rank works on two cores.
 fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
-    let mut changes: Vec<(f64, f64)> = Vec::new();
+    // When a rank begins or ends to work, and for how many seconds of each of its own no core does.
+    let mut changes: Vec<(f64, bool, f64)> = Vec::new();
     for (rank, spans) in timeline.spans.iter().enumerate() {
         for span in spans {
             let busy = costs.busy(rank, &span.action);
             if busy > 0.0 {
-                changes.extend([(span.end - busy, 1.0), (span.end, -1.0)]);
+                let lull = costs.lull(rank, &span.action) / busy;
+                changes.extend([(span.end - busy, true, lull), (span.end, false, lull)]);
             }
         }
     }
     changes.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut now, mut working, mut lasts) = (0.0, 0.0, 0.0);
-    for (at, change) in changes {
-        lasts += (at - now) * f64::max(1.0, working * load);
+    let (mut now, mut lasts) = (0.0, 0.0);
+    let mut working: Vec<f64> = Vec::new();
+    for (at, begins, lull) in changes {
+        let idle = working.iter().copied().fold(0.0, f64::max);
+        lasts += (at - now) * (f64::max(1.0, working.len() as f64 * load) + idle);
         now = at;
-        working += change;
+        match working.iter().position(|other| !begins && *other == lull) {
+            Some(ended) => drop(working.swap_remove(ended)),
+            None => working.push(lull),
+        }
     }
     lasts
 }

@@ -6,11 +6,12 @@ use super::collective::Group;
 use super::passes::{Passes, Seconds};
 use super::state::{Holdings, Weights};
 use super::step::Breakdown;
+use super::sums::Sums;
 use super::{Candidate, Job};
 use crate::cost::Kernels;
 use crate::engine::State;
 use crate::error::Error;
-use crate::schedule::{Action, Costs, Message, Pass, Payload, Schedule};
+use crate::schedule::{Action, Chunk, Costs, Message, Pass, Payload, Schedule};
 use crate::spec::Precision;
 use crate::stages::Parts;
 
@@ -21,11 +22,15 @@ pub(super) struct Times {
     /// what its gradients take to be stored,
     sinks: Vec<f64>,
     /// how long its sums over replicas go on behind its last backward,
-    sums: Vec<f64>,
+    sums: Vec<Seconds>,
+    /// those of gradients that several stages make,
+    tied: Vec<Seconds>,
     /// what its step takes,
     steps: Vec<f64>,
     /// and to gather what other replicas have stepped.
     gathers: Vec<f64>,
+    /// What all ranks take to agree on the step.
+    agreement: Seconds,
     /// A message to the next part, behind each.
     messages: Vec<f64>,
     /// The share of a message for which its sender and its receiver do nothing else,
@@ -49,7 +54,8 @@ impl Times {
         let group = |ranks, stride| Group::new(job.cluster, ranks, stride).among(candidate.ranks());
         let replicas = group(candidate.data, near);
         let stages = group(candidate.pipeline, near * candidate.data);
-        let each = Each { job, candidate, replicas, holdings, micro_batches };
+        let sharing = Sums::new(job, candidate, &model);
+        let each = Each { job, candidate, replicas, holdings, sharing: &sharing, micro_batches };
         let mut passes: Vec<Passes> = parts.iter().map(|part| each.passes(part.clone(), &blocks)).collect();
         let weights = holdings.parts(parts, candidate.compressed, job.engine.even_stages);
         if job.engine.even_stages {
@@ -62,18 +68,23 @@ impl Times {
             (elements * job.plan.storage.precision.size()) as f64
         };
         let sums = parts.iter().zip(&weights).zip(&passes).map(|((part, weights), passes)| {
-            if job.engine.gathers_weights { 0.0 } else { each.sum(part.clone(), *weights, passes, &blocks) }
+            if job.engine.gathers_weights {
+                return Seconds::default();
+            }
+            sharing.behind(part.clone(), *weights, passes, &blocks)
         });
-        let mut sums: Vec<f64> = sums.collect();
+        let mut sums: Vec<Seconds> = sums.collect();
         if candidate.zero == 2 {
             // Those of every micro-batch are scattered, within its backward.
             for (passes, sum) in passes.iter_mut().zip(&mut sums) {
-                passes.backward_weight.exchange += std::mem::take(sum);
+                passes.backward_weight = passes.backward_weight + std::mem::take(sum);
             }
         }
         Ok(Times {
             sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
             sums,
+            tied: sharing.tied(parts),
+            agreement: sharing.agreement(),
             steps: weights.iter().map(|weights| each.step(*weights)).collect(),
             gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
             messages: parts.iter().map(|part| stages.message(bytes(part))).collect(),
@@ -81,6 +92,11 @@ impl Times {
             receiving: job.engine.blocking.max(stages.copied()),
             passes,
         })
+    }
+
+    /// What a part takes to store the gradients of a micro-batch, and to step.
+    pub fn of_part(&self, part: usize) -> [f64; 2] {
+        [self.sinks[part], self.steps[part]]
     }
 
     fn pass(&self, pass: Pass, part: usize) -> Seconds {
@@ -93,6 +109,21 @@ impl Times {
         }
     }
 
+    /// What the chunks of a rank take to sum what they make together with those of other stages.
+    fn tied_of(&self, chunks: &[Chunk]) -> Seconds {
+        chunks.iter().map(|chunk| self.tied[chunk.part]).fold(Seconds::default(), |sum, one| sum + one)
+    }
+
+    /// Seconds for which cores have nothing to do behind the meetings of all lists, on the mean over ranks.
+    pub fn lulls(&self, schedule: &Schedule, times: f64) -> f64 {
+        let costs = StepCosts { times: self, schedule, messages: true };
+        let of_rank = |(rank, list): (usize, &Vec<Action>)| -> f64 {
+            let times = |action: &Action| if action.compute().is_some() { times } else { 1.0 };
+            list.iter().map(|action| times(action) * costs.lull(rank, action)).sum()
+        };
+        schedule.ranks.iter().enumerate().map(of_rank).sum::<f64>() / schedule.stages() as f64
+    }
+
     /// What all ranks spend by kind, on the mean; passes are so many times as many as those listed.
     pub fn spent(&self, schedule: &Schedule, times: f64) -> Breakdown {
         let mut sum = Breakdown::default();
@@ -101,7 +132,7 @@ impl Times {
             for action in list {
                 if let Some((pass, work)) = action.compute() {
                     let part = chunks[work.chunk].part;
-                    let Seconds { compute, exchange } = self.pass(pass, part);
+                    let Seconds { compute, exchange, .. } = self.pass(pass, part);
                     sum.compute += times * compute;
                     sum.collective += times * exchange;
                     if matches!(pass, Pass::Backward | Pass::BackwardWeight) {
@@ -110,7 +141,9 @@ impl Times {
                     continue;
                 }
                 match *action {
-                    Action::AllReduce { chunk } => sum.collective += self.sums[chunks[chunk].part],
+                    Action::AllReduce { chunk } => sum.collective += self.sums[chunks[chunk].part].total(),
+                    Action::WaitReduce => sum.collective += self.tied_of(chunks).total(),
+                    Action::Agree => sum.collective += self.agreement.total(),
                     Action::Step => {
                         sum.optimizer += chunks.iter().map(|chunk| self.steps[chunk.part]).sum::<f64>();
                         sum.collective += chunks.iter().map(|chunk| self.gathers[chunk.part]).sum::<f64>();
@@ -136,6 +169,7 @@ struct Each<'a> {
     candidate: &'a Candidate,
     replicas: Group<'a>,
     holdings: &'a Holdings,
+    sharing: &'a Sums<'a>,
     micro_batches: usize,
 }
 
@@ -151,10 +185,9 @@ impl Each<'_> {
             if self.job.engine.gathers_weights {
                 let weights = self.weights(block..block + 1);
                 let gather = self.replicas.gather(2.0 * weights.all);
-                let scatter = self.replicas.gather(self.summed(weights));
+                let scatter = self.replicas.gather(self.sharing.bytes(weights));
                 let late = |messages: f64, seconds: f64| {
-                    let hidden = messages.min(self.job.engine.hides * seconds);
-                    messages - hidden + hidden * self.replicas.occupies()
+                    self.replicas.late(messages, self.job.engine.hides * seconds)
                 };
                 passes.forward.exchange += late(gather, passes.forward.total());
                 passes.backward_weight.exchange += late(gather + scatter, passes.backward().total());
@@ -162,38 +195,6 @@ impl Each<'_> {
             passes
         };
         part.map(of_block).sum()
-    }
-
-    /// Bytes of a gradient that are summed over replicas.
-    fn summed(&self, weights: Weights) -> f64 {
-        weights.stored
-            * match self.job.engine.state {
-                State::Exact => self.job.plan.storage.precision.size() as f64,
-                State::Bytes { summed, .. } => summed,
-            }
-    }
-
-    /// How long sums go on behind the backward pass that makes their summands, block by block from the last.
-    fn sum(&self, part: Range<usize>, weights: Weights, passes: &Passes, blocks: &[Passes]) -> f64 {
-        let seconds = |bytes: f64| {
-            let bytes = bytes / self.job.engine.sum_rate;
-            match self.candidate.zero {
-                0 => self.replicas.all_reduce(bytes),
-                _ => self.replicas.gather(bytes),
-            }
-        };
-        let all = seconds(self.summed(weights));
-        if !self.job.engine.overlaps_sums || self.candidate.data == 1 {
-            return all;
-        }
-        let backward = passes.backward().total();
-        let (mut made, mut sent) = (0.0, 0.0_f64);
-        for block in part.rev() {
-            made += blocks[block].backward().total();
-            sent = sent.max(made) + seconds(self.summed(self.weights(block..block + 1)));
-        }
-        let late = (sent - made).clamp(0.0, all);
-        late + (all - late).min(backward) * self.replicas.occupies()
     }
 
     /// The gradients of a micro-batch into their sums.
@@ -217,7 +218,11 @@ impl Each<'_> {
     }
 
     fn gather(&self, weights: Weights) -> f64 {
-        if matches!(self.candidate.zero, 1 | 2) { self.replicas.gather(self.summed(weights)) } else { 0.0 }
+        if matches!(self.candidate.zero, 1 | 2) {
+            self.replicas.gather(self.sharing.bytes(weights))
+        } else {
+            0.0
+        }
     }
 
     /// State is f32, whatever the run's precision.
@@ -237,6 +242,20 @@ pub(super) struct StepCosts<'a> {
 }
 
 impl StepCosts<'_> {
+    /// Seconds for which cores have nothing to do behind the meetings of an action.
+    pub fn lull(&self, rank: usize, action: &Action) -> f64 {
+        let chunks = self.schedule.placement.chunks(rank);
+        if let Some((pass, work)) = action.compute() {
+            return self.times.pass(pass, chunks[work.chunk].part).lull;
+        }
+        match *action {
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part].lull,
+            Action::WaitReduce => self.times.tied_of(chunks).lull,
+            Action::Agree => self.times.agreement.lull,
+            _ => 0.0,
+        }
+    }
+
     /// A message as the rank that sends or receives it sees it.
     fn message(&self, rank: usize, action: &Action) -> f64 {
         let border = match *action {
@@ -266,7 +285,9 @@ impl Costs for StepCosts<'_> {
         match *action {
             Action::Send(_) => self.times.blocking * self.message(rank, action),
             Action::Receive(_) => self.times.receiving * self.message(rank, action),
-            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part],
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part].total(),
+            Action::WaitReduce => self.times.tied_of(chunks).total(),
+            Action::Agree => self.times.agreement.total(),
             // What others have stepped is gathered behind the step, where state is shared out.
             Action::Step => {
                 let of_chunk = |part: usize| self.times.steps[part] + self.times.gathers[part];

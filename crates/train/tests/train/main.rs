@@ -18,11 +18,14 @@ mod measure;
 mod memory;
 mod norms;
 mod oracle;
+#[path = "../../benches/paced/mod.rs"]
+mod paced;
 mod parallel;
 mod pieces;
 mod pipeline;
 mod prune;
 mod records;
+mod rehearsal;
 mod resume;
 mod shards;
 mod sparse;

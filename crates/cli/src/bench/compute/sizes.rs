@@ -59,7 +59,7 @@ pub const CORE: Sizes = Sizes {
         windows(8, 16, 16, 32, 1, 1),
         windows(8, 16, 32, 64, 3, 2),
     ]),
-    attention: &[attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
+    attention: &[attention(4, 64, 4, 256), attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
     passes: 3..=8,
     light: 5..=6,
     width: 256,

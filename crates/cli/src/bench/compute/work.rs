@@ -13,8 +13,8 @@ use crate::bench::timing::Contestant;
 
 /// Numbers that are made on the host; larger tensors repeat them.
 const DRAWN: usize = 1 << 20;
-/// Bytes of the weights that a step goes through before it is at the same ones again, and in how many layers at most.
-const OTHER_WEIGHTS: usize = 16 << 20;
+/// Bytes of weights, or of activations, that a step goes through before it is at the same ones again, and in how many layers at most.
+const OTHER_LAYERS: usize = 16 << 20;
 const MOST_LAYERS: usize = 64;
 
 /// An operation of a layer, forward and backward.
@@ -117,37 +117,36 @@ impl Work {
         let activations = Category::Activations;
         Ok(match *self {
             Work::Linear { rows, input, output } => {
-                let (x, dy) = (tensor(&[rows, input])?, tensor(&[rows, output])?);
-                // A step comes to a layer's weights when it has been at all others: they are in no near cache.
-                let layers = (OTHER_WEIGHTS / (output * input * dtype.bytes())).clamp(1, MOST_LAYERS);
-                let weights =
-                    (0..layers).map(|_| tensor(&[output, input])).collect::<Result<Vec<Tensor>>>()?;
-                let mut layer = 0;
-                Box::new(move || {
-                    layer = (layer + 1) % weights.len();
-                    let w = &weights[layer];
-                    matmul(&x, w.t(), None, activations)?;
-                    matmul(&dy, w, None, activations)?;
-                    matmul(dy.t(), &x, None, activations).map(drop)
+                let shapes = [vec![rows, input], vec![output, input], vec![rows, output]];
+                Layers::like(device, dtype, shapes)?.each(move |[x, w, dy]| {
+                    Ok(vec![
+                        matmul(x, w.t(), None, activations)?,
+                        matmul(dy, w, None, activations)?,
+                        matmul(dy.t(), x, None, activations)?,
+                    ])
                 })
             }
             Work::Convolution(of) | Work::ConvolutionPass { of, .. } => {
                 let Windows { batch, side, input, output, kernel, stride } = of;
                 let conv = Conv { kernel, stride, padding: (kernel / 2).into() };
                 let [height, width] = conv.output_size([side, side]);
-                let x = tensor(&[batch, side, side, input])?;
-                let w = tensor(&[output, input, kernel, kernel])?;
-                let dy = tensor(&[batch, height, width, output])?;
+                let shapes = [
+                    vec![batch, side, side, input],
+                    vec![output, input, kernel, kernel],
+                    vec![batch, height, width, output],
+                ];
+                let layers = Layers::like(device, dtype, shapes)?;
                 let passes = match *self {
                     Work::ConvolutionPass { pass, .. } => vec![pass],
                     _ => vec![Pass::Forward, Pass::Input, Pass::Weight],
                 };
-                Box::new(move || {
-                    passes.iter().try_for_each(|pass| match pass {
-                        Pass::Forward => conv::forward(&x, &w, None, conv).map(drop),
-                        Pass::Input => conv::backward_input(&dy, &w, conv, x.shape()).map(drop),
-                        Pass::Weight => conv::backward_weight(&x, &dy, conv).map(drop),
-                    })
+                layers.each(move |[x, w, dy]| {
+                    let pass = |pass: &Pass| match pass {
+                        Pass::Forward => conv::forward(x, w, None, conv),
+                        Pass::Input => conv::backward_input(dy, w, conv, x.shape()),
+                        Pass::Weight => conv::backward_weight(x, dy, conv),
+                    };
+                    passes.iter().map(pass).collect()
                 })
             }
             Work::Attention { batch, positions, heads, width } => {
@@ -180,6 +179,37 @@ impl Work {
                 let (x, y) = (tensor(&[16])?, tensor(&[16])?);
                 Box::new(move || elementwise::add(&x, &y).map(drop))
             }
+        })
+    }
+}
+
+/// Layers of one kind, one after the other, as a step goes through them: when it is back at a layer's weights or activations it has been
+/// at all others, so they are in no near cache, nor is room for what becomes of them.
+struct Layers(Vec<[Tensor; 3]>);
+
+impl Layers {
+    /// With what each reads, of these shapes: input, weight, gradient of the output.
+    fn like(device: &Device, dtype: DType, shapes: [Vec<usize>; 3]) -> Result<Layers> {
+        let bytes = |shape: &Vec<usize>| shape.iter().product::<usize>() * dtype.bytes();
+        let largest = shapes.iter().map(bytes).max().unwrap_or(1).max(1);
+        let number = (OTHER_LAYERS / largest).clamp(1, MOST_LAYERS);
+        let tensor = |shape: &Vec<usize>| drawn(device, shape, dtype);
+        let layer = |_| Ok([tensor(&shapes[0])?, tensor(&shapes[1])?, tensor(&shapes[2])?]);
+        Ok(Layers((0..number).map(layer).collect::<Result<_>>()?))
+    }
+
+    /// The next of them at every turn; what it makes is kept until its next.
+    fn each(
+        self,
+        pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static,
+    ) -> Contestant<'static> {
+        let mut made: Vec<Vec<Tensor>> = self.0.iter().map(|_| Vec::new()).collect();
+        let mut at = 0;
+        Box::new(move || {
+            at = (at + 1) % made.len();
+            made[at].clear();
+            made[at] = pass(&self.0[at])?;
+            Ok(())
         })
     }
 }

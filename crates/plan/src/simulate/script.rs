@@ -1,0 +1,84 @@
+//! A rank's part in a step as a script: what each of its layers takes, for a worker that takes that time and sends the messages that a run
+//! would. So a planned step can be held against the clock without the machine that it was planned for.
+
+use super::collective::Group;
+use super::passes::{Passes, Place, layer_passes};
+use super::times::Times;
+use super::{Candidate, Job};
+use crate::error::Error;
+use crate::mesh::PerAxis;
+use crate::spec::{Layer, Shape};
+
+/// What a rank does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Script {
+    /// Of each part of the model.
+    pub parts: Vec<ScriptPart>,
+}
+
+/// What a rank does with a part of the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScriptPart {
+    /// Its layers, block by block, and what they take.
+    pub blocks: Vec<Vec<ScriptLayer>>,
+    /// Seconds to store the gradients of a micro-batch,
+    pub sink: f64,
+    /// and of the step itself.
+    pub step: f64,
+}
+
+/// A layer of a rank's own model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScriptLayer {
+    /// The layer; one with sides stands behind those of its sides.
+    pub layer: Layer,
+    /// What it reads of a sample.
+    pub input: Shape,
+    /// What it makes of it.
+    pub output: Shape,
+    /// What that takes.
+    pub passes: Passes,
+}
+
+impl Job<'_> {
+    /// What the rank at a place does in a step of the plan's own layout, which must be one that a candidate stands for.
+    pub fn script(&self, candidate: &Candidate, place: PerAxis) -> Result<Script, Error> {
+        let micro_batches = self.plan.batch.micro_batches;
+        let times = Times::new(self, candidate, &self.plan.parts, micro_batches)?;
+        let model = &self.plan.layout.of(place).model;
+        let at = self.place(candidate);
+        // Each rank has the neighbours that its own model names.
+        let at = Place { neighbours: 1.0, ..at };
+        let blocks: Vec<Vec<ScriptLayer>> = layer_passes(model, &at)?
+            .into_iter()
+            .map(|layers| {
+                let own = layers.into_iter().map(|timed| ScriptLayer {
+                    layer: timed.layer.clone(),
+                    input: timed.input,
+                    output: timed.output,
+                    passes: timed.passes,
+                });
+                own.collect()
+            })
+            .collect();
+        let part = |(i, part): (usize, &std::ops::Range<usize>)| {
+            let [sink, step] = times.of_part(i);
+            ScriptPart { blocks: blocks[part.clone()].to_vec(), sink, step }
+        };
+        Ok(Script { parts: self.plan.parts.iter().enumerate().map(part).collect() })
+    }
+
+    /// What computes for a candidate's ranks, and whom they talk to.
+    pub(super) fn place(&self, candidate: &Candidate) -> Place<'_> {
+        let group = |ranks, stride| Group::new(self.cluster, ranks, stride).among(candidate.ranks());
+        Place {
+            kernels: self.kernels(candidate),
+            engine: &self.engine,
+            tensor: group(candidate.tensor, 1),
+            spatial: group(candidate.spatial(), candidate.tensor),
+            neighbours: candidate.most_neighbours(),
+            recompute: candidate.recompute,
+            samples: candidate.micro_batch,
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! A worker that takes the planned time: the executor, the schedule and the messages are those of a run, and nothing is computed. So many
+//! ranks behave on few cores as they would with one each.
+//!
+//! A pass is a list of pieces: time to take, messages of layers, gradients to hand to the sink of training. [`of_plan`] makes the lists of
+//! a planned rank; a bench of schedules alone has lists of its own.
+
+#![allow(dead_code, reason = "each bench uses a part of it")]
+
+pub mod of_plan;
+
+use std::time::{Duration, Instant};
+
+use espalier_comm::{Communicator, Reduce};
+use espalier_nn::layers::{GradientSink, WeightGradients};
+use espalier_nn::weights::ParameterId;
+use espalier_plan::schedule::{Action, Message, Payload, Work};
+use espalier_tensor::ops::matmul::matmul;
+use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_train::Result;
+use espalier_train::parallel::data::Reducing;
+use espalier_train::step::Worker;
+
+/// What time is taken with.
+pub enum Effort {
+    /// Products of this square, one for each second asked for.
+    Product(Tensor),
+    /// Sleep, so long for each second asked for. What one lasted too long the next is shorter.
+    Sleep { second: Duration, over: Duration },
+}
+
+impl Effort {
+    /// Sleep for so long in the place of a second.
+    pub fn sleep(second: Duration) -> Effort {
+        Effort::Sleep { second, over: Duration::ZERO }
+    }
+
+    /// Takes so many seconds.
+    pub fn take(&mut self, seconds: f64) -> Result<()> {
+        match self {
+            Effort::Product(square) => {
+                let square = &*square;
+                for _ in 0..seconds.round() as usize {
+                    matmul(square, square, None, Category::Workspace)?;
+                }
+            }
+            Effort::Sleep { second, over } => {
+                let wanted = second.mul_f64(seconds);
+                let start = Instant::now();
+                match wanted.checked_sub(*over) {
+                    Some(left) => std::thread::sleep(left),
+                    None => {
+                        *over -= wanted;
+                        return Ok(());
+                    }
+                }
+                *over = (start.elapsed() + *over).saturating_sub(wanted);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A part of a pass.
+#[derive(Debug, Clone)]
+pub enum Piece {
+    /// Seconds to take.
+    Take(f64),
+    /// A sum of so many numbers that all get.
+    Sum(Communicator, usize, DType),
+    /// Parts of so many numbers that all get.
+    Gather(Communicator, usize),
+    /// A sum of which each gets so many numbers.
+    Scatter(Communicator, usize),
+    /// Numbers to neighbours and from them, which travel while seconds are taken.
+    Halo(Communicator, Vec<Neighbour>, f64),
+    /// Gradients of so many numbers each that are made.
+    Gradients(Vec<(ParameterId, usize)>),
+}
+
+/// A rank with a tile beside.
+#[derive(Debug, Clone, Copy)]
+pub struct Neighbour {
+    pub rank: usize,
+    /// Numbers that go there,
+    pub gives: usize,
+    /// and that come.
+    pub takes: usize,
+}
+
+/// The passes of a chunk.
+#[derive(Debug, Clone, Default)]
+pub struct Passes {
+    pub forward: Vec<Piece>,
+    pub backward_input: Vec<Piece>,
+    pub backward_weight: Vec<Piece>,
+    /// Numbers of a micro-batch as it enters and as it leaves.
+    pub borders: [usize; 2],
+    /// How many backwards make the gradients of a step.
+    pub backwards: usize,
+}
+
+/// The worker.
+pub struct Paced<'a> {
+    pub effort: Effort,
+    pub device: Device,
+    pub chunks: Vec<Passes>,
+    /// Seconds of the step itself,
+    pub step: f64,
+    /// all ranks, which agree on it,
+    pub world: Option<Communicator>,
+    /// and the sink of training, made anew for every step.
+    pub new_sink: Option<Box<dyn Fn() -> Reducing<'a> + 'a>>,
+    pub sink: Option<Reducing<'a>>,
+    /// Backwards of each chunk that are still to come.
+    pub missing: Vec<usize>,
+}
+
+impl<'a> Paced<'a> {
+    /// With passes for each chunk, alone with its messages between stages.
+    pub fn new(effort: Effort, device: Device, chunks: Vec<Passes>) -> Paced<'a> {
+        let missing = chunks.iter().map(|chunk| chunk.backwards).collect();
+        Paced { effort, device, chunks, step: 0.0, world: None, new_sink: None, sink: None, missing }
+    }
+
+    fn numbers(&self, numbers: usize, dtype: DType) -> Result<Tensor> {
+        Ok(Tensor::zeros(&self.device, &[numbers], dtype, Category::Transient)?)
+    }
+
+    fn perform(&mut self, pieces: &[Piece]) -> Result<()> {
+        pieces.iter().try_for_each(|piece| self.piece(piece))
+    }
+
+    fn piece(&mut self, piece: &Piece) -> Result<()> {
+        match piece {
+            Piece::Take(seconds) => self.effort.take(*seconds)?,
+            Piece::Sum(group, numbers, dtype) => {
+                drop(group.all_reduce(self.numbers(*numbers, *dtype)?, Reduce::Sum)?);
+            }
+            Piece::Gather(group, part) => {
+                let [own, whole] = [*part, part * group.size()].map(|n| self.numbers(n, DType::F32));
+                drop(group.all_gather(own?, whole?)?);
+            }
+            Piece::Scatter(group, part) => {
+                let [whole, own] = [part * group.size(), *part].map(|n| self.numbers(n, DType::F32));
+                drop(group.reduce_scatter(whole?, own?, Reduce::Sum)?);
+            }
+            Piece::Halo(group, neighbours, beside) => {
+                let (mut coming, mut going) = (Vec::new(), Vec::new());
+                for peer in neighbours.iter().filter(|peer| peer.takes > 0) {
+                    let room = self.numbers(peer.takes, DType::F32)?;
+                    coming.push(group.start_receive(room, peer.rank, 0)?);
+                }
+                for peer in neighbours.iter().filter(|peer| peer.gives > 0) {
+                    let pixels = self.numbers(peer.gives, DType::F32)?;
+                    going.push(group.start_send(pixels, peer.rank, 0)?);
+                }
+                self.effort.take(*beside)?;
+                for request in coming.into_iter().chain(going) {
+                    request.wait()?;
+                }
+            }
+            Piece::Gradients(all) => {
+                let Some(sink) = &mut self.sink else { return Ok(()) };
+                for (id, numbers) in all {
+                    let made = Tensor::zeros(&self.device, &[*numbers], DType::F32, Category::Workspace)?;
+                    sink.accept(&[*id], WeightGradients::new([], move |_| Ok(vec![made])))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradients of weights of a micro-batch; the last ones are whole.
+    fn weights(&mut self, chunk: usize) -> Result<()> {
+        self.missing[chunk] -= 1;
+        let is_last = self.missing[chunk] == 0;
+        if let Some(sink) = &mut self.sink {
+            sink.last_micro_batch(is_last);
+        }
+        let pieces = self.chunks[chunk].backward_weight.clone();
+        self.perform(&pieces)?;
+        self.sink.as_mut().map_or(Ok(()), Reducing::end_micro_batch)
+    }
+}
+
+impl Worker for Paced<'_> {
+    fn forward(&mut self, work: Work, _: Option<Tensor>) -> Result<Option<Tensor>> {
+        let pieces = self.chunks[work.chunk].forward.clone();
+        self.perform(&pieces)?;
+        self.numbers(self.chunks[work.chunk].borders[1], DType::F32).map(Some)
+    }
+
+    fn backward(&mut self, work: Work, _: Option<Tensor>, whole: bool) -> Result<Option<Tensor>> {
+        let pieces = self.chunks[work.chunk].backward_input.clone();
+        self.perform(&pieces)?;
+        if whole {
+            self.weights(work.chunk)?;
+        }
+        self.numbers(self.chunks[work.chunk].borders[0], DType::F32).map(Some)
+    }
+
+    fn room(&mut self, message: &Message) -> Result<Tensor> {
+        let side = usize::from(message.payload == Payload::Gradient);
+        self.numbers(self.chunks[message.chunk].borders[side], DType::F32)
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::BackwardWeight(work) => self.weights(work.chunk),
+            Action::WaitReduce => {
+                self.missing = self.chunks.iter().map(|chunk| chunk.backwards).collect();
+                let fresh = self.new_sink.as_ref().map(|new| new());
+                let sums = std::mem::replace(&mut self.sink, fresh);
+                sums.map_or(Ok(()), |sums| sums.finish().map(drop))
+            }
+            Action::Agree => {
+                if let Some(world) = &self.world {
+                    world.all_reduce(vec![0f64; 6], Reduce::Sum)?;
+                }
+                Ok(())
+            }
+            Action::Step => self.effort.take(self.step),
+            _ => Ok(()),
+        }
+    }
+}

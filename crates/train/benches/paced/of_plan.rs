@@ -1,0 +1,253 @@
+//! A planned rank as pieces: what its layers take by the planner, and what they send by their own specs.
+//!
+//! Where the backward of a layer makes both gradients before anything is sent on, both are taken there: no schedule that puts those of
+//! weights off is run with these lists.
+
+use std::time::{Duration, Instant};
+
+use espalier_comm::{Communicator, threads};
+use espalier_nn::weights::ParameterId;
+use espalier_plan::cluster::Cluster;
+use espalier_plan::engine::Engine;
+use espalier_plan::mesh::Axis;
+use espalier_plan::simulate::{Candidate, Job, Script, ScriptLayer, ScriptPart};
+use espalier_plan::spec::{Along, Exchange, Layer, Move, Shape};
+use espalier_plan::{DataFacts, Plan, RunFile};
+use espalier_tensor::{DType, Device};
+use espalier_train::parallel::Ranks;
+use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::groups::Groups;
+use espalier_train::state::{Gradients, Masks};
+use espalier_train::step::Executor;
+use espalier_train::{Error, Result};
+
+use super::{Effort, Neighbour, Paced, Passes, Piece};
+
+/// A cluster of devices so slow that copies of messages and the waking of threads are next to nothing.
+pub const SLOW: &str = "\
+name = \"slow\"
+[device]
+name = \"one that sleeps\"
+memory_gb = 1.0
+launch_us = 1.0
+[device.bf16]
+peak_tflops = 0.002
+efficiency = [[0.000001, 0.5], [0.01, 1.0]]
+[device.f32]
+peak_tflops = 0.002
+efficiency = [[0.000001, 0.5], [0.01, 1.0]]
+[device.memory]
+gb_per_s = 0.5
+efficiency = [[0.01, 1.0]]
+[node]
+devices = 16
+[node.link]
+alpha_us = 300.0
+gb_per_s = 0.1
+";
+
+/// How long a rank waits for another.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a step was predicted to take, and took.
+#[derive(Debug, Clone)]
+pub struct Held {
+    pub candidate: Candidate,
+    pub predicted: f64,
+    /// The shortest of the steps.
+    pub measured: f64,
+}
+
+/// Holds a plan's step on a cluster against the clock, several times. The cluster's devices are cards: each rank has one.
+pub fn hold(plan: &Plan, cluster: &Cluster, steps: usize) -> Result<Held> {
+    let candidate = Candidate::of(plan).expect("a layout that a candidate stands for");
+    let job = Job::new(plan, cluster, Engine::ESPALIER);
+    let predicted = job.estimate(&candidate)?.step_seconds;
+    let place = |rank| plan.mesh.coordinates(rank);
+    let scripts: Vec<Script> =
+        (0..plan.mesh.size()).map(|rank| job.script(&candidate, place(rank))).collect::<Result<_, _>>()?;
+    let link = cluster.node.link();
+    let (latency, rate) = (Duration::from_secs_f64(link.alpha_us * 1e-6), link.gb_per_s * 1e9);
+    let run = |world: Communicator| {
+        let script = &scripts[world.rank()];
+        step_times(plan, script, world.over(latency, rate), steps)
+    };
+    let times = threads::run(plan.mesh.size(), PATIENCE, run).map_err(Error::from)?;
+    let slowest = |step: usize| times.iter().map(|rank| rank[step]).fold(0.0, f64::max);
+    let measured = (0..steps).map(slowest).fold(f64::INFINITY, f64::min);
+    Ok(Held { candidate, predicted, measured })
+}
+
+/// A model on data x pipeline x tensor x spatial ranks.
+pub fn plan(
+    model: &str,
+    [data, pipeline, tensor, spatial]: [usize; 4],
+    samples: usize,
+    micro_batches: usize,
+) -> Result<Plan, espalier_plan::Error> {
+    let text = format!(
+        "{model}[train]\nsteps = 1\nbatch = {samples}\nmicro_batches = {micro_batches}\n\
+         [parallel]\ndata = {data}\npipeline = {pipeline}\ntensor = {tensor}\nspatial = {spatial}\n"
+    );
+    let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
+    Plan::new(RunFile::parse(&text, &[])?, facts)
+}
+
+/// Seconds of some steps of a rank.
+fn step_times(plan: &Plan, script: &Script, world: Communicator, steps: usize) -> Result<Vec<f64>> {
+    let device = Device::cpu(1)?;
+    device.enter(|| {
+        let schedule = plan.schedule(1)?;
+        let ranks = Ranks::join(world, &plan.mesh)?;
+        let stage = ranks.place().pipeline;
+        let held = schedule.placement.chunks(stage).to_vec();
+        let rank = PlannedRank { plan, ranks: &ranks };
+        let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
+        let groups = Groups::form(plan, &schedule.placement, &ranks)?;
+        let masks = Masks::new(plan.model.parameters().len(), false);
+        let chunks = held.iter().map(|chunk| rank.passes(chunk.part, &script.parts[chunk.part]));
+        let mut worker =
+            Paced::new(Effort::sleep(Duration::from_secs(1)), device.clone(), chunks.collect::<Result<_>>()?);
+        worker.step = held.iter().map(|chunk| script.parts[chunk.part].step).sum();
+        worker.world = Some(ranks.world().clone());
+        let new_sink = || Reducing::new(Gradients::new(&masks), &groups, &traffic.buckets, plan.sharing);
+        worker.sink = Some(new_sink());
+        worker.new_sink = Some(Box::new(new_sink));
+        let mut executor = Executor::new(schedule, ranks.stages().clone());
+        let mut times = Vec::new();
+        for _ in 0..steps {
+            ranks.world().barrier()?;
+            let start = Instant::now();
+            executor.run(1, &mut worker)?;
+            times.push(start.elapsed().as_secs_f64());
+            executor.rewind();
+        }
+        Ok(times)
+    })
+}
+
+/// A rank of a plan among the others.
+struct PlannedRank<'a> {
+    plan: &'a Plan,
+    ranks: &'a Ranks,
+}
+
+impl PlannedRank<'_> {
+    fn passes(&self, number: usize, part: &ScriptPart) -> Result<Passes> {
+        let local = self.plan.layout.of(self.ranks.place());
+        let (blocks, borders) =
+            (self.plan.parts[number].clone(), local.model.borders().map_err(espalier_plan::Error::from)?);
+        let tensors = self.plan.model.block_tensors();
+        let elements = |place: usize| local.parameters[place].elements() as usize;
+        let [mut forward, mut backward] = [Vec::new(), Vec::new()];
+        for layers in &part.blocks {
+            self.forward(layers, &mut forward);
+        }
+        for (layers, block) in part.blocks.iter().zip(blocks.clone()).rev() {
+            self.backward(layers, &mut backward);
+            let made = tensors.parameters(block..block + 1).into_iter().rev();
+            backward
+                .push(Piece::Gradients(made.map(|place| (ParameterId(place), elements(place))).collect()));
+        }
+        backward.push(Piece::Take(part.sink));
+        let samples = self.plan.batch.micro_batch;
+        let entering = |border: usize| samples * borders[border].elements() as usize;
+        Ok(Passes {
+            forward,
+            backward_input: Vec::new(),
+            backward_weight: backward,
+            borders: [entering(blocks.start), entering(blocks.end)],
+            backwards: self.plan.batch.micro_batches,
+        })
+    }
+
+    fn forward(&self, layers: &[ScriptLayer], pieces: &mut Vec<Piece>) {
+        let mut hidden = false;
+        for (i, ScriptLayer { layer, input, output, passes }) in layers.iter().enumerate() {
+            match layer {
+                Layer::Exchange(exchange) => {
+                    pieces.push(Piece::Take(passes.forward.compute));
+                    pieces.extend(self.moved(exchange, exchange.forward, *input));
+                }
+                Layer::Halo(_) => {
+                    let conv = layers.get(i + 1).filter(|next| matches!(next.layer, Layer::Conv(_)));
+                    let beside = conv.map_or(0.0, |conv| conv.passes.forward.compute);
+                    pieces.push(self.halo(layer, *input, beside, true));
+                    hidden = conv.is_some();
+                    continue;
+                }
+                Layer::TiledMean(_) => {
+                    pieces.push(Piece::Take(passes.forward.compute));
+                    pieces.push(self.sum(Axis::Spatial, self.micro_batch() * output.elements() as usize));
+                }
+                Layer::SharedStatistics(statistics) => {
+                    let group = self.ranks.axes().over(&statistics.over).clone();
+                    pieces.push(Piece::Sum(group, 2 * statistics.numbers() as usize, DType::F32));
+                }
+                _ if hidden => {}
+                _ => pieces.push(Piece::Take(passes.forward.compute)),
+            }
+            hidden = false;
+        }
+    }
+
+    fn backward(&self, layers: &[ScriptLayer], pieces: &mut Vec<Piece>) {
+        for (i, ScriptLayer { layer, input, output, passes }) in layers.iter().enumerate().rev() {
+            let compute = passes.backward().compute;
+            match layer {
+                Layer::Exchange(exchange) => {
+                    pieces.extend(self.moved(exchange, exchange.backward, *output));
+                    pieces.push(Piece::Take(compute));
+                }
+                Layer::Halo(_) => {
+                    let conv = layers.get(i + 1).filter(|next| matches!(next.layer, Layer::Conv(_)));
+                    let beside = conv.map_or(0.0, |conv| conv.passes.backward().compute);
+                    pieces.push(self.halo(layer, *input, beside, false));
+                }
+                Layer::Conv(_) if i > 0 && matches!(layers[i - 1].layer, Layer::Halo(_)) => {}
+                Layer::SharedStatistics(statistics) => {
+                    let group = self.ranks.axes().over(&statistics.over).clone();
+                    pieces.push(Piece::Sum(group, 2 * statistics.numbers() as usize, DType::F32));
+                }
+                _ => pieces.push(Piece::Take(compute)),
+            }
+        }
+    }
+
+    fn micro_batch(&self) -> usize {
+        self.plan.batch.micro_batch
+    }
+
+    fn sum(&self, axis: Axis, numbers: usize) -> Piece {
+        Piece::Sum(self.ranks.along(axis).clone(), numbers, DType::F32)
+    }
+
+    /// What becomes of a tensor of some shape.
+    fn moved(&self, exchange: &Exchange, how: Move, shape: Shape) -> Option<Piece> {
+        let widest = exchange.parts.iter().copied().max().unwrap_or(0);
+        let part = |along| match along {
+            Along::Samples => self.micro_batch().div_ceil(exchange.ranks()) * shape.elements() as usize,
+            Along::Sequence => self.micro_batch() * widest * shape.last(),
+            Along::Last => self.micro_batch() * widest * shape.rows() as usize,
+        };
+        let group = || self.ranks.along(exchange.axis).clone();
+        match how {
+            Move::Nothing | Move::Slice(_) => None,
+            Move::Sum => Some(self.sum(exchange.axis, self.micro_batch() * shape.elements() as usize)),
+            Move::Gather(along) => Some(Piece::Gather(group(), part(along))),
+            Move::ReduceScatter(along) => Some(Piece::Scatter(group(), part(along))),
+            Move::Deal { .. } => unreachable!("no candidate deals out"),
+        }
+    }
+
+    fn halo(&self, layer: &Layer, input: Shape, beside: f64, forward: bool) -> Piece {
+        let Layer::Halo(halo) = layer else { unreachable!("a halo") };
+        let pixel = self.micro_batch() * input.last();
+        let neighbours = halo.0.neighbours.iter().map(|peer| {
+            let [gives, takes] = [&peer.gives, &peer.takes].map(|of| pixel * of.pixels() as usize);
+            let (gives, takes) = if forward { (gives, takes) } else { (takes, gives) };
+            Neighbour { rank: peer.rank, gives, takes }
+        });
+        Piece::Halo(self.ranks.along(Axis::Spatial).for_halos(), neighbours.collect(), beside)
+    }
+}
