@@ -279,7 +279,8 @@ mod tests {
     fn ranks_that_wait_leave_their_core_to_others() {
         let mut few = builtin("this-machine").unwrap();
         few.node.devices = 2;
-        few.node.link.as_mut().expect("two cores are joined").turn_us = 0.0;
+        let link = few.node.link.as_mut().expect("two cores are joined");
+        (link.meet_us, link.turn_us) = (0.0, 0.0);
         let many = {
             let mut many = few.clone();
             many.node.devices = 4;
