@@ -6,7 +6,7 @@
 //!
 //! - [`library`], [`probe`]: what the machine has;
 //! - [`stream`], `staging`, [`buffer`], [`ahead`]: order, copies, memory, and what is copied ahead of its use;
-//! - [`compile`], [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
+//! - [`compile`], `loaded`, [`args`], [`kernel`], [`recording`]: from source to launch, and to many launches at once;
 //! - [`blas`], [`dnn`]: matrix products, convolutions.
 
 pub mod ahead;
@@ -17,6 +17,7 @@ pub mod compile;
 pub mod dnn;
 pub mod kernel;
 pub mod library;
+mod loaded;
 pub mod probe;
 mod profile;
 pub mod recording;
@@ -55,7 +56,7 @@ pub struct Cuda(Arc<Shared>);
 struct Shared {
     blas: Mutex<Option<Blas>>,
     convolutions: Mutex<Convolutions>,
-    loaded: kernel::Loaded,
+    loaded: loaded::Loaded,
     staging: Mutex<Option<Staging>>,
     /// Of the copy stream.
     sending: Mutex<Option<Staging>>,
@@ -85,11 +86,11 @@ impl Cuda {
                 why: format!("card {ordinal} was asked for; there are {count} {word}"),
             });
         }
-        Cuda::with_kernels(ordinal, kernel::Loaded::default())
+        Cuda::with_kernels(ordinal, loaded::Loaded::default())
     }
 
     /// A handle of a card with streams and memory of its own.
-    fn with_kernels(ordinal: usize, loaded: kernel::Loaded) -> Result<Cuda> {
+    fn with_kernels(ordinal: usize, loaded: loaded::Loaded) -> Result<Cuda> {
         let context = Context::retain(ordinal)?;
         context.bind()?;
         Ok(Cuda(Arc::new(Shared {
@@ -207,7 +208,7 @@ impl Cuda {
 
     /// A kernel of a source, compiled and loaded where this is its first use.
     pub fn kernel(&self, source: &Source, build: Build, name: &'static str) -> Result<Kernel> {
-        self.0.loaded.kernel(self, source, build, name)
+        Ok(Kernel::new(self, self.0.loaded.function(self, source, build, name)?))
     }
 
     /// A `__constant__ int` array of a source: what its kernels say of their launch.
