@@ -23,6 +23,11 @@ pub(crate) enum Repeated<R> {
 }
 
 impl<R: Clone> Repeated<R> {
+    /// Whether the last time was a run of what was recorded.
+    pub fn is_recorded(&self) -> bool {
+        matches!(self, Repeated::Recorded(_))
+    }
+
     /// Does the work once more. It must queue the same each time: what changes lies in tensors that it reads, at the same places.
     pub fn run(&mut self, device: &Device, mut work: impl FnMut() -> Result<R>) -> Result<R> {
         if let (Repeated::Loaded, Device::Cuda(cuda)) = (&*self, device) {

@@ -48,6 +48,11 @@ impl WholePasses {
             && !by_chance
     }
 
+    /// Whether the last ones were a run of what was recorded.
+    pub fn are_recorded(&self) -> bool {
+        self.passes.is_recorded()
+    }
+
     /// Takes the batch that the next passes read.
     pub fn take(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
         let [here_inputs, here_targets] = match &mut self.batch {

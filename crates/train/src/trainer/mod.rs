@@ -204,6 +204,11 @@ impl Trainer {
         self.whole_passes.is_some()
     }
 
+    /// Whether the last step's passes were a run of what was recorded.
+    pub fn has_recorded_passes(&self) -> bool {
+        self.whole_passes.as_ref().is_some_and(WholePasses::are_recorded)
+    }
+
     /// Lets the pruner score as if the device had no more than so many bytes.
     pub fn limit_memory(&mut self, bytes: u64) {
         self.memory = Some(bytes);

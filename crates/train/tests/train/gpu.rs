@@ -38,7 +38,7 @@ struct Shown {
     hashes: Vec<String>,
 }
 
-fn shown(mut trainer: Trainer) -> espalier_train::Result<Shown> {
+fn shown(trainer: &mut Trainer) -> espalier_train::Result<Shown> {
     let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<_>>()?;
     let validation = trainer.evaluate()?.expect("some samples are held out").loss;
     Ok(Shown { losses, validation, hashes: vec![trainer.weights().hash().unwrap()] })
@@ -60,21 +60,26 @@ fn recorded_passes_are_those_that_are_launched_one_by_one() {
             dataset.keep_on(&gpu).unwrap();
             let mut trainer = Trainer::new(plan, dataset, &gpu).unwrap();
             assert!(!record || trainer.record_passes(), "{set:?}");
-            shown(trainer).unwrap()
+            let shown = shown(&mut trainer).unwrap();
+            assert_eq!(trainer.has_recorded_passes(), record, "{set:?}");
+            shown
         };
         assert_eq!(take(true), take(false), "{set:?}");
     }
 }
 
-/// What is drawn by chance, and data that is elsewhere, differ from step to step.
+/// Where data is elsewhere, gradients are summed, or chance has a part, steps do not queue the same.
 #[test]
 fn passes_that_differ_are_not_recorded() {
+    const DROPOUT: &str = r#"model.layers=[{ type = "global_avg_pool" }, { type = "dropout", rate = 0.5 }, { type = "linear", output = 10 }]"#;
     let Some(gpu) = gpu() else { return };
-    let (plan, dataset, _) = prepare(&tiny_cnn(&[]), 2);
-    assert!(!Trainer::new(plan, dataset, &gpu).unwrap().record_passes(), "data on the host");
-    let (plan, dataset, _) = prepare(&tiny_cnn(&["train.micro_batches=2"]), 2);
-    dataset.keep_on(&gpu).unwrap();
-    assert!(!Trainer::new(plan, dataset, &gpu).unwrap().record_passes(), "sums of several");
+    for (set, on_gpu) in [(&[][..], false), (&["train.micro_batches=2"], true), (&[DROPOUT], true)] {
+        let (plan, dataset, _) = prepare(&tiny_cnn(set), 2);
+        if on_gpu {
+            dataset.keep_on(&gpu).unwrap();
+        }
+        assert!(!Trainer::new(plan, dataset, &gpu).unwrap().record_passes(), "{set:?}");
+    }
 }
 
 /// On as many ranks as the run file asks for, all on this device.
@@ -82,11 +87,11 @@ fn run(base: &Base, device: &Device) -> Shown {
     let (plan, dataset, _) = prepare(&base.set(format!("train.steps={STEPS}")), 2);
     let mesh = plan.mesh;
     if mesh.size() == 1 {
-        return shown(Trainer::new(plan, dataset, device).unwrap()).unwrap();
+        return shown(&mut Trainer::new(plan, dataset, device).unwrap()).unwrap();
     }
     let dataset = Arc::new(dataset);
     let all = on_threads(&mesh, device, |ranks, device| {
-        shown(Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
+        shown(&mut Trainer::among(plan.clone(), dataset.clone(), device, ranks)?)
     })
     .unwrap();
     let hashes = all.iter().flat_map(|shown| shown.hashes.clone()).collect();

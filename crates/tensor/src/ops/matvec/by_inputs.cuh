@@ -14,6 +14,7 @@ constexpr int STAGED = 1024;            // elements of x that a block holds: who
 constexpr int CLUSTER = 8;              // blocks that add their sums up, at most
 constexpr int KEPT = 2;                 // packs of x that a thread keeps while it measures
 constexpr int RESIDENT = 4;             // blocks of a processor, of this product and of the next
+static_assert(STAGED % (DOWN * PLACES) == 0, "a tile begins at the ring's first place");
 
 // What a block has in its memory.
 struct Shared {
