@@ -7,6 +7,7 @@ use crate::ops;
 
 const SOURCES: &[&Source] = &[
     &ops::activation::cuda::SOURCE,
+    &ops::argmax::cuda::SOURCE,
     &ops::attention::cuda::SOURCE,
     &ops::attention::cuda::SOURCE_F32,
     &ops::batch_norm::cuda::SOURCE,
@@ -19,7 +20,6 @@ const SOURCES: &[&Source] = &[
     &ops::dropout::cuda::SOURCE,
     &ops::elementwise::cuda::SOURCE,
     &ops::embedding::cuda::SOURCE,
-    &ops::largest::cuda::SOURCE,
     &ops::layer_norm::SOURCE,
     &ops::layout::cuda::SOURCE,
     &ops::matmul::cuda::SOURCE,

@@ -173,7 +173,7 @@ impl Tensor {
     }
 
     /// Where a card keeps it, as long as it lives: recorded work knows tensors by that. None on the host.
-    pub fn card_address(&self) -> Option<u64> {
+    pub fn cuda_address(&self) -> Option<u64> {
         match &self.storage {
             Storage::Cuda(buffer) => Some(buffer.address()),
             Storage::Cpu(_) => None,

@@ -1,6 +1,7 @@
 //! The operations, one file each: what it means, its plain reference, its CPU code.
 
 pub mod activation;
+pub mod argmax;
 pub mod attention;
 pub mod batch_norm;
 pub mod cached_attention;
@@ -15,7 +16,6 @@ pub mod embedding;
 pub mod flat;
 mod image;
 pub(crate) mod lanes;
-pub mod largest;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;

@@ -10,7 +10,7 @@ use espalier_nn::layers::{BatchSlice, Cache, Forward, Mode, Stash};
 use espalier_nn::weights::Weights;
 use espalier_plan::schedule::{Message, Notice, Schedule, Work};
 use espalier_plan::{Error as PlanError, Plan};
-use espalier_tensor::ops::largest::{self, largest};
+use espalier_tensor::ops::argmax::{self, argmax};
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use super::Sampler;
@@ -241,7 +241,7 @@ impl Worker for Reading<'_, '_, '_> {
         let cache = &mut *self.cache;
         let mut pass = |x: Tensor| -> Result<Tensor> {
             let y = held.pass(work.chunk, x, cache)?;
-            Ok(if likeliest { largest(&y)? } else { y })
+            Ok(if likeliest { argmax(&y)? } else { y })
         };
         let y = match (input, &mut self.one_token) {
             (Some(x), _) => pass(x)?,
@@ -257,7 +257,7 @@ impl Worker for Reading<'_, '_, '_> {
         }
         self.token = Some(match &mut self.choice {
             Choice::Likeliest if likeliest => y.read_u32()?[0],
-            Choice::Likeliest => largest::of_slice(&model.read_logits(&y)?),
+            Choice::Likeliest => argmax::of_slice(&model.read_logits(&y)?),
             Choice::FromLogits(choose) => choose(&model.read_logits(&y)?),
         });
         Ok(None)

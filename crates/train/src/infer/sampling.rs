@@ -4,7 +4,7 @@
 //! probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020). What is drawn depends on the seed and the
 //! number of the token alone, so a text repeats on any layout of ranks that gives the same logits.
 
-use espalier_tensor::ops::largest;
+use espalier_tensor::ops::argmax;
 use espalier_tensor::random;
 
 /// Apart from every other use of a seed.
@@ -53,7 +53,7 @@ impl Sampler {
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
         self.chosen += 1;
         if self.takes_the_likeliest() {
-            return largest::of_slice(logits);
+            return argmax::of_slice(logits);
         }
         let mut tokens: Vec<u32> =
             (0..logits.len() as u32).filter(|token| !logits[*token as usize].is_nan()).collect();

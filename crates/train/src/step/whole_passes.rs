@@ -80,7 +80,7 @@ impl WholePasses {
         }
         let masks = masks.iter().flat_map(|(_, mask)| mask.tensors());
         let tensors = weights.ids().map(|id| weights.get(id)).chain(masks);
-        let places = tensors.filter_map(Tensor::card_address).collect();
+        let places = tensors.filter_map(Tensor::cuda_address).collect();
         if self.places != places {
             (self.passes, self.places) = (Repeated::New, places);
         }

@@ -9,14 +9,14 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 
 /// The index of the largest element of x, a `[1]` of u32: see [`of_slice`].
-pub fn largest(x: &Tensor) -> Result<Tensor> {
+pub fn argmax(x: &Tensor) -> Result<Tensor> {
     assert!(u32::try_from(x.len()).is_ok(), "{} elements have no u32 each", x.len());
     let device = x.device();
     match &device {
         Device::Cpu(_) => Tensor::from_slice(&device, &[1], &[of_slice(&x.read_f32()?)], Category::Transient),
         Device::Cuda(gpu) => {
             let mut y = Tensor::empty(&device, &[1], DType::U32, Category::Transient)?;
-            cuda::largest(gpu, x, &mut y)?;
+            cuda::argmax(gpu, x, &mut y)?;
             Ok(y)
         }
     }
@@ -45,7 +45,7 @@ mod tests {
         let found = devices().iter().flatten().flat_map(|device| {
             [DType::F32, DType::Bf16].map(|dtype| {
                 let x = tensor(device, dtype, &[x.len()], x);
-                largest(&x).unwrap().read_u32().unwrap()[0]
+                argmax(&x).unwrap().read_u32().unwrap()[0]
             })
         });
         found.collect()

@@ -1,4 +1,4 @@
-// largest(x, y, n): y: u32 [1] = the index of the largest of x: T [n], the first of equal ones; what is no number is never it, and
+// argmax(x, y, n): y: u32 [1] = the index of the largest of x: T [n], the first of equal ones; what is no number is never it, and
 //   where there is no number it is 0. grid 1, block 1024. May be launched early.
 
 struct Best {
@@ -17,7 +17,7 @@ struct Best {
     }
 };
 
-KERNEL(1024) largest(const T* x, u32* y, i64 n) {
+KERNEL(1024) argmax(const T* x, u32* y, i64 n) {
     __shared__ Best by_warp[WARP];
     let_next_begin();
     wait_for_work_before();
