@@ -2,9 +2,10 @@
 //!
 //! The validation split is held out by a shuffle that depends on the number of images alone, so every run judges by
 //! the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
-//! training split, both exact since the sums are integers. A channel that never varies is divided by 1.
+//! training split, both exact since the sums are integers, unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use espalier_plan::data::Pixels;
 use espalier_tensor::ops::stored::StoredImages;
 use espalier_tensor::{DType, Device};
 use std::path::{Path, PathBuf};
@@ -114,6 +115,16 @@ impl Images {
         Images::standardised(raw, Some(Permutation::new(HELD_OUT, count as u64)), count, standard)
     }
 
+    /// The same images with the mean or the standard deviation that somebody asks for.
+    pub(crate) fn with_pixels(self, pixels: &Pixels) -> Result<Images, Error> {
+        let Standard { mean, std } = &self.standard;
+        let standard = Standard {
+            mean: in_bytes("mean", &pixels.mean, mean)?,
+            std: in_bytes("std", &pixels.std, std)?,
+        };
+        Ok(Images::standardised(self.raw, self.shuffle, self.held_out, standard))
+    }
+
     fn standardised(raw: Raw, shuffle: Option<Permutation>, held_out: usize, standard: Standard) -> Images {
         let value = |(mean, std): (&f64, &f64)| std::array::from_fn(|v| ((v as f64 - mean) / std) as f32);
         let values = standard.mean.iter().zip(&standard.std).map(value).collect();
@@ -201,6 +212,19 @@ impl Images {
     }
 }
 
+/// What is asked for, for pixels of 0 to 1, for each channel and in units of a byte; `found` where nothing is.
+fn in_bytes(field: &'static str, asked: &Option<Vec<f64>>, found: &[f64]) -> Result<Vec<f64>, Error> {
+    match asked.as_deref() {
+        None => Ok(found.into()),
+        Some([one]) => Ok(vec![255.0 * one; found.len()]),
+        Some(some) if some.len() == found.len() => Ok(some.iter().map(|value| 255.0 * value).collect()),
+        Some(some) => {
+            let got = format!("{} numbers for {} channels", some.len(), found.len());
+            Err(Error::Setting { field, expected: "one number, or one for each channel", got })
+        }
+    }
+}
+
 impl Raw {
     fn stride(&self) -> usize {
         self.shape.iter().product()
@@ -276,6 +300,32 @@ mod tests {
         assert!((first().sum::<f32>() / n).abs() < 1e-4);
         assert!((first().map(|x| x * x).sum::<f32>() / n - 1.0).abs() < 1e-4);
         assert!(pixels.iter().skip(1).step_by(2).all(|&x| x == 0.0));
+    }
+
+    /// As torchvision's `Normalize` has them: of pixels from 0 to 1, one for all or one for each channel.
+    #[test]
+    fn pixels_are_standardised_as_asked() {
+        let first = |mean: Option<&[f64]>, std: Option<&[f64]>| {
+            let pixels = Pixels { mean: mean.map(Into::into), std: std.map(Into::into) };
+            let images = Images::new(raw(100), 0.1).unwrap().with_pixels(&pixels)?;
+            let byte = f64::from(images.raw.pixels[images.sample(Split::Train, 0) * 12]);
+            let Inputs::Images { pixels, .. } = images.batch(Split::Train, &[(0, 0)]).inputs else { panic!() };
+            Ok::<_, Error>((byte / 255.0, pixels[0], pixels[1]))
+        };
+        let near = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-6, "{a} is not {b}");
+        let (pixel, value, constant) = first(Some(&[0.0]), Some(&[1.0])).unwrap();
+        near(value, pixel);
+        near(constant, 9.0 / 255.0);
+        let (pixel, value, constant) = first(Some(&[0.5, 0.25]), Some(&[0.5, 2.0])).unwrap();
+        near(value, (pixel - 0.5) / 0.5);
+        near(constant, (9.0 / 255.0 - 0.25) / 2.0);
+        // Only the mean is the split's own.
+        near(first(None, Some(&[1.0])).unwrap().2, 0.0);
+        let refused = first(Some(&[0.1, 0.2, 0.3]), None).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "data.mean is wrong: expected one number, or one for each channel, got 3 numbers for 2 channels"
+        );
     }
 
     #[test]

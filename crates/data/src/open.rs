@@ -65,7 +65,7 @@ impl Dataset {
                     Source::Cifar10 { path } => cifar::read(path)?,
                     _ => idx::read_pair(&learnt[0], &learnt[1])?,
                 };
-                Dataset::Images(match apart {
+                let images = match apart {
                     None => Images::new(raw, validation)?,
                     Some(paths) => {
                         check_apart(
@@ -78,12 +78,13 @@ impl Dataset {
                         )?;
                         Images::apart(raw, paths.iter().map(|path| images(path)).collect::<Result<_, _>>()?)?
                     }
-                })
+                };
+                Dataset::Images(images.with_pixels(&run.data.pixels)?)
             }
             &Source::Shapes { count, size } => {
                 let shapes = Shapes { count, size, seed: run.seed };
                 fits(Path::new("data.shapes"), shapes.bytes(), FEWER)?;
-                Dataset::Images(Images::shapes(&shapes, validation)?)
+                Dataset::Images(Images::shapes(&shapes, validation)?.with_pixels(&run.data.pixels)?)
             }
             &Source::Arithmetic { count, digits } => {
                 let sums = Arithmetic { count, digits: digits as u32, seed: run.seed };

@@ -13,6 +13,21 @@ pub struct Data {
     /// What validation is measured on.
     #[serde(flatten)]
     pub held_out: HeldOut,
+    /// What becomes of pixels.
+    #[serde(flatten)]
+    pub pixels: Pixels,
+}
+
+/// What is subtracted from pixels of 0 to 1, and what they are then divided by: one number for all channels or one for
+/// each; left out: what makes the channels of the training split standard.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Pixels {
+    /// Subtracted first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean: Option<Vec<f64>>,
+    /// Divided by then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub std: Option<Vec<f64>>,
 }
 
 /// Samples that nothing is learnt from.

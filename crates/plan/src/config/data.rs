@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Error;
 use super::fields;
 use super::reader::{Choice, MOST, Section};
-use crate::data::{Data, HeldOut, IdxFiles, Source, TokenType};
+use crate::data::{Data, HeldOut, IdxFiles, Pixels, Source, TokenType};
 
 impl Choice for TokenType {
     const ALL: &'static [(&'static str, Self)] = &[("u16", TokenType::U16), ("u32", TokenType::U32)];
@@ -70,7 +70,14 @@ impl Data {
             Kind::Idx | Kind::Cifar10 => read_held_out(section, IMAGE_FILES)?,
             Kind::Shapes | Kind::Arithmetic => read_share(section)?,
         };
-        let data = Data { source, held_out };
+        let pixels = match kind {
+            Kind::Idx | Kind::Cifar10 | Kind::Shapes => Pixels {
+                mean: section.numbers("mean", "a number, or one for each channel", |_| true)?,
+                std: section.numbers("std", "a number above 0, or one for each channel", |std| std > 0.0)?,
+            },
+            Kind::Text | Kind::Tokens | Kind::Arithmetic => Pixels::default(),
+        };
+        let data = Data { source, held_out, pixels };
         section.finish_variant("kind", data.kind(), fields::DATA)?;
         Ok(data)
     }

@@ -89,6 +89,8 @@ pub(super) const DATA: &[&str] = &[
     "count",
     "size",
     "digits",
+    "mean",
+    "std",
 ];
 
 /// Fields of any optimizer; each takes some of them.

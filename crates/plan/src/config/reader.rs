@@ -99,12 +99,27 @@ impl<'a> Section<'a> {
         fits: impl Fn(f64) -> bool,
     ) -> Result<f64, Error> {
         let Some(value) = self.get(key) else { return Ok(default) };
-        let number = match value {
-            Value::Float(x) => *x,
-            Value::Integer(n) => *n as f64,
-            _ => return Err(self.wrong(key, expected, value)),
+        finite(value).filter(|number| fits(*number)).ok_or_else(|| self.wrong(key, expected, value))
+    }
+
+    /// Some such numbers; one alone is a list of one.
+    pub fn numbers(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        fits: impl Fn(f64) -> bool,
+    ) -> Result<Option<Vec<f64>>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let values = match value {
+            Value::Array(values) => values.as_slice(),
+            value => std::slice::from_ref(value),
         };
-        if number.is_finite() && fits(number) { Ok(number) } else { Err(self.wrong(key, expected, value)) }
+        let numbers: Option<Vec<f64>> =
+            values.iter().map(|value| finite(value).filter(|number| fits(*number))).collect();
+        match numbers.filter(|numbers| !numbers.is_empty()) {
+            None => Err(self.wrong(key, expected, value)),
+            numbers => Ok(numbers),
+        }
     }
 
     /// true or false.
@@ -200,6 +215,16 @@ impl<'a> Section<'a> {
         let hint = near(&self.known).or_else(|| (self.elsewhere)(left)).or_else(|| near(others));
         Err(Error::UnknownField { field, hint })
     }
+}
+
+/// A number, whole or not, that is finite.
+fn finite(value: &Value) -> Option<f64> {
+    let number = match value {
+        Value::Float(x) => *x,
+        Value::Integer(n) => *n as f64,
+        _ => return None,
+    };
+    number.is_finite().then_some(number)
 }
 
 /// A whole number between bounds, or what was expected.
