@@ -168,11 +168,11 @@ mod tests {
         model.activation_bytes(samples, Precision::F32, recompute).unwrap()
     }
 
-    /// By hand: image (conv1 saves it), relu1 24x24x32, pool1 12x12x32 (conv2), relu2 8x8x64, the vector of 1024
-    /// (head). Not kept: what a conv gives its relu, and pool2, which a flatten takes.
+    /// By hand: image (conv1 saves it), conv1's 24x24x32 (pool1), relu1 12x12x32 (conv2), conv2's 8x8x64 (pool2), relu2 4x4x64
+    /// and the vector of 1024 that a flatten makes of it (head). Not kept: what a pool gives its relu.
     #[test]
     fn simple_cnn_by_hand() {
-        let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 1024;
+        let edges = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 4 * 4 * 64 + 1024;
         assert_eq!(bytes(&simple_cnn((28, 28, 1), 10), 3, Recompute::None), 3 * 4 * edges);
     }
 
