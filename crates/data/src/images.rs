@@ -118,10 +118,8 @@ impl Images {
     /// The same images with the mean or the standard deviation that somebody asks for.
     pub(crate) fn with_pixels(self, pixels: &Pixels) -> Result<Images, Error> {
         let Standard { mean, std } = &self.standard;
-        let standard = Standard {
-            mean: in_bytes("mean", &pixels.mean, mean)?,
-            std: in_bytes("std", &pixels.std, std)?,
-        };
+        let standard =
+            Standard { mean: in_bytes("mean", &pixels.mean, mean)?, std: in_bytes("std", &pixels.std, std)? };
         Ok(Images::standardised(self.raw, self.shuffle, self.held_out, standard))
     }
 
@@ -309,7 +307,9 @@ mod tests {
             let pixels = Pixels { mean: mean.map(Into::into), std: std.map(Into::into) };
             let images = Images::new(raw(100), 0.1).unwrap().with_pixels(&pixels)?;
             let byte = f64::from(images.raw.pixels[images.sample(Split::Train, 0) * 12]);
-            let Inputs::Images { pixels, .. } = images.batch(Split::Train, &[(0, 0)]).inputs else { panic!() };
+            let Inputs::Images { pixels, .. } = images.batch(Split::Train, &[(0, 0)]).inputs else {
+                panic!()
+            };
             Ok::<_, Error>((byte / 255.0, pixels[0], pixels[1]))
         };
         let near = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-6, "{a} is not {b}");

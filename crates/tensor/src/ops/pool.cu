@@ -8,8 +8,10 @@
 //   places: u8 [batch, oh, ow, c], 16-byte aligned; kernel <= 16 if it is given.
 // pool_max_take(x, places, y, size): what x has at these places.
 // pool_max_backward(dy, places, dx, size): from the places, which a second pool_max_forward without y finds.
+// pool_max_backward_apart(dy, x, dx, size): the same where every pixel lies in one window (kernel = stride, h = oh kernel, w = ow kernel,
+//   no padding): a thread finds the maximum of its window again and writes all of the window's gradients.
 // pool_mean_forward(x, y, size), pool_mean_backward(dy, dx, size)
-//   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward, batch h w backward.
+//   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward and apart, batch h w in the other backward passes.
 //   There are fewer than 2^32 threads.
 // pool_global_mean(x, y, pixels, of, c): y: T [batch, c], the sum of each image's h w pixels over the `of` that it is a
 //   tile of, with more threads on each than pool_mean_forward has. Column geometry (lanes.cuh) with one piece per
@@ -114,27 +116,38 @@ DEVICE void load_bytes(const u8* at, u32 (&x)[N]) {
     }
 }
 
+// Calls visit(at, offset) for each pixel that is seen, rows first: its number in the window, and how far it is from the image's first.
+template <class Visit>
+DEVICE void each_pixel(const Size& s, Range rows, Range columns, Visit visit) {
+    u32 at = 0;
+    for (int i = rows.start; i < rows.end; ++i)
+        for (int j = columns.start; j < columns.end; ++j, ++at)
+            visit(at, (static_cast<i64>(i) * s.columns.size + j) * s.c);
+}
+
+// The largest of a window and where in it they are; x stands at the image's first pixel.
+template <int N>
+DEVICE void largest(const T* __restrict__ x, const Size& s, Range rows, Range columns, float (&best)[N], u32 (&where)[N]) {
+    each_pixel(s, rows, columns, [&](u32 at, i64 offset) {
+        float v[N];
+        load(x + offset, v);
+        for (int k = 0; k < N; ++k) {
+            // A NaN, once found, stays.
+            const bool larger = at == 0 || v[k] > best[k] || (nan(v[k]) && !nan(best[k]));
+            best[k] = larger ? v[k] : best[k];
+            where[k] = larger ? at : where[k];
+        }
+    });
+}
+
 template <int N>
 DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restrict__ places, const Size& s) {
     const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
-    const Range rows = window(s, s.rows, p.i), columns = window(s, s.columns, p.j);
-    x += p.image * s.rows.size * s.columns.size * s.c + p.channel;
     float best[N];
     u32 where[N] = {};
-    load(x + (static_cast<i64>(rows.start) * s.columns.size + columns.start) * s.c, best);
-    u32 at = 0;
-    for (int i = rows.start; i < rows.end; ++i)
-        for (int j = columns.start; j < columns.end; ++j, ++at) {
-            float v[N];
-            load(x + (static_cast<i64>(i) * s.columns.size + j) * s.c, v);
-            for (int k = 0; k < N; ++k) {
-                // A NaN, once found, stays.
-                const bool larger = v[k] > best[k] || (nan(v[k]) && !nan(best[k]));
-                best[k] = larger ? v[k] : best[k];
-                where[k] = larger ? at : where[k];
-            }
-        }
+    largest(x + p.image * s.rows.size * s.columns.size * s.c + p.channel, s, window(s, s.rows, p.i),
+            window(s, s.columns, p.j), best, where);
     if (y) store(y + p.index, best);
     if (places) store_bytes(places + p.index, where);
 }
@@ -177,6 +190,23 @@ DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places
         }
     }
     store(dx + p.index, sum);
+}
+
+template <int N>
+DEVICE void max_backward_apart(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx, const Size& s) {
+    const Place p = place<N>(s, s.rows.count, s.columns.count);
+    if (!p.inside) return;
+    const Range rows = {p.i * s.kernel, (p.i + 1) * s.kernel}, columns = {p.j * s.kernel, (p.j + 1) * s.kernel};
+    const i64 image = p.image * s.rows.size * s.columns.size * s.c + p.channel;
+    float best[N], d[N];
+    u32 where[N] = {};
+    load(dy + p.index, d);
+    largest(x + image, s, rows, columns, best, where);
+    each_pixel(s, rows, columns, [&](u32 at, i64 offset) {
+        float own[N];
+        for (int k = 0; k < N; ++k) own[k] = where[k] == at ? d[k] : 0.0f;
+        store(dx + image + offset, own);
+    });
 }
 
 template <int N>
@@ -254,6 +284,13 @@ KERNEL(256) pool_max_backward(const T* dy, const u8* places, T* dx, Size s) {
         max_backward<LANES>(dy, places, dx, s);
     else
         max_backward<1>(dy, places, dx, s);
+}
+
+KERNEL(256) pool_max_backward_apart(const T* dy, const T* x, T* dx, Size s) {
+    if (s.c % LANES == 0)
+        max_backward_apart<LANES>(dy, x, dx, s);
+    else
+        max_backward_apart<1>(dy, x, dx, s);
 }
 
 KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 of, i64 c) {

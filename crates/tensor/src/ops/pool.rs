@@ -214,6 +214,15 @@ impl Grid {
         [self.shape[0], self.rows.len(), self.columns.len(), self.shape[3]]
     }
 
+    /// Whether every pixel lies in one window of `pool`, whose grid this is.
+    fn is_tiled_by(&self, pool: Pool) -> bool {
+        let filled = |windows: &[Window], pixels: usize| windows.len() * pool.kernel == pixels;
+        pool.stride == pool.kernel
+            && self.first == [0, 0]
+            && filled(&self.rows, self.shape[1])
+            && filled(&self.columns, self.shape[2])
+    }
+
     /// Image `n` of the input.
     fn input<'a, T>(&self, x: &'a [T], n: usize) -> &'a [T] {
         let len = self.shape[1..].iter().product::<usize>();

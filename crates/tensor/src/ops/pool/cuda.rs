@@ -51,8 +51,15 @@ pub(super) fn max_take(cuda: &Cuda, x: &Tensor, like: &Tensor, grid: &Grid, pool
 }
 
 pub(super) fn max_backward(cuda: &Cuda, dy: &Tensor, x: &Tensor, grid: &Grid, pool: Pool) -> Result<Tensor> {
-    let places = places(cuda, x, grid, pool)?;
     let mut dx = x.empty_like(Category::Transient)?;
+    if grid.is_tiled_by(pool) {
+        let args = Args::new().input(dy).input(x).output(&mut dx).fields(&size(grid, Some(pool)));
+        let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward_apart")?;
+        // SAFETY: x and dx have the grid's input shape, dy its output shape, and each pixel lies in one window.
+        unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+        return Ok(dx);
+    }
+    let places = places(cuda, x, grid, pool)?;
     let args = Args::new().input(dy).input(&places).output(&mut dx).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward")?;
     // SAFETY: dx has the grid's input shape, dy its output shape, and `places` a byte for each output.

@@ -82,6 +82,34 @@ fn cut(x: &[f32], [batch, h, w, c]: [usize; 4], rows: Range<usize>, columns: Ran
     (0..batch).flat_map(|n| rows.clone().map(move |i| (n, i))).flat_map(row).copied().collect()
 }
 
+/// All passes of a pool, on every device and in every type.
+fn agrees_with_plain_loops(pool: Pool, shape: [usize; 4], seed: u64) {
+    // Few distinct values, so that windows have several maxima and the first one must be found.
+    let x: Vec<f32> = values(seed, shape.iter().product(), 2.0).iter().map(|x| x.round()).collect();
+    let seen = seen_by_pool(shape, pool);
+    let output = pool.grid(&shape).output_shape();
+    let (dy, other) = (values(seed + 1, seen.len(), 1.0), values(seed + 3, x.len(), 1.0));
+    let x64 = wide(&x);
+    let expected = [
+        plain_max(&x64, &seen),
+        plain_max_take(&wide(&other), &x64, &seen),
+        plain_max_backward(&wide(&dy), &x64, &seen),
+        plain_mean(&x64, &seen),
+        plain_mean_backward(&wide(&dy), x.len(), &seen),
+    ];
+    check(&expected, |device, dtype| {
+        let x = tensor(device, dtype, &shape, &x);
+        let dy = tensor(device, dtype, &output, &dy);
+        vec![
+            max_forward(&x, pool).unwrap(),
+            max_take(&tensor(device, dtype, &shape, &other), &x, pool).unwrap(),
+            max_backward(&dy, &x, pool).unwrap(),
+            avg_forward(&x, pool).unwrap(),
+            avg_backward(&dy, pool, &shape).unwrap(),
+        ]
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     /// Padding may differ from side to side.
@@ -94,31 +122,20 @@ proptest! {
         let [top, bottom, left, right] = sides.map(|n| n.min(kernel / 2));
         let pool = Pool { kernel, stride, padding: Padding { top, bottom, left, right } };
         prop_assume!(h + top + bottom >= kernel && w + left + right >= kernel);
-        let shape = [batch, h, w, c];
-        // Few distinct values, so that windows have several maxima and the first one must be found.
-        let x: Vec<f32> = values(seed, shape.iter().product(), 2.0).iter().map(|x| x.round()).collect();
-        let seen = seen_by_pool(shape, pool);
-        let output = pool.grid(&shape).output_shape();
-        let (dy, other) = (values(seed + 1, seen.len(), 1.0), values(seed + 3, x.len(), 1.0));
-        let x64 = wide(&x);
-        let expected = [
-            plain_max(&x64, &seen),
-            plain_max_take(&wide(&other), &x64, &seen),
-            plain_max_backward(&wide(&dy), &x64, &seen),
-            plain_mean(&x64, &seen),
-            plain_mean_backward(&wide(&dy), x.len(), &seen),
-        ];
-        check(&expected, |device, dtype| {
-            let x = tensor(device, dtype, &shape, &x);
-            let dy = tensor(device, dtype, &output, &dy);
-            vec![
-                max_forward(&x, pool).unwrap(),
-                max_take(&tensor(device, dtype, &shape, &other), &x, pool).unwrap(),
-                max_backward(&dy, &x, pool).unwrap(),
-                avg_forward(&x, pool).unwrap(),
-                avg_backward(&dy, pool, &shape).unwrap(),
-            ]
-        });
+        agrees_with_plain_loops(pool, [batch, h, w, c], seed);
+    }
+
+    /// Every pixel lies in one window, or in none where a rest is left at the end of a side.
+    #[test]
+    fn windows_side_by_side_agree_with_plain_loops(
+        (kernel, down, across, rest) in (1usize..5, 1usize..5, 1usize..5, 0usize..2),
+        (batch, c) in (1usize..4, 1usize..80),
+        seed in 0u64..1000,
+    ) {
+        let pool = Pool { kernel, stride: kernel, padding: 0.into() };
+        let shape = [batch, down * kernel, across * kernel + rest.min(kernel - 1), c];
+        assert_eq!(pool.grid(&shape).is_tiled_by(pool), rest == 0 || kernel == 1);
+        agrees_with_plain_loops(pool, shape, seed);
     }
 
     #[test]
