@@ -26,7 +26,7 @@ pub fn mlp(image: ImageSize, hidden: &[usize], classes: usize) -> Model {
 
 /// Two valid 5 x 5 convolutions of 32 and 64 channels, each with a max pool of 2 and ReLU, then one linear layer.
 /// 62,346 parameters at 28 x 28 x 1 and 10 classes. ReLU comes after the pool, where a quarter of the elements is left: the largest
-/// of a window stays the largest, so the bits are those of ReLU before it, forward and backward.
+/// of a window stays the largest, so all numbers are those of ReLU before it, forward and backward.
 pub fn simple_cnn(image: ImageSize, classes: usize) -> Model {
     let (height, width, channels) = image;
     let stage = |name: &str, input, output| {

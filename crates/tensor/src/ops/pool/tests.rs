@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{assert_close, check, dot, gradient, tensor, values, wide};
+use crate::dtype::DType;
+use crate::ops::activation::{self, Activation};
+use crate::testing::{assert_close, check, devices, dot, gradient, tensor, values, wide};
 
 /// For every output of every image, the elements of x that its window sees, rows first, as indices.
 type Seen = Vec<Vec<usize>>;
@@ -202,6 +204,27 @@ proptest! {
                 ]
             });
         }
+    }
+}
+
+/// So a network may have either; behind the pool there is less to do. Rounded values have windows of several maxima, of zeros, and
+/// of nothing above zero.
+#[test]
+fn relu_behind_a_maximum_is_relu_before_it() {
+    let (pool, shape) = (Pool { kernel: 2, stride: 2, padding: 0.into() }, [3, 6, 8, 20]);
+    let x: Vec<f32> = values(1, shape.iter().product(), 1.5).iter().map(|x| x.round()).collect();
+    let relu = |x: &Tensor| activation::forward(Activation::Relu, x).unwrap();
+    let back = |saved: &Tensor, dy: Tensor| activation::backward(Activation::Relu, saved, dy).unwrap();
+    let numbers = |x: &Tensor| x.to_f32();
+    for (device, dtype) in devices().iter().flat_map(|d| [(&d[1], DType::F32), (&d[1], DType::Bf16)]) {
+        let x = tensor(device, dtype, &shape, &x);
+        let dy = tensor(device, dtype, &[3, 3, 4, 20], &values(2, 720, 1.0));
+        let (before, behind) = (relu(&x), max_forward(&x, pool).unwrap());
+        let y = relu(&behind);
+        assert_eq!(numbers(&max_forward(&before, pool).unwrap()), numbers(&y));
+        let first = back(&before, max_backward(&dy, &before, pool).unwrap());
+        let last = max_backward(&back(&y, dy), &x, pool).unwrap();
+        assert_eq!(numbers(&first), numbers(&last));
     }
 }
 
