@@ -140,6 +140,10 @@ fn wrong_types_and_impossible_values() {
     insta::assert_snapshot!(sentence("[learning_rate]\npeak = nan"), @"`learning_rate.peak` must be a number above 0, got nan");
     insta::assert_snapshot!(sentence("[optimizer]\nbeta1 = 1"), @"`optimizer.beta1` must be a number in [0, 1), got 1");
     insta::assert_snapshot!(sentence("[data]\nvalidation = 1"), @"`data.validation` must be a number in [0, 1), got 1");
+    let pixels = |field: &str| sentence(&format!("[data]\nkind = \"shapes\"\n{field}"));
+    insta::assert_snapshot!(pixels("std = [0.5, 0]"), @"`data.std` must be a number above 0, or one for each channel, got a list of 2");
+    insta::assert_snapshot!(pixels("mean = []"), @"`data.mean` must be a number, or one for each channel, got an empty list");
+    insta::assert_snapshot!(sentence("[data]\nmean = 0.5"), @r#"`data.mean` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
     insta::assert_snapshot!(sentence("seed = -1"), @"`seed` must be a whole number of at least 0, got -1");
     insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3");
     insta::assert_snapshot!(sentence("[device]\nthreads = 5000"), @"`device.threads` must be a whole number of at most 4096, got 5000");
@@ -306,6 +310,9 @@ fn valid_files() -> Vec<String> {
     ] {
         files.push(format!("[model]\nname = \"resnet8\"\nclasses = 10\n[data]\nkind = \"{data}\""));
     }
+    files.push(
+        "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\nmean = [0, 0.5, 1]\nstd = 0.25".into(),
+    );
     for name in ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"] {
         files.push(format!("[optimizer]\nname = \"{name}\""));
     }
