@@ -24,7 +24,7 @@ use espalier_train::parallel::groups::Groups;
 use espalier_train::state::{Gradients, Masks};
 use espalier_train::{Error, Result};
 
-const ROUNDS: usize = 20;
+const ROUNDS: usize = 60;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How long each rank of two takes for its work, the slowest counted, where messages come so late.
