@@ -131,6 +131,6 @@ while step < options.steps and (not reached or step < min(reached.values()) + 2 
             for trial, bad in enumerate(wrong(p, held_out, held_labels)):
                 if bad <= options.goal * len(held_out):
                     reached.setdefault(trial, step)
-best = sorted((steps, round(rates[trial], 4)) for trial, steps in reached.items())[:4]
+best = sorted((steps, round(float(rates[trial]), 4)) for trial, steps in reached.items())[:4]
 print(f"batch {options.batch}, sparsity {options.sparsity}, {options.pixels} pixels, {trials} trials: "
       f"K* {best[0][0] if best else f'above {step}'}; steps and rates {best}; {time.time() - began:.0f} s", flush=True)
