@@ -1,5 +1,6 @@
 //! `espalier bench`: measures this machine, one subcommand a question.
 
+mod busy;
 pub mod cluster_file;
 mod comm;
 mod compute;
@@ -35,6 +36,7 @@ enum Question {
 
 /// Runs the command.
 pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
+    busy::warn_if_busy();
     match &arguments.question {
         Question::Compute(arguments) => compute::compute(arguments),
         Question::Comm(arguments) => comm::comm(arguments),

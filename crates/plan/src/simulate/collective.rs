@@ -71,7 +71,7 @@ impl<'a> Group<'a> {
 
     /// Seconds for which cores that ranks take turns on have nothing to do behind a meeting. The last to come goes on at once, the others
     /// have to be woken: one core works for each group that meets by itself, and any more wait.
-    pub fn lull(&self) -> f64 {
+    pub fn stall(&self) -> f64 {
         let Some(groups) = self.groups.filter(|_| self.ranks > 1) else { return 0.0 };
         let others = (self.cluster.node.devices - 1).max(1) as f64;
         let idle = 1.0 - (groups as f64 - 1.0) / others;
@@ -144,11 +144,11 @@ mod tests {
     fn a_group_that_waits_is_filled_by_another() {
         let mut cores = builtin("this-machine").unwrap();
         cores.node.link.as_mut().unwrap().turn_us = 50.0;
-        let lull = |ranks, world| Group::new(&cores, ranks, 1).among(world).lull();
-        assert!((lull(4, 4) - 50e-6).abs() < 1e-12);
-        assert_eq!([lull(2, 4), lull(1, 4), lull(4, 8)], [0.0; 3]);
+        let stall = |ranks, world| Group::new(&cores, ranks, 1).among(world).stall();
+        assert!((stall(4, 4) - 50e-6).abs() < 1e-12);
+        assert_eq!([stall(2, 4), stall(1, 4), stall(4, 8)], [0.0; 3]);
         // With a core each nobody takes turns.
-        assert_eq!(lull(2, 2), 0.0);
+        assert_eq!(stall(2, 2), 0.0);
         // To meet is one coming and going, of however many.
         cores.node.link.as_mut().unwrap().meet_us = 30.0;
         let bytes = 1e-9;
@@ -156,8 +156,8 @@ mod tests {
         assert!([met(2, 4), met(4, 4)].iter().all(|seconds| (seconds - 30e-6).abs() < 1e-9));
         assert!((met(2, 2) - 2e-6 * cores.node.link().alpha_us).abs() < 1e-9);
         cores.node.devices = 5;
-        let lull = |ranks, world| Group::new(&cores, ranks, 1).among(world).lull();
-        assert!((lull(3, 6) - 0.75 * 50e-6).abs() < 1e-12);
+        let stall = |ranks, world| Group::new(&cores, ranks, 1).among(world).stall();
+        assert!((stall(3, 6) - 0.75 * 50e-6).abs() < 1e-12);
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub struct Seconds {
     /// In collectives and halos.
     pub exchange: f64,
     /// Beside these, where ranks take turns on cores: for which cores have nothing to do behind meetings.
-    pub lull: f64,
+    pub stall: f64,
 }
 
 impl Seconds {
@@ -27,7 +27,7 @@ impl Seconds {
 
     /// A meeting of a group, which takes so long.
     pub(super) fn meeting(group: &Group, exchange: f64) -> Seconds {
-        Seconds { exchange, lull: if exchange > 0.0 { group.lull() } else { 0.0 }, ..Seconds::default() }
+        Seconds { exchange, stall: if exchange > 0.0 { group.stall() } else { 0.0 }, ..Seconds::default() }
     }
 
     /// For which a rank is busy.
@@ -43,7 +43,7 @@ impl Add for Seconds {
         Seconds {
             compute: self.compute + other.compute,
             exchange: self.exchange + other.exchange,
-            lull: self.lull + other.lull,
+            stall: self.stall + other.stall,
         }
     }
 }
@@ -55,7 +55,7 @@ impl Sub for Seconds {
         Seconds {
             compute: self.compute - other.compute,
             exchange: self.exchange - other.exchange,
-            lull: self.lull - other.lull,
+            stall: self.stall - other.stall,
         }
     }
 }
@@ -64,7 +64,7 @@ impl Mul<f64> for Seconds {
     type Output = Seconds;
 
     fn mul(self, by: f64) -> Seconds {
-        Seconds { compute: self.compute * by, exchange: self.exchange * by, lull: self.lull * by }
+        Seconds { compute: self.compute * by, exchange: self.exchange * by, stall: self.stall * by }
     }
 }
 

@@ -96,7 +96,7 @@ impl Job<'_> {
         let spent = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
         let mut breakdown = spent * node.turns(candidate.ranks());
         breakdown.collective +=
-            times.lulls(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
+            times.stalls(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
         let step_seconds = self.walked(candidate, &lists, &times, true)?;
         if candidate.pipeline > 1 {
             breakdown.point_to_point = step_seconds - self.walked(candidate, &lists, &times, false)?;
@@ -235,21 +235,21 @@ fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
         for span in spans {
             let busy = costs.busy(rank, &span.action);
             if busy > 0.0 {
-                let lull = costs.lull(rank, &span.action) / busy;
-                changes.extend([(span.end - busy, true, lull), (span.end, false, lull)]);
+                let stall = costs.stall(rank, &span.action) / busy;
+                changes.extend([(span.end - busy, true, stall), (span.end, false, stall)]);
             }
         }
     }
     changes.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut now, mut lasts) = (0.0, 0.0);
     let mut working: Vec<f64> = Vec::new();
-    for (at, begins, lull) in changes {
+    for (at, begins, stall) in changes {
         let idle = working.iter().copied().fold(0.0, f64::max);
         lasts += (at - now) * (f64::max(1.0, working.len() as f64 * load) + idle);
         now = at;
-        match working.iter().position(|other| !begins && *other == lull) {
+        match working.iter().position(|other| !begins && *other == stall) {
             Some(ended) => drop(working.swap_remove(ended)),
-            None => working.push(lull),
+            None => working.push(stall),
         }
     }
     lasts

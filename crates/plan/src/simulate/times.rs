@@ -115,11 +115,11 @@ impl Times {
     }
 
     /// Seconds for which cores have nothing to do behind the meetings of all lists, on the mean over ranks.
-    pub fn lulls(&self, schedule: &Schedule, times: f64) -> f64 {
+    pub fn stalls(&self, schedule: &Schedule, times: f64) -> f64 {
         let costs = StepCosts { times: self, schedule, messages: true };
         let of_rank = |(rank, list): (usize, &Vec<Action>)| -> f64 {
             let times = |action: &Action| if action.compute().is_some() { times } else { 1.0 };
-            list.iter().map(|action| times(action) * costs.lull(rank, action)).sum()
+            list.iter().map(|action| times(action) * costs.stall(rank, action)).sum()
         };
         schedule.ranks.iter().enumerate().map(of_rank).sum::<f64>() / schedule.stages() as f64
     }
@@ -243,15 +243,15 @@ pub(super) struct StepCosts<'a> {
 
 impl StepCosts<'_> {
     /// Seconds for which cores have nothing to do behind the meetings of an action.
-    pub fn lull(&self, rank: usize, action: &Action) -> f64 {
+    pub fn stall(&self, rank: usize, action: &Action) -> f64 {
         let chunks = self.schedule.placement.chunks(rank);
         if let Some((pass, work)) = action.compute() {
-            return self.times.pass(pass, chunks[work.chunk].part).lull;
+            return self.times.pass(pass, chunks[work.chunk].part).stall;
         }
         match *action {
-            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part].lull,
-            Action::WaitReduce => self.times.tied_of(chunks).lull,
-            Action::Agree => self.times.agreement.lull,
+            Action::AllReduce { chunk } => self.times.sums[chunks[chunk].part].stall,
+            Action::WaitReduce => self.times.tied_of(chunks).stall,
+            Action::Agree => self.times.agreement.stall,
             _ => 0.0,
         }
     }
