@@ -3,7 +3,7 @@
 
     python benches/steps_to_result.py --data DIR [--batch 256] [--sparsity 0.9] [--pixels standard|centred] [--trials 34] [--rates 0.03 0.7]
 
-DIR holds MNIST's four files, unzipped. Nothing of Espalier is used: a judge of `espalier study studies/w1.toml` from outside. Held-out images are
+DIR holds MNIST's two training files, unzipped. Nothing of Espalier is used: a judge of `espalier study studies/w1.toml` from outside. Held-out images are
 the first tenth of NumPy's shuffle of seed 0, as in the authors' program; weights start from a truncated normal over the fan-in; SNIP's
 scores are over all training images, biases are pruned with weights. Rates are spread evenly in the logarithm: the paper's 100 trials over four decades have 34
 between 0.03 and 0.7. Ends two validations after the first trial has reached the goal.

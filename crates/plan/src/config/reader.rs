@@ -110,12 +110,8 @@ impl<'a> Section<'a> {
         fits: impl Fn(f64) -> bool,
     ) -> Result<Option<Vec<f64>>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let values = match value {
-            Value::Array(values) => values.as_slice(),
-            value => std::slice::from_ref(value),
-        };
         let numbers: Option<Vec<f64>> =
-            values.iter().map(|value| finite(value).filter(|number| fits(*number))).collect();
+            listed(value).iter().map(|value| finite(value).filter(|number| fits(*number))).collect();
         match numbers.filter(|numbers| !numbers.is_empty()) {
             None => Err(self.wrong(key, expected, value)),
             numbers => Ok(numbers),
@@ -142,16 +138,12 @@ impl<'a> Section<'a> {
 
     /// A list of texts; one text alone is a list of one.
     pub fn texts(&mut self, key: &'static str, expected: &str) -> Result<Vec<&'a str>, Error> {
-        let values = match self.get(key) {
-            None => return Ok(Vec::new()),
-            Some(Value::Array(values)) => values.as_slice(),
-            Some(value) => std::slice::from_ref(value),
-        };
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let text = |value: &'a Value| match value {
             Value::String(s) if !s.is_empty() => Ok(s.as_str()),
             _ => Err(self.wrong(key, expected, value)),
         };
-        values.iter().map(text).collect()
+        listed(value).iter().map(text).collect()
     }
 
     /// One word of a closed set.
@@ -214,6 +206,14 @@ impl<'a> Section<'a> {
         let near = |keys: &[&str]| nearest(left, keys.iter().copied()).map(|near| self.field(near));
         let hint = near(&self.known).or_else(|| (self.elsewhere)(left)).or_else(|| near(others));
         Err(Error::UnknownField { field, hint })
+    }
+}
+
+/// The values of a list; one alone is a list of one.
+fn listed(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(values) => values,
+        one => std::slice::from_ref(one),
     }
 }
 
