@@ -17,8 +17,9 @@ pub fn open(wish: &espalier_plan::device::Device, threads: usize) -> Result<Devi
 pub fn open_for(join: &Join, wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {
     let device = match join.device_kind() {
         DeviceKind::Cuda => {
-            Cuda::probe().require()?;
-            Device::cuda(join.gpu())?
+            let probe = Cuda::probe();
+            probe.require()?;
+            Device::cuda(join.gpu(probe.gpus.len()))?
         }
         DeviceKind::Cpu | DeviceKind::Auto => Device::cpu(threads)?,
     };

@@ -15,30 +15,37 @@ use crate::{exit_code, say_error};
 /// process that ends badly, and this one with it.
 const AFTER_YOU: Duration = Duration::from_secs(3);
 
-/// Runs the work of a rank that is not the first.
-pub fn quietly(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<ExitCode> {
+/// Runs the work of a rank that a launcher has started; those behind the first are quiet.
+pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<ExitCode> {
     let error = match work() {
         Ok(code) => return Ok(code),
         Err(error) => error,
     };
+    if rank == 0 {
+        leave(say_error(&error));
+    }
     match error.downcast_ref::<Error>() {
         // Another rank says why; or all do, and rank 0 speaks for them.
-        Some(Error::RankEnded { rank: other, .. }) if *other != rank => Ok(ExitCode::from(exit_code(&error))),
+        Some(Error::RankEnded { rank: other, .. }) if *other != rank => leave(exit_code(&error)),
         Some(
             Error::Diverged { .. } | Error::NotFinite { .. } | Error::Disk { .. } | Error::Disagree { .. },
-        ) => Ok(ExitCode::from(exit_code(&error))),
+        ) => leave(exit_code(&error)),
         // They name the rank.
-        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => Err(error),
+        Some(Error::RankFailed { .. } | Error::RankEnded { .. }) => leave(say_error(&error)),
         _ => {
             thread::sleep(AFTER_YOU);
-            Err(error.context(format!("rank {rank}")))
+            leave(say_error(&error.context(format!("rank {rank}"))))
         }
     }
 }
 
-/// Ends the process although a rank hangs, with what the others have to say. Nothing is run on the way out: what hangs may
-/// hold a lock that a handler of the C library or of a card's driver would wait for.
-pub fn give_up(error: Error) -> ! {
-    let code = say_error(&error.into());
+/// Ends the process. Nothing is run on the way out: a thread that sits in a call of NCCL that never returns may hold a lock that
+/// a handler of the C library or of the GPU's driver would wait for.
+fn leave(code: u8) -> ! {
     signal_hook::low_level::exit(code.into())
+}
+
+/// Ends the process although a rank hangs, with what the others have to say.
+pub fn give_up(error: Error) -> ! {
+    leave(say_error(&error.into()))
 }

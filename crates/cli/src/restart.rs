@@ -3,6 +3,9 @@
 //! The run is a process of its own and this one waits for it. So it does not matter how it fell over: a rank that panicked, a
 //! card that no longer answers, a kernel that was out of memory and killed it. What a person did wrong (exit code 2), a run
 //! that diverged (4) and one that was interrupted (130) are left as they are: they would come to the same end again.
+//!
+//! Of ranks that a launcher has started, each process waits for its own rank. Where one falls over all do, since NCCL's ranks end
+//! with each other; so all are started again, and meet where they met before.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -26,7 +29,12 @@ const FINAL: [i32; 4] = [0, 2, 4, 130];
 
 /// Runs this program with `first`, and, as often as it may, with `again`, for as long as it falls over. The claim on its folder
 /// is held throughout, so that nobody comes in between.
-pub fn supervise(restarts: usize, claim: &Claim, first: &[OsString], again: &[OsString]) -> Result<ExitCode> {
+pub fn supervise(
+    restarts: usize,
+    claim: Option<&Claim>,
+    first: &[OsString],
+    again: &[OsString],
+) -> Result<ExitCode> {
     let signals = Passing::start()?;
     let mut arguments = first;
     for restart in 1.. {
@@ -35,7 +43,8 @@ pub fn supervise(restarts: usize, claim: &Claim, first: &[OsString], again: &[Os
             return Ok(exit_code(status));
         }
         // Where the run had not begun, what stopped it will stop it again.
-        if restart > restarts || signals.asked_to_stop() || !claim.folder().join("run.toml").exists() {
+        let has_begun = claim.is_none_or(|claim| claim.folder().join("run.toml").exists());
+        if restart > restarts || signals.asked_to_stop() || !has_begun {
             if restarts > 0 && restart > restarts {
                 say!("the run {}; no restart is left of {restarts}", ended(status));
             }
@@ -50,9 +59,10 @@ pub fn supervise(restarts: usize, claim: &Claim, first: &[OsString], again: &[Os
 /// Starts this program again, in a group of its own: the terminal's signals come here and are passed on, once.
 /// It inherits the lock of the run folder as its standard input, which it does not read: where this process is killed, the
 /// folder is taken until the run has saved and stopped.
-fn start(arguments: &[OsString], claim: &Claim) -> Result<Child> {
+fn start(arguments: &[OsString], claim: Option<&Claim>) -> Result<Child> {
     let own = std::env::current_exe().context("where this program is")?;
-    let lock = claim.lock().map(File::try_clone).transpose().context("the lock of the run folder")?;
+    let lock =
+        claim.and_then(Claim::lock).map(File::try_clone).transpose().context("the lock of the run folder")?;
     let input = lock.map_or_else(Stdio::null, Stdio::from);
     let mut run = Command::new(own);
     run.args(arguments).stdin(input).process_group(0).spawn().context("the run cannot be started")

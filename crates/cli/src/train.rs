@@ -175,21 +175,17 @@ pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
 pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
     let launched = Launched::from_environment().map_err(Error::Comm)?;
     if arguments.max_restarts > 0 && !arguments.dry_run {
-        if launched.is_some() {
-            let problem = "restarts the ranks of one process; those of a launcher are for the launcher to start again, \
-                           with --resume";
-            return Err(conflict("--max-restarts", problem).into());
-        }
-        let claim = place(arguments).claim()?;
-        let (first, again) =
-            (arguments.supervised_in(claim.folder(), false), arguments.supervised_in(claim.folder(), true));
-        return restart::supervise(arguments.max_restarts, &claim, &first, &again);
+        // Of the processes of a launcher, rank 0 has the folder; the others learn of it from there.
+        let leads = launched.is_none_or(|launched| launched.rank == 0);
+        let claim = leads.then(|| place(arguments).claim()).transpose()?;
+        let folder = claim.as_ref().map(|claim| claim.folder()).or(arguments.out.as_deref());
+        let (first, again) = (arguments.supervised_in(folder, false), arguments.supervised_in(folder, true));
+        return restart::supervise(arguments.max_restarts, claim.as_ref(), &first, &again);
     }
     arguments.log.start(launched.as_ref().map(|launched| launched.rank))?;
     match launched {
         None => train_here(arguments, None),
-        Some(launched) if launched.rank == 0 => train_here(arguments, Some(&launched)),
-        Some(launched) => ranks::quietly(launched.rank, || train_here(arguments, Some(&launched))),
+        Some(launched) => ranks::launched(launched.rank, || train_here(arguments, Some(&launched))),
     }
 }
 
@@ -226,6 +222,13 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         }
         return Ok(ExitCode::SUCCESS);
     }
+    if arguments.supervised
+        && prepared.join.as_ref().is_some_and(|join| join.device_kind() == DeviceKind::Cpu)
+    {
+        let problem = "restarts the ranks of one process, or those that NCCL joins; MPI's are for their launcher to start \
+                       again, with --resume";
+        return Err(conflict("--max-restarts", problem).into());
+    }
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, join } = prepared;
     let (ranks, opened) = (plan.mesh.size(), device::describe(&device));
@@ -237,7 +240,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     room::check(&plan, &device, join.as_ref())?;
     // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
     if !arguments.resume {
-        let scoring = plan.scoring(prune::memory(&device, plan.mesh.size())).map_err(Error::Plan)?;
+        let ranks = join.as_ref().map_or(ranks, |join| join.sharing(Cuda::probe().gpus.len()));
+        let scoring = plan.scoring(prune::memory(&device, ranks)).map_err(Error::Plan)?;
         if leads && let Some(scoring) = &scoring {
             progress::scoring(scoring);
         }
@@ -352,10 +356,12 @@ pub fn conflict(field: &str, problem: &str) -> Error {
 
 impl TrainArguments {
     /// The arguments of a process that is started, and started `again`, to make this run in a folder.
-    fn supervised_in(&self, folder: &Path, again: bool) -> Vec<OsString> {
+    fn supervised_in(&self, folder: Option<&Path>, again: bool) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["train".into(), "--supervised".into()];
         let mut option = |name: &str, value: &OsStr| words.extend([name.into(), value.to_owned()]);
-        option("--out", folder.as_os_str());
+        if let Some(folder) = folder {
+            option("--out", folder.as_os_str());
+        }
         for change in &self.overrides {
             option("--set", change.as_ref());
         }

@@ -26,12 +26,22 @@ impl Communicator {
     /// ```
     pub fn alone() -> Communicator {
         // Nothing is ever waited for.
-        Communicator::new(Arc::new(Alone), Duration::MAX)
+        Communicator::new(Arc::new(Alone::new(0)), Duration::MAX)
     }
 }
 
+/// The only rank of a group, which may have others in the world.
 #[derive(Debug)]
-struct Alone;
+pub(crate) struct Alone {
+    /// Its number in the world.
+    member: [usize; 1],
+}
+
+impl Alone {
+    pub(crate) fn new(world_rank: usize) -> Alone {
+        Alone { member: [world_rank] }
+    }
+}
 
 impl Transport for Alone {
     fn rank(&self) -> usize {
@@ -39,19 +49,19 @@ impl Transport for Alone {
     }
 
     fn members(&self) -> &[usize] {
-        &[0]
+        &self.member
     }
 
     fn start(&self, buffers: CallBuffers, _: bool) -> Result<Box<dyn Pending>> {
         let CallBuffers { call, read, write } = buffers;
         if let Operation::Send { .. } | Operation::Receive { .. } = call.operation {
             let problem = "a rank that is alone has nobody to talk to".into();
-            return Err(Error::Argument { rank: 0, call, problem });
+            return Err(Error::Argument { rank: self.member[0], call, problem });
         }
         let data = match (read, write) {
             (Some(read), Some(mut write)) => {
                 copy(&read, &mut write).map_err(|why| Error::Argument {
-                    rank: 0,
+                    rank: self.member[0],
                     call,
                     problem: why.to_string(),
                 })?;
@@ -63,7 +73,7 @@ impl Transport for Alone {
     }
 
     fn split(&self, colour: Option<usize>, _: usize, _: Duration) -> Result<Option<Arc<dyn Transport>>> {
-        Ok(colour.map(|_| Arc::new(Alone) as Arc<dyn Transport>))
+        Ok(colour.map(|_| Arc::new(Alone { ..*self }) as Arc<dyn Transport>))
     }
 }
 

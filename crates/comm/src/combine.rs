@@ -35,12 +35,7 @@ pub(crate) unsafe fn combine(
     if x.len() > MOST {
         return Err(format!("at most {MOST} ranks of one card reduce together, and these are {}", x.len()));
     }
-    let dtype = match element {
-        Element::F32 => DType::F32,
-        Element::Bf16 => DType::Bf16,
-        Element::U32 => DType::U32,
-        Element::U64 | Element::F64 => unreachable!("no tensor has elements of eight bytes"),
-    };
+    let dtype = dtype(element);
     let name = match how {
         Reduce::Sum => "combine_sum",
         Reduce::Max => "combine_max",
@@ -58,13 +53,23 @@ pub(crate) unsafe fn combine(
     unsafe { launch(cuda, dtype, name, elements, args) }
 }
 
-/// Queues the sum of `parts` runs of bf16 that follow each other from `x` on, each of so many elements, to `y`.
+fn dtype(element: Element) -> DType {
+    match element {
+        Element::F32 => DType::F32,
+        Element::Bf16 => DType::Bf16,
+        Element::U32 => DType::U32,
+        Element::U64 | Element::F64 => unreachable!("no tensor has elements of eight bytes"),
+    }
+}
+
+/// Queues the sum of `parts` runs that follow each other from `x` on, each of so many elements, to `y`.
 ///
 /// # Safety
 /// The addresses are of so many elements on this card, which nothing that is queued elsewhere touches meanwhile; the two do
 /// not overlap.
 pub(crate) unsafe fn sum_parts(
     cuda: &Cuda,
+    element: Element,
     x: CUdeviceptr,
     parts: usize,
     y: CUdeviceptr,
@@ -72,7 +77,7 @@ pub(crate) unsafe fn sum_parts(
 ) -> Result<(), String> {
     let args = Args::new().pointer(x).u32(parts as u32).pointer(y).size(elements);
     // SAFETY: what the caller promises.
-    unsafe { launch(cuda, DType::Bf16, "combine_parts", elements, args) }
+    unsafe { launch(cuda, dtype(element), "combine_parts", elements, args) }
 }
 
 /// # Safety

@@ -89,6 +89,11 @@ impl Communicator {
         self.counter.sent()
     }
 
+    /// Connects this rank with those that it will send to. Nobody need do so: the first message to each does otherwise.
+    pub fn connect(&self, to: &[usize]) -> Result<()> {
+        self.transport.connect(to, self.limit)
+    }
+
     /// Sends to a rank of the group; returns when the data may be used again, at the latest when it was received.
     pub fn send<D: Message>(&self, data: D, to: usize, tag: u32) -> Result<D> {
         self.begin(self.send_parcel(data.into_data(), to, tag)?, true)?.wait()

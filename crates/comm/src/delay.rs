@@ -116,6 +116,10 @@ impl Transport for Delayed {
         }
     }
 
+    fn connect(&self, to: &[usize], limit: Duration) -> Result<()> {
+        self.beneath.connect(to, limit)
+    }
+
     fn split(
         &self,
         colour: Option<usize>,

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt::{Debug, Display};
 use std::time::Duration;
 
+use crate::call::Call;
 use crate::error::{Error, Seconds, ranks};
 
 /// The first rank to fail, and what it said.
@@ -56,6 +57,22 @@ pub enum Failure<E: Debug + Display> {
 /// What a failure says. A function, since the derived bounds of a type that holds itself would never end.
 fn words<E: Debug + Display>(failure: &Failure<E>) -> String {
     failure.to_string()
+}
+
+/// The first rank of a world that is known to have come to a bad end.
+#[derive(Debug, Clone)]
+pub(crate) struct Failed {
+    pub(crate) rank: usize,
+    /// `failed`, `panicked` or `was lost`.
+    pub(crate) how: &'static str,
+    pub(crate) why: String,
+}
+
+impl Failed {
+    /// What it is to a rank that is in a call.
+    pub(crate) fn stops(&self, rank: usize, call: Call) -> Error {
+        Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }
+    }
 }
 
 /// What a panic said.

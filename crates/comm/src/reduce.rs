@@ -155,6 +155,19 @@ pub(crate) unsafe fn reduce<T: Number>(how: Reduce, x: &[*const T], y: &[*mut T]
     }
 }
 
+/// The same of few numbers that were gathered: `all` has those of each rank, `n` of them, one rank's after the other's.
+pub(crate) fn reduce_gathered<T: Number>(how: Reduce, all: &[T], n: usize) -> Vec<T> {
+    let ranks = all.len() / n.max(1);
+    let one = |i: usize| {
+        let of = |rank: usize| all[rank * n + i].widen();
+        T::narrow((1..ranks).fold(of(0), |total, rank| match how {
+            Reduce::Sum => T::sum(total, of(rank)),
+            Reduce::Max => T::max(total, of(rank)),
+        }))
+    };
+    (0..n).map(one).collect()
+}
+
 /// # Safety
 /// As for [`reduce`].
 unsafe fn combine<C: Combine, T: Number>(x: &[*const T], y: &[*mut T], len: usize) {
@@ -224,6 +237,8 @@ mod tests {
     fn the_order_is_that_of_ranks() {
         let x: [&[f32]; 3] = [&[1e8, 1.0, -1e8], &[-1e8, 1e8, 1.0], &[1.0, -1e8, 1e8]];
         assert_eq!(reduced(Reduce::Sum, &x), [1.0, 0.0, 0.0]);
+        assert_eq!(reduce_gathered(Reduce::Sum, &x.concat(), 3), [1.0, 0.0, 0.0]);
+        assert_eq!(reduce_gathered(Reduce::Max, &x.concat(), 3), [1e8, 1e8, 1e8]);
     }
 
     /// 256 + 1 is 256 in bf16, but 256 + 1 + 1 is not.

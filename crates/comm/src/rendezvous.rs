@@ -5,7 +5,7 @@
 //! by which NCCL then connects them: so all this can do is gather bytes.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -118,6 +118,36 @@ impl Rendezvous {
     /// How many ranks there are.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// The connections: of rank 0, to all others, in the order of ranks; of the others, to rank 0.
+    pub(crate) fn into_streams(self) -> Vec<TcpStream> {
+        self.peers
+    }
+
+    /// Where each rank listens that opened a port: as rank 0 sees it, and rank 0 as each sees it. All must call it.
+    pub(crate) fn addresses(&mut self, port: u16, limit: Duration) -> Result<Vec<SocketAddr>> {
+        let launch = |error: std::io::Error| Error::Launch { what: format!("a rank is gone: {error}") };
+        let ports = self.gather(&port.to_le_bytes(), limit)?;
+        let seen: Vec<IpAddr> = self
+            .peers
+            .iter()
+            .map(|peer| peer.peer_addr().map(|address| address.ip()))
+            .collect::<std::io::Result<_>>()
+            .map_err(launch)?;
+        let words: Vec<String> = seen.iter().map(IpAddr::to_string).collect();
+        let table = self.gather(words.join(" ").as_bytes(), limit)?.swap_remove(0);
+        let own = IpAddr::from([127, 0, 0, 1]);
+        let root = if self.rank == 0 { own } else { seen[0] };
+        let table = String::from_utf8_lossy(&table).into_owned();
+        // Who comes over the loopback is on rank 0's machine: others reach it where they reach rank 0.
+        let others = table.split_whitespace().map(|word| match word.parse() {
+            Ok(ip) if !IpAddr::is_loopback(&ip) => ip,
+            _ => root,
+        });
+        let port = |bytes: &[u8]| bytes.try_into().map_or(0, u16::from_le_bytes);
+        let ports = ports.iter().map(|bytes| port(bytes));
+        Ok(std::iter::once(root).chain(others).zip(ports).map(|(ip, port)| (ip, port).into()).collect())
     }
 
     /// What all ranks give, in the order of ranks. All must call it.

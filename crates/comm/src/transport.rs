@@ -24,6 +24,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// order of those with the same tag.
     fn start(&self, buffers: CallBuffers, attended: bool) -> Result<Box<dyn Pending>>;
 
+    /// Connects this rank with those of the group that it will send to, where that takes time of its own: otherwise its first
+    /// message to each would.
+    fn connect(&self, _to: &[usize], _limit: Duration) -> Result<()> {
+        Ok(())
+    }
+
     /// Parts the group: those of one colour form a new group, in the order of their keys and, where these are equal, of
     /// their ranks. Without a colour a rank is in no new group. All members must call it.
     fn split(&self, colour: Option<usize>, key: usize, limit: Duration)
@@ -79,8 +85,18 @@ impl NewGroup {
     }
 
     /// A number that none of its siblings has, smaller than the number of ranks.
+    #[cfg(any(feature = "mpi", test))]
     pub(crate) fn number(&self) -> usize {
         self.members.iter().copied().min().expect("a group has members")
+    }
+
+    /// A name for the group of a colour that the `turn`-th call of its parent makes: the same on all its ranks, and no other
+    /// group's but by a chance of 1 in 2^64.
+    pub(crate) fn name(parent: u64, turn: u64, colour: u64) -> u64 {
+        [turn, colour, 1].into_iter().fold(parent, |name, word| {
+            let mixed = (name ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            (mixed ^ (mixed >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb)
+        })
     }
 }
 

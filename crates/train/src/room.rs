@@ -7,6 +7,7 @@
 use espalier_plan::optimizer::Master;
 use espalier_plan::spec::{Precision, Recompute};
 use espalier_plan::{Memory, Plan};
+use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, Device, machine};
 
 use crate::parallel::launched::Join;
@@ -29,7 +30,16 @@ pub fn check(plan: &Plan, device: &Device, join: Option<&Join>) -> Result<()> {
             let left = Some(cuda.memory_left()? as u64);
             let place = format!("the card ({})", cuda.name());
             match join {
-                Some(_) => (plan.memory, 1.0, left, place),
+                Some(join) => {
+                    // Those who share it may have taken theirs already: all of them are held against all that it has.
+                    let sharing = join.sharing(Cuda::probe().gpus.len()) as f64;
+                    let all = cuda.gpu().memory as u64;
+                    let (ranks, left) = match fits(&plan.memory, sharing, all) {
+                        Err(_) => (sharing, Some(all)),
+                        Ok(()) => (1.0, left),
+                    };
+                    (plan.memory, ranks, left, place)
+                }
                 None => (plan.replica_memory, replicas, left, place),
             }
         }

@@ -17,7 +17,7 @@ use std::fmt::{Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
 use crate::data::Data;
 use crate::error::{Error, Result, Seconds};
-use crate::failure::{Failure, panic_message};
+use crate::failure::{Failed, Failure, panic_message};
 use crate::transport::{CallBuffers, Pending, Transport, choice};
 
 /// How long others are given to say whether they have come, once a wait is over.
@@ -128,30 +128,8 @@ struct World {
     failed: OnceLock<Failed>,
 }
 
-#[derive(Debug)]
-struct Failed {
-    rank: usize,
-    how: &'static str,
-    why: String,
-}
-
-impl Failed {
-    fn stops(&self, rank: usize, call: Call) -> Error {
-        Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }
-    }
-}
-
-/// The promise of a result.
-#[derive(Debug)]
-struct Ticket {
-    /// The world's number of the rank that asked.
-    rank: usize,
-    call: Call,
-    /// Which of its group's collective calls it is, once it was started.
-    turn: OnceLock<u64>,
-    result: Mutex<Option<Result<Delivery>>>,
-    waker: Condvar,
-}
+/// What a rank waits for.
+type Ticket = crate::ticket::Ticket<Delivery>;
 
 /// What a call brings.
 #[derive(Debug)]
@@ -159,30 +137,6 @@ enum Delivery {
     Data(Option<Data>),
     /// A split: the progress thread's number of the new group, its members in the world, and the rank's place among them.
     Group(Option<(usize, Arc<[usize]>, usize)>),
-}
-
-impl Ticket {
-    fn new(rank: usize, call: Call) -> Arc<Ticket> {
-        let (turn, result, waker) = (OnceLock::new(), Mutex::default(), Condvar::new());
-        Arc::new(Ticket { rank, call, turn, result, waker })
-    }
-
-    /// Delivers, unless something was delivered before.
-    fn deliver(&self, result: Result<Delivery>) {
-        self.result.lock().expect("no panic while locked").get_or_insert(result);
-        self.waker.notify_all();
-    }
-
-    fn is_done(&self) -> bool {
-        self.result.lock().expect("no panic while locked").is_some()
-    }
-
-    /// What was delivered within the limit; `None` where nothing was.
-    fn wait(&self, limit: Duration) -> Option<Result<Delivery>> {
-        let result = self.result.lock().expect("no panic while locked");
-        let waited = self.waker.wait_timeout_while(result, limit, |result| result.is_none());
-        waited.expect("no panic while locked").0.take()
-    }
 }
 
 /// One rank's end of a group.

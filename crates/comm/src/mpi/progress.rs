@@ -12,10 +12,11 @@ use ferrompi::{Communicator, Mpi, Request, Scope, Source, Tag, ThreadLevel};
 
 use super::cores::CoreShare;
 use super::task::{Job, Task};
-use super::{Delivery, Failed, ROLL_CALL, Ticket, World};
+use super::{Delivery, ROLL_CALL, Ticket, World};
 use crate::call::Operation;
 use crate::data::Data;
 use crate::error::{Error, Result};
+use crate::failure::Failed;
 use crate::launch::check_size;
 use crate::transport::NewGroup;
 
@@ -322,7 +323,7 @@ impl ProgressThread<'_, '_> {
         let second = comm.duplicate().map_err(refused)?;
         let members: Arc<[usize]> = new.members.iter().map(|&rank| group.members[rank]).collect();
         let turn = job.ticket.turn.get().copied().unwrap_or_default();
-        let name = name(group.name, turn, choices[2 * own]);
+        let name = NewGroup::name(group.name, turn, choices[2 * own]);
         self.groups.push(Group { comm, second, members: members.clone(), name, turn: 0 });
         Ok(Delivery::Group(Some((self.groups.len() - 1, members, new.rank))))
     }
@@ -410,14 +411,6 @@ impl ProgressThread<'_, '_> {
             ticket.deliver(Err(failed.stops(ticket.rank, ticket.call)));
         }
     }
-}
-
-/// A name for the group of a colour: the same on all its ranks, and no other group's but by a chance of 1 in 2^64.
-fn name(parent: u64, turn: u64, colour: u64) -> u64 {
-    [turn, colour, 1].into_iter().fold(parent, |name, word| {
-        let mixed = (name ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (mixed ^ (mixed >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb)
-    })
 }
 
 fn bytes(words: &[u64]) -> Vec<u8> {

@@ -1,6 +1,7 @@
-//! Sums of bf16: on the wire as they are, added in f32 in the order of ranks, rounded once.
+//! Sums in the order of ranks: bf16 on the wire as it is, added in f32, rounded once.
 //!
-//! NCCL's own sum would round at every rank that it passes; widened to f32 it would send twice the bytes. So each rank gets
+//! NCCL's own sum would round bf16 at every rank that it passes (widened to f32 it would send twice the bytes), and add up f32 of three
+//! and more ranks in an order of its own, so that a run on cards would not be that on threads. So each rank gets
 //! every rank's copy of its share (all to all), adds them up, and hands the sum to all (an all-gather): `2 (P - 1) / P` of
 //! the bytes, as any all-reduce. A reduce-scatter is the first half. Shares are equal, as an all-gather needs them; the rest,
 //! fewer elements than ranks, goes to all and is added up by all.
@@ -75,6 +76,7 @@ pub(super) struct Wire<'a> {
     pub(super) comm: Comm,
     /// Its compute stream is the line's.
     pub(super) beside: &'a Cuda,
+    pub(super) element: Element,
     pub(super) scratch: CUdeviceptr,
 }
 
@@ -86,18 +88,18 @@ impl Wire<'_> {
     /// Queues an all-reduce in place.
     ///
     /// # Safety
-    /// The data has the exchange's elements of bf16, the scratch space its; both are on the card, and are kept and left alone
+    /// The data has the exchange's elements, the scratch space its; both are on the card, and are kept and left alone
     /// until the call is done.
     pub(super) unsafe fn all_reduce(&self, exchange: Exchange, data: CUdeviceptr) -> Result<(), String> {
-        let kind = datatype(Element::Bf16);
+        let kind = datatype(self.element);
         // SAFETY: what the caller promises; the stream adds up when all has come, and gathers when all is added up. A rank's
         // share of the data is where an all-gather in place expects it.
         unsafe {
             self.exchange(exchange, data)?;
             for Sum { at, to } in exchange.sums() {
-                self.sum(exchange, at, data + bytes(to.start), to.len())?;
+                self.sum(exchange, at, data + self.bytes(to.start), to.len())?;
             }
-            let own = data + bytes(exchange.share_of(exchange.rank).start);
+            let own = data + self.bytes(exchange.share_of(exchange.rank).start);
             let share = exchange.share();
             self.nccl.check((self.nccl.all_gather)(own, data, share, kind, self.comm, self.stream()))
         }
@@ -126,14 +128,14 @@ impl Wire<'_> {
     /// # Safety
     /// As for [`Wire::all_reduce`].
     unsafe fn exchange(&self, exchange: Exchange, data: CUdeviceptr) -> Result<(), String> {
-        let (nccl, kind) = (self.nccl, datatype(Element::Bf16));
+        let (nccl, kind) = (self.nccl, datatype(self.element));
         // SAFETY: the two open and close a group of calls on this thread.
         nccl.check(unsafe { (nccl.group_start)() })?;
         let queued = (0..exchange.ranks).try_for_each(|peer| {
             let pairs = exchange.sent_to(peer).into_iter().zip(exchange.received_from(peer));
             for (out, into) in pairs.filter(|(out, _)| !out.is_empty()) {
                 let (peer, n) = (peer as c_int, out.len());
-                let (out, into) = (data + bytes(out.start), self.scratch + bytes(into.start));
+                let (out, into) = (data + self.bytes(out.start), self.scratch + self.bytes(into.start));
                 // SAFETY: both are within the data and the scratch space.
                 unsafe {
                     nccl.check((nccl.send)(out, n, kind, peer, self.comm, self.stream()))?;
@@ -157,13 +159,15 @@ impl Wire<'_> {
         elements: usize,
     ) -> Result<(), String> {
         // SAFETY: the scratch space has as many from there on for each rank; it is no part of the data.
-        unsafe { sum_parts(self.beside, self.scratch + bytes(at), exchange.ranks, to, elements) }
+        unsafe {
+            sum_parts(self.beside, self.element, self.scratch + self.bytes(at), exchange.ranks, to, elements)
+        }
     }
-}
 
-/// Of so many elements.
-fn bytes(elements: usize) -> CUdeviceptr {
-    (elements * Element::Bf16.bytes()) as CUdeviceptr
+    /// Of so many elements.
+    fn bytes(&self, elements: usize) -> CUdeviceptr {
+        (elements * self.element.bytes()) as CUdeviceptr
+    }
 }
 
 #[cfg(test)]
@@ -179,6 +183,10 @@ mod tests {
         (0..ranks).map(|rank| Exchange { elements, ranks, rank }).collect()
     }
 
+    fn bytes(element: Element, elements: usize) -> CUdeviceptr {
+        (elements * element.bytes()) as CUdeviceptr
+    }
+
     /// Carries elements as NCCL would, between ranks that are all here: `data` of each becomes the sum of all.
     fn all_reduce(
         elements: usize,
@@ -187,7 +195,8 @@ mod tests {
     ) {
         let all = exchanges(elements, data.len());
         let scratch_of = |at: &Exchange| {
-            Tensor::zeros(&data[0].device(), &[at.scratch()], DType::Bf16, Category::Communication).unwrap()
+            Tensor::zeros(&data[0].device(), &[at.scratch()], data[0].dtype(), Category::Communication)
+                .unwrap()
         };
         let mut scratch: Vec<Tensor> = all.iter().map(scratch_of).collect();
         for (from, data) in all.iter().zip(&*data) {
@@ -219,22 +228,25 @@ mod tests {
     fn expected(data: &[Tensor]) -> Vec<f32> {
         let all: Vec<Vec<f32>> = data.iter().map(Tensor::to_f32).collect();
         let sum = |i: usize| all.iter().map(|of| of[i]).sum::<f32>();
-        (0..all[0].len()).map(|i| bf16::from_f32(sum(i)).to_f32()).collect()
+        let rounded =
+            |sum: f32| if data[0].dtype() == DType::Bf16 { bf16::from_f32(sum).to_f32() } else { sum };
+        (0..all[0].len()).map(|i| rounded(sum(i))).collect()
     }
 
-    fn numbers(device: &Device, rank: usize, elements: usize) -> Tensor {
-        let number = |i: usize| bf16::from_f32(((7 * i + 13 * rank) % 101) as f32 * 1.37 - 60.0);
-        let numbers: Vec<bf16> = (0..elements).map(number).collect();
-        Tensor::from_slice(device, &[elements], &numbers, Category::Gradients).unwrap()
+    fn numbers(device: &Device, dtype: DType, rank: usize, elements: usize) -> Tensor {
+        let number = |i: usize| ((7 * i + 13 * rank) % 101) as f32 * 1.37 - 60.0;
+        let numbers: Vec<f32> = (0..elements).map(number).collect();
+        Tensor::from_f32(device, &[elements], dtype, &numbers, Category::Gradients).unwrap()
     }
 
     fn check(
         device: &Device,
+        dtype: DType,
         elements: usize,
         ranks: usize,
         sum: impl Fn(&Tensor, usize, &mut Tensor, Range<usize>),
     ) {
-        let mut data: Vec<Tensor> = (0..ranks).map(|rank| numbers(device, rank, elements)).collect();
+        let mut data: Vec<Tensor> = (0..ranks).map(|rank| numbers(device, dtype, rank, elements)).collect();
         let expected = expected(&data);
         all_reduce(elements, &mut data, sum);
         for (rank, data) in data.iter().enumerate() {
@@ -248,7 +260,7 @@ mod tests {
         #[test]
         fn every_element_comes_to_the_one_who_adds_it_up(elements in 0usize..200, ranks in 1usize..20) {
             let device = Device::cpu(1).unwrap();
-            check(&device, elements, ranks, |scratch, at, data, to| {
+            check(&device, DType::Bf16, elements, ranks, |scratch, at, data, to| {
                 let all = scratch.to_f32();
                 let sum = |i: usize| (0..ranks).map(|r| all[at + r * to.len() + i]).sum::<f32>();
                 let sums: Vec<bf16> = (0..to.len()).map(|i| bf16::from_f32(sum(i))).collect();
@@ -272,13 +284,16 @@ mod tests {
         }
         let cuda = Cuda::open(0).unwrap();
         let device = Device::Cuda(cuda.clone());
-        for (elements, ranks) in [(1, 1), (5, 3), (64, 8), (70_003, 3), (70_003, 16), (1 << 20, 2)] {
-            check(&device, elements, ranks, |scratch, at, data, to| {
-                let x = scratch.cuda_buffer().address() + bytes(at);
-                let y = data.cuda_buffer().address() + bytes(to.start);
-                // SAFETY: both are within tensors that live until the card has been read from.
-                unsafe { sum_parts(&cuda, x, ranks, y, to.len()) }.unwrap();
-            });
+        let sizes = [(1, 1), (5, 3), (64, 8), (70_003, 3), (70_003, 16), (1 << 20, 2)];
+        for (dtype, element) in [(DType::Bf16, Element::Bf16), (DType::F32, Element::F32)] {
+            for (elements, ranks) in sizes {
+                check(&device, dtype, elements, ranks, |scratch, at, data, to| {
+                    let x = scratch.cuda_buffer().address() + bytes(element, at);
+                    let y = data.cuda_buffer().address() + bytes(element, to.start);
+                    // SAFETY: both are within tensors that live until the card has been read from.
+                    unsafe { sum_parts(&cuda, element, x, ranks, y, to.len()) }.unwrap();
+                });
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! NCCL itself, opened when it is first asked for.
 //!
 //! Not by way of cudarc: that looks for `libnccl.so` and for endings of CUDA's versions, but NVIDIA's packages and Python
-//! wheels only have `libnccl.so.2`. What is used of NCCL has not changed since 2.18, the first with `ncclCommSplit`.
+//! wheels only have `libnccl.so.2`. What is used of NCCL has not changed since 2.7, the first with `ncclSend`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -29,10 +29,8 @@ pub(super) struct Nccl {
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub(super) comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
-    pub(super) comm_split: unsafe extern "C" fn(Comm, c_int, c_int, *mut Comm, *mut c_void) -> c_int,
     pub(super) comm_get_async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
     pub(super) comm_destroy: unsafe extern "C" fn(Comm) -> c_int,
-    pub(super) comm_abort: unsafe extern "C" fn(Comm) -> c_int,
     pub(super) all_reduce:
         unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
     pub(super) reduce_scatter:
@@ -80,7 +78,7 @@ impl Nccl {
             ($name:literal) => {
                 // SAFETY: the types are those of `nccl.h`.
                 *unsafe { library.get($name.as_bytes()) }.map_err(|_| {
-                    format!("the NCCL that was found has no {}: it must be 2.18 or newer", $name)
+                    format!("the NCCL that was found has no {}: it must be 2.7 or newer", $name)
                 })?
             };
         }
@@ -89,10 +87,8 @@ impl Nccl {
             get_error_string: function!("ncclGetErrorString"),
             get_unique_id: function!("ncclGetUniqueId"),
             comm_init_rank: function!("ncclCommInitRank"),
-            comm_split: function!("ncclCommSplit"),
             comm_get_async_error: function!("ncclCommGetAsyncError"),
             comm_destroy: function!("ncclCommDestroy"),
-            comm_abort: function!("ncclCommAbort"),
             all_reduce: function!("ncclAllReduce"),
             reduce_scatter: function!("ncclReduceScatter"),
             all_gather: function!("ncclAllGather"),
@@ -115,9 +111,7 @@ impl Nccl {
 
     /// What a result code says, unless it is that of success.
     pub(super) fn check(&self, code: c_int) -> Result<(), String> {
-        /// What is still under way is no failure.
-        const IN_PROGRESS: c_int = 7;
-        if code == 0 || code == IN_PROGRESS {
+        if code == 0 {
             return Ok(());
         }
         // SAFETY: it returns a static string for every number.

@@ -1,50 +1,65 @@
-//! Ranks as processes with a card each, connected by NCCL.
+//! Ranks as processes with a GPU each, or a part of one, connected by NCCL.
 //!
-//! A launcher says who they are and where rank 0 is ([`Place`]); over that rendezvous they agree on
-//! NCCL's id, and NCCL does the rest. Calls are queued beside the card's compute stream and go on while it computes. A wait
-//! looks until the call is done on the card, so that it can be given up.
+//! A launcher says who they are and where rank 0 is ([`Place`]). Over that rendezvous they find each other; it stays open and
+//! tells them of one that fails or is killed (`control`). Collective calls of a group are carried out by a thread of its own
+//! (`collectives`), messages by one for each pair of ranks and direction (`links`), beside the GPU's compute stream. A rank itself
+//! makes no call of NCCL: it waits for those threads, and at most as long as its limit. After a failure the process should end
+//! without the handlers of the C library: a thread may sit in a call that never returns.
 //!
 //! Where NCCL differs from the other transports, and why:
-//! - It has no tags. Messages from one rank to another must be received in the order in which they are sent, and a rank
-//!   sends nothing to itself.
-//! - Messages to higher and to lower ranks go on lines of their own. On each they are carried out in the order of calls: ranks
-//!   in a row may all send before they receive, but a message does not overtake another to a third rank.
-//! - It cannot tell who is missing. A time-out names all that may be.
-//! - Sums are taken in NCCL's order, which is the same every time on the same machines, but not the order of ranks; those of
-//!   bf16, which gradients are, in the order of ranks (`exchange`).
-//! - Ranks that share a card are refused, by NCCL.
+//! - A rank sends nothing to itself.
+//! - Sums of floating-point numbers are ours, in the order of ranks, so that they have the bits that they have among threads
+//!   (`exchange`); NCCL's own are those of two ranks in f32, where there is only one order.
+//! - Ranks that share a GPU are refused by NCCL, unless it is 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE is 1.
 
+mod channel;
+mod collectives;
 mod exchange;
+mod inbound;
 mod library;
-mod line;
+mod links;
+mod outbound;
 mod part;
 
+use std::convert::Infallible;
 use std::fmt::{Debug, Display};
+use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use channel::Shared;
+use collectives::{Job, Order, Parts, Seat};
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::{Category, DType, Device, Tensor};
-use exchange::{Exchange, Wire};
-use library::{Nccl, UniqueId, datatype, operation};
-use line::Line;
+use exchange::Exchange;
+use library::Nccl;
+use links::{Links, Parcel};
 use part::Part;
 
+use crate::alone::Alone;
 use crate::call::{Call, Operation, Reduce};
 use crate::communicator::Communicator;
+use crate::control::Control;
 use crate::data::{Data, Element};
 use crate::error::{Error, Result, Seconds};
 use crate::failure::{Failure, panic_message};
-use crate::mark::Mark;
+use crate::reduce::reduce_gathered;
 use crate::rendezvous::{Place, Rendezvous};
+use crate::ticket::Ticket;
 use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
 
-/// How long a wait keeps its core before it lets others have it between two looks.
+/// How long a rank that waits keeps its core.
 const EAGER: Duration = Duration::from_millis(1);
-const PAUSE: Duration = Duration::from_micros(50);
+/// How long it then sleeps before it looks whether a rank has failed.
+const GLANCE: Duration = Duration::from_millis(20);
+/// How much later than the rank that failed first all others end: a launcher ends the whole job with the first process
+/// that ends badly, and that one should have said why.
+const AFTER_YOU: Duration = Duration::from_millis(200);
+/// How long communicators may take to close after all ranks have ended well.
+const CLOSING: Duration = Duration::from_secs(10);
 
 /// The version of NCCL that was found, or why none was.
 pub fn version() -> Result<String> {
@@ -53,7 +68,8 @@ pub fn version() -> Result<String> {
 
 /// Runs `work` as the rank that a launcher made this process, and returns what it returns.
 ///
-/// Others learn of a rank that fails by waiting for it, at most `limit`, unless their launcher ends them first.
+/// A call waits at most `limit`, and so do finding and connecting the others. Where a rank fails, panics or is killed, the waits of
+/// all others end at once.
 pub fn run<R, E>(
     cuda: &Cuda,
     place: &Place,
@@ -63,186 +79,262 @@ pub fn run<R, E>(
 where
     E: Debug + Display,
 {
-    let mut rendezvous = Rendezvous::meet(place, limit).map_err(Failure::Launch)?;
-    let comm = connect(cuda, &mut rendezvous, limit).map_err(Failure::Launch)?;
-    match catch_unwind(AssertUnwindSafe(|| work(comm))) {
-        Ok(outcome) => outcome.map_err(|error| Failure::Failed { rank: place.rank, error }),
-        Err(panic) => Err(Failure::Panicked { rank: place.rank, message: panic_message(panic.as_ref()) }),
-    }
-}
-
-/// Connects the ranks of a rendezvous, each by its card. A call waits at most `limit`, and so does this.
-pub fn connect(cuda: &Cuda, rendezvous: &mut Rendezvous, limit: Duration) -> Result<Communicator> {
-    let nccl = Nccl::get()?;
-    let (rank, size) = (rendezvous.rank(), rendezvous.size());
-    let failed =
-        |why: String| Error::Launch { what: format!("rank {rank} cannot be connected by NCCL: {why}") };
-    let mut own = UniqueId([0; 128]);
-    if rank == 0 {
-        // SAFETY: NCCL writes the id.
-        nccl.check(unsafe { (nccl.get_unique_id)(&mut own) }).map_err(failed)?;
-    }
-    let ids = rendezvous.gather(&own.0.map(|c| c as u8), limit)?;
-    let id: [u8; 128] = ids[0][..].try_into().map_err(|_| failed("rank 0 sent no id".to_owned()))?;
-    let id = UniqueId(id.map(|byte| byte as _));
-    let lines = within(limit, cuda.clone(), move |cuda| {
-        let collective = Line::connect(nccl, &cuda, id, rank, size)?;
-        Lines::around(collective, rank)
-    });
-    let lines = lines.map_err(failed)?;
-    let members = (0..size).collect();
-    let end = End { cuda: cuda.clone(), lines: Arc::new(lines), members, rank };
-    Ok(Communicator::new(Arc::new(end), limit))
-}
-
-/// Runs what may wait for ever on a thread of its own, for so long.
-fn within<A: Send + 'static, R: Send + 'static>(
-    limit: Duration,
-    with: A,
-    work: impl FnOnce(A) -> Result<R, String> + Send + 'static,
-) -> Result<R, String> {
-    let (done, result) = mpsc::channel();
-    let thread = thread::Builder::new().name("espalier-nccl".into());
-    thread.spawn(move || done.send(work(with))).map_err(|e| e.to_string())?;
-    result
-        .recv_timeout(limit)
-        .unwrap_or_else(|_| Err(format!("the other ranks did not come within {}", Seconds(limit))))
-}
-
-/// The lines of a group.
-#[derive(Debug)]
-struct Lines {
-    collective: Line,
-    /// Messages to higher ranks.
-    up: Line,
-    /// Messages to lower ranks.
-    down: Line,
-}
-
-impl Lines {
-    /// A line for collectives, and two more among the same ranks.
-    fn around(collective: Line, rank: usize) -> Result<Lines, String> {
-        let another =
-            || collective.split(Some(0), rank)?.ok_or_else(|| "NCCL gave no communicator".to_owned());
-        let (up, down) = (another()?, another()?);
-        Ok(Lines { collective, up, down })
-    }
-
-    /// The line of a call that a rank makes.
-    fn of(&self, call: Call, rank: usize) -> &Line {
-        match call.operation {
-            Operation::Send { to, .. } if to > rank => &self.up,
-            Operation::Receive { from, .. } if from < rank => &self.up,
-            Operation::Send { .. } | Operation::Receive { .. } => &self.down,
-            _ => &self.collective,
+    let rank = place.rank;
+    let (world, control, closed) = join(cuda, place, limit).map_err(Failure::Launch)?;
+    let connected =
+        match Group::connect(&world, Seat { name: 0, members: (0..place.size).collect(), rank }, limit) {
+            Ok(transport) => Communicator::new(transport, limit),
+            Err(error) => {
+                control.fail("failed", error.to_string());
+                return Err(Failure::Launch(error));
+            }
+        };
+    // Held by groups alone from here on.
+    drop(world);
+    match catch_unwind(AssertUnwindSafe(|| work(connected))) {
+        Ok(Ok(result)) => {
+            if !control.end(limit) {
+                let waited = Seconds(limit);
+                let what = format!(
+                    "rank {rank} has ended, and another has not for {waited} since: it has stopped, or is slower than that"
+                );
+                return Err(Failure::Launch(Error::Launch { what }));
+            }
+            if let Some(failed) = control.failed() {
+                thread::sleep(AFTER_YOU);
+                return Err(Failure::Peer { rank: failed.rank, how: failed.how, why: failed.why.clone() });
+            }
+            let _ = closed.recv_timeout(CLOSING);
+            Ok(result)
+        }
+        Ok(Err(error)) => {
+            control.fail("failed", error.to_string());
+            if control.failed().is_some_and(|failed| failed.rank != rank) {
+                thread::sleep(AFTER_YOU);
+            }
+            Err(Failure::Failed { rank, error })
+        }
+        Err(panic) => {
+            let message = panic_message(panic.as_ref());
+            control.fail("panicked", message.clone());
+            Err(Failure::Panicked { rank, message })
         }
     }
+}
+
+/// Finds the other ranks. The receiver hears when all threads of this rank have ended.
+fn join(
+    cuda: &Cuda,
+    place: &Place,
+    limit: Duration,
+) -> Result<(Arc<World>, Arc<Control>, Receiver<Infallible>)> {
+    let nccl = Nccl::get()?;
+    let launch =
+        |why: String| Error::Launch { what: format!("rank {} cannot be joined by NCCL: {why}", place.rank) };
+    let mut rendezvous = Rendezvous::meet(place, limit)?;
+    let door = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
+    let door = door.map_err(|e| launch(format!("no port for its messages: {e}")))?;
+    let port = door.local_addr().map_err(|e| launch(e.to_string()))?.port();
+    let addresses = rendezvous.addresses(port, limit)?;
+    let control = Control::start(rendezvous)?;
+    let (_open, closed) = mpsc::channel();
+    let shared = Shared { nccl, cuda: cuda.clone(), control: control.clone(), _open };
+    let links = Links::open(shared.clone(), door, addresses).map_err(launch)?;
+    Ok((Arc::new(World { shared, links }), control, closed))
+}
+
+/// What all groups of a rank share.
+#[derive(Debug)]
+struct World {
+    shared: Shared,
+    links: Arc<Links>,
 }
 
 /// One rank's end of a group.
-#[derive(Debug)]
-struct End {
-    cuda: Cuda,
-    lines: Arc<Lines>,
-    members: Arc<[usize]>,
-    rank: usize,
+#[derive(Debug, Clone)]
+struct Group {
+    world: Arc<World>,
+    seat: Seat,
+    orders: Sender<Order>,
 }
 
-impl End {
-    fn start(&self, buffers: CallBuffers) -> Result<Waiting> {
-        let call = buffers.call;
-        let rank = self.members[self.rank];
+impl Group {
+    /// Connects the ranks of a group, all of which must come.
+    fn connect(world: &Arc<World>, seat: Seat, limit: Duration) -> Result<Arc<dyn Transport>> {
+        let rank = seat.world_rank();
+        if seat.members.len() == 1 {
+            return Ok(Arc::new(Alone::new(rank)));
+        }
+        let call = Call::empty(Operation::Split);
         let failed = |why: String| Error::Carrier { rank, call, why };
-        if let Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } = call.operation
-            && peer == self.rank
-        {
+        let orders = collectives::start(&world.shared, seat.clone()).map_err(failed)?;
+        let group = Group { world: world.clone(), seat, orders };
+        let ticket = group.ticket(call);
+        group.order(Order::Connect(ticket.clone()), call)?;
+        group.wait(&ticket, limit)?;
+        Ok(Arc::new(group))
+    }
+
+    /// A ticket of a collective call.
+    fn ticket<T>(&self, call: Call) -> Arc<Ticket<T>> {
+        let ticket = Ticket::new(self.seat.world_rank(), call);
+        let _ = ticket.turn.set(self.world.shared.control.begin_call(self.seat.name));
+        ticket
+    }
+
+    fn order(&self, order: Order, call: Call) -> Result<()> {
+        let rank = self.seat.world_rank();
+        let control = &self.world.shared.control;
+        if let Some(failed) = control.failed() {
+            return Err(failed.stops(rank, call));
+        }
+        let ended = |_| Error::Carrier { rank, call, why: "the thread of its group has ended".into() };
+        self.orders.send(order).map_err(ended)
+    }
+
+    /// Waits for what was ordered, or says who has not come.
+    fn wait<T>(&self, ticket: &Ticket<T>, limit: Duration) -> Result<T> {
+        let (start, control) = (Instant::now(), &self.world.shared.control);
+        if let Some(result) = ticket.spin(limit.min(EAGER)) {
+            return result;
+        }
+        loop {
+            let left = limit.saturating_sub(start.elapsed());
+            if let Some(result) = ticket.wait(left.min(GLANCE)) {
+                return result;
+            }
+            if let Some(failed) = control.failed() {
+                return Err(failed.stops(ticket.rank, ticket.call));
+            }
+            if left.is_zero() {
+                return self.late(ticket, start.elapsed());
+            }
+        }
+    }
+
+    fn late<T>(&self, ticket: &Ticket<T>, waited: Duration) -> Result<T> {
+        let Ticket { rank, call, .. } = *ticket;
+        let members = &self.seat.members;
+        let (among, missing) = match call.operation {
+            Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } => {
+                (Vec::new(), vec![members[peer]])
+            }
+            _ => {
+                let turn = ticket.turn.get().copied().unwrap_or_default();
+                let missing = self.world.shared.control.call_roll(self.seat.name, turn, members);
+                let others = || members.iter().copied().filter(|&member| member != rank).collect();
+                (members.to_vec(), if missing.is_empty() { others() } else { missing })
+            }
+        };
+        // It may have come while the roll was called.
+        ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut { rank, call, among, waited, missing }))
+    }
+
+    /// Starts a message.
+    fn start_message(&self, buffers: CallBuffers, peer: usize, tag: u32) -> Result<Message> {
+        let (call, rank) = (buffers.call, self.seat.world_rank());
+        if peer == self.seat.rank {
             let problem = "NCCL carries no messages from a rank to itself".to_owned();
             return Err(Error::Argument { rank, call, problem });
         }
-        let sums = matches!(
-            call.operation,
-            Operation::AllReduce(Reduce::Sum) | Operation::ReduceScatter(Reduce::Sum)
-        );
-        let (n, size) = (call.elements, self.members.len());
-        let exchange = Exchange { elements: n, ranks: size, rank: self.rank };
-        let scratch = (sums && call.element == Some(Element::Bf16)).then(|| {
-            let device = Device::Cuda(self.cuda.clone());
-            Tensor::empty(&device, &[exchange.scratch()], DType::Bf16, Category::Communication)
+        let failed = |why: String| Error::Carrier { rank, call, why };
+        if let Some(failed) = self.world.shared.control.failed() {
+            return Err(failed.stops(rank, call));
+        }
+        let (is_sent, data) = match (buffers.read, buffers.write) {
+            (Some(read), _) => (true, read),
+            (None, write) => (false, write.expect("a message has data")),
+        };
+        let on_card = !data.on_host() && !data.is_empty();
+        let ready = on_card.then(|| self.world.shared.mark()).transpose().map_err(failed)?;
+        let ticket = Ticket::new(rank, call);
+        let parcel = Parcel { key: (self.seat.name, tag), data, ready, ticket: ticket.clone() };
+        let (links, peer) = (&self.world.links, self.seat.members[peer]);
+        let started = if is_sent { links.send(peer, parcel) } else { links.receive(peer, parcel) };
+        started.map_err(failed)?;
+        Ok(Message { group: self.clone(), ticket })
+    }
+
+    /// Starts a collective call.
+    fn start_collective(&self, buffers: CallBuffers) -> Result<Collective> {
+        let CallBuffers { call, read, write } = buffers;
+        let (rank, size) = (self.seat.world_rank(), self.seat.members.len());
+        let shared = &self.world.shared;
+        let failed = |why: String| Error::Carrier { rank, call, why };
+        let (mut operation, mut elements) = (call.operation, call.elements);
+        let (mut read, mut write, mut reduced) = (read, write, None);
+        match (operation, write.take()) {
+            (Operation::Barrier, _) => write = Some(Data::U64(vec![0])),
+            // Numbers of the host are few: all get those of all, and add them up in the order of ranks.
+            (Operation::AllReduce(how), Some(own)) if own.on_host() && !own.is_empty() => {
+                write = Some(match own.element() {
+                    Element::U64 => Data::U64(vec![0; size * elements]),
+                    Element::F64 => Data::F64(vec![0.0; size * elements]),
+                    _ => return Err(failed("tensors of the host are not reduced by NCCL".into())),
+                });
+                (operation, elements) = (Operation::AllGather, size * elements);
+                reduced = Some(how);
+                read = Some(own);
+            }
+            (_, other) => write = other,
+        }
+        // What is written is read as well where the call works in place.
+        let in_place =
+            matches!(operation, Operation::AllReduce(_) | Operation::Broadcast { .. } | Operation::Barrier);
+        let element = call.element.unwrap_or(Element::U64);
+        let sums =
+            matches!(operation, Operation::AllReduce(Reduce::Sum) | Operation::ReduceScatter(Reduce::Sum));
+        let ours = sums && (element == Element::Bf16 || element == Element::F32 && size > 2);
+        let scratch = ours.then(|| {
+            let dtype = if element == Element::Bf16 { DType::Bf16 } else { DType::F32 };
+            let exchange = Exchange { elements, ranks: size, rank: self.seat.rank };
+            let device = Device::Cuda(shared.cuda.clone());
+            Tensor::empty(&device, &[exchange.scratch()], dtype, Category::Communication)
         });
         let scratch = scratch.transpose().map_err(|e| failed(e.to_string()))?;
-        // What is written is read as well where the call works in place.
-        let in_place = matches!(call.operation, Operation::AllReduce(_) | Operation::Broadcast { .. });
-        let (mut read, mut write) = (buffers.read, buffers.write);
-        if call.operation == Operation::Barrier {
-            write = Some(Data::U64(vec![0]));
-        }
-        let part = |data: Data, reads: bool| Part::new(&self.cuda, data, reads).map_err(failed);
-        let read = read.take().map(|data| part(data, true)).transpose()?;
-        let write = write.take().map(|data| part(data, in_place)).transpose()?;
-
-        let kind = datatype(call.element.unwrap_or(Element::U64));
-        let address = |part: &Option<Part>| part.as_ref().map_or(0, Part::address);
-        let (from, to) = (address(&read), address(&write));
-        let line = self.lines.of(call, self.rank);
-        let mark = line.queue(|nccl, comm, beside| {
-            let stream = beside.compute().raw();
-            if let Some(scratch) = &scratch {
-                let wire = Wire { nccl, comm, beside, scratch: scratch.cuda_buffer().address() };
-                // SAFETY: as below; the scratch space too is kept until the call is done.
-                return unsafe {
-                    match call.operation {
-                        Operation::ReduceScatter(_) => wire.reduce_scatter(exchange, from, to),
-                        _ => wire.all_reduce(exchange, to),
-                    }
-                };
-            }
-            // SAFETY: the addresses are of tensors on this card with as many elements, which the request keeps until the
-            // call is done, and which the compute stream has finished with.
-            let code = unsafe {
-                match call.operation {
-                    Operation::Send { to, .. } => (nccl.send)(from, n, kind, to as i32, comm, stream),
-                    Operation::Receive { from, .. } => (nccl.receive)(to, n, kind, from as i32, comm, stream),
-                    Operation::Broadcast { root } => {
-                        (nccl.broadcast)(to, to, n, kind, root as i32, comm, stream)
-                    }
-                    Operation::AllReduce(how) => {
-                        (nccl.all_reduce)(to, to, n, kind, operation(how), comm, stream)
-                    }
-                    Operation::ReduceScatter(how) => {
-                        (nccl.reduce_scatter)(from, to, n / size, kind, operation(how), comm, stream)
-                    }
-                    Operation::AllGather | Operation::Split => {
-                        (nccl.all_gather)(from, to, n / size, kind, comm, stream)
-                    }
-                    Operation::Barrier => {
-                        (nccl.all_reduce)(to, to, 1, kind, operation(Reduce::Sum), comm, stream)
-                    }
-                }
-            };
-            nccl.check(code)
-        });
-        let mark = mark.map_err(failed)?;
-        Ok(Waiting {
-            lines: self.lines.clone(),
-            members: self.members.clone(),
-            group_rank: self.rank,
-            call,
-            under_way: Some(UnderWay { mark, read, write, _scratch: scratch }),
-        })
+        let part = |data: Option<Data>, reads: bool| {
+            data.map(|data| Part::new(&shared.cuda, data, reads)).transpose().map_err(failed)
+        };
+        let parts = (part(read, true)?, part(write, in_place)?);
+        let ready = shared.mark().map_err(failed)?;
+        let ticket = self.ticket(call);
+        let job = Job { operation, parts, element, elements, scratch, ready, ticket: ticket.clone() };
+        self.order(Order::Call(Box::new(job)), call)?;
+        Ok(Collective { group: self.clone(), ticket, reduced })
     }
 }
 
-impl Transport for End {
+impl Transport for Group {
     fn rank(&self) -> usize {
-        self.rank
+        self.seat.rank
     }
 
     fn members(&self) -> &[usize] {
-        &self.members
+        &self.seat.members
     }
 
     fn start(&self, buffers: CallBuffers, _attended: bool) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(End::start(self, buffers)?))
+        match buffers.call.operation {
+            Operation::Send { to: peer, tag } | Operation::Receive { from: peer, tag } => {
+                Ok(Box::new(self.start_message(buffers, peer, tag)?))
+            }
+            _ => Ok(Box::new(self.start_collective(buffers)?)),
+        }
+    }
+
+    fn connect(&self, peers: &[usize], limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        let rank = self.seat.world_rank();
+        let connect = |&peer: &usize| {
+            let call = Call::empty(Operation::Send { to: peer, tag: 0 });
+            let ticket = Ticket::new(rank, call);
+            let begun = self.world.links.connect(self.seat.members[peer], ticket.clone());
+            begun.map(|()| ticket).map_err(|why| Error::Carrier { rank, call, why })
+        };
+        let others = peers.iter().filter(|&&peer| peer != self.seat.rank);
+        let tickets = others.map(connect).collect::<Result<Vec<Arc<Ticket<Data>>>>>()?;
+        let left = || limit.saturating_sub(start.elapsed());
+        tickets.iter().try_for_each(|ticket| self.wait(ticket, left()).map(drop))
     }
 
     fn split(
@@ -251,109 +343,73 @@ impl Transport for End {
         key: usize,
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
-        let choice = Data::U64(choice(colour, key).to_vec());
-        let choices = Data::U64(vec![0; 2 * self.members.len()]);
+        let own = choice(colour, key);
+        let choices = Data::U64(vec![0; 2 * self.seat.members.len()]);
         let call = Call::of(Operation::Split, &choices);
-        let waiting = End::start(self, CallBuffers { call, read: Some(choice), write: Some(choices) })?;
+        let buffers = CallBuffers { call, read: Some(Data::U64(own.to_vec())), write: Some(choices) };
+        let waiting = self.start_collective(buffers)?;
+        let turn = waiting.ticket.turn.get().copied().unwrap_or_default();
         let Some(Data::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
-        let new = NewGroup::of(&choices, self.rank);
-        let (number, key) = (new.as_ref().map(NewGroup::number), new.as_ref().map_or(0, |new| new.rank));
-        let split = within(limit, self.lines.clone(), move |lines| {
-            let line = lines.collective.split(number, key)?;
-            line.map(|line| Lines::around(line, key)).transpose()
-        });
-        let failed = |why: String| Error::Carrier { rank: self.members[self.rank], call, why };
-        let (Some(lines), Some(new)) = (split.map_err(failed)?, new) else { return Ok(None) };
-        let members = new.members.iter().map(|&rank| self.members[rank]).collect();
-        let (cuda, lines) = (self.cuda.clone(), Arc::new(lines));
-        Ok(Some(Arc::new(End { cuda, lines, members, rank: new.rank })))
+        let Some(new) = NewGroup::of(&choices, self.seat.rank) else { return Ok(None) };
+        let members = new.members.iter().map(|&rank| self.seat.members[rank]).collect();
+        let seat = Seat { name: NewGroup::name(self.seat.name, turn, own[0]), members, rank: new.rank };
+        Group::connect(&self.world, seat, limit).map(Some)
     }
 }
 
-/// A call that was queued.
-struct Waiting {
-    lines: Arc<Lines>,
-    members: Arc<[usize]>,
-    group_rank: usize,
-    call: Call,
-    under_way: Option<UnderWay>,
+/// A message that is on its way.
+struct Message {
+    group: Group,
+    ticket: Arc<Ticket<Data>>,
 }
 
-struct UnderWay {
-    mark: Mark,
-    read: Option<Part>,
-    write: Option<Part>,
-    /// Where the shares of other ranks come.
-    _scratch: Option<Tensor>,
-}
-
-impl Waiting {
-    fn line(&self) -> &Line {
-        self.lines.of(self.call, self.group_rank)
-    }
-
-    fn failed(&self, why: String) -> Error {
-        Error::Carrier { rank: self.members[self.group_rank], call: self.call, why }
-    }
-
-    fn has_passed(&self) -> Result<bool> {
-        let Some(UnderWay { mark, .. }) = &self.under_way else { return Ok(true) };
-        self.line().has_passed(mark).map_err(|why| self.failed(why))
-    }
-
-    fn timed_out(&self, waited: Duration) -> Error {
-        let rank = self.members[self.group_rank];
-        let (among, missing) = match self.call.operation {
-            Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } => {
-                (Vec::new(), vec![self.members[peer]])
-            }
-            _ => {
-                let others = self.members.iter().copied().filter(|&member| member != rank);
-                (self.members.to_vec(), others.collect())
-            }
-        };
-        Error::TimedOut { rank, call: self.call, among, waited, missing }
-    }
-}
-
-impl Pending for Waiting {
+impl Pending for Message {
     fn is_done(&mut self) -> Result<bool> {
-        self.has_passed()
+        done(&self.group, &self.ticket)
     }
 
-    fn wait(mut self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
-        let start = Instant::now();
-        loop {
-            let waited = start.elapsed();
-            let passed = self.has_passed();
-            if let Ok(true) = passed {
-                break;
-            }
-            if passed.is_err() || waited >= limit {
-                // The card may still write: the memory is given up, and the line with it.
-                self.line().give_up();
-                std::mem::forget(self.under_way.take());
-                passed?;
-                return Err(self.timed_out(waited));
-            }
-            if waited < EAGER { std::hint::spin_loop() } else { thread::sleep(PAUSE) }
-        }
-        let UnderWay { read, write, .. } = self.under_way.take().expect("waited for once");
-        match (write, read) {
-            (Some(write), _) => write.written().map(Some).map_err(|why| self.failed(why)),
-            (None, read) => Ok(read.map(Part::untouched)),
-        }
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+        self.group.wait(&self.ticket, limit).map(Some)
     }
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let Some(under_way) = self.under_way.take() else { return };
-        // Memory is handed on in the order of the compute stream: that has to wait for the call, then.
-        if self.line().hold_back_compute(&under_way.mark).is_err() {
-            std::mem::forget(under_way);
-        }
+/// A collective call that was ordered.
+struct Collective {
+    group: Group,
+    ticket: Arc<Ticket<Parts>>,
+    /// What is still to be done with numbers of the host that were gathered.
+    reduced: Option<Reduce>,
+}
+
+impl Pending for Collective {
+    fn is_done(&mut self) -> Result<bool> {
+        done(&self.group, &self.ticket)
+    }
+
+    fn wait(self: Box<Self>, limit: Duration) -> Result<Option<Data>> {
+        let (read, write) = self.group.wait(&self.ticket, limit)?;
+        let failed = |why: String| Error::Carrier { rank: self.ticket.rank, call: self.ticket.call, why };
+        let data = match (write, read) {
+            (Some(write), _) => Some(write.written().map_err(failed)?),
+            (None, read) => read.map(Part::untouched),
+        };
+        let n = self.ticket.call.elements;
+        Ok(match (self.reduced, data) {
+            (Some(how), Some(Data::U64(all))) => Some(Data::U64(reduce_gathered(how, &all, n))),
+            (Some(how), Some(Data::F64(all))) => Some(Data::F64(reduce_gathered(how, &all, n))),
+            (_, data) => data,
+        })
+    }
+}
+
+fn done<T>(group: &Group, ticket: &Ticket<T>) -> Result<bool> {
+    if ticket.is_done() {
+        return Ok(true);
+    }
+    match group.world.shared.control.failed() {
+        Some(failed) => Err(failed.stops(ticket.rank, ticket.call)),
+        None => Ok(false),
     }
 }

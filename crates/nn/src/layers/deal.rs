@@ -9,8 +9,10 @@ use espalier_comm::{Communicator, Request};
 use espalier_tensor::ops::{columns, rows};
 use espalier_tensor::{Category, Tensor};
 
-use super::calls::{DEAL, order_of_calls};
 use crate::Result;
+
+/// The tag of what ranks along an axis deal out to each other: apart from that of halos.
+const DEAL: u32 = 1;
 
 /// Who has what.
 pub(super) struct Deal<'a> {
@@ -69,13 +71,12 @@ impl Deal<'_> {
     ) -> Result<Vec<(usize, Tensor)>> {
         let rank = self.group.rank();
         let others: Vec<usize> = (0..self.group.size()).filter(|peer| *peer != rank).collect();
-        let (from, to) = order_of_calls(rank, others.len());
         let (mut coming, mut going): (Vec<(usize, Request<Tensor>)>, Vec<_>) = Default::default();
-        for peer in from.map(|index| others[index]).filter(|peer| room(*peer).iter().all(|n| *n > 0)) {
+        for peer in others.iter().copied().filter(|peer| room(*peer).iter().all(|n| *n > 0)) {
             let room = Tensor::empty(&x.device(), &room(peer), x.dtype(), Category::Communication)?;
             coming.push((peer, self.group.start_receive(room, peer, DEAL)?));
         }
-        for peer in to.map(|index| others[index]).filter(|peer| is_given(*peer)) {
+        for peer in others.iter().copied().filter(|peer| is_given(*peer)) {
             going.push(self.group.start_send(part(peer)?, peer, DEAL)?);
         }
         let mut all = Vec::with_capacity(others.len() + 1);

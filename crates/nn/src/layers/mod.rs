@@ -11,7 +11,6 @@ mod batch_norm;
 mod bias;
 mod branches;
 mod cache;
-mod calls;
 mod chain;
 mod columns;
 mod conv;

@@ -104,7 +104,8 @@ impl<'a> Generator<'a> {
             return Err(PlanError::Conflict { field: field.into(), problem }.into());
         }
         let schedule = Schedule::next_token(stage.placement());
-        let executor = Executor::new(schedule, ranks.stages().clone()).with_notices(ranks.notices().clone());
+        let executor = Executor::new(schedule, ranks.stages().clone());
+        executor.connect()?;
         let held = Held { stage, weights, device, dtype: dtype(plan.storage.precision) };
         let one_token = if plan.mesh.size() == 1 { OneToken::new(device)? } else { None };
         Ok(Generator { held, ranks, executor, cache: Cache::new(context, device)?, one_token })

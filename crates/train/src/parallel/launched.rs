@@ -12,9 +12,13 @@ use espalier_comm::{Communicator, Failure, nccl};
 use espalier_plan::device::DeviceKind;
 use espalier_plan::mesh::Mesh;
 use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
 
 use super::Ranks;
 use crate::{Error, Result};
+
+/// NCCL's variable (2.30 and newer) that lets several ranks have one GPU.
+const MULTI_RANK: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
 /// Whether this program was built with MPI.
 pub const MPI: bool = cfg!(feature = "mpi");
@@ -24,6 +28,8 @@ pub const MPI: bool = cfg!(feature = "mpi");
 pub struct Join {
     launched: Launched,
     carrier: Carrier,
+    /// Whether several ranks may have one GPU: NCCL does that where it is asked to.
+    shares_gpus: bool,
 }
 
 /// What carries the messages.
@@ -52,7 +58,8 @@ impl Join {
                 _ => by_mpi(&launched)?,
             },
         };
-        Ok(Join { launched, carrier })
+        let shares_gpus = variable(MULTI_RANK).is_some_and(|value| value.trim() == "1");
+        Ok(Join { launched, carrier, shares_gpus })
     }
 
     /// Its number in the world.
@@ -73,11 +80,24 @@ impl Join {
         }
     }
 
-    /// Which of its machine's cards is its.
-    pub fn gpu(&self) -> usize {
+    /// Which of its machine's GPUs is its, where there are so many: ranks beyond them share these, where NCCL is asked to let them.
+    pub fn gpu(&self, gpus: usize) -> usize {
         match &self.carrier {
             Carrier::Mpi => 0,
+            Carrier::Nccl(place) if self.shares_gpus && gpus > 0 => place.local_rank % gpus,
             Carrier::Nccl(place) => place.local_rank,
+        }
+    }
+
+    /// How many ranks share the memory that it computes in: its machine's, or that of its GPU, of which the machine has so many.
+    pub fn sharing(&self, gpus: usize) -> usize {
+        match self.carrier {
+            Carrier::Mpi => self.local_size(),
+            Carrier::Nccl(_) if !self.shares_gpus || gpus == 0 => 1,
+            Carrier::Nccl(_) => {
+                let own = self.gpu(gpus);
+                (0..self.local_size()).filter(|local| local % gpus == own).count().max(1)
+            }
         }
     }
 
@@ -109,7 +129,7 @@ impl Join {
     ) -> Result<R> {
         let work = |world: Communicator| {
             let _name = Ranks::name(&world);
-            work(Ranks::join(world, mesh)?)
+            work(Ranks::join(world, mesh)?.sharing(self.sharing(Cuda::probe().gpus.len())))
         };
         tracing::info!("joins the others by {}", self.transport());
         let outcome = match (&self.carrier, device) {
@@ -176,11 +196,41 @@ mod tests {
         for launcher in [Launcher::Mpi, Launcher::Slurm, Launcher::Torchrun] {
             for kind in [DeviceKind::Cuda, DeviceKind::Auto] {
                 let join = join(launcher, kind, true, &PLACE).unwrap();
-                assert_eq!((join.transport(), join.device_kind(), join.gpu()), ("NCCL", DeviceKind::Cuda, 1));
+                assert_eq!(
+                    (join.transport(), join.device_kind(), join.gpu(8)),
+                    ("NCCL", DeviceKind::Cuda, 1)
+                );
             }
         }
         let missing = join(Launcher::Slurm, DeviceKind::Cuda, true, &PLACE[..3]).unwrap_err();
         assert!(missing.starts_with("MASTER_ADDR is not set"), "{missing}");
+    }
+
+    /// Four ranks of a machine with one GPU, and with three of them.
+    #[test]
+    fn ranks_share_a_gpu_where_nccl_is_asked_to() {
+        let of = |local: &str, shared: bool| {
+            let launched = Launched {
+                launcher: Launcher::Torchrun,
+                rank: 1,
+                size: 4,
+                local_size: Some(4),
+                variable: "SIZE",
+            };
+            let variables =
+                [("LOCAL_RANK", local), ("NCCL_MULTI_RANK_GPU_ENABLE", if shared { "1" } else { "0" })];
+            let variables: Vec<_> = variables
+                .into_iter()
+                .chain(PLACE.into_iter().filter(|(name, _)| *name != "LOCAL_RANK"))
+                .collect();
+            let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
+            Join::new(launched, DeviceKind::Cuda, || true, variable).unwrap()
+        };
+        assert_eq!((of("3", true).gpu(1), of("3", true).sharing(1)), (0, 4));
+        assert_eq!((of("3", true).gpu(3), of("3", true).sharing(3)), (0, 2));
+        assert_eq!((of("2", true).gpu(3), of("2", true).sharing(3)), (2, 1));
+        // As it is: the GPU is asked for, and the machine says that it has no such one.
+        assert_eq!((of("3", false).gpu(1), of("3", false).sharing(1)), (3, 1));
     }
 
     #[test]

@@ -32,6 +32,7 @@ use std::ops::Range;
 use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_nn::AxisGroups;
+use espalier_plan::Plan;
 use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 use tracing::span::EnteredSpan;
 
@@ -46,22 +47,24 @@ use crate::{Error, Result};
 pub struct Ranks {
     world: Communicator,
     axes: AxisGroups,
-    notices: Communicator,
     peers: Communicator,
     replica: Communicator,
     place: PerAxis,
+    /// How many ranks compute in the same memory.
+    sharing: usize,
 }
 
 impl Ranks {
     /// Takes its place in a mesh; all ranks of the world must.
     pub fn join(world: Communicator, mesh: &Mesh) -> Result<Ranks> {
         let along = |axes: &[Axis]| AxisGroups::slice(&world, mesh, axes);
-        let (axes, notices) = (AxisGroups::form(&world, mesh)?, along(&[Axis::Pipeline])?);
+        let axes = AxisGroups::form(&world, mesh)?;
         let peers = along(&[Axis::Spatial, Axis::Tensor])?;
         let replica = along(&[Axis::Pipeline, Axis::Spatial, Axis::Tensor])?;
         tracing::info!("joined the others: rank {} of {}", world.rank(), world.size());
         let place = mesh.coordinates(world.rank());
-        Ok(Ranks { world, axes, notices, peers, replica, place })
+        let sharing = world.size();
+        Ok(Ranks { world, axes, peers, replica, place, sharing })
     }
 
     /// Names a rank of several in all that it logs, for as long as the value lives, on this thread.
@@ -75,10 +78,10 @@ impl Ranks {
         let world = Communicator::alone();
         Ranks {
             axes: AxisGroups::alone(),
-            notices: world.clone(),
             peers: world.clone(),
             replica: world.clone(),
             place: PerAxis::ZEROS,
+            sharing: 1,
             world,
         }
     }
@@ -118,11 +121,6 @@ impl Ranks {
         self.along(Axis::Pipeline)
     }
 
-    /// The same ranks, for what they tell each other beside tensors.
-    pub fn notices(&self) -> &Communicator {
-        &self.notices
-    }
-
     /// Those along an axis, in their order on it.
     pub fn along(&self, axis: Axis) -> &Communicator {
         self.axes.along(axis)
@@ -141,6 +139,33 @@ impl Ranks {
     /// All that hold something of the same replica of the model.
     pub fn replica(&self) -> &Communicator {
         &self.replica
+    }
+
+    /// Connects this rank with those that its layers will send to: neighbours of its tile, and those that it deals out columns
+    /// or samples to. A transport that has to connect ranks does so now, and not while the first step computes.
+    pub fn connect(&self, plan: &Plan) -> Result<()> {
+        let tiles = self.along(Axis::Spatial);
+        let [_, columns] = plan.layout.grid();
+        let own = tiles.rank();
+        let near = |a: usize, b: usize| a.abs_diff(b) <= 1;
+        let is_neighbour =
+            |tile: &usize| near(tile / columns, own / columns) && near(tile % columns, own % columns);
+        tiles.connect(&(0..tiles.size()).filter(is_neighbour).collect::<Vec<_>>())?;
+        if plan.layout.mixture().is_some() {
+            let tensor = self.along(Axis::Tensor);
+            tensor.connect(&(0..tensor.size()).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// The same where so many ranks compute in the memory of one device, and not all of the world.
+    pub fn sharing(self, ranks: usize) -> Ranks {
+        Ranks { sharing: ranks, ..self }
+    }
+
+    /// How many ranks share the memory of its device.
+    pub fn ranks_of_device(&self) -> usize {
+        self.sharing
     }
 
     /// Its place on the mesh.

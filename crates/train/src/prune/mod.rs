@@ -331,13 +331,9 @@ pub fn pruner(plan: &Plan, steps: u64) -> Result<Option<Box<dyn Pruner>>> {
     }))
 }
 
-/// Bytes that a rank's tensors may take of its device, where that is known. Ranks share the host's memory; a card is a rank's own.
+/// Bytes that the tensors of each of so many ranks may take of the device that they share, where that is known.
 pub fn memory(device: &Device, ranks: usize) -> Option<u64> {
-    let sharing = match device {
-        Device::Cpu(_) => ranks,
-        Device::Cuda(_) => 1,
-    };
-    Some((device.memory()? / sharing) as u64)
+    Some((device.memory()? / ranks) as u64)
 }
 
 /// Whether a mask keeps a place.

@@ -86,8 +86,8 @@ impl Run {
         let leads = ranks.leads();
         let claim = (leads && !place.claimed).then(|| place.claim()).transpose()?;
         let mut folder = claim.as_ref().map_or(place.folder.clone(), |claim| claim.folder().to_owned());
-        if place.numbered {
-            // It is rank 0 that knows the number.
+        if !ranks.is_alone() {
+            // It is rank 0 that knows where a numbered one is, or one that its supervisor has claimed.
             let said = exchange(ranks.world(), folder.as_os_str().as_bytes())?;
             folder = OsStr::from_bytes(&said[0]).into();
         }

@@ -26,8 +26,6 @@ pub struct Executor {
     schedule: Schedule,
     rank: usize,
     others: Communicator,
-    /// The same ranks, for notices: where a transport has no tags, they must not come between tensors.
-    notices: Communicator,
     /// The place of the next action in the list.
     position: usize,
     /// Receives before this place of the list are posted.
@@ -41,14 +39,21 @@ pub struct Executor {
 impl Executor {
     /// At the beginning of a list. `others` are the ranks of the pipeline, in their order.
     pub fn new(schedule: Schedule, others: Communicator) -> Executor {
-        let (rank, messages, notices) = (others.rank(), Messages::default(), others.clone());
+        let (rank, messages) = (others.rank(), Messages::default());
         let (position, posted, in_order, trace) = (0, 0, false, None);
-        Executor { schedule, rank, others, notices, position, posted, messages, in_order, trace }
+        Executor { schedule, rank, others, position, posted, messages, in_order, trace }
     }
 
-    /// Tells and hears over another communicator of the same ranks.
-    pub fn with_notices(self, notices: Communicator) -> Executor {
-        Executor { notices, ..self }
+    /// Connects this rank with those that its list sends to, before it begins.
+    pub fn connect(&self) -> Result<()> {
+        let peer = |action: &Action| match action {
+            Action::Send(message) => Some(message.peer),
+            _ => None,
+        };
+        let mut peers: Vec<usize> = self.list().iter().filter_map(peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        Ok(self.others.connect(&peers)?)
     }
 
     /// Keeps to the list even where the schedule lets a rank take whatever has arrived.
@@ -182,12 +187,12 @@ impl Executor {
             Action::Tell(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 // It is on its way, and nobody needs it back.
-                drop(self.notices.start_send(worker.tell(notice), notice.peer, tag)?);
+                drop(self.others.start_send(worker.tell(notice), notice.peer, tag)?);
             }
             Action::Hear(notice) => {
                 let tag = tag(&self.schedule, self.rank, &action);
                 let room = vec![0.0; notice.topic.numbers()];
-                worker.hear(notice, &self.notices.receive(room, notice.peer, tag)?);
+                worker.hear(notice, &self.others.receive(room, notice.peer, tag)?);
             }
             _ => match action.compute() {
                 Some((pass, work)) => self.compute(pass, work, worker)?,

@@ -123,8 +123,9 @@ impl Trainer {
         let held = Stage::held(plan, ranks)?;
         let weights = Weights::initialise_held(context.local(), &held, device, *dtype, plan.seed)?;
         let candidates = candidates(plan).into_iter().filter(|id| weights.holds(*id)).collect();
-        let mut executor =
-            Executor::new(plan.schedule(1)?, ranks.stages().clone()).with_notices(ranks.notices().clone());
+        let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
+        executor.connect()?;
+        ranks.connect(plan)?;
         if (!ranks.is_alone() && plan.batch.synchronises_norms()) || ranks.peers().size() > 1 {
             // Ranks that took what arrived would meet in their batch norms, or in exchanges, in different orders.
             executor = executor.in_order();

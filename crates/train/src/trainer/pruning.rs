@@ -124,7 +124,8 @@ impl Trainer {
 
     /// How candidates are scored by gradients in what memory there is, where the method does so.
     fn scoring_in_memory(&self) -> Result<Option<Scoring>> {
-        let memory = self.memory.or_else(|| prune::memory(&self.context.device, self.context.ranks.size()));
+        let memory =
+            self.memory.or_else(|| prune::memory(&self.context.device, self.context.ranks.ranks_of_device()));
         self.context.plan.scoring(memory).map_err(Error::Plan)
     }
 

@@ -3,8 +3,6 @@
 //! Forwards a rank sends pixels that neighbours read and receives those that it reads itself; backwards gradients go the same ways
 //! in reverse. Diagonal neighbours send their corners directly: all messages of an exchange start at once, and none waits for
 //! another, as it would if corners travelled along two sides.
-//!
-//! Who calls whom in which order is [`order_of_calls`]'s to say.
 
 use espalier_comm::{Communicator, Request};
 use espalier_plan::tiles::{Exchange, Neighbour, Region};
@@ -12,7 +10,9 @@ use espalier_tensor::ops::region;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-use crate::layers::calls::{HALO, order_of_calls};
+
+/// The tag of halos, which have a group of their own and come in the order in which they were sent.
+const HALO: u32 = 0;
 
 /// A rank's part in an exchange.
 #[derive(Debug)]
@@ -70,24 +70,21 @@ impl Halo {
     /// `goes` has what goes to each neighbour, where anything does.
     fn start(
         &self,
-        mut goes: Vec<Option<Tensor>>,
+        goes: Vec<Option<Tensor>>,
         comes: impl Fn(&Neighbour) -> &Region,
         like: &Like,
     ) -> Result<InFlight> {
         let (mut coming, mut going) = (Vec::new(), Vec::new());
         let neighbours = &self.exchange.neighbours;
-        let lower = neighbours.partition_point(|peer| peer.rank < self.group.rank());
-        let (from, to) = order_of_calls(lower, neighbours.len());
-        for index in from {
-            let peer = &neighbours[index];
+        for (index, peer) in neighbours.iter().enumerate() {
             if !comes(peer).is_empty() {
                 let room = like.empty(comes(peer), Category::Communication)?;
                 coming.push((index, self.group.start_receive(room, peer.rank, HALO)?));
             }
         }
-        for index in to {
-            if let Some(part) = goes[index].take() {
-                going.push(self.group.start_send(part, neighbours[index].rank, HALO)?);
+        for (peer, part) in neighbours.iter().zip(goes) {
+            if let Some(part) = part {
+                going.push(self.group.start_send(part, peer.rank, HALO)?);
             }
         }
         Ok(InFlight { coming, going })
@@ -134,45 +131,5 @@ impl Like {
     fn shape(&self, region: &Region) -> [usize; 4] {
         let [rows, columns] = region.size();
         [self.batch, rows, columns, self.channels]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
-
-    use espalier_plan::tiles::{Tiles, Window};
-
-    use super::*;
-
-    /// Calls that are carried out one after the other, each when both ranks have come to it: none waits for ever.
-    #[test]
-    fn messages_in_the_order_of_calls_do_not_wait_in_a_circle() {
-        for grid in [[2, 1], [5, 1], [2, 2], [3, 3], [4, 3]] {
-            let tiles = Tiles::cut([60, 60], grid, &[]);
-            let window = Window { kernel: 5, stride: 1, padding: 2.into() };
-            let (_, exchanges) = tiles.slide("conv", window).unwrap();
-            for up in [true, false] {
-                // Of each rank the messages of one direction, as sender and receiver.
-                let mut queues: Vec<VecDeque<(usize, usize)>> = Vec::new();
-                for (rank, exchange) in exchanges.iter().enumerate() {
-                    let peers: Vec<usize> = exchange.neighbours.iter().map(|peer| peer.rank).collect();
-                    let lower = peers.iter().filter(|peer| **peer < rank).count();
-                    let (from, to) = order_of_calls(lower, peers.len());
-                    let calls = from.map(|i| (peers[i], rank)).chain(to.map(|i| (rank, peers[i])));
-                    queues.push(calls.filter(|(from, to)| (from < to) == up).collect());
-                }
-                while let Some((from, to)) = queues.iter().flatten().next().copied() {
-                    let ready = queues.iter().filter_map(|queue| queue.front());
-                    let ready = ready.copied().find(|&(from, to)| {
-                        queues[from].front() == Some(&(from, to)) && queues[to].front() == Some(&(from, to))
-                    });
-                    let (from, to) =
-                        ready.unwrap_or_else(|| panic!("{from} to {to} never happens: {queues:?}"));
-                    queues[from].pop_front();
-                    queues[to].pop_front();
-                }
-            }
-        }
     }
 }

@@ -1,0 +1,402 @@
+//! What the ranks of a run tell each other beside their data: who has ended, who has failed and why, who has come to which
+//! call, and letters of a few bytes.
+//!
+//! It goes over the connections of the rendezvous: each rank's to rank 0, which hands on what is for others. A rank that is
+//! killed closes its connection, so that all know of it within a moment, whatever they are waiting for; one that hangs still
+//! answers, since a thread of its own does. A process that is stopped does not: it is among those who are missing.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::failure::Failed;
+use crate::rendezvous::Rendezvous;
+
+/// How long others are given to say whether they have come to a call, once a wait is over.
+const ROLL_CALL: Duration = Duration::from_millis(500);
+/// How long one who does not read holds up those who tell it something.
+const WRITE: Duration = Duration::from_secs(2);
+/// The longest text of a frame: an error's sentence, an id of NCCL's.
+const LONGEST: usize = 64 << 10;
+/// Addressed to everybody else.
+const ALL: u32 = u32::MAX;
+const HEADER: usize = 29;
+
+/// What a frame says; the numbers are those on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The sender's work is done.
+    Ended = 1,
+    /// The rank `turn` has come to a bad end: the first letter of the text says how, the rest why.
+    Failed,
+    /// Whether the `turn`-th call of the group `name` was made.
+    Ask,
+    /// The text says so.
+    Answer,
+    /// A letter.
+    Letter,
+}
+
+#[derive(Debug, Clone)]
+struct Frame {
+    kind: Kind,
+    from: u32,
+    to: u32,
+    name: u64,
+    turn: u64,
+    text: Vec<u8>,
+}
+
+/// One rank's end of what all hear of each other.
+#[derive(Debug)]
+pub(crate) struct Control {
+    rank: usize,
+    /// Of rank 0, to all others, in the order of ranks; of the others, to rank 0.
+    streams: Vec<Mutex<TcpStream>>,
+    heard: Mutex<Heard>,
+    news: Condvar,
+    failed: OnceLock<Failed>,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    ended: Vec<bool>,
+    /// Calls that this rank has made, by the group's name.
+    turns: HashMap<u64, u64>,
+    /// Whether a rank has come to a call, by name and turn.
+    answers: HashMap<(u64, u64), Vec<(usize, bool)>>,
+    letters: HashMap<u64, Vec<u8>>,
+}
+
+impl Control {
+    /// Listens from now on to what those of the rendezvous say.
+    pub(crate) fn start(rendezvous: Rendezvous) -> Result<Arc<Control>> {
+        let (rank, size) = (rendezvous.rank(), rendezvous.size());
+        let peers = rendezvous.into_streams();
+        let launch = |error: std::io::Error| Error::Launch {
+            what: format!("rank {rank} cannot listen to the others: {error}"),
+        };
+        let mut streams = Vec::new();
+        for peer in &peers {
+            let own = peer.try_clone().map_err(launch)?;
+            own.set_write_timeout(Some(WRITE)).map_err(launch)?;
+            own.set_read_timeout(None).map_err(launch)?;
+            streams.push(Mutex::new(own));
+        }
+        let heard = Mutex::new(Heard { ended: vec![false; size], ..Heard::default() });
+        let (news, failed) = (Condvar::new(), OnceLock::new());
+        let control = Arc::new(Control { rank, streams, heard, news, failed });
+        for (index, stream) in peers.into_iter().enumerate() {
+            let (control, peer) = (control.clone(), if rank == 0 { index + 1 } else { 0 });
+            let thread = thread::Builder::new().name("espalier-control".into());
+            thread.spawn(move || control.listen(peer, stream)).map_err(launch)?;
+        }
+        Ok(control)
+    }
+
+    /// Its number in the world.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The first rank that is known to have failed.
+    pub(crate) fn failed(&self) -> Option<&Failed> {
+        self.failed.get()
+    }
+
+    /// Counts a call of a group, and returns its turn.
+    pub(crate) fn begin_call(&self, name: u64) -> u64 {
+        let mut heard = self.heard();
+        let turn = heard.turns.entry(name).or_default();
+        *turn += 1;
+        *turn - 1
+    }
+
+    /// Those of `members` who have not made a call, or do not answer.
+    pub(crate) fn call_roll(&self, name: u64, turn: u64, members: &[usize]) -> Vec<usize> {
+        let others: Vec<usize> = members.iter().copied().filter(|&member| member != self.rank).collect();
+        self.heard().answers.insert((name, turn), Vec::new());
+        for &other in &others {
+            self.send(Frame { turn, ..self.frame(Kind::Ask, other as u32, name) });
+        }
+        let (until, mut heard) = (Instant::now() + ROLL_CALL, self.heard());
+        loop {
+            let answers = &heard.answers[&(name, turn)];
+            let left = until.saturating_duration_since(Instant::now());
+            if answers.len() == others.len() || left.is_zero() {
+                break;
+            }
+            heard = self.news.wait_timeout(heard, left).expect("no panic while locked").0;
+        }
+        let answers = heard.answers.remove(&(name, turn)).expect("inserted above");
+        others.into_iter().filter(|&other| !answers.contains(&(other, true))).collect()
+    }
+
+    /// Sends a letter, which the other finds under its name.
+    pub(crate) fn post(&self, to: usize, name: u64, text: Vec<u8>) {
+        self.send(Frame { text, ..self.frame(Kind::Letter, to as u32, name) });
+    }
+
+    /// Waits for a letter, for as long as no rank has failed.
+    pub(crate) fn fetch(&self, name: u64) -> Result<Vec<u8>, String> {
+        let mut heard = self.heard();
+        loop {
+            if let Some(text) = heard.letters.remove(&name) {
+                return Ok(text);
+            }
+            if let Some(Failed { rank, how, why }) = self.failed() {
+                return Err(format!("rank {rank} {how}: {why}"));
+            }
+            heard = self.news.wait(heard).expect("no panic while locked");
+        }
+    }
+
+    /// Tells all that this rank's work is done, and waits for theirs; returns whether they have ended within the limit, or one
+    /// of them has failed.
+    pub(crate) fn end(&self, limit: Duration) -> bool {
+        self.heard().ended[self.rank] = true;
+        self.send(self.frame(Kind::Ended, ALL, 0));
+        let is_over = |heard: &mut Heard| self.failed().is_some() || heard.ended.iter().all(|&ended| ended);
+        let waited = self.news.wait_timeout_while(self.heard(), limit, |heard| !is_over(heard));
+        !waited.expect("no panic while locked").1.timed_out()
+    }
+
+    /// Tells all that this rank has failed, unless another was the first to.
+    pub(crate) fn fail(&self, how: &'static str, why: String) {
+        self.heard().ended[self.rank] = true;
+        if self.note(Failed { rank: self.rank, how, why }) {
+            self.tell_failed();
+        }
+        // What was said is delivered before the end of what is said.
+        for stream in &self.streams {
+            let _ = stream.lock().expect("no panic while locked").shutdown(Shutdown::Write);
+        }
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().expect("no panic while locked")
+    }
+
+    fn frame(&self, kind: Kind, to: u32, name: u64) -> Frame {
+        Frame { kind, from: self.rank as u32, to, name, turn: 0, text: Vec::new() }
+    }
+
+    /// Hears one connection until it is closed.
+    fn listen(&self, peer: usize, mut stream: TcpStream) {
+        while let Ok(frame) = Frame::read(&mut stream) {
+            self.send(frame);
+        }
+        if !self.heard().ended[peer] {
+            let why = "its connection was closed, as of a process that was killed".to_owned();
+            if self.note(Failed { rank: peer, how: "was lost", why }) {
+                self.tell_failed();
+            }
+        }
+    }
+
+    /// Hands a frame to whom it is for: that may be this rank, or, on rank 0, others.
+    fn send(&self, frame: Frame) {
+        let (own, from) = (self.rank as u32, frame.from);
+        let is_hub = self.rank == 0;
+        // From somebody else, or from oneself to oneself.
+        if from != own && (frame.to == own || frame.to == ALL) {
+            self.hear(&frame);
+        }
+        let bytes = frame.bytes();
+        for (index, stream) in self.streams.iter().enumerate() {
+            let receiver = index as u32 + 1;
+            let wanted = match is_hub {
+                true => frame.to == receiver || frame.to == ALL && from != receiver,
+                false => from == own && frame.to != own,
+            };
+            if wanted {
+                // One that cannot be told is found missing.
+                let _ = stream.lock().expect("no panic while locked").write_all(&bytes);
+            }
+        }
+    }
+
+    fn hear(&self, frame: &Frame) {
+        let from = frame.from as usize;
+        match frame.kind {
+            Kind::Ended => self.heard().ended[from] = true,
+            Kind::Failed => {
+                let how = match frame.text.first() {
+                    Some(b'p') => "panicked",
+                    Some(b'w') => "was lost",
+                    _ => "failed",
+                };
+                let why = String::from_utf8_lossy(frame.text.get(1..).unwrap_or_default()).into_owned();
+                self.heard().ended[from] = true;
+                self.note(Failed { rank: frame.turn as usize, how, why });
+            }
+            Kind::Ask => {
+                let made = self.heard().turns.get(&frame.name).copied().unwrap_or(0);
+                let answer = self.frame(Kind::Answer, frame.from, frame.name);
+                let text = vec![u8::from(made > frame.turn)];
+                self.send(Frame { turn: frame.turn, text, ..answer });
+            }
+            Kind::Answer => {
+                if let Some(answers) = self.heard().answers.get_mut(&(frame.name, frame.turn)) {
+                    answers.push((from, frame.text == [1]));
+                }
+            }
+            Kind::Letter => drop(self.heard().letters.insert(frame.name, frame.text.clone())),
+        }
+        self.news.notify_all();
+    }
+
+    /// Notes who failed; returns whether it is the first.
+    fn note(&self, failed: Failed) -> bool {
+        let is_first = self.failed.set(failed).is_ok();
+        // Whoever is about to wait has looked, or will be woken up.
+        drop(self.heard());
+        self.news.notify_all();
+        is_first
+    }
+
+    fn tell_failed(&self) {
+        let Some(Failed { rank, how, why }) = self.failed() else { return };
+        let mut text = vec![how.as_bytes()[0]];
+        text.extend(why.bytes().take(LONGEST - 1));
+        self.send(Frame { turn: *rank as u64, text, ..self.frame(Kind::Failed, ALL, 0) });
+    }
+}
+
+impl Frame {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.kind as u8];
+        bytes.extend(self.from.to_le_bytes());
+        bytes.extend(self.to.to_le_bytes());
+        bytes.extend(self.name.to_le_bytes());
+        bytes.extend(self.turn.to_le_bytes());
+        bytes.extend((self.text.len() as u32).to_le_bytes());
+        bytes.extend(&self.text);
+        bytes
+    }
+
+    fn read(stream: &mut impl Read) -> std::io::Result<Frame> {
+        let mut header = [0; HEADER];
+        stream.read_exact(&mut header)?;
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        let kinds = [Kind::Ended, Kind::Failed, Kind::Ask, Kind::Answer, Kind::Letter];
+        let kind = kinds.into_iter().find(|kind| *kind as u8 == header[0]);
+        let length = word(25) as usize;
+        let Some(kind) = kind.filter(|_| length <= LONGEST) else {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        };
+        let mut text = vec![0; length];
+        stream.read_exact(&mut text)?;
+        Ok(Frame { kind, from: word(1), to: word(5), name: long(9), turn: long(17), text })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::rendezvous::Place;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Ranks as threads, each with its end.
+    fn ranks<R: Send>(size: usize, work: impl Fn(usize, Arc<Control>) -> R + Sync) -> Vec<R> {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap();
+        let one = |rank: usize| {
+            let (host, ports) = ("127.0.0.1".to_owned(), vec![free.port()]);
+            let place = Place { rank, size, local_rank: rank, host, ports };
+            work(rank, Control::start(Rendezvous::meet(&place, LONG).unwrap()).unwrap())
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || one(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn first_failure(control: &Control) -> Failed {
+        let start = Instant::now();
+        while control.failed().is_none() {
+            assert!(start.elapsed() < LONG, "nothing was heard");
+            thread::sleep(Duration::from_millis(1));
+        }
+        control.failed().unwrap().clone()
+    }
+
+    #[test]
+    fn letters_arrive_and_all_wait_for_the_last() {
+        let letters = ranks(4, |rank, control| {
+            (0..4)
+                .filter(|&to| to != rank)
+                .for_each(|to| control.post(to, rank as u64, vec![rank as u8, to as u8]));
+            let from = (rank + 1) % 4;
+            let letter = control.fetch(from as u64).unwrap();
+            assert!(control.end(LONG) && control.failed().is_none());
+            (letter, from)
+        });
+        for (rank, (letter, from)) in letters.into_iter().enumerate() {
+            assert_eq!(letter, [from as u8, rank as u8]);
+        }
+    }
+
+    #[test]
+    fn the_roll_names_those_who_have_not_come_and_those_who_are_silent() {
+        let rolls = ranks(4, |rank, control| {
+            let missing = match rank {
+                1 => {
+                    control.begin_call(7);
+                    let turn = control.begin_call(7);
+                    // Until the others have made their calls.
+                    (0..4).filter(|&from| from != 1).for_each(|from| drop(control.fetch(100 + from as u64)));
+                    control.call_roll(7, turn, &[0, 1, 2, 3])
+                }
+                // Rank 2 has made one call less.
+                _ => {
+                    (0..if rank == 2 { 1 } else { 2 }).for_each(|_| assert!(control.begin_call(7) < 2));
+                    control.post(1, 100 + rank as u64, Vec::new());
+                    Vec::new()
+                }
+            };
+            control.end(LONG);
+            missing
+        });
+        assert_eq!(rolls[1], [2]);
+    }
+
+    #[test]
+    fn a_rank_that_fails_is_known_to_all_with_its_words() {
+        for bad in [0, 2] {
+            let heard = ranks(3, |rank, control| {
+                if rank == bad {
+                    control.fail("panicked", "the disk is on fire".into());
+                }
+                first_failure(&control)
+            });
+            for failed in heard {
+                assert_eq!((failed.rank, failed.how, &*failed.why), (bad, "panicked", "the disk is on fire"));
+            }
+        }
+    }
+
+    /// As when a process is killed: its connections close, and nothing was said.
+    #[test]
+    fn a_rank_whose_connection_closes_is_lost() {
+        for bad in [0, 1] {
+            let heard = ranks(3, |rank, control| {
+                if rank == bad {
+                    for stream in &control.streams {
+                        stream.lock().unwrap().shutdown(Shutdown::Both).unwrap();
+                    }
+                }
+                let failed = first_failure(&control);
+                (rank != bad).then_some((failed.rank, failed.how))
+            });
+            assert_eq!(heard.into_iter().flatten().collect::<Vec<_>>(), [(bad, "was lost"); 2]);
+        }
+    }
+}

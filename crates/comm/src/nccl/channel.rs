@@ -1,0 +1,140 @@
+//! A communicator of NCCL with a stream of its own, beside the card's compute stream.
+//!
+//! Some of NCCL's calls wait for other ranks inside the call, and cannot be given up. So every channel belongs to one thread that
+//! does nothing else, and ranks wait for that thread with a limit.
+
+use std::convert::Infallible;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::CUstream;
+use espalier_tensor::cuda::Cuda;
+
+use super::library::{Comm, Nccl, UniqueId};
+use crate::control::Control;
+use crate::mark::Mark;
+
+/// How long a thread keeps its core while it looks after calls, before it lets others have it between two looks.
+const EAGER: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// What the threads of a rank have in common.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) nccl: &'static Nccl,
+    pub(super) cuda: Cuda,
+    pub(super) control: Arc<Control>,
+    /// Held by each thread until it has ended.
+    pub(super) _open: Sender<Infallible>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("control", &self.control).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Starts a thread that makes calls of NCCL.
+    pub(super) fn spawn(&self, name: &str, work: impl FnOnce(Shared) + Send + 'static) -> Result<(), String> {
+        let shared = self.clone();
+        let thread = thread::Builder::new().name(format!("espalier-{name}"));
+        thread.spawn(move || work(shared)).map(drop).map_err(|e| format!("no thread for it: {e}"))
+    }
+
+    /// An id by which the ranks of a new communicator find each other.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: NCCL writes the id.
+        self.nccl.check(unsafe { (self.nccl.get_unique_id)(&mut id) })?;
+        Ok(id)
+    }
+
+    /// A mark behind the compute stream's work so far.
+    pub(super) fn mark(&self) -> Result<Mark, String> {
+        self.cuda.bind().map_err(|e| e.to_string())?;
+        Mark::new(self.cuda.compute().raw())
+    }
+}
+
+/// A communicator and its stream.
+pub(super) struct Channel {
+    nccl: &'static Nccl,
+    comm: Comm,
+    /// The same card as if it were another: its compute stream is the channel's, so that kernels can be queued there too.
+    beside: Cuda,
+}
+
+impl Channel {
+    /// Connects all ranks that have the same id; waits for them, inside a call.
+    pub(super) fn connect(
+        shared: &Shared,
+        id: UniqueId,
+        rank: usize,
+        size: usize,
+    ) -> Result<Channel, String> {
+        shared.cuda.bind().map_err(|e| e.to_string())?;
+        let beside = shared.cuda.another().map_err(|e| e.to_string())?;
+        let (nccl, mut comm) = (shared.nccl, null_mut());
+        // SAFETY: the card is current on this thread; NCCL writes the handle.
+        nccl.check(unsafe { (nccl.comm_init_rank)(&mut comm, size as c_int, id, rank as c_int) })?;
+        Ok(Channel { nccl, comm, beside })
+    }
+
+    /// The channel's own handle of the card.
+    pub(super) fn beside(&self) -> &Cuda {
+        &self.beside
+    }
+
+    /// Queues calls of NCCL, and kernels, behind a mark; the one that is returned passes when they are done.
+    pub(super) fn queue(
+        &self,
+        ready: &Mark,
+        calls: impl FnOnce(&Nccl, Comm, &Cuda) -> Result<(), String>,
+    ) -> Result<Mark, String> {
+        let stream: CUstream = self.beside.compute().raw();
+        ready.hold_back(stream)?;
+        calls(self.nccl, self.comm, &self.beside)?;
+        Mark::new(stream)
+    }
+
+    /// Whether a mark has passed; what went wrong meanwhile shows here.
+    pub(super) fn has_passed(&self, mark: &Mark) -> Result<bool, String> {
+        let mut code = 0;
+        // SAFETY: the communicator lives; NCCL writes a code.
+        self.nccl.check(unsafe { (self.nccl.comm_get_async_error)(self.comm, &mut code) })?;
+        self.nccl.check(code)?;
+        mark.has_passed()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: it was created for this channel and is given back once, before its stream; nothing is queued any more.
+        unsafe {
+            let _ = (self.nccl.comm_destroy)(self.comm);
+        }
+    }
+}
+
+/// The rest between two looks at what is under way.
+pub(super) struct Rest(Instant);
+
+impl Rest {
+    pub(super) fn new() -> Rest {
+        Rest(Instant::now())
+    }
+
+    /// Something has moved: more may soon.
+    pub(super) fn moved(&mut self) {
+        self.0 = Instant::now();
+    }
+
+    pub(super) fn take(&self) {
+        if self.0.elapsed() < EAGER { std::hint::spin_loop() } else { thread::sleep(PAUSE) }
+    }
+}

@@ -1,0 +1,184 @@
+//! The thread that carries out the collective calls of a group, one after the other, as all its ranks do.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+
+use espalier_tensor::Tensor;
+
+use super::channel::{Channel, Rest, Shared};
+use super::exchange::{Exchange, Wire};
+use super::library::{UniqueId, datatype, operation};
+use super::part::Part;
+use crate::call::{Operation, Reduce};
+use crate::data::Element;
+use crate::error::Error;
+use crate::mark::Mark;
+use crate::ticket::Ticket;
+
+/// What a call read, and what it wrote.
+pub(super) type Parts = (Option<Part>, Option<Part>);
+
+/// A call with all the memory that it needs.
+pub(super) struct Job {
+    /// What NCCL is to do; the ticket says what was asked for.
+    pub(super) operation: Operation,
+    pub(super) parts: Parts,
+    pub(super) element: Element,
+    /// How many elements: of the whole where there are parts.
+    pub(super) elements: usize,
+    /// Room for the shares of other ranks, of a sum that is ours.
+    pub(super) scratch: Option<Tensor>,
+    /// Behind the work of the compute stream that made the data, or last used the room for it.
+    pub(super) ready: Mark,
+    pub(super) ticket: Arc<Ticket<Parts>>,
+}
+
+/// What the thread is told.
+pub(super) enum Order {
+    /// Connect the ranks of the group.
+    Connect(Arc<Ticket<Parts>>),
+    Call(Box<Job>),
+}
+
+/// A rank's place in a group.
+#[derive(Debug, Clone)]
+pub(super) struct Seat {
+    /// The group's, the same on all its ranks.
+    pub(super) name: u64,
+    /// The ranks of the world that form it.
+    pub(super) members: Arc<[usize]>,
+    pub(super) rank: usize,
+}
+
+impl Seat {
+    /// Its number in the world.
+    pub(super) fn world_rank(&self) -> usize {
+        self.members[self.rank]
+    }
+}
+
+/// Starts the thread of a group.
+pub(super) fn start(shared: &Shared, seat: Seat) -> Result<Sender<Order>, String> {
+    let (orders, inbox) = mpsc::channel();
+    shared.spawn("collectives", move |shared| Worker { shared, seat, channel: None }.work(&inbox))?;
+    Ok(orders)
+}
+
+struct Worker {
+    shared: Shared,
+    seat: Seat,
+    channel: Option<Channel>,
+}
+
+impl Worker {
+    fn work(mut self, orders: &Receiver<Order>) {
+        let mut under_way: VecDeque<(Mark, Job)> = VecDeque::new();
+        let mut rest = Rest::new();
+        loop {
+            let order = match under_way.is_empty() {
+                true => orders.recv().map_err(|_| TryRecvError::Disconnected),
+                false => orders.try_recv(),
+            };
+            match order {
+                Ok(Order::Connect(ticket)) => {
+                    let failed = |why| Error::Carrier { rank: ticket.rank, call: ticket.call, why };
+                    ticket.deliver(self.connect().map(|()| (None, None)).map_err(failed));
+                }
+                Ok(Order::Call(job)) => match self.launch(&job) {
+                    Ok(mark) => under_way.push_back((mark, *job)),
+                    Err(why) => give_up(*job, why),
+                },
+                Err(TryRecvError::Disconnected) if under_way.is_empty() => return,
+                Err(_) => {}
+            }
+            let (Some(channel), Some((mark, _))) = (&self.channel, under_way.front()) else { continue };
+            match channel.has_passed(mark) {
+                Ok(true) => {
+                    let (_, job) = under_way.pop_front().expect("it is the first");
+                    job.ticket.deliver(Ok(job.parts));
+                    rest.moved();
+                }
+                Ok(false) if self.shared.control.failed().is_none() => rest.take(),
+                // Nobody comes any more. The card may still write: memory and communicator are given up.
+                Ok(false) => {
+                    under_way.drain(..).for_each(|(_, job)| std::mem::forget(job));
+                    return std::mem::forget(self.channel.take());
+                }
+                Err(why) => under_way.drain(..).for_each(|(_, job)| give_up(job, why.clone())),
+            }
+        }
+    }
+
+    /// Rank 0 of the group makes an id and tells it to the others.
+    fn connect(&mut self) -> Result<(), String> {
+        let Seat { name, members, rank } = &self.seat;
+        let id = if *rank == 0 {
+            let id = self.shared.unique_id()?;
+            let text = id.0.map(|letter| letter as u8);
+            members[1..].iter().for_each(|&member| self.shared.control.post(member, *name, text.to_vec()));
+            id
+        } else {
+            let text: [u8; 128] =
+                self.shared.control.fetch(*name)?[..].try_into().map_err(|_| "no id came")?;
+            UniqueId(text.map(|letter| letter as _))
+        };
+        self.channel = Some(Channel::connect(&self.shared, id, *rank, members.len())?);
+        Ok(())
+    }
+
+    fn launch(&self, job: &Job) -> Result<Mark, String> {
+        let channel = self.channel.as_ref().ok_or("the group is not connected")?;
+        let (n, size) = (job.elements, self.seat.members.len());
+        let kind = datatype(job.element);
+        let address = |part: &Option<Part>| part.as_ref().map_or(0, Part::address);
+        let (from, to) = (address(&job.parts.0), address(&job.parts.1));
+        channel.queue(&job.ready, |nccl, comm, beside| {
+            let stream = beside.compute().raw();
+            if let Some(scratch) = &job.scratch {
+                let exchange = Exchange { elements: n, ranks: size, rank: self.seat.rank };
+                let (element, scratch) = (job.element, scratch.cuda_buffer().address());
+                let wire = Wire { nccl, comm, beside, element, scratch };
+                // SAFETY: as below; the scratch space too is kept until the call is done.
+                return unsafe {
+                    match job.operation {
+                        Operation::ReduceScatter(_) => wire.reduce_scatter(exchange, from, to),
+                        _ => wire.all_reduce(exchange, to),
+                    }
+                };
+            }
+            // SAFETY: the addresses are of tensors on this card with as many elements, which the job keeps until the
+            // call is done, and which the compute stream has finished with where the mark has passed.
+            let code = unsafe {
+                match job.operation {
+                    Operation::Broadcast { root } => {
+                        (nccl.broadcast)(to, to, n, kind, root as i32, comm, stream)
+                    }
+                    Operation::AllReduce(how) => {
+                        (nccl.all_reduce)(to, to, n, kind, operation(how), comm, stream)
+                    }
+                    Operation::ReduceScatter(how) => {
+                        (nccl.reduce_scatter)(from, to, n / size, kind, operation(how), comm, stream)
+                    }
+                    Operation::AllGather | Operation::Split => {
+                        (nccl.all_gather)(from, to, n / size, kind, comm, stream)
+                    }
+                    Operation::Barrier => {
+                        (nccl.all_reduce)(to, to, 1, kind, operation(Reduce::Sum), comm, stream)
+                    }
+                    Operation::Send { .. } | Operation::Receive { .. } => {
+                        unreachable!("links carry messages")
+                    }
+                }
+            };
+            nccl.check(code)
+        })
+    }
+}
+
+/// Ends a call that NCCL refused. The card may still write to its memory, which is given up.
+fn give_up(job: Job, why: String) {
+    let ticket = job.ticket.clone();
+    std::mem::forget(job);
+    ticket.deliver(Err(Error::Carrier { rank: ticket.rank, call: ticket.call, why }));
+}

@@ -1,0 +1,235 @@
+//! The sender's end of a link: a thread that announces messages and has them carried when there is room for them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Read;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::thread;
+
+use espalier_tensor::{Category, DType, Device, Tensor};
+
+use super::channel::{Channel, Rest, Shared};
+use super::library::{UniqueId, datatype};
+use super::links::{Frame, Header, Parcel};
+use crate::data::{Data, Element};
+use crate::error::Error;
+use crate::mark::Mark;
+use crate::ticket::Ticket;
+
+/// What the thread hears.
+pub(super) enum Event {
+    /// From its rank: carry this.
+    Send(Parcel),
+    /// From its rank: be connected.
+    Connect(Arc<Ticket<Data>>),
+    /// From the other side: there is room for the message of this number.
+    Room(u64),
+    /// From its rank: that was all.
+    End,
+    /// The connection is gone.
+    Lost,
+}
+
+/// Starts the threads of a link over a connection; `events` is the way to the one that works.
+pub(super) fn start(
+    shared: &Shared,
+    stream: TcpStream,
+    events: Sender<Event>,
+    inbox: Receiver<Event>,
+) -> Result<(), String> {
+    let answers = stream.try_clone().map_err(|e| e.to_string())?;
+    let listener = thread::Builder::new().name("espalier-room".into());
+    listener.spawn(move || listen(answers, &events)).map_err(|e| format!("no thread for it: {e}"))?;
+    shared.spawn("outbound", move |shared| {
+        let (channel, waiting, announced) = (None, VecDeque::new(), HashMap::new());
+        Outbound { shared, stream, channel, waiting, announced, next: 0, under_way: VecDeque::new() }
+            .work(&inbox);
+    })
+}
+
+/// Hears where there is room, until the connection is closed.
+fn listen(mut stream: TcpStream, events: &Sender<Event>) {
+    let mut number = [0; 8];
+    while stream.read_exact(&mut number).is_ok() {
+        if events.send(Event::Room(u64::from_le_bytes(number))).is_err() {
+            return;
+        }
+    }
+    let _ = events.send(Event::Lost);
+}
+
+struct Outbound {
+    shared: Shared,
+    stream: TcpStream,
+    channel: Option<Channel>,
+    /// What the compute stream is still making.
+    waiting: VecDeque<Parcel>,
+    /// What the other side knows of, by number.
+    announced: HashMap<u64, Parcel>,
+    next: u64,
+    under_way: VecDeque<(Mark, Parcel)>,
+}
+
+impl Outbound {
+    fn work(mut self, events: &Receiver<Event>) {
+        let (mut rest, mut ending) = (Rest::new(), false);
+        loop {
+            let idle = self.waiting.is_empty() && self.under_way.is_empty();
+            if ending && idle && self.announced.is_empty() {
+                break;
+            }
+            let event = match idle {
+                true => events.recv().map_err(|_| TryRecvError::Disconnected),
+                false => events.try_recv(),
+            };
+            let moved = event.is_ok();
+            match event {
+                Ok(Event::Send(parcel)) if parcel.ready.is_none() => self.hand_over(parcel),
+                Ok(Event::Send(parcel)) => self.waiting.push_back(parcel),
+                Ok(Event::Connect(ticket)) => {
+                    let failed = |why| Error::Carrier { rank: ticket.rank, call: ticket.call, why };
+                    ticket.deliver(self.connect().map(|()| Data::U64(Vec::new())).map_err(failed));
+                }
+                Ok(Event::Room(number)) => self.carry(number),
+                Ok(Event::End) => ending = true,
+                // The control connection says who is gone, and why.
+                Ok(Event::Lost) | Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {}
+            }
+            if moved | self.announce() | self.deliver() {
+                rest.moved();
+            } else if self.shared.control.failed().is_some() {
+                break;
+            } else {
+                rest.take();
+            }
+        }
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if !self.under_way.is_empty() || self.shared.control.failed().is_some() {
+            // The card may still read: memory and communicator are given up.
+            std::mem::forget(self);
+        }
+    }
+
+    /// Sends a message of the host.
+    fn hand_over(&mut self, parcel: Parcel) {
+        let frame = Frame::Here(header(&parcel), parcel.data.bytes().to_vec());
+        match frame.write(&mut self.stream) {
+            Ok(()) => parcel.ticket.deliver(Ok(parcel.data)),
+            Err(error) => refuse(parcel, error.to_string()),
+        }
+    }
+
+    /// Announces what has been made; returns whether anything was.
+    fn announce(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(parcel) = self.waiting.front() {
+            match parcel.is_ready() {
+                Ok(false) => break,
+                Ok(true) => {
+                    let parcel = self.waiting.pop_front().expect("it is the first");
+                    let said = self.connect().and_then(|()| {
+                        let frame = Frame::Announced(self.next, header(&parcel));
+                        frame.write(&mut self.stream).map_err(|e| e.to_string())
+                    });
+                    match said {
+                        Ok(()) => drop(self.announced.insert(self.next, parcel)),
+                        Err(why) => refuse(parcel, why),
+                    }
+                    self.next += 1;
+                }
+                Err(why) => refuse(self.waiting.pop_front().expect("it is the first"), why),
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    /// There is room for a message: NCCL carries it.
+    fn carry(&mut self, number: u64) {
+        let (Some(parcel), Some(channel)) = (self.announced.remove(&number), &self.channel) else { return };
+        let (Data::Tensor(tensor), Some(ready)) = (&parcel.data, &parcel.ready) else {
+            return refuse(parcel, "only what is on a card is announced".into());
+        };
+        let (address, n, kind) =
+            (tensor.cuda_buffer().address(), tensor.len(), datatype(parcel.data.element()));
+        let queued = channel.queue(ready, |nccl, comm, beside| {
+            // SAFETY: the tensor is on this card and is kept until the mark has passed.
+            nccl.check(unsafe { (nccl.send)(address, n, kind, 1, comm, beside.compute().raw()) })
+        });
+        match queued {
+            Ok(mark) => self.under_way.push_back((mark, parcel)),
+            Err(why) => refuse(parcel, why),
+        }
+    }
+
+    /// Gives back what was carried; returns whether anything was.
+    fn deliver(&mut self) -> bool {
+        let (Some(channel), Some((mark, _))) = (&self.channel, self.under_way.front()) else { return false };
+        match channel.has_passed(mark) {
+            Ok(false) => return false,
+            Ok(true) => {
+                let (_, parcel) = self.under_way.pop_front().expect("it is the first");
+                parcel.ticket.deliver(Ok(parcel.data));
+            }
+            Err(why) => self.under_way.drain(..).for_each(|(_, parcel)| refuse(parcel, why.clone())),
+        }
+        true
+    }
+
+    /// Connects the two ranks by NCCL, unless they are; waits for the other side, inside calls.
+    fn connect(&mut self) -> Result<(), String> {
+        if self.channel.is_some() {
+            return Ok(());
+        }
+        self.shared.cuda.bind().map_err(|e| e.to_string())?;
+        let id = self.shared.unique_id()?;
+        let letters = Box::new(id.0.map(|letter| letter as u8));
+        Frame::Id(letters).write(&mut self.stream).map_err(|e| e.to_string())?;
+        self.channel = Some(first_message(&self.shared, id, 0)?);
+        Ok(())
+    }
+}
+
+/// The communicator of a link, with its first message behind it: only that connects its two ranks. Of these 0 sends and 1
+/// receives.
+pub(super) fn first_message(shared: &Shared, id: UniqueId, rank: usize) -> Result<Channel, String> {
+    let channel = Channel::connect(shared, id, rank, 2)?;
+    let device = Device::Cuda(channel.beside().clone());
+    let word =
+        Tensor::zeros(&device, &[1], DType::U32, Category::Communication).map_err(|e| e.to_string())?;
+    let address = word.cuda_buffer().address();
+    let ready = Mark::new(channel.beside().compute().raw())?;
+    let mark = channel.queue(&ready, |nccl, comm, beside| {
+        let (kind, stream) = (datatype(Element::U32), beside.compute().raw());
+        // SAFETY: the word is on this card, and is kept until the mark has passed.
+        nccl.check(unsafe {
+            match rank {
+                0 => (nccl.send)(address, 1, kind, 1, comm, stream),
+                _ => (nccl.receive)(address, 1, kind, 0, comm, stream),
+            }
+        })
+    })?;
+    let rest = Rest::new();
+    while !channel.has_passed(&mark)? {
+        if shared.control.failed().is_some() {
+            std::mem::forget((word, channel));
+            return Err("another rank has failed".into());
+        }
+        rest.take();
+    }
+    drop(word);
+    Ok(channel)
+}
+
+fn header(parcel: &Parcel) -> Header {
+    Header { key: parcel.key, element: parcel.data.element(), elements: parcel.data.len() }
+}
+
+/// Ends a message that cannot be carried. The card may still read its memory, which is given up.
+pub(super) fn refuse(parcel: Parcel, why: String) {
+    let ticket = parcel.ticket.clone();
+    std::mem::forget(parcel);
+    ticket.deliver(Err(Error::Carrier { rank: ticket.rank, call: ticket.call, why }));
+}
