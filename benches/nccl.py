@@ -10,7 +10,7 @@ binary is target/release/espalier unless ESPALIER says otherwise; the conformanc
 ESPALIER_COMM_TESTS names its test program (`cargo test -p espalier-comm --test comm --no-run`). Standard library only.
 Prints a table, and ends with 1 where a row is wrong. Without a GPU or such a NCCL it says so and ends well.
 """
-import argparse, json, os, re, shutil, signal, socket, subprocess, sys, tempfile, time
+import argparse, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BINARY = os.environ.get("ESPALIER", os.path.join(ROOT, "target/release/espalier"))
@@ -104,9 +104,12 @@ LAYOUTS = [
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """One that nobody listens on, below those that systems give to outgoing connections."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def clean():

@@ -6,8 +6,8 @@
 use std::convert::Infallible;
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -114,6 +114,9 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        // Few programs give communicators back from several threads at once, and nobody waits for it here.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = ONE_AT_A_TIME.lock();
         // SAFETY: it was created for this channel and is given back once, before its stream; nothing is queued any more.
         unsafe {
             let _ = (self.nccl.comm_destroy)(self.comm);

@@ -65,10 +65,11 @@ pub(super) fn start(shared: &Shared, seat: Seat) -> Result<Sender<Order>, String
     Ok(orders)
 }
 
+// The channel is closed before others hear, by what is shared, that the thread has ended.
 struct Worker {
-    shared: Shared,
-    seat: Seat,
     channel: Option<Channel>,
+    seat: Seat,
+    shared: Shared,
 }
 
 impl Worker {

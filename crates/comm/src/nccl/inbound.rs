@@ -65,17 +65,18 @@ impl Announced {
     }
 }
 
+// The channel is closed before others hear, by what is shared, that the thread has ended.
 struct Inbound {
-    shared: Shared,
+    channel: Option<Channel>,
     /// The sender's number in the world.
     peer: usize,
     stream: Option<TcpStream>,
-    channel: Option<Channel>,
     announced: HashMap<Key, VecDeque<Announced>>,
     rooms: HashMap<Key, VecDeque<Parcel>>,
     /// Announced, with room, which the compute stream still uses.
     matched: VecDeque<(u64, Parcel)>,
     under_way: VecDeque<(Mark, Parcel)>,
+    shared: Shared,
 }
 
 impl Inbound {
@@ -139,6 +140,8 @@ impl Inbound {
                 continue;
             }
             match message {
+                // Nothing at all may well be for a card.
+                Announced::Here(..) if header.elements == 0 => room.ticket.deliver(Ok(room.data)),
                 Announced::Here(_, bytes) if room.ready.is_none() => {
                     room.data.bytes_mut().copy_from_slice(&bytes);
                     room.ticket.deliver(Ok(room.data));
@@ -146,8 +149,6 @@ impl Inbound {
                 Announced::OnCard(number, _) if room.ready.is_some() => {
                     self.matched.push_back((number, room))
                 }
-                // Nothing at all is sent as if it were on the host.
-                Announced::Here(..) if header.elements == 0 => room.ticket.deliver(Ok(room.data)),
                 _ => refuse(room, "one of the two tensors is on a card, the other on the host".into()),
             }
         }

@@ -59,16 +59,17 @@ fn listen(mut stream: TcpStream, events: &Sender<Event>) {
     let _ = events.send(Event::Lost);
 }
 
+// The channel is closed before others hear, by what is shared, that the thread has ended.
 struct Outbound {
-    shared: Shared,
-    stream: TcpStream,
     channel: Option<Channel>,
+    stream: TcpStream,
     /// What the compute stream is still making.
     waiting: VecDeque<Parcel>,
     /// What the other side knows of, by number.
     announced: HashMap<u64, Parcel>,
     next: u64,
     under_way: VecDeque<(Mark, Parcel)>,
+    shared: Shared,
 }
 
 impl Outbound {
@@ -114,7 +115,9 @@ impl Outbound {
 
     /// Sends a message of the host.
     fn hand_over(&mut self, parcel: Parcel) {
-        let frame = Frame::Here(header(&parcel), parcel.data.bytes().to_vec());
+        // Nothing at all may well be on a card.
+        let bytes = if parcel.data.is_empty() { Vec::new() } else { parcel.data.bytes().to_vec() };
+        let frame = Frame::Here(header(&parcel), bytes);
         match frame.write(&mut self.stream) {
             Ok(()) => parcel.ticket.deliver(Ok(parcel.data)),
             Err(error) => refuse(parcel, error.to_string()),

@@ -11,8 +11,8 @@ use crate::data::{ELEMENTS, assert_holds, floats, message, receive_buffer};
 /// A case of the suite.
 pub type Case = fn(&Communicator) -> Result<(), Error>;
 
-/// How an error ends where a transport has no messages from a rank to itself: NCCL, on one rank.
-pub const TO_ITSELF: &str = "from a rank to itself";
+/// How an error ends where a rank that is alone in its world cannot send to the next, which is itself: with NCCL.
+pub const TO_ITSELF: &str = "has nobody to talk to";
 
 /// All cases, by name.
 pub const CASES: &[(&str, Case)] = &[
