@@ -2,6 +2,7 @@
 //! wrong with a run file is wrong on every rank, and a rank that fails stops all others. A person should read each sentence
 //! once. Those that are threads here end with the process, even where one of them hangs.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use espalier_train::Error;
 
+use crate::signals::INTERRUPTED;
 use crate::{exit_code, say_error};
 
 /// How long a rank leaves the word to rank 0, which may be about to say the same. A launcher ends the job with the first
@@ -16,9 +18,9 @@ use crate::{exit_code, say_error};
 const AFTER_YOU: Duration = Duration::from_secs(3);
 
 /// Runs the work of a rank that a launcher has started; those behind the first are quiet.
-pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<ExitCode> {
+pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> ! {
     let error = match work() {
-        Ok(code) => return Ok(code),
+        Ok(code) => leave(if code == ExitCode::SUCCESS { 0 } else { INTERRUPTED }),
         Err(error) => error,
     };
     if rank == 0 {
@@ -39,9 +41,10 @@ pub fn launched(rank: usize, work: impl FnOnce() -> Result<ExitCode>) -> Result<
     }
 }
 
-/// Ends the process. Nothing is run on the way out: a thread that sits in a call of NCCL that never returns may hold a lock that
-/// a handler of the C library or of the GPU's driver would wait for.
+/// Ends the process. Nothing is run on the way out: NCCL's threads are still there, and one that sits in a call that never returns may
+/// hold a lock that a handler of the C library or of the GPU's driver would wait for.
 fn leave(code: u8) -> ! {
+    let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code.into())
 }
 

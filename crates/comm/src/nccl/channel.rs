@@ -3,11 +3,9 @@
 //! Some of NCCL's calls wait for other ranks inside the call, and cannot be given up. So every channel belongs to one thread that
 //! does nothing else, and ranks wait for that thread with a limit.
 
-use std::convert::Infallible;
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,8 +26,6 @@ pub(super) struct Shared {
     pub(super) nccl: &'static Nccl,
     pub(super) cuda: Cuda,
     pub(super) control: Arc<Control>,
-    /// Held by each thread until it has ended.
-    pub(super) _open: Sender<Infallible>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -61,12 +57,13 @@ impl Shared {
     }
 }
 
-/// A communicator and its stream.
+/// A communicator and its stream. Neither is given back before the process ends: NCCL's own way to do so waits for the other ranks, which
+/// may be gone, or give theirs back in another order.
 pub(super) struct Channel {
     nccl: &'static Nccl,
     comm: Comm,
     /// The same card as if it were another: its compute stream is the channel's, so that kernels can be queued there too.
-    beside: Cuda,
+    beside: &'static Cuda,
 }
 
 impl Channel {
@@ -82,12 +79,12 @@ impl Channel {
         let (nccl, mut comm) = (shared.nccl, null_mut());
         // SAFETY: the card is current on this thread; NCCL writes the handle.
         nccl.check(unsafe { (nccl.comm_init_rank)(&mut comm, size as c_int, id, rank as c_int) })?;
-        Ok(Channel { nccl, comm, beside })
+        Ok(Channel { nccl, comm, beside: Box::leak(Box::new(beside)) })
     }
 
     /// The channel's own handle of the card.
     pub(super) fn beside(&self) -> &Cuda {
-        &self.beside
+        self.beside
     }
 
     /// Queues calls of NCCL, and kernels, behind a mark; the one that is returned passes when they are done.
@@ -98,7 +95,7 @@ impl Channel {
     ) -> Result<Mark, String> {
         let stream: CUstream = self.beside.compute().raw();
         ready.hold_back(stream)?;
-        calls(self.nccl, self.comm, &self.beside)?;
+        calls(self.nccl, self.comm, self.beside)?;
         Mark::new(stream)
     }
 
@@ -109,18 +106,6 @@ impl Channel {
         self.nccl.check(unsafe { (self.nccl.comm_get_async_error)(self.comm, &mut code) })?;
         self.nccl.check(code)?;
         mark.has_passed()
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // Few programs give communicators back from several threads at once, and nobody waits for it here.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _turn = ONE_AT_A_TIME.lock();
-        // SAFETY: it was created for this channel and is given back once, before its stream; nothing is queued any more.
-        unsafe {
-            let _ = (self.nccl.comm_destroy)(self.comm);
-        }
     }
 }
 

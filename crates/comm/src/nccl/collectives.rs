@@ -65,7 +65,6 @@ pub(super) fn start(shared: &Shared, seat: Seat) -> Result<Sender<Order>, String
     Ok(orders)
 }
 
-// The channel is closed before others hear, by what is shared, that the thread has ended.
 struct Worker {
     channel: Option<Channel>,
     seat: Seat,
@@ -101,11 +100,8 @@ impl Worker {
                     rest.moved();
                 }
                 Ok(false) if self.shared.control.failed().is_none() => rest.take(),
-                // Nobody comes any more. The card may still write: memory and communicator are given up.
-                Ok(false) => {
-                    under_way.drain(..).for_each(|(_, job)| std::mem::forget(job));
-                    return std::mem::forget(self.channel.take());
-                }
+                // Nobody comes any more. The card may still write: memory is given up.
+                Ok(false) => return under_way.drain(..).for_each(|(_, job)| std::mem::forget(job)),
                 Err(why) => under_way.drain(..).for_each(|(_, job)| give_up(job, why.clone())),
             }
         }

@@ -65,7 +65,6 @@ impl Announced {
     }
 }
 
-// The channel is closed before others hear, by what is shared, that the thread has ended.
 struct Inbound {
     channel: Option<Channel>,
     /// The sender's number in the world.
@@ -121,7 +120,7 @@ impl Inbound {
             }
         }
         if self.shared.control.failed().is_some() {
-            // The card may still write: memory and communicator are given up.
+            // The card may still write: memory is given up.
             std::mem::forget(self);
         }
     }

@@ -30,7 +30,6 @@ pub(super) struct Nccl {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub(super) comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
     pub(super) comm_get_async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
-    pub(super) comm_destroy: unsafe extern "C" fn(Comm) -> c_int,
     pub(super) all_reduce:
         unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, c_int, c_int, Comm, CUstream) -> c_int,
     pub(super) reduce_scatter:
@@ -88,7 +87,6 @@ impl Nccl {
             get_unique_id: function!("ncclGetUniqueId"),
             comm_init_rank: function!("ncclCommInitRank"),
             comm_get_async_error: function!("ncclCommGetAsyncError"),
-            comm_destroy: function!("ncclCommDestroy"),
             all_reduce: function!("ncclAllReduce"),
             reduce_scatter: function!("ncclReduceScatter"),
             all_gather: function!("ncclAllGather"),

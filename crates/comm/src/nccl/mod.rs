@@ -3,8 +3,8 @@
 //! A launcher says who they are and where rank 0 is ([`Place`]). Over that rendezvous they find each other; it stays open and
 //! tells them of one that fails or is killed (`control`). Collective calls of a group are carried out by a thread of its own
 //! (`collectives`), messages by one for each pair of ranks and direction (`links`), beside the GPU's compute stream. A rank itself
-//! makes no call of NCCL: it waits for those threads, and at most as long as its limit. After a failure the process should end
-//! without the handlers of the C library: a thread may sit in a call that never returns.
+//! makes no call of NCCL: it waits for those threads, and at most as long as its limit. The process should end without the
+//! handlers of the C library: NCCL's own threads are still there and, after a failure, one of ours in a call that never returns.
 //!
 //! Where NCCL differs from the other transports, and why:
 //! - A rank sends nothing to itself.
@@ -21,12 +21,11 @@ mod links;
 mod outbound;
 mod part;
 
-use std::convert::Infallible;
 use std::fmt::{Debug, Display};
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,8 +57,6 @@ const GLANCE: Duration = Duration::from_millis(20);
 /// How much later than the rank that failed first all others end: a launcher ends the whole job with the first process
 /// that ends badly, and that one should have said why.
 const AFTER_YOU: Duration = Duration::from_millis(200);
-/// How long communicators may take to close after all ranks have ended well.
-const CLOSING: Duration = Duration::from_secs(10);
 
 /// The version of NCCL that was found, or why none was.
 pub fn version() -> Result<String> {
@@ -80,7 +77,7 @@ where
     E: Debug + Display,
 {
     let rank = place.rank;
-    let (world, control, closed) = join(cuda, place, limit).map_err(Failure::Launch)?;
+    let (world, control) = join(cuda, place, limit).map_err(Failure::Launch)?;
     let connected =
         match Group::connect(&world, Seat { name: 0, members: (0..place.size).collect(), rank }, limit) {
             Ok(transport) => Communicator::new(transport, limit),
@@ -104,7 +101,6 @@ where
                 thread::sleep(AFTER_YOU);
                 return Err(Failure::Peer { rank: failed.rank, how: failed.how, why: failed.why.clone() });
             }
-            let _ = closed.recv_timeout(CLOSING);
             Ok(result)
         }
         Ok(Err(error)) => {
@@ -122,12 +118,8 @@ where
     }
 }
 
-/// Finds the other ranks. The receiver hears when all threads of this rank have ended.
-fn join(
-    cuda: &Cuda,
-    place: &Place,
-    limit: Duration,
-) -> Result<(Arc<World>, Arc<Control>, Receiver<Infallible>)> {
+/// Finds the other ranks.
+fn join(cuda: &Cuda, place: &Place, limit: Duration) -> Result<(Arc<World>, Arc<Control>)> {
     let nccl = Nccl::get()?;
     let launch =
         |why: String| Error::Launch { what: format!("rank {} cannot be joined by NCCL: {why}", place.rank) };
@@ -137,10 +129,9 @@ fn join(
     let port = door.local_addr().map_err(|e| launch(e.to_string()))?.port();
     let addresses = rendezvous.addresses(port, limit)?;
     let control = Control::start(rendezvous)?;
-    let (_open, closed) = mpsc::channel();
-    let shared = Shared { nccl, cuda: cuda.clone(), control: control.clone(), _open };
+    let shared = Shared { nccl, cuda: cuda.clone(), control: control.clone() };
     let links = Links::open(shared.clone(), door, addresses).map_err(launch)?;
-    Ok((Arc::new(World { shared, links }), control, closed))
+    Ok((Arc::new(World { shared, links }), control))
 }
 
 /// What all groups of a rank share.

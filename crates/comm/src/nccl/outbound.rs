@@ -59,7 +59,6 @@ fn listen(mut stream: TcpStream, events: &Sender<Event>) {
     let _ = events.send(Event::Lost);
 }
 
-// The channel is closed before others hear, by what is shared, that the thread has ended.
 struct Outbound {
     channel: Option<Channel>,
     stream: TcpStream,
@@ -108,7 +107,7 @@ impl Outbound {
         }
         let _ = self.stream.shutdown(Shutdown::Both);
         if !self.under_way.is_empty() || self.shared.control.failed().is_some() {
-            // The card may still read: memory and communicator are given up.
+            // The card may still read: memory is given up.
             std::mem::forget(self);
         }
     }
@@ -217,7 +216,7 @@ pub(super) fn first_message(shared: &Shared, id: UniqueId, rank: usize) -> Resul
     let rest = Rest::new();
     while !channel.has_passed(&mark)? {
         if shared.control.failed().is_some() {
-            std::mem::forget((word, channel));
+            std::mem::forget(word);
             return Err("another rank has failed".into());
         }
         rest.take();

@@ -40,7 +40,10 @@ fn worker() {
         other => panic!("no part is called {other}"),
     });
     match outcome {
-        Ok(()) => eprintln!("well"),
+        Ok(()) => {
+            eprintln!("well");
+            end(0);
+        }
         Err(failure) => {
             eprintln!("said: {failure}");
             end(3);
