@@ -261,6 +261,41 @@ mod tests {
         assert_eq!(parts(&[5, 5, 5], 1), std::slice::from_ref(&(0..3)));
     }
 
+    /// Every replica has samples of each group, or whole ghost groups; together they have all of it, and none more than was planned.
+    #[test]
+    fn replicas_share_out_what_batch_norms_see_at_a_time() {
+        let batch = |norm_group| Batch {
+            samples: 24,
+            replicas: 4,
+            micro_batches: 1,
+            micro_batch: 6,
+            norm: Default::default(),
+            norm_group,
+        };
+        for (norm_group, norms, count, together) in [
+            (None, true, 24, true),
+            (None, true, 3, true),
+            (Some(3), true, 24, false),
+            (Some(3), true, 13, true),
+        ] {
+            let scored = ScoredBatch::of(None, &batch(norm_group), norms);
+            assert_eq!((scored.samples, scored.replicas, scored.most()), (24, 4, 6));
+            let parts: Vec<_> = (0..4).map(|replica| scored.part(count, replica)).collect();
+            assert!(parts.iter().all(|(own, is)| own.len() <= 6 && *is == together), "{parts:?}");
+            let all: Vec<usize> = parts.into_iter().flat_map(|(own, _)| own).collect();
+            assert_eq!(all, (0..count).collect::<Vec<_>>());
+        }
+        assert_eq!(ScoredBatch::of(None, &batch(None), false), ScoredBatch::of_each(6));
+    }
+
+    #[test]
+    fn growth_is_chosen_a_quarter_at_a_time() {
+        assert_eq!(growth_parts(&[4, 4, 4, 4]), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(growth_parts(&[9, 1, 1, 1, 1, 1]), [0..1, 1..5, 5..6, 6..6]);
+        assert_eq!(growth_parts(&[1, 1, 1, 1, 9, 9]), [0..4, 4..5, 5..6, 6..6]);
+        assert_eq!(growth_parts(&[]), [0..0, 0..0, 0..0, 0..0]);
+    }
+
     /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a card of 141 GB, more on one of 80.
     #[test]
     fn snip_scores_13_billion_weights_on_one_card() {
