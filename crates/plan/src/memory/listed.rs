@@ -52,7 +52,7 @@ pub struct Listed {
 impl Listed {
     /// Of a model of these parameters, for so many samples of a micro-batch.
     pub fn of(model: &Model, parameters: &[Parameter], samples: usize) -> Listed {
-        let messages = model.messages(samples).unwrap_or_default();
+        let messages = model.messages(parameters, samples).unwrap_or_default();
         let logit_rows = model.logit_rows(samples).unwrap_or(0);
         Listed { tensors: Rc::new(Tensors::of(model, parameters)), messages: Rc::new(messages), logit_rows }
     }

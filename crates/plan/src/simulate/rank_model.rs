@@ -59,7 +59,8 @@ impl RankModel {
 
     /// What predictions of its bytes have in common, for so many samples of a micro-batch.
     pub fn listed(&self, samples: usize) -> Listed {
-        let list = || Rc::new(self.local.model.messages(samples).unwrap_or_default());
+        let LocalModel { model, parameters, .. } = &self.local;
+        let list = || Rc::new(model.messages(parameters, samples).unwrap_or_default());
         let messages = self.messages.borrow_mut().entry(samples).or_insert_with(list).clone();
         let logit_rows = self.local.model.logit_rows(samples).unwrap_or(0);
         Listed { tensors: self.tensors.clone(), messages, logit_rows }

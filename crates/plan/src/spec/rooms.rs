@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::shape::Shape;
-use super::{Along, Exchange, Layer, Model, Move, Precision, ShapeError};
+use super::{Along, Exchange, Layer, Model, Move, Parameter, Precision, ShapeError};
 
 /// Bytes of logits that exist at once on the host: the loss takes rows in chunks.
 pub const LOGITS_ON_HOST: usize = 64 << 20;
@@ -39,9 +39,18 @@ pub enum InBackward {
 }
 
 impl Model {
-    /// What each block exchanges in a pass of so many samples.
-    pub fn messages(&self, samples: usize) -> Result<Vec<BlockMessages>, ShapeError> {
-        let (borders, parameters) = (self.borders()?, self.parameters());
+    /// What each block exchanges in a pass of so many samples; nothing where no layer does. The model has these parameters.
+    pub fn messages(
+        &self,
+        parameters: &[Parameter],
+        samples: usize,
+    ) -> Result<Vec<BlockMessages>, ShapeError> {
+        let mut exchanges = false;
+        self.for_each(&mut |layer| exchanges |= matches!(layer, Layer::Exchange(_)));
+        if !exchanges {
+            return Ok(vec![BlockMessages::default(); self.blocks.len()]);
+        }
+        let borders = self.borders()?;
         let places = parameters.iter().enumerate().map(|(place, one)| (one.name.as_str(), place)).collect();
         let blocks = self.blocks.iter().zip(borders).map(|(block, shape)| {
             let mut walk = Walk { samples: samples as u64, places: &places, found: BlockMessages::default() };
