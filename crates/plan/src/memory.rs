@@ -7,25 +7,32 @@
 //! each is kept). Activations are those of one micro-batch.
 
 mod listed;
+mod messages;
+mod peers;
+mod state_bytes;
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::batch::Batch;
 use crate::cut::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
 use crate::pruning::{Kernels, Pruning};
 use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
-use crate::scoring::Needs;
+use crate::scoring::{Grown, Needs, ScoredBatch, growth_bytes};
 use crate::sharing::Sharing;
 use crate::spec::activations::PartActivations;
+use crate::spec::rooms::shared_logit_bytes;
 use crate::spec::{Model, Parameter, ShapeError};
 use crate::stages::Parts;
 use crate::storage::Storage;
 
+use self::messages::{Summed, most_in_passes};
 pub use listed::{Listed, Tensors};
+pub use peers::Peers;
+pub use state_bytes::StateBytes;
 
 /// Bytes by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -40,8 +47,11 @@ pub struct Memory {
     pub optimizer: u64,
     /// Which weights are kept; nothing without pruning.
     pub mask: u64,
-    /// What scoring by gradients holds before the first step, in one pass; nothing for other methods of pruning.
+    /// What scoring by gradients holds before the first step, in one pass, or RigL before some steps; nothing for other methods of pruning.
     pub scoring: u64,
+    /// Whether the optimizer's state is there by then.
+    #[serde(skip)]
+    pub scores_beside_state: bool,
     /// What forward passes keep for backward passes of all micro-batches in flight, at the peak: what the head reads is in it, and
     /// what is made again or put off. What flows between layers and ranks is not: it is measured as `transient`.
     pub activations: u64,
@@ -61,6 +71,7 @@ impl Memory {
         optimizer: 0,
         mask: 0,
         scoring: 0,
+        scores_beside_state: false,
         activations: 0,
         workspace: None,
         communication: 0,
@@ -74,6 +85,7 @@ impl Memory {
             optimizer: both(self.optimizer, other.optimizer),
             mask: both(self.mask, other.mask),
             scoring: both(self.scoring, other.scoring),
+            scores_beside_state: self.scores_beside_state || other.scores_beside_state,
             activations: both(self.activations, other.activations),
             workspace: None,
             communication: both(self.communication, other.communication),
@@ -89,9 +101,13 @@ impl Memory {
 
     /// All that is predicted.
     pub fn total(&self) -> u64 {
-        // Scoring is over before there are gradients and state.
-        let state = [self.gradients, self.optimizer, self.mask, self.communication];
-        let state = state.into_iter().fold(0, u64::saturating_add).max(self.scoring);
+        // Scoring is over before there are gradients.
+        let state = self.optimizer.saturating_add(self.mask);
+        let gradients = self.gradients.saturating_add(self.communication);
+        let state = match self.scores_beside_state {
+            true => state.saturating_add(gradients.max(self.scoring)),
+            false => state.saturating_add(gradients).max(self.scoring),
+        };
         let parts = [self.weights, self.activations, state];
         parts.into_iter().chain(self.workspace).fold(0, u64::saturating_add)
     }
@@ -111,8 +127,7 @@ pub struct Prediction<'a> {
     listed: Listed,
     /// Weights of each parameter that stay, where some are to go.
     kept: Option<Vec<Option<u64>>>,
-    /// Ranks with parts of the same layers that have a summand of each parameter's gradient, the rank itself among them.
-    summands: Vec<u64>,
+    peers: Peers,
 }
 
 impl<'a> Prediction<'a> {
@@ -126,13 +141,13 @@ impl<'a> Prediction<'a> {
         pruning: Option<&'a Pruning>,
         kept: Option<Vec<Option<u64>>>,
     ) -> Prediction<'a> {
-        let summands = vec![1; parameters.len()];
-        Prediction { storage, sharing, batch, pruning, parameters, listed, kept, summands }
+        let peers = Peers::none(parameters);
+        Prediction { storage, sharing, batch, pruning, parameters, listed, kept, peers }
     }
 
-    /// The same for a rank that sums its gradients with those of so many, itself included, that have parts of the same layers.
-    pub fn among(self, summands: Vec<u64>) -> Prediction<'a> {
-        Prediction { summands, ..self }
+    /// The same for a rank that has parts of layers.
+    pub fn among(self, peers: Peers) -> Prediction<'a> {
+        Prediction { peers, ..self }
     }
 
     /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step, state is dense until
@@ -158,7 +173,10 @@ impl<'a> Prediction<'a> {
         activations: impl Fn(usize) -> Result<Rc<Vec<PartActivations>>, E>,
     ) -> Result<Vec<Memory>, E> {
         let each = activations(self.batch.micro_batch)?;
-        let scored = self.pruning.map(|pruning| pruning.method.scored_at_once(self.batch.micro_batch));
+        let scored = self.pruning.map(|pruning| {
+            let norms = !self.listed.tensors.buffers.is_empty();
+            ScoredBatch::of(Some(pruning.method), &self.batch, norms).most()
+        });
         let scored = match scored.filter(|samples| *samples > self.batch.micro_batch) {
             Some(samples) => {
                 Some((activations(samples)?, Schedule::forward_and_backward(&schedule.placement)))
@@ -174,8 +192,8 @@ impl<'a> Prediction<'a> {
             let scored = scored.as_ref().map_or(0, |(each, list)| {
                 in_flight(&list.ranks[rank], |chunk| each[chunks[chunk].part]).activations
             });
-            let most = held.activations.max(scored);
-            let mut memory = self.of_blocks(&blocks, &sharers, most, held.versions);
+            let held = Held { activations: held.activations.max(scored), ..held };
+            let mut memory = self.of_blocks(&blocks, &sharers, schedule.placement.copies() > 1, held);
             if schedule.updates == Updates::DoubleBuffered && rank > 0 {
                 // Those of one batch wait until the first stage has seen that all are finite.
                 memory.gradients = memory.gradients.saturating_mul(2);
@@ -195,20 +213,24 @@ impl<'a> Prediction<'a> {
             }
         }
         let replicas = self.batch.replicas as u64;
-        let sharers = stages.iter().zip(&self.summands);
+        let sharers = stages.iter().zip(&self.peers.summands);
         sharers.map(|(stages, summands)| replicas * summands * stages.len().max(1) as u64).collect()
     }
 
-    /// What some blocks of a model need, beside their activations, with so many old versions of the weights. So many ranks share
-    /// each parameter.
-    fn of_blocks(&self, blocks: &[Range<usize>], sharers: &[u64], activations: u64, versions: u64) -> Memory {
+    /// What some blocks of a model need, beside activations and old versions of the weights. So many ranks share each parameter; `copies` says
+    /// whether those of one replica have copies of each other's blocks.
+    fn of_blocks(&self, blocks: &[Range<usize>], sharers: &[u64], copies: bool, held: Held) -> Memory {
         let Prediction { storage, sharing, pruning, .. } = *self;
+        let Held { activations, versions } = held;
         let held = self.listed.tensors.blocks.held(blocks);
         let scoring = Needs::of(self.parameters, &held, pruning).map_or(0, |needs| needs.bytes(1));
+        let grown = pruning
+            .map_or(0, |pruning| growth_bytes(pruning, self.batch.micro_batches, &self.candidates(&held)));
         let (precision, each) = (storage.precision, storage.optimizer_bytes);
         let sparse = pruning.is_some_and(Pruning::multiplies_sparsely);
         let (mut dense, mut candidates, mut kept_sum, mut mask, mut packed) = (0u64, 0u64, 0u64, 0u64, 0u64);
         let (mut vectors, mut tied) = (Vec::new(), Vec::new());
+        let mut sent_bytes = vec![None; self.parameters.len()];
         let compressed = storage.compressed && pruning.is_some_and(|pruning| pruning.method.at_start());
         for place in held {
             let parameter = &self.parameters[place];
@@ -230,8 +252,10 @@ impl<'a> Prediction<'a> {
             let vector = SharedVector { elements: sent, ranks: sharers[place] };
             if self.listed.tensors.tied.contains(&place) { &mut tied } else { &mut vectors }.push(vector);
             let bytes = sent.saturating_mul(precision.size());
-            if sharers[place] > 1 && bytes < BUCKET {
-                packed += bytes;
+            if sharers[place] > 1 {
+                packed += if bytes < BUCKET { bytes } else { 0 };
+                let tied = self.listed.tensors.tied.contains(&place);
+                sent_bytes[place] = (!tied).then_some(Summed { summands: self.peers.summands[place], bytes });
             }
         }
         let parameters = dense.saturating_add(candidates);
@@ -259,10 +283,19 @@ impl<'a> Prediction<'a> {
             statistics.into_iter().map(|place| 4 * self.listed.tensors.buffers[place].elements()).sum();
         let weights = parameters.saturating_mul(precision.size());
         let messages = &self.listed.messages;
-        let message = blocks.iter().filter_map(|part| messages.get(part.clone())?.iter().max()).max();
-        let message = message.map_or(0, |elements| elements * precision.size());
+        let passes = |summed: &dyn Fn(usize) -> Option<Summed>| {
+            most_in_passes(blocks, messages, precision.size(), copies, summed)
+        };
+        let within = passes(&|_| None);
+        let ends = |part: &Range<usize>| part.end == messages.len();
+        let classes = self.peers.classes.filter(|_| blocks.iter().any(ends));
+        let logits = classes.map_or(0, |ranks| {
+            let (rows, classes) = (self.listed.logit_rows, self.listed.tensors.classes);
+            shared_logit_bytes(rows, classes, ranks, precision, self.peers.logits)
+        });
         let gradients = match sharing {
-            Sharing::Replicated => packed,
+            // Until the step, what is packed travels beside what layers exchange.
+            Sharing::Replicated => passes(&|place| sent_bytes[place]).max(packed),
             Sharing::Sharded { gradients: false } => message_bytes(&all, precision.size()),
             Sharing::Sharded { gradients: true } => {
                 // Gradients come in the order of the backward.
@@ -280,11 +313,25 @@ impl<'a> Prediction<'a> {
             gradients: summed.saturating_mul(storage.gradient_bytes()),
             optimizer: own.saturating_mul(each),
             mask,
-            scoring,
+            scoring: scoring.max(grown),
+            scores_beside_state: grown > 0,
             activations,
             workspace: None,
-            communication: gradients.max(message),
+            communication: gradients.max(within).max(logits),
         }
+    }
+
+    /// Those of some parameters that have masks.
+    fn candidates(&self, held: &[usize]) -> Vec<Grown> {
+        let one = |place: &usize| {
+            let kept = self.kept.as_ref()?[*place]?;
+            Some(Grown {
+                whole: self.peers.whole[*place],
+                elements: self.parameters[*place].elements(),
+                kept,
+            })
+        };
+        held.iter().filter_map(one).collect()
     }
 }
 
@@ -325,44 +372,6 @@ pub(crate) fn in_flight(list: &[Action], of: impl Fn(usize) -> PartActivations) 
         most.versions = most.versions.max(now.versions);
     }
     most
-}
-
-/// Bytes for each weight that pruning may touch, once it has.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct StateBytes {
-    /// The weights that kernels read.
-    pub weights: f64,
-    /// Gradients as they are accumulated.
-    pub gradients: f64,
-    /// Master weights and moments.
-    pub optimizer: f64,
-    /// A bit, or an index, that says whether the weight is kept.
-    pub mask: f64,
-}
-
-impl StateBytes {
-    /// The prediction for a run.
-    pub fn predict(
-        storage: Storage,
-        sharing: Sharing,
-        replicas: usize,
-        pruning: Option<&Pruning>,
-    ) -> StateBytes {
-        let kept = pruning.map_or(1.0, |pruning| 1.0 - pruning.sparsity);
-        let share = if storage.compressed { kept } else { 1.0 };
-        let part = |is_shared: bool| if is_shared { replicas as f64 } else { 1.0 };
-        StateBytes {
-            weights: storage.precision.size() as f64,
-            gradients: share * storage.gradient_bytes() as f64 / part(sharing.scatters_gradients()),
-            optimizer: share * storage.optimizer_bytes as f64 / part(sharing.is_sharded()),
-            mask: if pruning.is_some() { (0.125f64 + 1.0 / 128.0).min(4.0 * kept) } else { 0.0 },
-        }
-    }
-
-    /// Bytes a weight in all.
-    pub fn total(&self) -> f64 {
-        self.weights + self.gradients + self.optimizer + self.mask
-    }
 }
 
 /// Bytes that say where the kept weights of a matrix are, by rows and by columns.

@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::batch::Batch;
 use crate::config::{Change, RunFile};
 use crate::data::Data;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::error::Error;
 use crate::layout::{Layout, LocalModel};
 use crate::learning_rate::LearningRate;
-use crate::memory::{Listed, Memory, Prediction, StateBytes};
+use crate::memory::{Listed, Memory, Peers, Prediction, StateBytes};
 use crate::mesh::{Mesh, PerAxis};
 use crate::optimization::Optimization;
 use crate::pipeline::Pipeline;
 use crate::pruning::{Method, Pruning};
 use crate::sample::Sample;
 use crate::schedule::{Placement, Schedule};
-use crate::scoring::{self, Scoring};
+use crate::scoring::{self, ScoredBatch, Scoring};
 use crate::sharing::Sharing;
 use crate::spec::presets::ImageSize;
 use crate::spec::{Model, Precision};
@@ -177,8 +177,9 @@ impl Plan {
                 pruning.as_ref(),
                 kept,
             );
-            let summands = (0..parameters.len()).map(|id| layout.summands(id, peer) as u64).collect();
-            prediction.among(summands).stages(&local.model, &parts, &schedule)
+            let on_gpu = run.device.kind == DeviceKind::Cuda;
+            let peers = Peers::of(&layout, peer, &parameters, on_gpu);
+            prediction.among(peers).stages(&local.model, &parts, &schedule)
         };
         let rank_memory =
             layout.peers().iter().enumerate().map(stages_of).collect::<Result<Vec<Vec<Memory>>, _>>()?;
@@ -259,6 +260,12 @@ impl Plan {
         StateBytes::predict(self.storage, self.sharing, self.batch.replicas, self.pruning.as_ref())
     }
 
+    /// How the samples run that weights are scored by.
+    pub fn scored_batch(&self) -> ScoredBatch {
+        let method = self.pruning.as_ref().map(|pruning| pruning.method);
+        ScoredBatch::of(method, &self.batch, !self.model.buffers().is_empty())
+    }
+
     /// How candidates are scored on a device of so much memory, what the system and the kernels take included; None where
     /// the method needs no gradients. An error where it does not fit, however it is cut.
     pub fn scoring(&self, memory: Option<u64>) -> Result<Option<Scoring>, Error> {
@@ -278,7 +285,7 @@ impl Plan {
         // GraSP's passes are in f32, and what its gates chose stays beside them.
         let activations = match pruning.method {
             Method::Grasp { .. } => {
-                let samples = pruning.method.scored_at_once(self.batch.micro_batch);
+                let samples = self.scored_batch().most();
                 let recompute = self.storage.recompute;
                 self.model.activation_bytes(samples, Precision::F32, recompute)?.saturating_mul(2)
             }

@@ -10,6 +10,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::batch::Batch;
+use crate::cut::part;
 use crate::error::Error;
 use crate::pruning::{Method, Pruning};
 use crate::spec::Parameter;
@@ -21,6 +23,55 @@ pub struct Scoring {
     pub passes: usize,
     /// The most bytes that a rank holds for it, beside weights and activations.
     pub bytes: u64,
+}
+
+/// How the samples that weights are scored by run.
+///
+/// Without batch norms each replica takes its part of them, in micro-batches as large as those of its steps. A batch norm sees whatever
+/// runs at a time, and masks are to be the same on every layout: so its groups are those that one rank would have, and replicas share
+/// out each of them and measure it together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoredBatch {
+    /// Samples that run at a time: on a replica, or on all of them together.
+    pub samples: usize,
+    /// Replicas that share them out.
+    pub replicas: usize,
+    /// Samples that are normalised together where steps do so (ghost batch norm).
+    norm_group: Option<usize>,
+}
+
+impl ScoredBatch {
+    /// So many on each replica, which has samples of its own.
+    pub fn of_each(samples: usize) -> ScoredBatch {
+        ScoredBatch { samples, replicas: 1, norm_group: None }
+    }
+
+    /// Those of a method, in a run of such steps.
+    pub fn of(method: Option<Method>, batch: &Batch, has_batch_norms: bool) -> ScoredBatch {
+        let shared_out = has_batch_norms && batch.replicas > 1;
+        let replicas = if shared_out { batch.replicas } else { 1 };
+        let usual = replicas * batch.micro_batch;
+        let samples = method.map_or(usual, |method| method.scored_at_once(usual));
+        ScoredBatch { samples, replicas, norm_group: batch.norm_group }
+    }
+
+    /// What a replica runs of `count` samples that run at a time, and whether batch norms measure them over all replicas: not where these are
+    /// whole ghost groups, of which each has some.
+    pub fn part(&self, count: usize, replica: usize) -> (Range<usize>, bool) {
+        match self.norm_group.filter(|group| count.is_multiple_of(*group)) {
+            Some(group) => {
+                let groups = part(count / group, self.replicas, replica);
+                (groups.start * group..groups.end * group, false)
+            }
+            None => (part(count, self.replicas, replica), true),
+        }
+    }
+
+    /// The most samples that a rank runs at a time.
+    pub(crate) fn most(&self) -> usize {
+        let group = self.norm_group.filter(|group| self.samples.is_multiple_of(*group)).unwrap_or(1);
+        (self.samples / group).div_ceil(self.replicas) * group
+    }
 }
 
 /// What a rank needs to score its part of a model.
@@ -99,6 +150,56 @@ pub(crate) fn fit(
     Ok(Scoring { passes, bytes })
 }
 
+/// The parts in which RigL sums dense gradients over several micro-batches, one after the other.
+const GROWTH_PARTS: usize = 4;
+
+/// Which of the candidates that move, of so many elements each, RigL sums gradients of in each pass over the batch: about a quarter of all
+/// elements, the last pass whatever is left.
+pub fn growth_parts(elements: &[u64]) -> Vec<Range<usize>> {
+    let most = sum(elements).div_ceil(GROWTH_PARTS as u64);
+    let mut start = 0;
+    let part = |part: usize| {
+        let (mut end, mut filled) = (start, 0u64);
+        while let Some(size) = elements.get(end) {
+            if part < GROWTH_PARTS && filled > 0 && filled.saturating_add(*size) > most {
+                break;
+            }
+            (end, filled) = (end + 1, filled.saturating_add(*size));
+        }
+        let part = start..end;
+        start = end;
+        part
+    };
+    (1..=GROWTH_PARTS).map(part).collect()
+}
+
+/// A candidate of RigL's, as a rank has it.
+pub(crate) struct Grown {
+    /// Elements of all of it,
+    pub whole: u64,
+    /// and of what the rank has.
+    pub elements: u64,
+    /// Of these, how many are kept.
+    pub kept: u64,
+}
+
+/// Bytes that RigL's sums of dense gradients take at most, in f32; nothing where one micro-batch makes the gradient of a step, since each layer's is
+/// then let go as soon as its growth is chosen.
+pub(crate) fn growth_bytes(pruning: &Pruning, micro_batches: usize, candidates: &[Grown]) -> u64 {
+    let Method::Rigl(moving) = pruning.method else { return 0 };
+    if micro_batches == 1 {
+        return 0;
+    }
+    let moves = |one: &&Grown| {
+        let kept = one.kept as f64 * one.whole as f64 / one.elements.max(1) as f64;
+        one.kept < one.elements && moving.fraction * kept >= 0.5
+    };
+    let moving: Vec<&Grown> = candidates.iter().filter(moves).collect();
+    let parts = growth_parts(&moving.iter().map(|one| one.whole).collect::<Vec<_>>()).into_iter();
+    let bytes = parts.map(|part| sum(&moving[part].iter().map(|one| one.elements).collect::<Vec<_>>()));
+    bytes.max().unwrap_or(0).saturating_mul(4)
+}
+
 fn sum(sizes: &[u64]) -> u64 {
     sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
 }
@@ -158,6 +259,41 @@ mod tests {
         assert_eq!(parts(&[2, 2], 4), [0..1, 1..2, 2..2, 2..2]);
         assert_eq!(parts(&[], 2), [0..0, 0..0]);
         assert_eq!(parts(&[5, 5, 5], 1), std::slice::from_ref(&(0..3)));
+    }
+
+    /// Every replica has samples of each group, or whole ghost groups; together they have all of it, and none more than was planned.
+    #[test]
+    fn replicas_share_out_what_batch_norms_see_at_a_time() {
+        let batch = |norm_group| Batch {
+            samples: 24,
+            replicas: 4,
+            micro_batches: 1,
+            micro_batch: 6,
+            norm: Default::default(),
+            norm_group,
+        };
+        for (norm_group, norms, count, together) in [
+            (None, true, 24, true),
+            (None, true, 3, true),
+            (Some(3), true, 24, false),
+            (Some(3), true, 13, true),
+        ] {
+            let scored = ScoredBatch::of(None, &batch(norm_group), norms);
+            assert_eq!((scored.samples, scored.replicas, scored.most()), (24, 4, 6));
+            let parts: Vec<_> = (0..4).map(|replica| scored.part(count, replica)).collect();
+            assert!(parts.iter().all(|(own, is)| own.len() <= 6 && *is == together), "{parts:?}");
+            let all: Vec<usize> = parts.into_iter().flat_map(|(own, _)| own).collect();
+            assert_eq!(all, (0..count).collect::<Vec<_>>());
+        }
+        assert_eq!(ScoredBatch::of(None, &batch(None), false), ScoredBatch::of_each(6));
+    }
+
+    #[test]
+    fn growth_is_chosen_a_quarter_at_a_time() {
+        assert_eq!(growth_parts(&[4, 4, 4, 4]), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(growth_parts(&[9, 1, 1, 1, 1, 1]), [0..1, 1..5, 5..6, 6..6]);
+        assert_eq!(growth_parts(&[1, 1, 1, 1, 9, 9]), [0..4, 4..5, 5..6, 6..6]);
+        assert_eq!(growth_parts(&[]), [0..0, 0..0, 0..0, 0..0]);
     }
 
     /// 13 billion weights in bf16 take 26 GB and their gradients in f32 51 GB: one pass on a card of 141 GB, more on one of 80.

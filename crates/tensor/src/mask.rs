@@ -52,17 +52,37 @@ impl Form {
 impl Mask {
     /// The mask of a tensor of `len` weights whose bits are `words`; those past the end must be zero.
     pub fn new(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
+        Mask::within(device, len, words, Category::Mask)
+    }
+
+    /// The same, booked under another category: one that is let go at once, or has yet to take an older one's place.
+    pub fn within(device: &Device, len: usize, words: &[u32], category: Category) -> Result<Mask> {
         let kept = words.iter().map(|word| word.count_ones() as usize).sum();
         if 4 * kept < Mask::bytes_as_bits(len) {
             let places: Vec<u32> = ones(words).map(|place| place as u32).collect();
-            let places = Tensor::from_slice(device, &[kept], &places, Category::Mask)?;
+            let places = Tensor::from_slice(device, &[kept], &places, category)?;
             return Ok(Mask { len, kept, form: Form::Places(places) });
         }
-        Mask::as_bits(device, len, words)
+        Mask::bits_within(device, len, words, category)
     }
 
-    /// The same, held to one bit a weight.
+    /// Books it as a mask that stays. This must be its only owner.
+    pub fn book(&mut self) {
+        match &mut self.form {
+            Form::Bits { words, ranks } => {
+                words.book_as(Category::Mask);
+                ranks.book_as(Category::Mask);
+            }
+            Form::Places(places) => places.book_as(Category::Mask),
+        }
+    }
+
+    /// As [`Mask::new`], held to one bit a weight.
     pub fn as_bits(device: &Device, len: usize, words: &[u32]) -> Result<Mask> {
+        Mask::bits_within(device, len, words, Category::Mask)
+    }
+
+    fn bits_within(device: &Device, len: usize, words: &[u32], category: Category) -> Result<Mask> {
         assert_eq!(words.len(), len.div_ceil(32), "a mask of {len} weights");
         assert!(len <= u32::MAX as usize, "a mask of more weights than 32 bits can count");
         if let Some(last) = words.last().filter(|_| !len.is_multiple_of(32)) {
@@ -76,8 +96,8 @@ impl Mask {
         };
         let ranks: Vec<u32> = words.chunks(BLOCK / 32).map(rank).collect();
         let form = Form::Bits {
-            words: Tensor::from_slice(device, &[words.len()], words, Category::Mask)?,
-            ranks: Tensor::from_slice(device, &[ranks.len()], &ranks, Category::Mask)?,
+            words: Tensor::from_slice(device, &[words.len()], words, category)?,
+            ranks: Tensor::from_slice(device, &[ranks.len()], &ranks, category)?,
         };
         Ok(Mask { len, kept: kept as usize, form })
     }

@@ -38,6 +38,6 @@ pub fn write(request: &Request, candidate: &Candidate, file: &Path) -> Result<()
 
 /// A planned action as a run would have traced it.
 fn shown(planned: &Planned) -> Option<Span> {
-    let &Planned { action, start, end } = planned;
+    let &Planned { action, start, end, .. } = planned;
     Some(Span { kind: Kind::of(&action)?, start, end, bytes: 0 })
 }

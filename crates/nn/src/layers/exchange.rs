@@ -27,7 +27,32 @@ impl Exchange {
 
     /// What becomes of its gradient.
     pub fn back(&self, dy: Tensor, share: &BatchSlice) -> Result<Tensor> {
-        self.carry(self.spec.backward, dy, share.samples)
+        match (self.spec.forward, self.spec.backward) {
+            (Move::Nothing | Move::Sum, _) => self.carry(self.spec.backward, dy, share.samples),
+            (forward, Move::Nothing) => self.unwanted(forward, dy, share.samples),
+            (_, backward) => self.carry(backward, dy, share.samples),
+        }
+    }
+
+    /// A gradient that nothing before is trained by, and that is therefore not sent: zeros, as the layers before made it.
+    fn unwanted(&self, forward: Move, dy: Tensor, samples: usize) -> Result<Tensor> {
+        let cut = |along| self.cut(along, samples);
+        let own = |along| cut(along).own().max(1);
+        let mut shape = dy.shape().to_vec();
+        let mut set = |along: Along, extent: usize| {
+            let dim = cut(along).dim(&shape);
+            shape[dim] = extent;
+        };
+        match forward {
+            Move::Slice(along) | Move::ReduceScatter(along) => set(along, cut(along).whole()),
+            Move::Gather(along) => set(along, own(along)),
+            Move::Deal { from, to } => {
+                set(from, own(from));
+                set(to, cut(to).whole());
+            }
+            Move::Nothing | Move::Sum => {}
+        }
+        Ok(Tensor::zeros(&dy.device(), &shape, dy.dtype(), Category::Transient)?)
     }
 
     /// `samples` are those of the micro-batch.

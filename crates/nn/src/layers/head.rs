@@ -19,6 +19,7 @@ use std::ops::Range;
 use espalier_comm::Communicator;
 use espalier_plan::cut::part;
 use espalier_plan::spec::WeightOrder;
+use espalier_plan::spec::rooms::{self, LOGITS_ON_GPU, LOGITS_ON_HOST, NUMBERS_OF_A_ROW};
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::cross_entropy::{Losses, NUMBERS, Summed, Total};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
@@ -36,10 +37,12 @@ use crate::weights::Weights;
 /// beside its products; on the host, it also packs the weight anew.
 fn chunk_bytes(device: &Device) -> usize {
     match device {
-        Device::Cpu(_) => 64 << 20,
-        Device::Cuda(_) => 256 << 20,
+        Device::Cpu(_) => LOGITS_ON_HOST,
+        Device::Cuda(_) => LOGITS_ON_GPU,
     }
 }
+
+const _: () = assert!(NUMBERS == NUMBERS_OF_A_ROW, "the plan counts what is gathered");
 
 /// The last linear layer, where a model ends in one, and the loss.
 #[derive(Debug)]
@@ -303,12 +306,9 @@ impl Split<'_> {
     }
 }
 
-/// Rows of a chunk: about equal ones, and whole tiles of the products.
+/// Rows of a chunk.
 fn chunk_rows(outputs: usize, x: &Tensor) -> usize {
-    let row = outputs * x.dtype().bytes();
-    let most = (chunk_bytes(&x.device()) / row).max(1);
-    let count = x.rows().div_ceil(most).max(1);
-    x.rows().div_ceil(count).next_multiple_of(128)
+    rooms::chunk_rows(x.rows(), outputs * x.dtype().bytes(), chunk_bytes(&x.device()))
 }
 
 fn chunks(rows: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {

@@ -144,9 +144,24 @@ pub struct BatchSlice {
     pub first: usize,
     /// How many samples it has.
     pub samples: usize,
-    /// Whether every replica has a micro-batch beside this one, as in the steps of training. Where samples are only looked at, some
-    /// may have fewer, and batch norms do not measure over replicas.
-    pub in_step: bool,
+    /// Whose samples batch norms measure together with these.
+    pub norms: NormGroup,
+}
+
+/// Whose samples batch norms measure together: in any case those of ranks that have other pixels of the same images, or other samples
+/// of the same micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NormGroup {
+    /// A replica's own: where samples are only looked at, another may have fewer micro-batches, and would not come.
+    #[default]
+    Replica,
+    /// Those that steps of training measure together: every replica has a micro-batch beside this one.
+    Step,
+    /// Those of all replicas, which have shared out one group of samples.
+    AllReplicas {
+        /// Whether this one has got none of them: the sample that it runs stands in, and is not counted.
+        stands_in: bool,
+    },
 }
 
 impl BatchSlice {

@@ -6,7 +6,7 @@ use espalier_plan::cut::part;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::batch_norm::measure;
 
-use super::{Backward, BatchNorm, BatchSlice, Forward, Layer, Mode};
+use super::{Backward, BatchNorm, BatchSlice, Forward, Layer, Mode, NormGroup};
 use crate::Result;
 
 /// The norm, and whom it measures with.
@@ -14,21 +14,28 @@ use crate::Result;
 pub(crate) struct SyncBatchNorm {
     pub norm: BatchNorm,
     /// In the steps of training.
-    pub in_step: Communicator,
+    pub in_step: Option<Communicator>,
     /// Where samples are only looked at: the ranks with other pixels of the same images, or other samples of the same micro-batch.
     pub in_sweep: Option<Communicator>,
+    /// The same ranks of all replicas, for groups of samples that these have shared out.
+    pub over_replicas: Option<Communicator>,
     /// Of those that share out a micro-batch: how many there are and which this is.
     pub shared: Option<(usize, usize)>,
 }
 
 impl SyncBatchNorm {
     fn group(&self, share: &BatchSlice) -> Option<&Communicator> {
-        if share.in_step { Some(&self.in_step) } else { self.in_sweep.as_ref() }
+        match share.norms {
+            NormGroup::Replica => self.in_sweep.as_ref(),
+            NormGroup::Step => self.in_step.as_ref(),
+            NormGroup::AllReplicas { .. } => self.over_replicas.as_ref(),
+        }
     }
 
     /// What it has measured; nothing where it has no samples, but one that stands in.
     fn counted(&self, mut own: Vec<f64>, share: &BatchSlice) -> Vec<f64> {
-        if self.shared.is_some_and(|(ranks, rank)| part(share.samples, ranks, rank).is_empty()) {
+        let has_none = self.shared.is_some_and(|(ranks, rank)| part(share.samples, ranks, rank).is_empty());
+        if has_none || share.norms == (NormGroup::AllReplicas { stands_in: true }) {
             own.fill(0.0);
         }
         own

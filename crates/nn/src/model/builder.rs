@@ -242,7 +242,16 @@ impl<'a> Builder<'a> {
             &spec::Layer::PadChannels(spec::PadChannels { output, .. }) => {
                 Box::new(PadChannels { input: self.image(), channels: output })
             }
-            spec::Layer::BatchNorm(norm) => Box::new(self.batch_norm(norm)),
+            spec::Layer::BatchNorm(norm) => match self.groups.along(Axis::Data) {
+                replicas if replicas.size() > 1 => Box::new(SyncBatchNorm {
+                    norm: self.batch_norm(norm),
+                    in_step: None,
+                    in_sweep: None,
+                    over_replicas: Some(replicas.clone()),
+                    shared: None,
+                }),
+                _ => Box::new(self.batch_norm(norm)),
+            },
             spec::Layer::SharedStatistics(_) => unreachable!("it stands before a batch norm"),
             spec::Layer::LayerNorm(_) | spec::Layer::RmsNorm(_) => {
                 Box::new(self.norm(layer).expect("it is one"))
@@ -314,9 +323,11 @@ impl<'a> Builder<'a> {
     fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: &spec::BatchNorm) -> SyncBatchNorm {
         let within = shared.over.iter().find(|axis| **axis != Axis::Data);
         let in_sweep = within.map(|axis| self.groups.along(*axis).clone());
+        let everywhere: Vec<Axis> = std::iter::once(Axis::Data).chain(within.copied()).collect();
         SyncBatchNorm {
             norm: self.batch_norm(norm),
-            in_step: self.groups.over(&shared.over).clone(),
+            in_step: Some(self.groups.over(&shared.over).clone()),
+            over_replicas: Some(self.groups.over(&everywhere).clone()),
             shared: in_sweep
                 .as_ref()
                 .filter(|_| shared.shares_samples)

@@ -58,8 +58,10 @@ pub struct LocalModel {
 /// Some of the classes that ranks along an axis share out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classes {
-    /// Whose others the other ranks have.
+    /// Whose others the other ranks have,
     pub axis: Axis,
+    /// so many with this one.
+    pub ranks: usize,
     /// The rank's own.
     pub own: Range<usize>,
 }

@@ -155,14 +155,14 @@ impl Sharder<'_> {
                 let own = self.own(linear.output);
                 built.extend(self.enter(shape));
                 built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
-                self.classes = Some(Classes { axis: self.part.axis, own });
+                self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own });
             }
             Layer::TiedLinear(TiedLinear { weight, input, output }) if is_head && fits(*output) => {
                 let own = self.own(*output);
                 built.extend(self.enter(shape));
                 let (weight, input, output) = (weight.clone(), *input, own.len());
                 built.push(Layer::TiedLinear(TiedLinear { weight, input, output }));
-                self.classes = Some(Classes { axis: self.part.axis, own });
+                self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own });
             }
             Layer::Linear(_) | Layer::TiedLinear(_) if is_head => {
                 built.extend(self.gathered(shape));
@@ -213,7 +213,7 @@ impl Sharder<'_> {
                 };
                 built.push(Layer::PositionEmbedding(PositionEmbedding { first, ..positions.clone() }));
             }
-            Layer::Dropout(Dropout { rate, .. }) => {
+            Layer::Dropout(Dropout { rate, counted }) => {
                 let counted = match shape {
                     Shape::Sequence { seq, width } if self.part.sequence => {
                         let own = self.own(seq);
@@ -223,7 +223,8 @@ impl Sharder<'_> {
                             of: seq * width,
                         })
                     }
-                    _ => None,
+                    // Every rank along this axis has all of it; of an image perhaps a tile, which is counted already.
+                    _ => *counted,
                 };
                 built.push(Layer::Dropout(Dropout { rate: *rate, counted }));
             }

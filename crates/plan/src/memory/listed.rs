@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::rc::Rc;
 
+use crate::spec::rooms::BlockMessages;
 use crate::spec::{Buffer, Model, Parameter};
 use crate::stages::BlockTensors;
 
@@ -17,6 +18,8 @@ pub struct Tensors {
     pub tied: HashSet<usize>,
     /// Places of weights that may be multiplied without their zeros.
     pub(super) linear: HashSet<usize>,
+    /// Classes of the logits.
+    pub(super) classes: usize,
 }
 
 impl Tensors {
@@ -29,6 +32,7 @@ impl Tensors {
             tied: blocks.tied(),
             linear: (0..parameters.len()).filter(is_linear).collect(),
             buffers: model.buffers(),
+            classes: model.classes,
             blocks,
         }
     }
@@ -39,14 +43,17 @@ impl Tensors {
 pub struct Listed {
     /// Its tensors.
     pub tensors: Rc<Tensors>,
-    /// Elements of the largest message within each block.
-    pub messages: Rc<Vec<u64>>,
+    /// What each block exchanges.
+    pub messages: Rc<Vec<BlockMessages>>,
+    /// Rows of the logits.
+    pub logit_rows: usize,
 }
 
 impl Listed {
     /// Of a model of these parameters, for so many samples of a micro-batch.
     pub fn of(model: &Model, parameters: &[Parameter], samples: usize) -> Listed {
-        let messages = model.message_elements(samples).unwrap_or_default();
-        Listed { tensors: Rc::new(Tensors::of(model, parameters)), messages: Rc::new(messages) }
+        let messages = model.messages(parameters, samples).unwrap_or_default();
+        let logit_rows = model.logit_rows(samples).unwrap_or(0);
+        Listed { tensors: Rc::new(Tensors::of(model, parameters)), messages: Rc::new(messages), logit_rows }
     }
 }

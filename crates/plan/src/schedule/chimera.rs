@@ -20,8 +20,14 @@
 //! batch of twice the size; here its forwards are two actions in a row, so that the next stage begins with the first of them while this one
 //! runs the second. The bubble is then (D - 2f) / (2f N + D - 2f) where a backward takes twice as long as a forward and 2D divides N,
 //! and D more micro-batches are in flight than without doubling.
+//!
+//! **Gradients are summed eagerly** (section 3.2): both holders of a part start its sum as soon as the later of their copies is complete, and
+//! go on with their other stage meanwhile. Counted in slots that is one moment for all of them, and every message is sent in an earlier slot than
+//! that in which it is needed: so holders come to their sums in one order, and nobody waits in a circle even where a sum blocks and whatever
+//! comes behind it waits.
 
 use super::action::Task;
+use super::updates::Reduced;
 use super::{Error, Name, Options, Pass, Placement, Schedule};
 
 /// Units of as many micro-batches as there are stages.
@@ -57,20 +63,34 @@ fn lists(name: Name, options: &Options) -> Result<Schedule, Error> {
     let placement = Placement::new(stages, copies, routes)?;
 
     let mut slots: Vec<Vec<(Slot, Task)>> = vec![Vec::new(); stages];
+    // Of each part, when its gradients are complete wherever it is held.
+    let mut complete: Vec<Slot> = vec![(0, false); stages];
     for (micro_batch, place) in places.iter().enumerate() {
         for (stage, &rank) in placement.pipeline(place.pipeline).iter().enumerate() {
             let chunk = placement.chunks_for(rank, micro_batch).next().expect("every rank has a stage of it");
             let task = |pass| Task::new(pass, micro_batch, chunk);
             slots[rank].push((form.forward(place, stage), task(Pass::Forward)));
-            slots[rank].push((form.backward(place, stage), task(Pass::Backward)));
+            let backward = form.backward(place, stage);
+            slots[rank].push((backward, task(Pass::Backward)));
+            complete[stage] = complete[stage].max(backward);
         }
     }
-    let in_order = |mut passes: Vec<(Slot, Task)>| {
+    let in_order = |(rank, mut passes): (usize, Vec<(Slot, Task)>)| {
         passes.sort_by_key(|&(slot, _)| slot);
         debug_assert!(passes.windows(2).all(|pair| pair[0].0 < pair[1].0), "two passes in one slot");
-        passes.into_iter().map(|(_, task)| task).collect()
+        let chunks = placement.chunks(rank).iter().enumerate();
+        let mut sums: Vec<(Slot, usize, usize)> =
+            chunks.map(|(chunk, held)| (complete[held.part], held.part, chunk)).collect();
+        sums.sort_unstable();
+        let reduced = |(slot, _, chunk): (Slot, usize, usize)| Reduced {
+            behind: passes.partition_point(|pass| pass.0 <= slot),
+            chunk,
+        };
+        let reduced = sums.into_iter().map(reduced).collect();
+        (passes.into_iter().map(|(_, task)| task).collect(), reduced)
     };
-    Ok(Schedule::flushed(name, options, placement, slots.into_iter().map(in_order).collect()))
+    let (order, reduced) = slots.into_iter().enumerate().map(in_order).unzip();
+    Ok(Schedule::flushed_eagerly(name, options, placement, order, reduced))
 }
 
 /// When a pass runs: its slot, and whether it is the second forward of a pair there.

@@ -50,6 +50,7 @@ pub use error::Error;
 pub use picture::Ink;
 pub use placement::{Chunk, Placement};
 pub use report::Report;
+pub(crate) use timeline::last_passes;
 pub use timeline::{Costs, Span, Timeline, UnitCosts};
 pub use updates::Updates;
 

@@ -2,17 +2,23 @@
 //!
 //! A rank does its actions one after another. A send ends at once for the sender unless [`Costs`] says otherwise, and its
 //! message arrives after its journey; a receive ends when the message is there; an all-reduce begins when all holders
-//! of the part have come. Waiting is idle time, whatever an action takes is not.
+//! of the part have come. One that passes follow is left to itself, but for the share of it that keeps its rank from computing: only the step waits for
+//! it, and one rank's go on one after the other. Waiting is idle time, whatever an action takes is not.
 
 use std::collections::HashMap;
 
-use super::walk::{Meetings, walk};
+use super::walk::{Meeting, Meetings, walk};
 use super::{Action, Error, Message, Notice, Pass, Schedule, Units};
 
 /// What actions cost, in any unit of time.
 pub trait Costs {
     /// How long an action keeps its rank busy, waiting excluded.
     fn busy(&self, rank: usize, action: &Action) -> f64;
+
+    /// The share of an all-reduce under way that keeps its rank from computing.
+    fn occupies(&self) -> f64 {
+        0.0
+    }
 
     /// How long a message travels after its send has ended.
     fn journey(&self, _from: usize, _send: &Action) -> f64 {
@@ -36,6 +42,8 @@ pub struct Span {
     pub start: f64,
     /// When its rank went on.
     pub end: f64,
+    /// How long it kept its rank busy, up to the end.
+    pub busy: f64,
 }
 
 /// All lists in time.
@@ -86,21 +94,35 @@ impl Timeline {
             schedule.ranks.iter().map(|list| Vec::with_capacity(list.len())).collect();
         let mut arrivals: HashMap<(usize, u64), f64> = HashMap::new();
         let mut meetings = Meetings::default();
-        walk(schedule, |rank, _, action| {
+        // Of each rank, sums that passes follow: which, and what each takes.
+        let mut under_way: Vec<Vec<(Meeting, f64)>> = vec![Vec::new(); stages];
+        let last_passes = last_passes(schedule);
+        walk(schedule, |rank, position, action| {
             let start = now[rank];
+            let mut cost = costs.busy(rank, action);
             let begin = match action {
                 Action::Receive(_) | Action::Hear(_) => {
                     let tag = schedule.tag(rank, action).expect("a message has a tag");
                     let Some(&arrival) = arrivals.get(&(rank, tag)) else { return Ok(false) };
                     f64::max(start, arrival)
                 }
+                &Action::AllReduce { chunk } if last_passes[rank].is_before(position) => {
+                    under_way[rank].push((meetings.come(schedule, rank, chunk, start), cost));
+                    cost *= costs.occupies();
+                    start
+                }
                 &Action::AllReduce { chunk } => {
+                    let Some(ended) = meetings.ended(schedule, &under_way[rank]) else { return Ok(false) };
                     let Some(begin) = meetings.meet(schedule, rank, chunk, start) else { return Ok(false) };
-                    begin
+                    f64::max(begin, ended)
+                }
+                Action::WaitReduce => {
+                    let Some(ended) = meetings.ended(schedule, &under_way[rank]) else { return Ok(false) };
+                    under_way[rank].clear();
+                    f64::max(start, ended)
                 }
                 _ => start,
             };
-            let cost = costs.busy(rank, action);
             let end = begin + cost;
             if let Action::Send(Message { peer, .. }) | Action::Tell(Notice { peer, .. }) = *action {
                 let tag = schedule.tag(rank, action).expect("a message has a tag");
@@ -108,7 +130,7 @@ impl Timeline {
             }
             now[rank] = end;
             busy[rank] += cost;
-            spans[rank].push(Span { action: *action, start, end });
+            spans[rank].push(Span { action: *action, start, end, busy: cost });
             Ok(true)
         })?;
         let end = now.iter().copied().fold(0.0, f64::max);
@@ -129,6 +151,32 @@ impl Timeline {
     pub fn bubble_ratio(&self) -> f64 {
         self.idle.iter().sum::<f64>() / (self.end * self.idle.len() as f64)
     }
+}
+
+/// The positions of the last pass before each step of a rank's list.
+pub(crate) struct LastPasses(Vec<(usize, usize)>);
+
+impl LastPasses {
+    /// Whether a pass follows behind a position before the next step.
+    pub(crate) fn is_before(&self, position: usize) -> bool {
+        let next = self.0.partition_point(|(_, step)| *step < position);
+        self.0.get(next).is_some_and(|(pass, _)| *pass > position)
+    }
+}
+
+pub(crate) fn last_passes(schedule: &Schedule) -> Vec<LastPasses> {
+    let of_list = |list: &Vec<Action>| {
+        let (mut found, mut pass) = (Vec::new(), 0);
+        for (position, action) in list.iter().enumerate() {
+            match action {
+                Action::Step => found.push((pass, position)),
+                action if action.compute().is_some() => pass = position,
+                _ => {}
+            }
+        }
+        LastPasses(found)
+    };
+    schedule.ranks.iter().map(of_list).collect()
 }
 
 /// The highest sum on the way.

@@ -53,13 +53,38 @@ impl Schedule {
         placement: Placement,
         order: Vec<Vec<Task>>,
     ) -> Schedule {
-        let &Options { micro_batches, batches, .. } = options;
-        let list = |(rank, tasks): (usize, Vec<Task>)| {
-            let step = reduce_and_step(&placement, rank);
-            let batch = |t| tasks.iter().map(move |task| task.at(t * micro_batches, t));
-            (0..batches).flat_map(|t| batch(t).chain(step.clone())).collect()
+        let at_the_end = |(rank, tasks): (usize, &Vec<Task>)| {
+            let behind = tasks.len();
+            in_order_of_parts(&placement, rank).map(|chunk| Reduced { behind, chunk }).collect()
         };
-        let lists = order.into_iter().enumerate().map(list).collect();
+        let reduced = order.iter().enumerate().map(at_the_end).collect();
+        Schedule::flushed_eagerly(name, options, placement, order, reduced)
+    }
+
+    /// The same where ranks start the sums of their chunks among the passes of a batch, in the order in which they are given.
+    pub(super) fn flushed_eagerly(
+        name: super::Name,
+        options: &Options,
+        placement: Placement,
+        order: Vec<Vec<Task>>,
+        reduced: Vec<Vec<Reduced>>,
+    ) -> Schedule {
+        let &Options { micro_batches, batches, .. } = options;
+        let list = |(tasks, reduced): (Vec<Task>, Vec<Reduced>)| {
+            let mut list = Vec::with_capacity(batches * (tasks.len() + reduced.len() + 1));
+            for t in 0..batches {
+                let mut sums = reduced.iter().peekable();
+                for behind in 0..=tasks.len() {
+                    while let Some(&Reduced { chunk, .. }) = sums.next_if(|one| one.behind <= behind) {
+                        list.push(Action::AllReduce { chunk });
+                    }
+                    list.extend(tasks.get(behind).map(|task| task.at(t * micro_batches, t)));
+                }
+                list.push(Action::Step);
+            }
+            list
+        };
+        let lists = order.into_iter().zip(reduced).map(list).collect();
         Schedule {
             name: name.as_str().into(),
             micro_batches,
@@ -97,11 +122,25 @@ impl Schedule {
     }
 }
 
-/// What ends a batch on a rank. Parts are reduced in one order everywhere, so that ranks which share several of them
-/// never wait for one another in a circle, even where an all-reduce blocks.
+/// Where a rank starts the sum of a chunk's gradients.
+pub(super) struct Reduced {
+    /// Behind so many passes of a batch.
+    pub behind: usize,
+    /// Whose they are.
+    pub chunk: usize,
+}
+
+/// What ends a batch on a rank.
 pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action> {
+    let sums = in_order_of_parts(placement, rank).map(|chunk| Action::AllReduce { chunk });
+    sums.chain([Action::Step]).collect()
+}
+
+/// A rank's chunks by the number of their part: one order everywhere, so that ranks which share several of them never wait for one another in a
+/// circle, even where an all-reduce blocks.
+fn in_order_of_parts(placement: &Placement, rank: usize) -> impl Iterator<Item = usize> {
     let chunks = placement.chunks(rank);
     let mut order: Vec<usize> = (0..chunks.len()).collect();
     order.sort_by_key(|&chunk| chunks[chunk].part);
-    order.into_iter().map(|chunk| Action::AllReduce { chunk }).chain([Action::Step]).collect()
+    order.into_iter()
 }

@@ -52,7 +52,34 @@ pub(super) struct Meetings {
     left: HashMap<(usize, usize), usize>,
 }
 
+/// The n-th all-reduce of a part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Meeting {
+    part: usize,
+    turn: usize,
+}
+
 impl Meetings {
+    /// A rank comes to its next all-reduce of a chunk, and does not wait there.
+    pub fn come(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> Meeting {
+        let part = schedule.placement.chunks(rank)[chunk].part;
+        let left = self.left.entry((rank, part)).or_default();
+        let meeting = Meeting { part, turn: *left };
+        *left += 1;
+        self.came.insert((rank, part, meeting.turn), now);
+        meeting
+    }
+
+    /// When the last of some all-reduces is over that go on one after the other and take so long each; none while one has not begun.
+    pub fn ended(&self, schedule: &Schedule, meetings: &[(Meeting, f64)]) -> Option<f64> {
+        meetings.iter().try_fold(f64::NEG_INFINITY, |ended, (Meeting { part, turn }, takes)| {
+            let times =
+                schedule.placement.holders(*part).map(|holder| self.came.get(&(holder, *part, *turn)));
+            let begin = times.collect::<Option<Vec<&f64>>>()?.into_iter().copied().fold(ended, f64::max);
+            Some(begin + takes)
+        })
+    }
+
     /// A rank comes to its next all-reduce of a chunk, or is still there: when all have come, if they have.
     pub fn meet(&mut self, schedule: &Schedule, rank: usize, chunk: usize, now: f64) -> Option<f64> {
         let part = schedule.placement.chunks(rank)[chunk].part;

@@ -104,7 +104,8 @@ impl<'a> Job<'a> {
     fn local(&self, candidate: &Candidate) -> Local {
         let make = || {
             let layout = Layout::new(&self.plan.model, &self.parameters, candidate.cuts())?;
-            Ok(Rc::new(RankModel::new(self.plan, &self.parameters, &layout)?))
+            let on_gpu = !self.cluster.node.cores;
+            Ok(Rc::new(RankModel::new(self.plan, &self.parameters, &layout, on_gpu)?))
         };
         self.locals.borrow_mut().entry(candidate.cut_key()).or_insert_with(make).clone()
     }

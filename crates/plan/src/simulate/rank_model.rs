@@ -8,9 +8,10 @@ use std::rc::Rc;
 use super::state::Holdings;
 use crate::error::Error;
 use crate::layout::{Layout, LocalModel};
-use crate::memory::{Listed, Tensors};
+use crate::memory::{Listed, Peers, Tensors};
 use crate::plan::Plan;
 use crate::spec::activations::PartActivations;
+use crate::spec::rooms::BlockMessages;
 use crate::spec::{Parameter, Recompute, ShapeError};
 use crate::stages::Parts;
 
@@ -18,15 +19,15 @@ use crate::stages::Parts;
 pub struct RankModel {
     /// The model.
     pub local: LocalModel,
-    /// How many of its peers, the rank itself included, have summands of each parameter's gradient.
-    pub summands: Vec<u64>,
+    /// What it has of the layers that it shares.
+    pub peers: Peers,
     /// What its blocks hold.
     pub holdings: Holdings,
     /// Elements of a sample that flow between the layers of each block.
     pub transient: Vec<u64>,
     /// Its tensors.
     pub tensors: Rc<Tensors>,
-    messages: RefCell<HashMap<usize, Rc<Vec<u64>>>>,
+    messages: RefCell<HashMap<usize, Rc<Vec<BlockMessages>>>>,
     activations: RefCell<HashMap<ActivationKey, Rc<Vec<PartActivations>>>>,
 }
 
@@ -35,13 +36,18 @@ type ActivationKey = (usize, usize, Recompute);
 
 impl RankModel {
     /// Of a layout of a plan's model, which has these parameters.
-    pub fn new(plan: &Plan, parameters: &[Parameter], layout: &Layout) -> Result<RankModel, Error> {
+    pub fn new(
+        plan: &Plan,
+        parameters: &[Parameter],
+        layout: &Layout,
+        on_gpu: bool,
+    ) -> Result<RankModel, Error> {
         let local = layout.peers()[0].clone();
         let tensors = Rc::new(Tensors::of(&local.model, &local.parameters));
         let pruning = plan.pruning.as_ref();
         let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(parameters)));
         Ok(RankModel {
-            summands: (0..parameters.len()).map(|id| layout.summands(id, 0) as u64).collect(),
+            peers: Peers::of(layout, 0, parameters, on_gpu),
             holdings: Holdings::new(tensors.clone(), &local.parameters, kept),
             transient: local.model.transient_elements()?,
             tensors,
@@ -53,9 +59,11 @@ impl RankModel {
 
     /// What predictions of its bytes have in common, for so many samples of a micro-batch.
     pub fn listed(&self, samples: usize) -> Listed {
-        let list = || Rc::new(self.local.model.message_elements(samples).unwrap_or_default());
+        let LocalModel { model, parameters, .. } = &self.local;
+        let list = || Rc::new(model.messages(parameters, samples).unwrap_or_default());
         let messages = self.messages.borrow_mut().entry(samples).or_insert_with(list).clone();
-        Listed { tensors: self.tensors.clone(), messages }
+        let logit_rows = self.local.model.logit_rows(samples).unwrap_or(0);
+        Listed { tensors: self.tensors.clone(), messages, logit_rows }
     }
 
     /// What each of a number of parts keeps of a micro-batch of so many samples. A number of parts is always cut in one way.

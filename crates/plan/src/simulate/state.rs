@@ -115,7 +115,7 @@ pub fn memory(
                 model.holdings.kept().cloned(),
             );
             let activations = |samples| model.activations(job.plan, parts, samples, candidate.recompute);
-            prediction.among(model.summands.clone()).stages_with(parts, schedule, activations)?
+            prediction.among(model.peers.clone()).stages_with(parts, schedule, activations)?
         }
         state @ State::Bytes { .. } => {
             let each = model.holdings.parts(parts, candidate.compressed, job.engine.even_stages);

@@ -12,7 +12,7 @@ use super::times::{StepCosts, Times};
 use super::{Candidate, Job};
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::schedule::{Costs, Name, Schedule, Timeline};
+use crate::schedule::{Name, Schedule, Timeline};
 use crate::spec::Recompute;
 use crate::stages::Parts;
 
@@ -233,7 +233,7 @@ fn crowded(timeline: &Timeline, costs: &StepCosts, load: f64) -> f64 {
     let mut changes: Vec<(f64, bool, f64)> = Vec::new();
     for (rank, spans) in timeline.spans.iter().enumerate() {
         for span in spans {
-            let busy = costs.busy(rank, &span.action);
+            let busy = span.busy;
             if busy > 0.0 {
                 let stall = costs.stall(rank, &span.action) / busy;
                 changes.extend([(span.end - busy, true, stall), (span.end, false, stall)]);

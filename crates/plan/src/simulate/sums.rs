@@ -8,6 +8,7 @@ use super::rank_model::RankModel;
 use super::state::Weights;
 use super::{Candidate, Job};
 use crate::engine::State;
+use crate::schedule::Name;
 use crate::stages::Parts;
 
 /// Losses, counts and the norm of the gradient, which all ranks add up before a step.
@@ -23,23 +24,37 @@ pub(super) struct Sums<'a> {
     summands: Vec<u64>,
     /// Whether a gradient that several stages make is summed by itself, when all of them have.
     ties: bool,
+    /// Copies of the model in a replica, each of which has a summand too.
+    copies: usize,
 }
 
 impl<'a> Sums<'a> {
     pub fn new(job: &'a Job<'a>, candidate: &'a Candidate, model: &'a RankModel) -> Sums<'a> {
         let ours = job.engine.is_ours();
-        let mut summands = if ours { model.summands.clone() } else { vec![1] };
+        let mut summands = if ours { model.peers.summands.clone() } else { vec![1] };
         summands.sort_unstable();
         summands.dedup();
-        Sums { job, candidate, model, summands, ties: ours && candidate.pipeline > 1 }
+        let doubled = matches!(candidate.schedule, Name::Chimera | Name::ChimeraDoubling);
+        let copies = if ours && doubled && candidate.pipeline > 1 { 2 } else { 1 };
+        Sums { job, candidate, model, summands, ties: ours && candidate.pipeline > 1, copies }
     }
 
     /// The replicas of so many ranks each.
     fn sharers(&self, summands: u64) -> Group<'a> {
         let near = self.candidate.tensor * self.candidate.spatial();
-        let stride = if summands > 1 { 1 } else { near };
-        Group::new(self.job.cluster, self.candidate.data * summands as usize, stride)
+        let stride = match self.candidate.data {
+            _ if summands > 1 => 1,
+            // From a stage to the one that has its other copy, on the mean.
+            1 if self.copies > 1 => (near * self.candidate.pipeline / self.copies).max(1),
+            _ => near,
+        };
+        Group::new(self.job.cluster, self.candidate.data * summands as usize * self.copies, stride)
             .among(self.candidate.ranks())
+    }
+
+    /// What of a device's computing these sums take while they run.
+    pub fn occupies(&self) -> f64 {
+        self.sharers(1).occupies()
     }
 
     /// Bytes of a gradient that are summed.
@@ -61,11 +76,11 @@ impl<'a> Sums<'a> {
         if self.summands == [1] && !self.ties {
             return self.seconds(&self.sharers(1), weights());
         }
-        let RankModel { holdings, summands, tensors, .. } = self.model;
+        let RankModel { holdings, peers, tensors, .. } = self.model;
         let each = self.summands.iter().map(|number| {
             let own = |place: usize| {
                 let tied = self.ties && tensors.tied.contains(&place);
-                !tied && (self.summands == [1] || summands[place] == *number)
+                !tied && (self.summands == [1] || peers.summands[place] == *number)
             };
             let weights = holdings.weights_where(blocks.clone(), self.candidate.compressed, own);
             self.seconds(&self.sharers(*number), weights)
@@ -83,7 +98,8 @@ impl<'a> Sums<'a> {
     ) -> Seconds {
         let all = self.of_blocks(part.clone(), || weights);
         let group = self.sharers(self.summands.last().copied().unwrap_or(1));
-        if !self.job.engine.overlaps_sums || all == 0.0 {
+        // Copies of a part are complete at different times, and start their sums when the list says so.
+        if !self.job.engine.overlaps_sums || all == 0.0 || self.copies > 1 {
             return Seconds::meeting(&group, all);
         }
         let backward = passes.backward().total();

@@ -11,7 +11,7 @@ use super::{Candidate, Job};
 use crate::cost::Kernels;
 use crate::engine::State;
 use crate::error::Error;
-use crate::schedule::{Action, Chunk, Costs, Message, Pass, Payload, Schedule};
+use crate::schedule::{Action, Chunk, Costs, Message, Pass, Payload, Schedule, last_passes};
 use crate::spec::Precision;
 use crate::stages::Parts;
 
@@ -25,6 +25,8 @@ pub(super) struct Times {
     sums: Vec<Seconds>,
     /// those of gradients that several stages make,
     tied: Vec<Seconds>,
+    /// the share of its computing that a sum under way takes,
+    occupies: f64,
     /// what its step takes,
     steps: Vec<f64>,
     /// and to gather what other replicas have stepped.
@@ -84,6 +86,7 @@ impl Times {
             sinks: weights.iter().map(|weights| each.sink(*weights)).collect(),
             sums,
             tied: sharing.tied(parts),
+            occupies: sharing.occupies(),
             agreement: sharing.agreement(),
             steps: weights.iter().map(|weights| each.step(*weights)).collect(),
             gathers: weights.iter().map(|weights| each.gather(*weights)).collect(),
@@ -127,9 +130,10 @@ impl Times {
     /// What all ranks spend by kind, on the mean; passes are so many times as many as those listed.
     pub fn spent(&self, schedule: &Schedule, times: f64) -> Breakdown {
         let mut sum = Breakdown::default();
+        let last_passes = last_passes(schedule);
         for (rank, list) in schedule.ranks.iter().enumerate() {
             let chunks = schedule.placement.chunks(rank);
-            for action in list {
+            for (position, action) in list.iter().enumerate() {
                 if let Some((pass, work)) = action.compute() {
                     let part = chunks[work.chunk].part;
                     let Seconds { compute, exchange, .. } = self.pass(pass, part);
@@ -141,7 +145,11 @@ impl Times {
                     continue;
                 }
                 match *action {
-                    Action::AllReduce { chunk } => sum.collective += self.sums[chunks[chunk].part].total(),
+                    Action::AllReduce { chunk } => {
+                        // Passes that follow hide it, as far as they can compute beside it.
+                        let share = if last_passes[rank].is_before(position) { self.occupies } else { 1.0 };
+                        sum.collective += share * self.sums[chunks[chunk].part].total();
+                    }
                     Action::WaitReduce => sum.collective += self.tied_of(chunks).total(),
                     Action::Agree => sum.collective += self.agreement.total(),
                     Action::Step => {
@@ -295,6 +303,10 @@ impl Costs for StepCosts<'_> {
             }
             _ => 0.0,
         }
+    }
+
+    fn occupies(&self) -> f64 {
+        self.times.occupies
     }
 
     fn journey(&self, from: usize, send: &Action) -> f64 {

@@ -14,7 +14,7 @@ pub mod custom;
 pub mod layer;
 pub mod presets;
 pub mod recompute;
-mod rooms;
+pub mod rooms;
 pub mod shape;
 mod transient;
 

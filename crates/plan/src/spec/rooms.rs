@@ -1,37 +1,123 @@
 //! Room for what ranks exchange between two layers: a message of several ranks' parts lies beside the tensor that it is made of, or
-//! becomes, while it travels.
+//! becomes, while it travels. And for what they tell each other about logits, where each makes those of some classes.
+
+use std::collections::HashMap;
 
 use super::shape::Shape;
-use super::{Along, Exchange, Layer, Model, Move, ShapeError};
+use super::{Along, Exchange, Layer, Model, Move, Parameter, Precision, ShapeError};
+
+/// Bytes of logits that exist at once on the host: the loss takes rows in chunks.
+pub const LOGITS_ON_HOST: usize = 64 << 20;
+/// The same on a GPU.
+pub const LOGITS_ON_GPU: usize = 256 << 20;
+/// Numbers that a rank tells of a row of logits, in f32.
+pub const NUMBERS_OF_A_ROW: usize = 4;
+
+/// Rows of logits that exist at once, of `rows` in all: about equal chunks, and whole tiles of the products. A row has so many
+/// `bytes`, of at most `most` together.
+pub fn chunk_rows(rows: usize, bytes: usize, most: usize) -> usize {
+    let count = rows.div_ceil((most / bytes.max(1)).max(1)).max(1);
+    rows.div_ceil(count).next_multiple_of(128)
+}
+
+/// What a block exchanges.
+#[derive(Debug, Clone, Default)]
+pub struct BlockMessages {
+    /// Elements of the largest message, forward or backward.
+    pub most: u64,
+    /// What its backward pass does, in order.
+    pub backward: Vec<InBackward>,
+}
+
+/// A moment of a backward pass.
+#[derive(Debug, Clone)]
+pub enum InBackward {
+    /// A message of so many elements.
+    Message(u64),
+    /// The gradients of parameters at these places are made.
+    Gradients(Vec<usize>),
+}
 
 impl Model {
-    /// The most elements of a message within each block, forward or backward, in a pass of so many samples.
-    pub fn message_elements(&self, samples: usize) -> Result<Vec<u64>, ShapeError> {
+    /// What each block exchanges in a pass of so many samples; nothing where no layer does. The model has these parameters.
+    pub fn messages(
+        &self,
+        parameters: &[Parameter],
+        samples: usize,
+    ) -> Result<Vec<BlockMessages>, ShapeError> {
+        let mut exchanges = false;
+        self.for_each(&mut |layer| exchanges |= matches!(layer, Layer::Exchange(_)));
+        if !exchanges {
+            return Ok(vec![BlockMessages::default(); self.blocks.len()]);
+        }
         let borders = self.borders()?;
-        let blocks = self.blocks.iter().zip(borders);
-        Ok(blocks.map(|(block, shape)| most(&block.layers, shape, samples as u64)).collect())
+        let places = parameters.iter().enumerate().map(|(place, one)| (one.name.as_str(), place)).collect();
+        let blocks = self.blocks.iter().zip(borders).map(|(block, shape)| {
+            let mut walk = Walk { samples: samples as u64, places: &places, found: BlockMessages::default() };
+            walk.row(&block.layers, shape);
+            walk.found.backward.reverse();
+            walk.found
+        });
+        Ok(blocks.collect())
+    }
+
+    /// Rows of the logits, in a pass of so many samples.
+    pub fn logit_rows(&self, samples: usize) -> Result<usize, ShapeError> {
+        let (borders, samples) = (self.borders()?, self.samples_at_borders(samples as u64));
+        let end = borders.last().zip(samples.last());
+        Ok(end.map_or(0, |(shape, samples)| shape.rows().saturating_mul(*samples) as usize))
     }
 }
 
-/// Of a row of layers.
-fn most(layers: &[Layer], mut shape: Shape, samples: u64) -> u64 {
-    let mut found = 0;
-    for layer in layers {
-        let output = layer.output(shape).expect("the shapes were checked");
-        let own = match (layer, layer.entry().sides()) {
-            (_, Some(sides)) => {
-                sides.all.iter().map(|side| most(side.layers, shape, samples)).max().unwrap_or(0)
+/// Bytes of what ranks that have the logits of some of all classes each tell one another about a chunk of rows.
+pub fn shared_logit_bytes(
+    rows: usize,
+    classes: usize,
+    ranks: usize,
+    precision: Precision,
+    most: usize,
+) -> u64 {
+    let bytes = classes.div_ceil(ranks.max(1)).saturating_mul(precision.size() as usize);
+    let chunk = rows.min(chunk_rows(rows, bytes, most));
+    (ranks as u64).saturating_mul(chunk as u64).saturating_mul(4 * NUMBERS_OF_A_ROW as u64)
+}
+
+/// A walk through a block, forwards: what its backward pass does is found in the reverse order.
+struct Walk<'a> {
+    samples: u64,
+    places: &'a HashMap<&'a str, usize>,
+    found: BlockMessages,
+}
+
+impl Walk<'_> {
+    fn row(&mut self, layers: &[Layer], mut shape: Shape) {
+        for layer in layers {
+            let output = layer.output(shape).expect("the shapes were checked");
+            match (layer, layer.entry().sides()) {
+                (_, Some(sides)) => sides.all.iter().for_each(|side| self.row(side.layers, shape)),
+                (Layer::Exchange(exchange), None) => {
+                    let room = |how, shape| elements(exchange, how, shape, self.samples);
+                    let (forward, backward) =
+                        (room(exchange.forward, shape), room(exchange.backward, output));
+                    self.found.most = self.found.most.max(forward).max(backward);
+                    // What a linear layer reads may be gathered once more for its gradient.
+                    let again = if exchange.is_entrance() { forward } else { 0 };
+                    let message = backward.max(again);
+                    self.found.backward.extend((message > 0).then_some(InBackward::Message(message)));
+                }
+                (_, None) => {
+                    let names = layer.parameters();
+                    let places: Vec<usize> = names
+                        .iter()
+                        .rev()
+                        .filter_map(|one| self.places.get(one.name.as_str()).copied())
+                        .collect();
+                    self.found.backward.extend((!places.is_empty()).then_some(InBackward::Gradients(places)));
+                }
             }
-            (Layer::Exchange(exchange), None) => {
-                let room = |how, shape| elements(exchange, how, shape, samples);
-                room(exchange.forward, shape).max(room(exchange.backward, output))
-            }
-            _ => 0,
-        };
-        found = found.max(own);
-        shape = output;
+            shape = output;
+        }
     }
-    found
 }
 
 /// Of one move of a tensor of that shape: parts of all ranks, each as large as the largest.

@@ -45,10 +45,10 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
         return Err(espalier_plan::Error::Conflict { field: "parallel".into(), problem }.into());
     }
     let (mut squares, mut count, mut total) = (0.0, 0usize, None);
-    for (samples, share) in surface.scored().pieces().filter(|(samples, _)| samples.len() == size) {
+    for piece in surface.scored().pieces().iter().filter(|piece| piece.samples.len() == size) {
         let loss = Loss { samples: size, ..surface.scored().loss() };
         let mut sums = Sums::of(ids);
-        surface.sweep(at).train(samples, loss, &share, &mut Vec::new(), &mut sums)?;
+        surface.sweep(at).train(piece.samples, loss, &piece.share, &mut Vec::new(), &mut sums)?;
         // Replicas have micro-batches of their own; parts of a model see the same ones, and a parameter that two of them share has a gradient on both.
         let gradient = if replicas > 1 { sums.take_own(ids, at)? } else { sums.take(ids, at, context)? };
         let gradient = surface.kept(gradient)?;

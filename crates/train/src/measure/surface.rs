@@ -180,13 +180,8 @@ impl<'a> Surface<'a> {
     }
 
     pub(super) fn scored(&self) -> Scored<'_> {
-        Scored {
-            samples: &self.samples,
-            micro_batch: self.micro_batch,
-            random: random::key(self.context.plan.seed, PURPOSE),
-            temperature: 1.0,
-            context: self.context,
-        }
+        let random = random::key(self.context.plan.seed, PURPOSE);
+        Scored { random, ..Scored::new(&self.samples, self.micro_batch, self.context) }
     }
 
     /// An error where a number came out that says nothing.

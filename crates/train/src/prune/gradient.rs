@@ -6,14 +6,16 @@
 //!
 //! Ranks along the data axis share the samples out and add up what they found, in the order of ranks, so that all have
 //! the same bits; stages that share a parameter add up what each has of its gradient. Dropout drops what it would drop on
-//! one rank; batch norm measures a rank's own micro-batch.
+//! one rank. Where batch norms measure over replicas each group of samples is shared out, so that they see what they would see on one rank
+//! ([`ScoredBatch`]).
 
 use std::collections::HashMap;
 
 use espalier_comm::Reduce;
-use espalier_nn::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
+use espalier_nn::layers::{BatchSlice, GradientSink, NormGroup, Wanted, WeightGradients};
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::layout::Partial;
+use espalier_plan::scoring::ScoredBatch;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::{Category, DType, Tensor};
@@ -27,8 +29,10 @@ use crate::step::{Loss, Sweep, Totals};
 pub struct Scored<'a> {
     /// Training samples, each an epoch and an index.
     pub samples: &'a [(u64, usize)],
-    /// How many run at a time.
-    pub micro_batch: usize,
+    /// How many run at a time, and whose.
+    pub at_once: ScoredBatch,
+    /// Whose samples batch norms measure together, where replicas do not share out what runs at a time.
+    pub norms: NormGroup,
     /// The key of dropout's random numbers.
     pub random: u64,
     /// The logits are divided by this.
@@ -58,15 +62,49 @@ pub(crate) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) ->
     Ok(sum)
 }
 
+/// A micro-batch of samples that are scored.
+pub(crate) struct ScoredPiece<'a> {
+    pub samples: &'a [(u64, usize)],
+    /// Where it stands among all of them.
+    pub share: BatchSlice,
+}
+
+impl ScoredPiece<'_> {
+    /// Whether its gradients count: those of a sample that stands in do not.
+    pub fn counts(&self) -> bool {
+        self.share.norms != NormGroup::AllReplicas { stands_in: true }
+    }
+}
+
 impl<'a> Scored<'a> {
-    /// This rank's micro-batches, each with its place among the samples.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (&'a [(u64, usize)], BatchSlice)> + use<'a> {
-        let Scored { samples, micro_batch, .. } = *self;
-        let own = self.context.ranks.part(samples.len());
-        samples[own.clone()].chunks(micro_batch).enumerate().map(move |(piece, part)| {
-            let first = own.start + piece * micro_batch;
-            (part, BatchSlice { first, samples: part.len(), in_step: false })
-        })
+    /// Samples that each rank takes its part of, so many at a time.
+    pub fn new(samples: &'a [(u64, usize)], micro_batch: usize, context: &'a Context) -> Scored<'a> {
+        let (at_once, norms) = (ScoredBatch::of_each(micro_batch), NormGroup::Replica);
+        Scored { samples, at_once, norms, random: 0, temperature: 1.0, context }
+    }
+
+    /// This rank's micro-batches.
+    pub(crate) fn pieces(&self) -> Vec<ScoredPiece<'a>> {
+        let Scored { samples, at_once, norms, .. } = *self;
+        if at_once.replicas == 1 {
+            let own = self.context.ranks.part(samples.len());
+            let piece = |(number, part): (usize, &'a [(u64, usize)])| {
+                let first = own.start + number * at_once.samples;
+                ScoredPiece { samples: part, share: BatchSlice { first, samples: part.len(), norms } }
+            };
+            return samples[own.clone()].chunks(at_once.samples).enumerate().map(piece).collect();
+        }
+        let replica = self.context.ranks.data().rank();
+        let piece = |(number, group): (usize, &'a [(u64, usize)])| {
+            let (own, together) = at_once.part(group.len(), replica);
+            let stands_in = own.is_empty();
+            let norms = if together { NormGroup::AllReplicas { stands_in } } else { NormGroup::Replica };
+            // Whoever has none comes to the sums of the norms all the same, with a sample of somebody else's.
+            let own = if stands_in && together { 0..1 } else { own };
+            let share = BatchSlice { first: number * at_once.samples + own.start, samples: own.len(), norms };
+            (!own.is_empty()).then(|| ScoredPiece { samples: &group[own], share })
+        };
+        samples.chunks(at_once.samples).enumerate().filter_map(piece).collect()
     }
 
     /// The mean over all samples.
@@ -87,8 +125,13 @@ pub(crate) fn gradient_and_totals(
     scored: Scored<'_>,
 ) -> Result<(Vec<Tensor>, Totals)> {
     let (mut sums, mut totals) = (Sums::of(wanted), Totals::default());
-    for (samples, share) in scored.pieces() {
-        totals.add(sweep.train(samples, scored.loss(), &share, &mut Vec::new(), &mut sums)?);
+    for piece in scored.pieces() {
+        let pass =
+            |sums: &mut Sums| sweep.train(piece.samples, scored.loss(), &piece.share, &mut Vec::new(), sums);
+        match piece.counts() {
+            true => totals.add(pass(&mut sums)?),
+            false => drop(pass(&mut Sums::of(&[]))?),
+        }
     }
     Ok((sums.take(wanted, sweep.weights, scored.context)?, totals))
 }

@@ -68,13 +68,8 @@ impl Grasp {
     }
 
     fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
-        let scored = Scored {
-            samples,
-            micro_batch: network.scored_at_once(),
-            random: random::key(network.context.plan.seed, PURPOSE),
-            temperature: self.temperature,
-            context: network.context,
-        };
+        let random = random::key(network.context.plan.seed, PURPOSE);
+        let scored = Scored { random, temperature: self.temperature, ..network.scored(samples) };
         Curvature::new(network.weights, network.candidates, scored)
     }
 

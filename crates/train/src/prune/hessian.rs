@@ -75,10 +75,10 @@ impl<'a> Curvature<'a> {
         let model = Model::of_rank(local, ranks.axes(), plan.storage.recompute, Some(&kinks));
         let stage = Stage::cut(model, plan, ranks)?;
         let mut sums = Sums::of(ids);
-        for (samples, share) in self.scored.pieces() {
+        for piece in self.scored.pieces() {
             let train = |curvature: &Self, sink: &mut Sums| {
                 let (sweep, loss) = (curvature.sweep(&stage), curvature.scored.loss());
-                sweep.train(samples, loss, &share, &mut Vec::new(), sink).map(|_| ())
+                sweep.train(piece.samples, loss, &piece.share, &mut Vec::new(), sink).map(|_| ())
             };
             kinks.release();
             train(self, &mut Sums::of(&[]))?;
@@ -86,7 +86,7 @@ impl<'a> Curvature<'a> {
             for (steps, weight) in POINTS {
                 self.move_by(direction, steps * step as f32)?;
                 sums.factor = weight;
-                train(self, &mut sums)?;
+                if piece.counts() { train(self, &mut sums)? } else { train(self, &mut Sums::of(&[]))? }
             }
             self.move_by(direction, 0.0)?;
         }

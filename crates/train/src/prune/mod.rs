@@ -36,6 +36,7 @@ use espalier_tensor::{Device, Tensor};
 
 use crate::Result;
 use crate::context::Context;
+use crate::prune::gradient::Scored;
 use crate::state::Masks;
 use crate::step::Sweep;
 pub use report::{Observation, Pruned};
@@ -152,11 +153,10 @@ impl Network<'_> {
         Moment { step: self.step, steps: self.context.steps, epoch: self.epoch }
     }
 
-    /// Samples that run at a time where gradients are scored.
-    pub fn scored_at_once(&self) -> usize {
-        let Plan { pruning, batch, .. } = &self.context.plan;
-        let method = pruning.as_ref().map(|pruning| pruning.method);
-        method.map_or(batch.micro_batch, |method| method.scored_at_once(batch.micro_batch))
+    /// Samples as weights are scored by them: batch norms measure the groups that one rank would have, on every layout.
+    pub fn scored<'a>(&'a self, samples: &'a [(u64, usize)]) -> Scored<'a> {
+        let at_once = self.context.plan.scored_batch();
+        Scored { at_once, ..Scored::new(samples, at_once.samples, self.context) }
     }
 
     /// For passes over samples with the weights as they are now.

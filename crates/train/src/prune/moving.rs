@@ -9,7 +9,7 @@
 use espalier_nn::weights::ParameterId;
 use espalier_plan::pruning::Moving;
 use espalier_tensor::ops::compress::apply;
-use espalier_tensor::{Mask, Tensor};
+use espalier_tensor::{Category, Mask, Tensor};
 
 use super::{Decision, Draw, Moment, Network, Words, count, differing, random};
 use crate::Result;
@@ -109,7 +109,7 @@ pub fn best_free(network: &Network<'_>, id: ParameterId, mut keys: Tensor, count
     if let Some(last) = free.last_mut().filter(|_| !len.is_multiple_of(32)) {
         *last &= (1 << (len % 32)) - 1;
     }
-    let free = Mask::new(&network.context.device, len, &free)?;
+    let free = Mask::within(&network.context.device, len, &free, Category::Workspace)?;
     apply(&mut keys, &free)?;
     network.best(id, &keys, count)
 }

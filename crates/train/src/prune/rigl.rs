@@ -6,10 +6,11 @@
 //! added up: for a quarter of the candidates at a time, in f32, so that a quarter of the dense gradient is held and the batch is
 //! passed four times.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 
-use espalier_nn::layers::{BatchSlice, GradientSink, Wanted, WeightGradients};
+use espalier_nn::layers::{BatchSlice, GradientSink, NormGroup, Wanted, WeightGradients};
 use espalier_nn::weights::ParameterId;
+use espalier_plan::scoring::growth_parts;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::ops::select::{Score, keys};
 use espalier_tensor::{Tensor, random};
@@ -39,9 +40,6 @@ impl Pruner for Rigl {
     }
 }
 
-/// The parts of the candidates whose gradients are summed one after the other.
-const PARTS: usize = 4;
-
 /// The places that grow in each layer that moves.
 fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Words>> {
     let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
@@ -52,7 +50,7 @@ fn growth(network: &Network<'_>, share: f64) -> Result<HashMap<ParameterId, Word
     let data = network.context.ranks.data();
     let (all, first) = (each * data.size(), each * data.rank());
     let samples = network.context.order.indices(network.step * batch.samples as u64 + first as u64, each);
-    let place = BatchSlice { first, samples: each, in_step: false };
+    let place = BatchSlice { first, samples: each, norms: NormGroup::Step };
     let moving = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
     let moving = moving.collect::<Result<_>>()?;
     let mut sink = Growth { network, moving, chosen: HashMap::new(), parts: BTreeMap::new() };
@@ -71,33 +69,22 @@ fn growth_of_sums(network: &Network<'_>, share: f64) -> Result<HashMap<Parameter
     let (batch, seed) = (network.context.plan.batch, network.context.plan.seed);
     let samples = network.context.order.indices(network.step * batch.samples as u64, batch.samples);
     let scored = Scored {
-        samples: &samples,
-        micro_batch: batch.micro_batch,
         random: random::key(random::key(seed, network.step), 0),
-        temperature: 1.0,
-        context: network.context,
+        norms: NormGroup::Step,
+        ..Scored::new(&samples, batch.micro_batch, network.context)
     };
     let moves = network.candidates.iter().map(|id| Ok((*id, moving(network, *id, share)?)));
-    let mut left: VecDeque<(ParameterId, usize)> = moves.collect::<Result<_>>()?;
-    left.retain(|(_, count)| *count > 0);
+    let mut moves: Vec<(ParameterId, usize)> = moves.collect::<Result<_>>()?;
+    moves.retain(|(_, count)| *count > 0);
     // By the length of the whole: all that hold a piece choose in the same pass.
-    let most = left.iter().map(|(id, _)| network.whole_len(*id)).sum::<usize>().div_ceil(PARTS);
+    let lengths: Vec<u64> = moves.iter().map(|(id, _)| network.whole_len(*id) as u64).collect();
     let mut chosen = HashMap::new();
     // Every stage passes as often, whatever it holds.
-    for part in 1..=PARTS {
-        let (mut wanted, mut elements) = (Vec::new(), 0);
-        let mut counts = Vec::new();
-        let fits =
-            |id: ParameterId, elements: usize| elements == 0 || elements + network.whole_len(id) <= most;
-        while let Some(&(id, count)) = left.front().filter(|(id, _)| part == PARTS || fits(*id, elements)) {
-            elements += network.whole_len(id);
-            wanted.push(id);
-            counts.push(count);
-            left.pop_front();
-        }
+    for part in growth_parts(&lengths) {
+        let wanted: Vec<ParameterId> = moves[part.clone()].iter().map(|(id, _)| *id).collect();
         let sums = gradient(network.sweep(), &wanted, scored)?;
-        for ((id, count), sum) in wanted.into_iter().zip(counts).zip(sums) {
-            chosen.insert(id, best_free(network, id, keys(&sum, Score::Magnitude)?, count)?);
+        for ((id, count), sum) in moves[part].iter().zip(sums) {
+            chosen.insert(*id, best_free(network, *id, keys(&sum, Score::Magnitude)?, *count)?);
         }
     }
     Ok(chosen)

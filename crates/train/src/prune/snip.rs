@@ -49,13 +49,8 @@ impl Snip {
         let all = network.context.dataset.len(Split::Train);
         let count = if self.samples == 0 { all } else { self.samples.min(all) };
         let samples = network.context.order.indices(0, count);
-        let scored = Scored {
-            samples: &samples,
-            micro_batch: network.scored_at_once(),
-            random: random::key(network.context.plan.seed, PURPOSE),
-            temperature: 1.0,
-            context: network.context,
-        };
+        let random = random::key(network.context.plan.seed, PURPOSE);
+        let scored = Scored { random, ..network.scored(&samples) };
         gradient(network.sweep(), ids, scored)
     }
 }

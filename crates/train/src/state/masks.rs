@@ -43,9 +43,13 @@ impl Masks {
         self.get(id).filter(|_| self.compressed)
     }
 
-    /// Gives a parameter a mask.
-    pub fn set(&mut self, id: ParameterId, mask: Mask) {
-        self.masks[id.0] = Some(mask);
+    /// Gives a parameter a mask, whose only owner this is: the old one goes before it is booked as one.
+    pub fn set(&mut self, id: ParameterId, mask: Mask) -> &Mask {
+        let place = &mut self.masks[id.0];
+        *place = None;
+        let mask = place.insert(mask);
+        mask.book();
+        mask
     }
 
     /// All masks.

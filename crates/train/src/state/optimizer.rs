@@ -186,17 +186,19 @@ impl Optimizer {
             };
             let dense = match old {
                 Some(old) => expand(&whole, old, &[old.len()], Category::Workspace)?,
-                None => whole,
+                None => whole.clone(),
             };
-            let category = if cut.is_alone() { Category::Optimizer } else { Category::Workspace };
-            let mut kept = compress(&dense, new, category)?;
+            let mut kept = compress(&dense, new, Category::Workspace)?;
+            drop((whole, dense));
             if let Some(old) = warm {
                 warm_up(&mut kept, old, new, |_, nth| nth, (id, pieces))?;
             }
-            *state = match cut.is_alone() {
-                true => kept,
-                false => flat::take(&kept, cut.own(kept.len()), Category::Optimizer)?,
-            };
+            if !cut.is_alone() {
+                kept = flat::take(&kept, cut.own(kept.len()), Category::Workspace)?;
+            }
+            // Workspace until it stands in the place of the old one.
+            *state = kept;
+            state.book_as(Category::Optimizer);
         }
         Ok(())
     }

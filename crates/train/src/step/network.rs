@@ -5,7 +5,7 @@ mod update;
 use std::collections::HashMap;
 
 use espalier_data::Samples;
-use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink};
+use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink, NormGroup};
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Traffic;
 use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
@@ -147,7 +147,7 @@ impl<'a> NetworkWorker<'a> {
         let Context { plan, ranks, .. } = self.step.context;
         let (batch, samples) = (plan.batch.samples, plan.batch.micro_batch);
         let own = ranks.part(batch);
-        BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, in_step: true }
+        BatchSlice { first: own.start + self.place(micro_batch).1 * samples, samples, norms: NormGroup::Step }
     }
 
     /// The samples of a micro-batch: for the stages where they enter and where they are judged.

@@ -10,7 +10,7 @@ use espalier_plan::{Plan, Scoring};
 use espalier_tensor::mask::Form;
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::sparse::SparseWeight;
-use espalier_tensor::{Device, Mask};
+use espalier_tensor::{Category, Device, Mask};
 
 use super::Trainer;
 use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
@@ -145,7 +145,8 @@ impl Trainer {
         }
         for (id, words) in draw.masks {
             let weight = self.weights.get_mut(id);
-            let mask = Mask::new(&self.context.device, weight.len(), &words)?;
+            // Workspace until it stands in the place of the old one.
+            let mask = Mask::within(&self.context.device, weight.len(), &words, Category::Workspace)?;
             apply(weight, &mask)?;
             if let Some(optimizer) = &mut self.optimizer {
                 let group = self.context.groups.of(id);
@@ -183,15 +184,15 @@ impl Trainer {
     /// Gives a parameter a mask, and chooses how it is multiplied.
     pub(super) fn set_mask(&mut self, id: ParameterId, mask: Mask) -> Result<()> {
         let few = mask.kept() as f64 <= Kernels::MOST_KEPT * mask.len() as f64;
-        // The pattern of the old mask goes first.
+        // The old mask and its pattern go first.
         self.weights.multiply_by(id, None);
+        let mask = self.masks.set(id, mask);
         if few && self.sparse.contains(&id) {
             let &[rows, columns] = self.weights.get(id).shape() else {
                 unreachable!("a linear layer's weight")
             };
-            self.weights.multiply_by(id, Some(SparseWeight::new(&mask, [rows, columns])?));
+            self.weights.multiply_by(id, Some(SparseWeight::new(mask, [rows, columns])?));
         }
-        self.masks.set(id, mask);
         Ok(())
     }
 

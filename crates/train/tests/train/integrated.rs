@@ -84,6 +84,30 @@ fn mixtures_learn_what_one_rank_learns() {
     }
 }
 
+/// Nothing is trained before the first layer that multiplies, so nobody wants the gradient of what it reads; what stands before it still goes
+/// back through its own shapes.
+#[test]
+fn what_nothing_trained_stands_before_is_cut_without_a_way_back() {
+    for (what, net) in [
+        ("one layer", net(&["model={name=\"mlp\",hidden=[]}"])),
+        (
+            "a pool",
+            net(&["model.layers=[{type=\"max_pool\",kernel=2},{type=\"flatten\"},{type=\"linear\"}]"]),
+        ),
+    ] {
+        let alone = on(&net, 3).remove(0);
+        for axis in ["parallel.tensor=2", "parallel.tensor=3", "parallel.spatial=2"] {
+            same_as(
+                &alone,
+                &set(&net, &[axis, "parallel.integrated=auto"]),
+                3,
+                1e-5,
+                &format!("{what}, {axis}"),
+            );
+        }
+    }
+}
+
 /// With replicas, shared state, blocks that run again, other optimizers, batch norms over all that have samples.
 #[test]
 fn mixtures_go_with_the_other_settings() {

@@ -140,6 +140,32 @@ fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
     }
 }
 
+/// The same where gradients of weights are put off: what they read of an exchange's gradient is kept once.
+#[test]
+fn activations_put_off_along_the_tensor_axis_are_exactly_those_predicted() {
+    let stages = ["parallel.pipeline=2", "parallel.schedule=zb-h1", "train.batch=8", "train.micro_batches=4"];
+    let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
+    let cnn = tiny_cnn(&["parallel.tensor=2"]);
+    for (what, base) in [
+        ("gpt", gpt.clone()),
+        ("gpt, sequence", gpt.set("parallel.sequence=true")),
+        ("gpt, recomputed", gpt.set("train.recompute=block")),
+        ("llama", tiny_llama(&["parallel.tensor=2"])),
+        ("llama, sequence", tiny_llama(&["parallel.tensor=2", "parallel.sequence=true"])),
+        ("cnn", cnn),
+    ] {
+        let base = stages.iter().fold(base, |base, field| base.set(field));
+        let (plan, ..) = prepare(&base, 1);
+        let peaks = on_every_rank(&base, |mut trainer| {
+            trainer.step()?;
+            Ok(trainer.device().ledger().peak(Category::Activations) as u64)
+        });
+        let predicted: Vec<u64> =
+            (0..peaks.len()).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
+        assert_eq!(peaks, predicted, "{what}");
+    }
+}
+
 #[test]
 fn weights_gradients_and_state_are_exactly_those_predicted() {
     for optimizer in ["sgd", "momentum", "adamw", "lars", "lamb"] {
@@ -191,6 +217,77 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
             let layout = format!("{data} x {stages}, shared {zero}, {precision} in {micro_batches}");
             assert_eq!(most, Some(plan.memory.gradients), "{layout}");
         }
+    }
+}
+
+/// Masks that move: state and masks stay as large as they are, one parameter's old and new ones side by side for a moment as scratch space; where
+/// several micro-batches make a gradient, RigL sums a part of the dense one in f32.
+#[test]
+fn moving_masks_hold_exactly_what_is_predicted() {
+    let gpt = tiny_gpt(&["model.tied=false", "train.batch=8", "model.layers=3", "prune.every=2"]);
+    let cnn = tiny_cnn(&["prune.every=2"]);
+    for (what, base) in [("gpt", gpt), ("cnn", cnn)] {
+        for (method, precision, micro_batches, layout) in [
+            ("rigl", "f32", 1, ""),
+            ("rigl", "f32", 4, ""),
+            ("rigl", "bf16", 2, ""),
+            ("set", "bf16", 2, ""),
+            ("rigl", "f32", 2, "parallel.tensor=2"),
+            ("rigl", "f32", 2, "parallel.data=2"),
+            ("rigl", "bf16", 2, "parallel.pipeline=2"),
+        ] {
+            let base = base
+                .set(format!("prune.method={method}"))
+                .set("prune.sparsity=0.75")
+                .set(format!("train.precision={precision}"))
+                .set(format!("train.micro_batches={micro_batches}"))
+                .set("train.steps=12");
+            let base = if layout.is_empty() { base } else { base.set(layout) };
+            let (plan, ..) = prepare(&base, 1);
+            // Of a parameter in pieces only the run knows where kept weights lie: a fair share is planned.
+            let cut = layout.starts_with("parallel.tensor");
+            let peaks = on_every_rank(&base, |mut trainer| {
+                (0..4).try_for_each(|_| trainer.step().map(drop))?;
+                let peak = |category| trainer.device().ledger().peak(category) as u64;
+                let optimizer = if cut { 0 } else { peak(Category::Optimizer) };
+                Ok([optimizer, peak(Category::Mask), peak(Category::Scoring)])
+            });
+            let predicted = |rank: usize| {
+                let memory = plan.rank(rank).unwrap().memory;
+                [if cut { 0 } else { memory.optimizer }, memory.mask, memory.scoring]
+            };
+            let predicted: Vec<_> = (0..peaks.len()).map(predicted).collect();
+            let case = format!("{what}, {method}, {precision} in {micro_batches} {layout}");
+            assert_eq!(predicted[0][2] > 0, method == "rigl" && micro_batches > 1, "{case}");
+            assert_eq!(peaks, predicted, "{case}");
+        }
+    }
+}
+
+/// Beside sums of gradients: what ranks gather between layers, and what they tell each other about logits.
+#[test]
+fn messages_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
+    let gpt = tiny_gpt(&["train.batch=8", "parallel.tensor=2"]);
+    for (what, base) in [
+        ("paired", gpt.clone()),
+        ("bf16", gpt.set("train.precision=bf16")),
+        ("several micro-batches", gpt.set("train.micro_batches=2")),
+        ("stages", gpt.set("parallel.pipeline=2").set("train.micro_batches=2").set("model.tied=false")),
+        ("sequence", gpt.set("parallel.sequence=true")),
+        ("plain", gpt.set("parallel.linear=plain")),
+        ("replicas", gpt.set("parallel.data=2")),
+        ("llama", tiny_llama(&["parallel.tensor=2"])),
+        ("images", tiny_cnn(&["parallel.tensor=2"])),
+    ] {
+        let (plan, ..) = prepare(&base.set("train.steps=2"), 1);
+        let peaks = on_every_rank(&base.set("train.steps=2"), |mut trainer| {
+            (0..2).try_for_each(|_| trainer.step().map(drop))?;
+            Ok(trainer.device().ledger().peak(Category::Communication) as u64)
+        });
+        let predicted: Vec<u64> =
+            (0..peaks.len()).map(|rank| plan.rank(rank).unwrap().memory.communication).collect();
+        assert_eq!(peaks, predicted, "{what}");
+        assert!(peaks.iter().any(|bytes| *bytes > 0), "{what}: something is sent");
     }
 }
 

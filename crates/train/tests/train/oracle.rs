@@ -10,7 +10,7 @@ mod cut;
 
 use std::collections::BTreeMap;
 
-use espalier_nn::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, Scale, Stash};
+use espalier_nn::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, NormGroup, Scale, Stash};
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::config::RunFile;
@@ -271,12 +271,12 @@ fn pass(
     model: &Model,
     weights: &Weights,
     (x, targets): (Tensor, Tensor),
-    in_step: bool,
+    norms: NormGroup,
     samples: f32,
     sink: &mut Gradients<'_>,
 ) -> (f64, Tensor, Vec<BatchStatistics>) {
     let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-    let share = BatchSlice { first: 0, samples: x.shape()[0], in_step };
+    let share = BatchSlice { first: 0, samples: x.shape()[0], norms };
     let random = 0;
     let mut forward = Forward {
         weights,
@@ -317,7 +317,7 @@ impl Network<'_> {
     /// Sends a micro-batch of the file through.
     fn pass(&self, i: usize, samples: f32, sink: &mut Gradients<'_>) -> (f64, Tensor, Vec<BatchStatistics>) {
         let batch = self.oracle.batch(i, &self.device, self.case.dtype);
-        pass(&self.model, &self.weights, batch, false, samples, sink)
+        pass(&self.model, &self.weights, batch, NormGroup::Replica, samples, sink)
     }
 
     /// The kept ones of values that may be all of a parameter's.

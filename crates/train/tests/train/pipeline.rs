@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use espalier_comm::Communicator;
 use espalier_data::{Order, Split};
-use espalier_nn::layers::BatchSlice;
+use espalier_nn::layers::{BatchSlice, NormGroup};
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::schedule::{Name, Updates};
@@ -199,7 +199,7 @@ fn by_hand(
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
                 let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };
-                let share = BatchSlice { first, samples: size, in_step: false };
+                let share = BatchSlice { first, samples: size, norms: NormGroup::Replica };
                 let sweep = Sweep {
                     stage: &stage,
                     others: &Communicator::alone(),

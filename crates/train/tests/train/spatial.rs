@@ -88,6 +88,20 @@ fn pruned_nets_over_tiles_learn_what_whole_ones_learn() {
     }
 }
 
+/// What is dropped of an image depends on the place in it, whichever other axis cuts its layers too.
+#[test]
+fn dropout_on_tiles_drops_what_it_drops_on_images() {
+    let base = set(&smooth(16), &["model.layers.2.type=dropout", "model.layers.2.rate=0.3"]);
+    let alone = on(&base, 2).remove(0);
+    for layout in [
+        vec!["parallel.spatial=2"],
+        vec!["parallel.spatial=2", "parallel.tensor=2"],
+        vec!["parallel.spatial=2", "parallel.integrated=auto"],
+    ] {
+        same_as(&alone, &set(&base, &layout), 2, 1e-5, &format!("{layout:?}"));
+    }
+}
+
 #[test]
 fn a_slab_thinner_than_its_halo_is_named() {
     let base = smooth(16).set("parallel.spatial=16");

@@ -11,7 +11,7 @@ use espalier_train::parallel::on_threads;
 use espalier_train::step::Kind;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, prepare, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, images, on_every_rank, prepare, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// Under which name the transport counts what an action sends.
 fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
@@ -219,6 +219,42 @@ fn averages_move_what_the_plan_predicts() {
             Ok(())
         })
         .unwrap();
+    }
+}
+
+/// Both holders of a stage start its sums when their copies are complete, and compute their other stage meanwhile: only then do they wait for
+/// all of them.
+#[test]
+fn chimera_starts_the_sums_of_complete_copies_before_its_last_backward() {
+    for (stages, micro_batches) in [(2, 4), (4, 4)] {
+        let base =
+            tiny_gpt(&["model.tied=false", "model.layers=4", "train.batch=20", "parallel.schedule=chimera"])
+                .set(format!("parallel.pipeline={stages}"))
+                .set(format!("train.micro_batches={micro_batches}"));
+        let ranks = on_every_rank(&base, |mut trainer| {
+            trainer.trace_since(std::time::Instant::now());
+            trainer.step()?;
+            let chunk = |number: usize| trainer.traffic().buckets.list()[number].chunk;
+            let spans = &trainer.trace().expect("it was asked for").spans;
+            let mut started: Vec<(f64, Option<usize>)> = spans
+                .iter()
+                .filter_map(|span| match span.kind {
+                    Kind::Bucket { number, .. } => Some((span.start, chunk(number))),
+                    _ => None,
+                })
+                .collect();
+            started.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let last = spans.iter().filter(|span| span.kind.name().starts_with('B')).map(|span| span.start);
+            let last = last.fold(0.0, f64::max);
+            let eager = started.iter().filter(|(start, _)| *start < last).count();
+            Ok((started.into_iter().map(|(_, chunk)| chunk).collect::<Vec<_>>(), eager))
+        });
+        for (rank, (order, eager)) in ranks.iter().enumerate() {
+            let what =
+                format!("rank {rank} of {stages}, {micro_batches} micro-batches: {order:?}, {eager} early");
+            let first = order.iter().take_while(|chunk| **chunk == order[0]).count();
+            assert!(*eager == first && first > 0 && first < order.len(), "{what}");
+        }
     }
 }
 

@@ -17,7 +17,9 @@ use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_testing::{Need, skipped};
 
 use super::*;
-use crate::layers::{self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, WeightGradients};
+use crate::layers::{
+    self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, NormGroup, Stash, WeightGradients,
+};
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
 
@@ -214,8 +216,9 @@ fn build(
                 };
                 built.push(match cut {
                     Some(cut) => {
-                        let (in_step, in_sweep) = (cut.world.clone(), Some(cut.group.clone()));
-                        Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep, shared: None })
+                        let (in_step, in_sweep) = (Some(cut.world.clone()), Some(cut.group.clone()));
+                        let (over_replicas, shared) = (in_step.clone(), None);
+                        Box::new(layers::SyncBatchNorm { norm, in_step, in_sweep, over_replicas, shared })
                     }
                     None => Box::new(norm),
                 });
@@ -376,7 +379,7 @@ fn compare_on(
                 &weights,
                 Some(Cut { tiles: tiles.clone(), group: &group, world: &world }),
             );
-            let share = BatchSlice { first: samples.start, samples: each, in_step: true };
+            let share = BatchSlice { first: samples.start, samples: each, norms: NormGroup::Step };
             let dy = &dy[samples.start * CLASSES..samples.end * CLASSES];
             pass(&built, &weights, x, &share, dy, input_gradient)
         });

@@ -103,7 +103,7 @@ impl Sharder<'_> {
                 built.extend(self.enter(shape));
                 built.push(Layer::Linear(self.columns(linear, std::slice::from_ref(&own), false)));
                 if is_head {
-                    self.classes = Some(Classes { axis: self.part.axis, own });
+                    self.classes = Some(Classes { axis: self.part.axis, ranks: self.part.ranks, own });
                 }
             }
             (Layer::Linear(linear), Split::Columns, Split::Whole) => {

@@ -79,7 +79,7 @@ fn one_sum_forward_and_one_backward_for_attention_and_for_the_perceptron() {
     );
     assert_eq!(words(&local.model.blocks[0].layers), "embedding leave position");
     assert_eq!(words(&local.model.blocks[5].layers), "layer_norm enter tied_linear");
-    assert_eq!(local.classes, Some(Classes { axis: Axis::Tensor, own: 128..256 }));
+    assert_eq!(local.classes, Some(Classes { axis: Axis::Tensor, ranks: 2, own: 128..256 }));
     let local = &locals(&model, 2, true)[0];
     assert_eq!(
         words(&local.model.blocks[1].layers),

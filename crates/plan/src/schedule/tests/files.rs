@@ -75,8 +75,8 @@ fn every_action_has_its_word() {
     updates flush
     pipeline 0 1 runs 0
     pipeline 1 0 runs 1
-    F0 a0>1 a1<1 F1 B1 g1>1 g0<1 B0 reduce.0 reduce.1 step
-    F1 a1>0 a0<0 F0 B0 g0>0 g1<0 B1 reduce.1 reduce.0 step
+    F0 a0>1 a1<1 F1 B1 g1>1 reduce.1 g0<1 B0 reduce.0 step
+    F1 a1>0 a0<0 F0 B0 g0>0 reduce.0 g1<0 B1 reduce.1 step
     ");
     insta::assert_snapshot!(Name::ZbH1.schedule(&Options::new(2, 2)).unwrap(), @"
     name zb-h1

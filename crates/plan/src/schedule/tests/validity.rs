@@ -193,6 +193,65 @@ fn nothing_starts_before_what_it_needs() {
     }
 }
 
+/// The parts that a rank sums in a batch, in order, each with the passes that follow it.
+fn sums(schedule: &Schedule, rank: usize) -> Vec<(usize, usize)> {
+    let list = &schedule.ranks[rank];
+    let sums = list.iter().enumerate().filter_map(|(position, action)| match action {
+        Action::AllReduce { chunk } => {
+            let left = list[position..].iter().filter(|action| action.compute().is_some()).count();
+            Some((schedule.placement.chunks(rank)[*chunk].part, left))
+        }
+        _ => None,
+    });
+    sums.collect()
+}
+
+/// Ranks that have both stages come to their sums in one order, whatever is left of a batch behind whole units; where all pipelines have
+/// as many micro-batches, the stage that is complete first is summed while each rank still computes the other.
+#[test]
+fn chimera_sums_eagerly_and_in_one_order() {
+    for name in [Name::Chimera, Name::ChimeraDoubling] {
+        for (stages, micro_batches) in
+            [(2, 1), (2, 2), (2, 5), (4, 4), (4, 6), (4, 7), (8, 8), (8, 16), (8, 19)]
+        {
+            let schedule = name.schedule(&Options::new(stages, micro_batches)).unwrap();
+            schedule.validate().unwrap();
+            for rank in 0..stages / 2 {
+                let (one, other) = (sums(&schedule, rank), sums(&schedule, stages - 1 - rank));
+                let parts = |sums: &[(usize, usize)]| sums.iter().map(|(part, _)| *part).collect::<Vec<_>>();
+                assert_eq!(parts(&one), parts(&other), "{name}, {stages} x {micro_batches}, rank {rank}");
+                if micro_batches % 2 == 0 {
+                    assert!(
+                        one[0].1 > 0 && other[0].1 > 0,
+                        "{name}, {stages} x {micro_batches}, rank {rank}"
+                    );
+                    assert_eq!((one[1].1, other[1].1), (0, 0));
+                }
+            }
+        }
+    }
+}
+
+/// A sum that passes follow takes no time of its rank, unless it is not over when the step waits for it.
+#[test]
+fn sums_that_passes_follow_are_hidden_in_time() {
+    struct Summing(f64);
+    impl Costs for Summing {
+        fn busy(&self, _: usize, action: &Action) -> f64 {
+            match (action.compute(), action) {
+                (Some((Pass::Forward, _)), _) => 1.0,
+                (Some(_), _) => 2.0,
+                (None, Action::AllReduce { .. }) => self.0,
+                _ => 0.0,
+            }
+        }
+    }
+    let schedule = Name::Chimera.schedule(&Options::new(2, 2)).unwrap();
+    let end = |sum: f64| Timeline::walk(&schedule, &Summing(sum)).unwrap().end;
+    // Two forwards, two backwards, and the second sum: the first goes on beside the second backward, of two units.
+    assert_eq!([end(0.0), end(1.0), end(2.0), end(5.0)], [6.0, 7.0, 8.0, 14.0]);
+}
+
 proptest! {
     /// Actions in another order are refused, or still do things in time.
     #[test]

@@ -147,4 +147,8 @@ impl Entry for Exchange {
         };
         if found == before { Ok(output) } else { Err(format!("takes {before} of them, got {input}")) }
     }
+
+    fn passes_gradient(&self) -> bool {
+        self.backward == Move::Nothing
+    }
 }

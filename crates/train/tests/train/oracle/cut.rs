@@ -28,7 +28,7 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
     let masks = Masks::new(weights.parameters(), false);
     let mut gradients = Gradients::new(&masks);
     let batch = oracle.batch(0, device, DType::F32);
-    let (loss, ..) = pass(&model, &weights, batch, true, 1.0, &mut gradients);
+    let (loss, ..) = pass(&model, &weights, batch, NormGroup::Step, 1.0, &mut gradients);
     let of = |id| gradients.get(id).expect("every parameter has a gradient").to_f32();
     Ok((loss, weights.ids().map(of).collect()))
 }

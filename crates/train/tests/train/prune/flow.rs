@@ -40,13 +40,7 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
     let samples: Vec<(u64, usize)> = (0..count[0]).map(|i| (0, i)).collect();
     let network = bench.network(0);
     let temperature = fixture.metadata["temperature"].parse().unwrap();
-    let scored = Scored {
-        samples: &samples,
-        micro_batch: samples.len(),
-        random: 0,
-        temperature,
-        context: network.context,
-    };
+    let scored = Scored { temperature, ..Scored::new(&samples, samples.len(), network.context) };
     let mut curvature = Curvature::new(network.weights, network.candidates, scored).unwrap();
     let direction = curvature.gradient().unwrap();
     let product = curvature.hessian_product(&direction).unwrap();

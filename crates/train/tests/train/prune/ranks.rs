@@ -70,6 +70,36 @@ fn scores_of_all_ranks_are_those_of_one() {
     }
 }
 
+/// Batch norms see the groups of samples that they see on one rank, however replicas share them out: also a last group of fewer samples than
+/// there are ranks, groups of a size that is asked for, and ghost groups, whole and not.
+#[test]
+fn scores_behind_batch_norms_are_those_of_one_rank() {
+    let cnn = tiny_cnn(&["train.batch=24", "model.layers.2.type=gelu", "prune.sparsity=0.7"]);
+    let synchronised = ["parallel.batch_norm=synchronised"];
+    for (what, fields, more) in [
+        ("snip", vec!["prune.method=snip", "prune.samples=37"], &[][..]),
+        ("snip, few", vec!["prune.method=snip", "prune.samples=27"], &[]),
+        ("snip, eleven", vec!["prune.method=snip", "prune.samples=37", "prune.score_batch=11"], &[]),
+        ("snip, ghosts", vec!["prune.method=snip", "prune.samples=37", "train.batch_norm_group=3"], &[]),
+        ("grasp", vec!["prune.method=grasp", "prune.samples=30"], &[]),
+        ("snip, synchronised", vec!["prune.method=snip", "prune.samples=37"], &synchronised),
+        ("rigl", vec!["prune.method=rigl", "prune.every=1", "learning_rate.peak=0.001"], &synchronised),
+    ] {
+        let steps = if what == "rigl" { 3 } else { 1 };
+        let base = fields.iter().fold(cnn.clone(), |base, field| base.set(field));
+        let (one, _) = masks(&base, 1, steps);
+        let kept: usize = one.iter().map(|words| count(words)).sum();
+        let many = more.iter().fold(base.clone(), |base, field| base.set(field));
+        for ranks in [2, 4, 8] {
+            let (many, _) = masks(&many, ranks, steps);
+            let apart: usize = one.iter().zip(&many).map(|(a, b)| differing(a, b)).sum();
+            // Two places for each whose score rounds to the other side of the threshold; GraSP's are differences of gradients.
+            let most = if what == "grasp" { kept / 100 } else { 2 };
+            assert!(apart <= most, "{what}: {apart} places of {kept} differ on {ranks} ranks");
+        }
+    }
+}
+
 /// The masks that ranks on two axes draw before the first step, by parameter, with as much memory as they want or as little
 /// as they can; and in how many passes.
 fn masks_within(

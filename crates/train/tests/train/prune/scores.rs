@@ -89,8 +89,7 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
     let picks = bench.context.order.indices(0, 12);
     let network = bench.network(0);
-    let scored =
-        Scored { samples: &picks, micro_batch: 8, random: 0, temperature: 1.0, context: network.context };
+    let scored = Scored::new(&picks, 8, network.context);
     let mut curvature = Curvature::new(network.weights, network.candidates, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
@@ -302,8 +301,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let before = bench.masks.get(id).unwrap().words();
     let picks = bench.context.order.indices(10 * 4, 4);
     let network = bench.network(10);
-    let scored =
-        Scored { samples: &picks, micro_batch: 4, random: 0, temperature: 1.0, context: network.context };
+    let scored = Scored::new(&picks, 4, network.context);
     let sum = gradient(network.sweep(), &[id], scored).unwrap()[0].to_f32();
     let draw = bench.draw(&mut rigl, 10);
     let (_, after) = draw.masks.iter().find(|(other, _)| *other == id).unwrap();
