@@ -1,12 +1,12 @@
 //! `parallel = "auto"`: the fastest layout that fits on the machine at hand takes its place, before anything else is done. Ranks that a
 //! launcher has started each find it by themselves, by the same rule.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use espalier_comm::Launched;
 use espalier_data::Dataset;
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::cluster::Cluster;
 use espalier_plan::config::RunFile;
 use espalier_plan::device::DeviceKind;
@@ -62,7 +62,7 @@ impl Auto<'_> {
     /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told when it goes on.
     fn as_before(&self) -> Option<RunFile> {
         let path = self.resumed.as_ref()?.join("run.toml");
-        let run_file = RunFile::parse(&fs::read_to_string(&path).ok()?, &[]).ok()?;
+        let run_file = RunFile::parse(&regular_file::read_text(&path, SETTINGS).ok()?, &[]).ok()?;
         let extents = run_file.parallel.extents();
         let ranks = extents.data * extents.pipeline * extents.tensor * extents.spatial;
         if self.asked().is_some_and(|asked| asked != ranks) {

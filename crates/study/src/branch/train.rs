@@ -1,10 +1,10 @@
 //! Training the trunk and its branches.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::Dataset;
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::{Error as Refused, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
@@ -109,7 +109,7 @@ impl Source {
         let checkpoint = Checkpoint::find(&beside.join(from), &Ranks::alone(), |_| ())?;
         let path = checkpoint.run_file();
         let unread = |why: std::io::Error| Error::File { path: path.clone(), why: why.to_string() };
-        let text = fs::read_to_string(&path).map_err(unread)?;
+        let text = regular_file::read_text(&path, SETTINGS).map_err(unread)?;
         let mut run_file = study.trunk(Some(&text))?.alone();
         run_file.resolve_paths(path.parent().unwrap_or(beside));
         let place = checkpoint.path().display();
@@ -292,6 +292,8 @@ fn go_to_end(trainer: &mut Trainer) -> Result<Option<f64>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const TEXT: &str = r#"

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 
-use espalier_data::irregular;
+use espalier_data::regular_file::{self, RECORDS, irregular};
 
 use super::entry::{Entry, add_tensors};
 use super::manifest::Manifest;
@@ -112,7 +112,8 @@ impl Checkpoint {
     /// All but the hashes of its files.
     pub(super) fn open(path: &Path) -> Result<Checkpoint, String> {
         regular(path, MANIFEST)?;
-        let text = fs::read(path.join(MANIFEST)).map_err(|why| format!("{MANIFEST}: {why}"))?;
+        let text =
+            regular_file::read(&path.join(MANIFEST), RECORDS).map_err(|why| format!("{MANIFEST}: {why}"))?;
         let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
@@ -173,7 +174,7 @@ impl Checkpoint {
 /// Opens a file of a folder, and says how long it is: as long as it should be, where that is known.
 fn open_file(folder: &Path, name: &str, expected: Option<u64>) -> Result<(File, u64), String> {
     regular(folder, name)?;
-    let file = File::open(folder.join(name)).map_err(|why| format!("{name}: {why}"))?;
+    let file = regular_file::open(&folder.join(name)).map_err(|why| format!("{name}: {why}"))?;
     let bytes = file.metadata().map_err(|why| format!("{name}: {why}"))?.len();
     match expected.filter(|expected| bytes != *expected) {
         Some(expected) => Err(format!("{name} has {bytes} bytes instead of {expected}")),

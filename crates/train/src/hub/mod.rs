@@ -18,9 +18,9 @@ mod files;
 mod gpt2;
 mod torchvision;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
@@ -111,7 +111,7 @@ pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
 pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
     let whole = find(path, &Ranks::alone(), report)?;
     let run_file = whole.run_file();
-    match fs::read_to_string(&run_file) {
+    match regular_file::read_text(&run_file, SETTINGS) {
         Ok(model) if !is_foreign(path) => {
             let tokenizer = Some(whole.path().join(TOKENIZER)).filter(|path| path.is_file());
             Ok(Described { model, image: None, tokenizer })
@@ -126,7 +126,7 @@ fn config(path: &Path) -> Result<Option<Value>, String> {
     if !file.is_file() {
         return Ok(None);
     }
-    let text = fs::read(&file).map_err(|why| format!("{CONFIG}: {why}"))?;
+    let text = regular_file::read(&file, SETTINGS).map_err(|why| format!("{CONFIG}: {why}"))?;
     serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}"))
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use espalier_data::regular_file::{self, SETTINGS};
+
 use super::{Observer, RUN_FILE, SUMMARY_FILE};
 use crate::checkpoint::{self, Checkpoints};
 use crate::trainer::Trainer;
@@ -66,7 +68,7 @@ pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()
         for part in parts {
             fs::rename(folder.join(part), aside.join(part))?;
         }
-        durable::replace(&aside.join(RUN_FILE), &fs::read(folder.join(RUN_FILE))?)?;
+        durable::replace(&aside.join(RUN_FILE), &regular_file::read(&folder.join(RUN_FILE), SETTINGS)?)?;
         durable::sync_folder(folder)
     };
     attempt().map_err(|why| Error::unwritten(&aside, why))?;

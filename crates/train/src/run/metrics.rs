@@ -1,9 +1,10 @@
 //! What a run writes down as it goes: lines of JSON that programs read, each true of the weights that are there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, RECORDS};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -29,7 +30,7 @@ impl Metrics {
             let parsed: Option<Value> = serde_json::from_slice(line).ok();
             line.ends_with(b"\n") && parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
         };
-        match fs::read(path) {
+        match regular_file::read(path, RECORDS) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => {}
             Err(why) => return Err(Error::file(path, why)),
             Ok(old) => {
@@ -108,6 +109,8 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// The file that was there is replaced, never written to: a kill at any moment leaves the old lines or the new ones.

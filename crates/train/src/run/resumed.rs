@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use espalier_data::Fingerprint;
+use espalier_data::regular_file::{self, RECORDS, SETTINGS};
 use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
 use espalier_plan::plan::Record;
@@ -40,7 +41,7 @@ impl Resumed {
         observer: &mut dyn Observer,
     ) -> Result<Resumed> {
         let (path, data_path) = (folder.join(RUN_FILE), folder.join(DATA_FILE));
-        let text = fs::read_to_string(&path).map_err(|why| Error::file(&path, why))?;
+        let text = regular_file::read_text(&path, SETTINGS).map_err(|why| Error::file(&path, why))?;
         let was = match RunFile::parse(&text, &[]) {
             Ok(was) => was,
             // It may be of another version, and what it trained need not be lost for that.
@@ -49,7 +50,7 @@ impl Resumed {
                 return Ok(Resumed { text, run: None, data: None });
             }
         };
-        let data = fs::read_to_string(&data_path).ok();
+        let data = regular_file::read_text(&data_path, RECORDS).ok();
         let recorded: Option<Fingerprint> = data.as_deref().and_then(|text| serde_json::from_str(text).ok());
         let data_change =
             held.zip(recorded.as_ref()).and_then(|(held, recorded)| held.change_since(recorded));
@@ -113,7 +114,7 @@ fn keep(folder: &Path, step: u64, stem: &str, extension: &str, text: &str) -> Re
     for number in 1.. {
         let again = if number == 1 { String::new() } else { format!("-{number}") };
         let name = format!("{stem}-to-step-{step:06}{again}.{extension}");
-        match fs::read_to_string(folder.join(&name)) {
+        match regular_file::read_text(&folder.join(&name), RECORDS) {
             Ok(kept) if kept == text => return Ok(()),
             Ok(_) => continue,
             Err(_) => return write(folder, &name, text),

@@ -7,10 +7,10 @@
 
 mod score;
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_data::{Dataset, Takes, Tokenizer, Width};
 use espalier_nn::weights::Weights;
 use espalier_plan::data::{Data, Source, TokenType};
@@ -54,7 +54,7 @@ impl Trained {
     pub fn open(path: &Path, report: impl FnMut(&Error)) -> Result<Trained> {
         let checkpoint = hub::find(path, &Ranks::alone(), report)?;
         let run_file = checkpoint.run_file();
-        let trained = match fs::read_to_string(&run_file) {
+        let trained = match regular_file::read_text(&run_file, SETTINGS) {
             Ok(text) if !hub::is_foreign(path) => Trained::of_run(checkpoint, &text, &run_file)?,
             _ => {
                 let described = hub::describe(&checkpoint)?;
@@ -73,7 +73,7 @@ impl Trained {
     /// A checkpoint in the folder of its run.
     fn of_run(checkpoint: Checkpoint, text: &str, run_file: &Path) -> Result<Trained> {
         let run = RunFile::parse(text, &[]).map_err(|why| Error::file(run_file, why))?;
-        let resolved = fs::read(run_file.with_file_name("plan.json")).ok();
+        let resolved = regular_file::read(&run_file.with_file_name("plan.json"), SETTINGS).ok();
         let resolved = resolved.and_then(|text| serde_json::from_slice::<Resolved>(&text).ok());
         let facts = match resolved {
             Some(Resolved { facts }) => facts,
