@@ -14,6 +14,9 @@ use crate::summary::{CellSummary, Summary};
 use crate::trial::{Record, Status};
 use crate::widen;
 
+/// The column of trials that have not come to their end, while there are any.
+const RUNNING: &str = "running or to come";
+
 /// Points of a fitted curve.
 const DRAWN: usize = 60;
 
@@ -169,11 +172,12 @@ fn cells(summary: &Summary) -> Table {
         "infeasible",
         "cut",
         "stopped",
-        "running or to come",
+        RUNNING,
         "steps",
     ];
-    let columns =
-        columns.map(Column::number).into_iter().chain([Column::text("best"), Column::text("at the edge")]);
+    let is_running = summary.cells.iter().any(|cell| cell.running > 0);
+    let columns = columns.into_iter().filter(|name| is_running || *name != RUNNING).map(Column::number);
+    let columns = columns.chain([Column::text("best"), Column::text("at the edge")]);
     let mut table = Table::new(columns.collect());
     for cell in &summary.cells {
         let CellSummary { batch, complete, incomplete, infeasible, cut, stopped, running, steps, .. } = cell;
@@ -181,7 +185,8 @@ fn cells(summary: &Summary) -> Table {
         let best = cell.best.iter().filter(|(field, _)| *field != "lr");
         let best: Vec<String> =
             best.map(|(field, value)| format!("{field} = {}", number::short(*value))).collect();
-        let counts = [complete, incomplete, infeasible, cut, stopped, running].map(|count| count.to_string());
+        let counts = [complete, incomplete, infeasible, cut, stopped].into_iter();
+        let counts = counts.chain(is_running.then_some(running)).map(|count| count.to_string());
         let first = [batch.to_string(), percent(cell.sparsity), k_star];
         let last = [steps.to_string(), best.join(", "), cell.at_edge.join(", ")];
         table.row(first.into_iter().chain(counts).chain(last));

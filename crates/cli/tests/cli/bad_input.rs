@@ -225,7 +225,7 @@ fn files_that_never_begin_or_end() {
     assert!(train_in(folder.path(), TINY, &["--out", "run"]).status.success());
     assert!(std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
     fs::File::create(at("long")).unwrap().set_len(1 << 40).unwrap();
-    fs::write(at("schedule.toml"), TINY.to_owned() + "[parallel]\npipeline = 2\nschedule = \"fifo\"\n")
+    fs::write(at("schedule.toml"), TINY.to_owned() + "[parallel]\npipeline = 2\nschedule_file = \"fifo\"\n")
         .unwrap();
     fs::create_dir(at("study")).unwrap();
     fs::create_dir(at("trials")).unwrap();

@@ -20,12 +20,15 @@ pub(super) fn candidates(search: &Search) -> Result<Vec<Candidate>, Error> {
     let (devices, batch) = (search.devices, plan.batch.samples);
     let blocks = plan.model.blocks.len();
     let most_tensor = if engine.tensor { MOST_TENSOR_NODES * job.cluster.node.devices } else { 1 };
-    let is_image = matches!(plan.model.input, Input::Image { .. });
+    let image = match plan.model.input {
+        Input::Image { height, width, .. } if engine.is_ours() => Some([height, width]),
+        _ => None,
+    };
     let mut all = Vec::new();
     let most_stages = if engine.schedules.is_empty() { 1 } else { blocks.max(1) };
     for pipeline in extents(devices, fixed.pipeline, most_stages) {
         for tensor in extents(devices / pipeline, fixed.tensor, most_tensor) {
-            for (data, grid) in replicas(devices / pipeline / tensor, batch, is_image && engine.is_ours()) {
+            for (data, grid) in replicas(devices / pipeline / tensor, batch, image) {
                 if !fixed.allows(fixed.grid, grid) || !fixed.allows(fixed.data, data) {
                     continue;
                 }
@@ -119,11 +122,12 @@ fn extents(devices: usize, fixed: Option<usize>, most: usize) -> impl Iterator<I
     range.filter(move |extent| *extent > 0 && devices.is_multiple_of(*extent))
 }
 
-/// Replicas that share out a batch evenly, and the grid of ranks over the images of each: by rows, and square ones.
-fn replicas(ranks: usize, batch: usize, is_image: bool) -> Vec<(usize, [usize; 2])> {
-    if !is_image {
+/// Replicas that share out a batch evenly, and the grid of ranks over the images of each, if they are cut: by rows, and square
+/// ones, of no more ranks than an image of `image` rows and columns has of these.
+fn replicas(ranks: usize, batch: usize, image: Option<[usize; 2]>) -> Vec<(usize, [usize; 2])> {
+    let Some([height, width]) = image else {
         return if batch.is_multiple_of(ranks) { vec![(ranks, [1, 1])] } else { Vec::new() };
-    }
+    };
     let each: Vec<usize> =
         divisors(batch).into_iter().rev().filter(|data| ranks.is_multiple_of(*data)).collect();
     let rows = each.iter().map(|&data| (data, [ranks / data, 1]));
@@ -131,7 +135,8 @@ fn replicas(ranks: usize, batch: usize, is_image: bool) -> Vec<(usize, [usize; 2
         let side = (ranks / data).isqrt();
         (side > 1 && side * side == ranks / data).then_some((data, [side, side]))
     };
-    rows.chain(each.iter().filter_map(square)).collect()
+    let all = rows.chain(each.iter().filter_map(square));
+    all.filter(|(_, [rows, columns])| *rows <= height && *columns <= width).collect()
 }
 
 /// Ascending.
@@ -167,7 +172,7 @@ mod tests {
     #[test]
     fn replicas_and_grids_are_all_that_there_are() {
         for (ranks, batch) in [(1, 1), (12, 8), (16, 24), (36, 36), (48, 2)] {
-            let found = replicas(ranks, batch, true);
+            let found = replicas(ranks, batch, Some([1000, 1000]));
             let all = (1..=ranks).flat_map(|rows| (1..=ranks).map(move |columns| [rows, columns]));
             let expected: Vec<_> = all
                 .filter(|[rows, columns]| *columns == 1 || rows == columns)
@@ -178,8 +183,8 @@ mod tests {
             assert_eq!(found.len(), expected.len(), "{ranks} {batch}: {found:?} {expected:?}");
             assert!(expected.iter().all(|one| found.contains(one)), "{ranks} {batch}");
         }
-        assert_eq!(replicas(6, 12, false), [(6, [1, 1])]);
-        assert_eq!(replicas(6, 8, false), []);
+        assert_eq!(replicas(6, 12, None), [(6, [1, 1])]);
+        assert_eq!(replicas(6, 8, None), []);
     }
 
     /// Without counting up to them.
@@ -188,7 +193,8 @@ mod tests {
         assert_eq!(extents(usize::MAX, None, 6).collect::<Vec<_>>(), [1, 3, 5]);
         assert_eq!(extents(1 << 60, Some(1 << 40), 8).collect::<Vec<_>>(), [1 << 40]);
         assert_eq!(extents(10, Some(0), 8).count() + extents(10, Some(3), 8).count(), 0);
-        assert_eq!(replicas(1 << 60, 16, true).len(), 5 + 3);
+        assert_eq!(replicas(1 << 60, 16, Some([224, 224])), []);
+        assert_eq!(replicas(64, 16, Some([5, 5])), [(16, [4, 1]), (16, [2, 2]), (4, [4, 4])]);
         assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
         assert_eq!((divisors(1), divisors(2), divisors(15)), (vec![1], vec![1, 2], vec![1, 3, 5, 15]));
     }
