@@ -24,8 +24,9 @@ use std::path::{Path, PathBuf};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, MODEL};
+use crate::checkpoint::{Checkpoint, MODEL, ReadFault};
 use crate::parallel::{Ranks, together};
+use crate::run::read_resolved;
 use crate::{Error, Result};
 
 pub use companions::{companions, standard_of};
@@ -44,22 +45,24 @@ pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Ch
         return Checkpoint::find(path, ranks, report);
     }
     let mut opened = None;
-    let outcome = together(ranks, || {
-        opened = Some(open(path)?);
-        Ok(())
-    })?;
-    outcome.map_err(|why| Error::file(path, why))?;
+    let outcome = together(ranks, || Ok(open(path).map(|found| opened = Some(found))))?;
+    for fault in outcome.expect("faults are told as results").into_iter().filter_map(Result::err) {
+        return Err(match fault {
+            ReadFault::Damaged(why) => Error::file(path, why),
+            ReadFault::Unread(why) => Error::Disk { path: path.into(), why },
+        });
+    }
     Ok(opened.expect("nothing was wrong"))
 }
 
 /// Opens files of another program under our names.
-fn open(path: &Path) -> Result<Checkpoint, String> {
+fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
     let files::WeightFiles { folder, names, index } = files::find(path)?;
     let mut whole = Checkpoint::of_files(path, &folder, &names)?;
     for (tensor, file) in index.iter().flatten() {
         if whole.file_of(tensor) != Some(file) {
             let index = files::INDEX;
-            return Err(format!("{index} says that {file} holds {tensor}, which it does not"));
+            return Err(format!("{index} says that {file} holds {tensor}, which it does not").into());
         }
     }
     let tied = match config(path)? {
@@ -111,8 +114,8 @@ pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
 pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
     let whole = find(path, &Ranks::alone(), report)?;
     let run_file = whole.run_file();
-    match fs::read_to_string(&run_file) {
-        Ok(model) if !is_foreign(path) => {
+    match read_resolved(&run_file)? {
+        Some(model) if !is_foreign(path) => {
             let tokenizer = Some(whole.path().join(TOKENIZER)).filter(|path| path.is_file());
             Ok(Described { model, image: None, tokenizer })
         }
