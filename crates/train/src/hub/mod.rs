@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, MODEL, ReadFault};
+use crate::checkpoint::{Checkpoint, MODEL, ReadFault, retry};
 use crate::parallel::{Ranks, together};
 use crate::run::read_resolved;
 use crate::{Error, Result};
@@ -47,10 +47,7 @@ pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Ch
     let mut opened = None;
     let outcome = together(ranks, || Ok(open(path).map(|found| opened = Some(found))))?;
     for fault in outcome.expect("faults are told as results").into_iter().filter_map(Result::err) {
-        return Err(match fault {
-            ReadFault::Damaged(why) => Error::file(path, why),
-            ReadFault::Unread(why) => Error::Disk { path: path.into(), why },
-        });
+        return Err(of_fault(path, fault));
     }
     Ok(opened.expect("nothing was wrong"))
 }
@@ -97,7 +94,7 @@ pub struct Described {
 pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
     let path = whole.path();
     let in_config = |why: String| Error::file(folder_of(path).join(CONFIG), why);
-    let (model, image) = match config(path).map_err(in_config)? {
+    let (model, image) = match config(path).map_err(|fault| of_fault(path, fault))? {
         Some(config) if config.get("model_type").is_some() => (gpt2::read(&config).map_err(in_config)?, None),
         _ => {
             let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
@@ -124,13 +121,21 @@ pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
 }
 
 /// The configuration beside some weights, where there is one.
-fn config(path: &Path) -> Result<Option<Value>, String> {
+fn config(path: &Path) -> Result<Option<Value>, ReadFault> {
     let file = folder_of(path).join(CONFIG);
     if !file.is_file() {
         return Ok(None);
     }
-    let text = fs::read(&file).map_err(|why| format!("{CONFIG}: {why}"))?;
-    serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}"))
+    let text = retry(|| fs::read(&file)).map_err(|why| ReadFault::of(CONFIG, &why))?;
+    serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}").into())
+}
+
+/// What is wrong with files of another program; none of them is a checkpoint that another could take the place of.
+fn of_fault(path: &Path, fault: ReadFault) -> Error {
+    match fault {
+        ReadFault::Damaged(why) => Error::file(path, why),
+        ReadFault::Unread(why) => Error::Disk { path: path.into(), why: format!("cannot be read: {why}") },
+    }
 }
 
 /// The folder of some weights, which may be one file in it.

@@ -15,16 +15,17 @@ impl fmt::Display for Gap {
     }
 }
 
-/// Where lines are missing of a run that has done so many steps and writes one at least for each `every` of them (`train.log_every`).
+/// Where lines are missing of a run that began behind `began` steps, has `done` so many by now, and writes a line at least for each
+/// `every` of them (`train.log_every`).
 ///
 /// How often lines are written may change in the course of a run. So it is no hole where lines are as far apart as those beside them:
 /// only what is further apart than its neighbours, and than `every`, is one.
-pub fn gaps(steps: &[u64], done: u64, every: u64) -> Vec<Gap> {
+pub fn gaps(steps: &[u64], began: u64, done: u64, every: u64) -> Vec<Gap> {
     let every = every.max(1);
-    let last = steps.last().copied().unwrap_or(0);
+    let last = steps.last().copied().unwrap_or(began);
     // The last line that is due by now, unless it is there.
     let due = Some(done / every * every).filter(|due| *due > last);
-    let steps: Vec<u64> = [0].into_iter().chain(steps.iter().copied()).collect();
+    let steps: Vec<u64> = [began].into_iter().chain(steps.iter().copied()).collect();
     let apart: Vec<u64> = steps.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
     let is_hole = |i: usize| {
         let beside = [i.checked_sub(1), Some(i + 1)].into_iter().flatten().filter_map(|i| apart.get(i));
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     fn found(steps: &[u64], done: u64, every: u64) -> Vec<String> {
-        gaps(steps, done, every).iter().map(ToString::to_string).collect()
+        gaps(steps, 0, done, every).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -51,6 +52,8 @@ mod tests {
         assert_eq!(found(&[30, 40, 50], 50, 10), ["steps 1 to 29"]);
         assert_eq!(found(&[10, 20], 50, 10), ["steps 21 to 50"]);
         assert_eq!(found(&[1, 2, 4], 5, 1), ["step 3", "step 5"]);
+        assert_eq!(gaps(&[310, 320], 300, 320, 10), []);
+        assert_eq!(gaps(&[], 300, 300, 10), []);
         // Every 10th, then each.
         assert_eq!(found(&[10, 20, 30, 31, 32], 32, 1), [""; 0]);
         // Each, then every 10th.

@@ -162,7 +162,9 @@ impl Run {
         }
         let is_over = place.resume && done >= steps && !trainer.progress().evaluation_due;
         // A process that was killed behind the last checkpoint has left the rest of its end to this one.
-        let finishes = is_over && leads && done == steps && !folder.join(SUMMARY_FILE).exists();
+        let began = if leads { StartPoint::read(&folder)?.map_or(0, |start| start.step()) } else { 0 };
+        let finishes =
+            is_over && leads && done == steps && done > began && !folder.join(SUMMARY_FILE).exists();
         let nothing_left = is_over && !finishes;
         if nothing_left {
             observer.note(&nothing_to_do(&plan, done, steps));
@@ -196,7 +198,7 @@ impl Run {
             let path = folder.join("metrics.jsonl");
             (metrics, past) = Metrics::open(&path, done)?;
             let every = resumed.as_ref().map_or(1, Resumed::log_every).max(plan.timetable.log_every);
-            past.tell(&path, done, every, observer);
+            past.tell(&path, [began, done], every, observer);
         }
         if finishes {
             observer.note(&format!(

@@ -155,8 +155,8 @@ impl Past {
         }
     }
 
-    /// Says which lines a run of `done` steps should have and has not, where it writes one for each `every` steps.
-    pub fn tell(&self, path: &Path, done: u64, every: u64, observer: &mut dyn Observer) {
+    /// Says which lines a run should have and has not, as [`gaps`] finds them.
+    pub fn tell(&self, path: &Path, [began, done]: [u64; 2], every: u64, observer: &mut dyn Observer) {
         let path = path.display();
         if self.unreadable > 0 {
             observer.warning(&format!(
@@ -164,7 +164,7 @@ impl Past {
                 self.unreadable
             ));
         }
-        let missing = gaps(&self.steps, done, every);
+        let missing = gaps(&self.steps, began, done, every);
         if !missing.is_empty() {
             let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
             observer.warning(&format!("{path}: no line is there for {}", ranges.join(", ")));
@@ -224,7 +224,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             let (_, past) = Metrics::open(&path, done).unwrap();
             let mut heard = Warned::default();
-            past.tell(Path::new("metrics.jsonl"), done, 1, &mut heard);
+            past.tell(Path::new("metrics.jsonl"), [0, done], 1, &mut heard);
             heard.0
         };
         assert_eq!(said(&whole, 9), [""; 0]);

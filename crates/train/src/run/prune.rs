@@ -11,7 +11,7 @@ use espalier_tensor::Device;
 use super::landmarks::Landmarks;
 use super::resolved::write_resolved;
 use super::resumed::DATA_FILE;
-use super::{Claim, Observer, announce, checkpoints_of, holds_run, write};
+use super::{Claim, Observer, StartPoint, announce, checkpoints_of, holds_run, write};
 use crate::checkpoint::Checkpoint;
 use crate::summary::Summary;
 use crate::trainer::Trainer;
@@ -49,6 +49,7 @@ pub fn prune(
     trainer.forget_best();
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
+    StartPoint::of(whole, trainer.progress().step)?.write(folder)?;
     write_resolved(folder, &plan.record().to_toml()?)?;
     if let Some(data) = Fingerprint::of(&plan.data)? {
         write(folder, DATA_FILE, &data.to_json())?;

@@ -27,6 +27,9 @@ pub struct StartPoint {
     path: PathBuf,
     /// What their files held; of a checkpoint of ours its manifest, which has the hashes of all others.
     weights: Fingerprint,
+    /// Steps that the run counts as done before its own: those of a checkpoint that was pruned, which it goes on behind.
+    #[serde(default)]
+    step: u64,
 }
 
 impl StartPoint {
@@ -46,10 +49,16 @@ impl StartPoint {
         &self.path
     }
 
-    fn of(checkpoint: &Checkpoint) -> Result<StartPoint> {
+    /// Steps that were done when the run began in its folder: 0, unless it goes on behind a checkpoint that was pruned.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// That of a run which begins behind so many steps.
+    pub(super) fn of(checkpoint: &Checkpoint, step: u64) -> Result<StartPoint> {
         let path = checkpoint.path();
         let path = fs::canonicalize(path).map_err(|why| Error::unread(path, why))?;
-        Ok(StartPoint { path, weights: Fingerprint::of_paths(&checkpoint.identifying_files())? })
+        Ok(StartPoint { path, weights: Fingerprint::of_paths(&checkpoint.identifying_files())?, step })
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
@@ -96,7 +105,7 @@ impl StartPoint {
         }
         let passed_over = |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
         let whole = hub::find(path, ranks, passed_over)?;
-        let found = of_first(ranks, || StartPoint::of(&whole))?;
+        let found = of_first(ranks, || StartPoint::of(&whole, 0))?;
         let started = recorded.as_ref().filter(|_| place.from.is_none() || !place.fresh);
         if let Some(change) = started.and_then(|started| found.weights.change_since(&started.weights)) {
             return Err(refuse(format!(
