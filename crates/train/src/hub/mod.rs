@@ -46,9 +46,9 @@ pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Ch
     }
     let mut opened = None;
     let outcome = together(ranks, || Ok(open(path).map(|found| opened = Some(found))))?;
-    for fault in outcome.expect("faults are told as results").into_iter().filter_map(Result::err) {
-        return Err(of_fault(path, fault));
-    }
+    let outcomes: Result<Vec<()>, ReadFault> =
+        outcome.expect("faults are told as results").into_iter().collect();
+    outcomes.map_err(|fault| of_fault(path, fault))?;
     Ok(opened.expect("nothing was wrong"))
 }
 
