@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use espalier_comm::Launched;
 use espalier_data::Dataset;
-use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::cluster::Cluster;
 use espalier_plan::config::RunFile;
 use espalier_plan::device::DeviceKind;
@@ -17,6 +16,7 @@ use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
 use espalier_train::parallel::launched::Join;
+use espalier_train::run::read_resolved;
 
 use crate::machine::Machine;
 use crate::plan::seconds;
@@ -62,7 +62,7 @@ impl Auto<'_> {
     /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told when it goes on.
     fn as_before(&self) -> Option<RunFile> {
         let path = self.resumed.as_ref()?.join("run.toml");
-        let run_file = RunFile::parse(&regular_file::read_text(&path, SETTINGS).ok()?, &[]).ok()?;
+        let run_file = RunFile::parse(&read_resolved(&path).ok()??, &[]).ok()?;
         let extents = run_file.parallel.extents();
         let ranks = extents.data * extents.pipeline * extents.tensor * extents.spatial;
         if self.asked().is_some_and(|asked| asked != ranks) {

@@ -8,9 +8,9 @@ use anyhow::Result;
 use espalier_data::regular_file::{self, RECORDS};
 use espalier_report::number;
 use espalier_train::prune::Pruned;
-use espalier_train::run::Claim;
 use espalier_train::run::line::{EvaluationLine, Line, PrunedLine, StepLine};
 use espalier_train::run::trace::TraceFile;
+use espalier_train::run::{Claim, StartPoint, gaps};
 use espalier_train::{Error, Summary, Validation};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -250,6 +250,15 @@ impl RunRecord {
             notes.push(format!(
                 "{name}: {count} {were} skipped, since a loss or gradient was not finite; the first is step {first}"
             ));
+        }
+        let steps: Vec<u64> = self.steps.iter().map(|step| step.step).collect();
+        let every = self.settings.get("train.log_every").and_then(|every| every.parse().ok());
+        let start = StartPoint::read(&self.folder).ok().flatten();
+        let began = start.map_or(0, |start| start.step());
+        let missing = every.map_or(Vec::new(), |every| gaps(&steps, began, self.done(), every));
+        if !steps.is_empty() && !missing.is_empty() {
+            let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            notes.push(format!("{name}: metrics.jsonl has no line for {}", ranges.join(", ")));
         }
         if self.unread > 0 {
             let (count, are) = (self.unread, if self.unread == 1 { "line is" } else { "lines are" });

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::Dataset;
-use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::{Error as Refused, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::measure::{Over, gradient_noise};
 use espalier_train::parallel::Ranks;
+use espalier_train::run::read_resolved;
 use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -108,8 +108,8 @@ impl Source {
         };
         let checkpoint = Checkpoint::find(&beside.join(from), &Ranks::alone(), |_| ())?;
         let path = checkpoint.run_file();
-        let unread = |why: std::io::Error| Error::File { path: path.clone(), why: why.to_string() };
-        let text = regular_file::read_text(&path, SETTINGS).map_err(unread)?;
+        let missing = || Error::File { path: path.clone(), why: "is not there".into() };
+        let text = read_resolved(&path)?.ok_or_else(missing)?;
         let mut run_file = study.trunk(Some(&text))?.alone();
         run_file.resolve_paths(path.parent().unwrap_or(beside));
         let place = checkpoint.path().display();

@@ -61,7 +61,7 @@ pub(super) fn of_text(
         None => beside.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file()),
     };
     let file = |name: &str, bytes| Companion { name: name.into(), bytes, needs_whole_weights: false };
-    let read = |path: &Path| regular_file::read(path, RECORDS).map_err(|why| Error::file(path, why));
+    let read = |path: &Path| regular_file::read(path, RECORDS).map_err(|why| Error::unread(path, why));
     let tokenizer_config = source.as_ref().map(|path| path.with_file_name(TOKENIZER_CONFIG));
     match (written, source) {
         (Some(text), _) => files.push(file(TOKENIZER, text.into_bytes())),

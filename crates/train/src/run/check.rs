@@ -10,9 +10,9 @@ use espalier_plan::rounds::Rounds;
 
 use super::back::no_whole_checkpoint;
 use super::trace::may_replace;
-use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do};
+use super::{Observer, Resumed, RunDir, StartPoint, checkpoints_of, nothing_to_do};
 use crate::parallel::Ranks;
-use crate::{Error, Result, hub};
+use crate::{Error, Result};
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
 /// has to train on.
@@ -37,6 +37,11 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
         for broken in damaged {
             observer.warning(&format!("{broken}; the one before it would be used"));
         }
+        let goes_on = newest.is_some();
+        if let Some((start, _)) = StartPoint::find(place, claim.folder(), goes_on, &Ranks::alone(), observer)?
+        {
+            start.check_fits(&plan.model)?;
+        }
         match newest {
             None => observer.warning("there is no checkpoint yet: the run would start from its beginning"),
             Some(whole) => {
@@ -50,9 +55,9 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
             }
         }
     }
-    if let Some(from) = &place.from {
-        let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        hub::find(from, &Ranks::alone(), report)?.check_fits(&plan.model)?;
+    if !place.resume || place.fresh {
+        let start = StartPoint::find(place, claim.folder(), false, &Ranks::alone(), observer)?;
+        start.map_or(Ok(()), |(start, _)| start.check_fits(&plan.model))?;
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }
@@ -61,7 +66,7 @@ fn can_be_written(trace: &Path) -> Result<()> {
     may_replace(trace).map_err(|why| Error::file(trace, why))?;
     let was_there = trace.exists();
     let opened = File::options().append(true).create(true).open(trace);
-    opened.map_err(|why| Error::file(trace, format!("the trace cannot be written: {why}")))?;
+    opened.map_err(|why| Error::of_io(trace, &why, format!("the trace cannot be written: {why}")))?;
     if !was_there {
         fs::remove_file(trace).map_err(|why| Error::file(trace, why))?;
     }
