@@ -230,7 +230,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if arguments.supervised
+    if arguments.supervised.is_some()
         && prepared.join.as_ref().is_some_and(|join| join.device_kind() == DeviceKind::Cpu)
     {
         let problem = "restarts the ranks of one process, or those that NCCL joins; MPI's are for their launcher to start \
