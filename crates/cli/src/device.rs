@@ -7,6 +7,23 @@ use espalier_train::parallel::launched::Join;
 
 use crate::say::say;
 
+/// Threads on a core, or on a few, beyond which they do nothing but wait for each other: a step of microseconds takes seconds.
+const MOST_ON_A_CORE: usize = 4;
+const MOST_ON_FEW_CORES: usize = 64;
+
+/// Threads of the processor for a run whose `device.threads` is this; 0 is all cores, `all`. The same run on far fewer cores than it
+/// was written for gets fewer threads, and the same bits.
+pub fn threads(asked: usize, all: usize) -> std::io::Result<usize> {
+    let cores = std::thread::available_parallelism()?.get();
+    let most = MOST_ON_FEW_CORES.max(MOST_ON_A_CORE * cores);
+    if asked > most {
+        say!(
+            "note: device.threads is {asked}, and this machine has {cores} cores: {most} threads are started"
+        );
+    }
+    Ok(if asked == 0 { all } else { asked.min(most) })
+}
+
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
 pub fn open(wish: &espalier_plan::device::Device, threads: usize) -> Result<Device> {

@@ -60,6 +60,10 @@ pub struct ExplainArguments {
     json: bool,
 }
 
+/// Ranks that messages are measured among at most: where many threads take turns on a few cores, what is measured is how these are
+/// shared, and it takes minutes.
+const MOST_MEASURED: usize = 512;
+
 /// Runs the command.
 pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
     let all_reduce = arguments.check()?;
@@ -106,6 +110,13 @@ impl ExplainArguments {
     fn check(&self) -> Result<AllReduce> {
         if self.ranks < 2 {
             let problem = format!("is {}, but it takes two ranks to say something", self.ranks);
+            return Err(conflict("--ranks", &problem).into());
+        }
+        if self.measure && self.ranks > MOST_MEASURED {
+            let problem = format!(
+                "is {}, but --measure starts a thread for each, and does that for at most {MOST_MEASURED}",
+                self.ranks
+            );
             return Err(conflict("--ranks", &problem).into());
         }
         let times = [("--alpha", self.alpha), ("--beta", self.beta)];

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::cluster::{self, Cluster};
 use espalier_train::Error;
 
@@ -48,6 +49,6 @@ impl Machine {
 pub fn read(path: &Path) -> Result<Cluster> {
     let why = |why: String| Error::File { path: path.to_owned(), why };
     let unread = |error| Error::of_io(path, &error, format!("the cluster cannot be read: {error}"));
-    let text = std::fs::read_to_string(path).map_err(unread)?;
+    let text = regular_file::read_text(path, SETTINGS).map_err(unread)?;
     Ok(Cluster::parse(&text).map_err(|error| why(error.to_string()))?)
 }

@@ -20,6 +20,7 @@ mod log;
 mod machine;
 mod measure;
 mod messages;
+mod patience;
 mod picture;
 mod plan;
 mod predicted;
@@ -207,7 +208,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::TooLarge { .. }) => 2,
         // What the launcher says is input too.
-        Some(Error::Comm(espalier_comm::Error::Variables { .. })) => 2,
+        Some(Error::Comm(
+            espalier_comm::Error::Variables { .. } | espalier_comm::Error::TooManyThreads { .. },
+        )) => 2,
         Some(Error::Tensor(_) | Error::Comm(_) | Error::Disagree { .. }) => 3,
         Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
         Some(Error::Disk { .. }) => 3,

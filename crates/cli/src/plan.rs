@@ -26,6 +26,7 @@ use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
 use serde_json::{Value, json};
 
+use crate::patience::Patience;
 use crate::train::{conflict, in_file, read, resolve};
 use crate::{machine, say};
 use ranges::{gigabytes, powers, sparsity};
@@ -186,7 +187,9 @@ impl<'a> Request<'a> {
         let devices = self.devices()?;
         let mut all = Vec::new();
         let mut best = Vec::new();
+        let mut patience = Patience::new(devices.len());
         for &number in &devices {
+            patience.next(&format!("searching layouts of {number} devices"));
             let job = Job::new(&self.plan, &self.cluster, self.engine);
             // The first is explained by the second, shown or not.
             let rows = self.rows().max(2);
@@ -216,6 +219,7 @@ impl<'a> Request<'a> {
             }
             all.push(value);
         }
+        drop(patience);
         if let Some(file) = &self.arguments.apply {
             let (_, first) = &best[0];
             apply::write(&self.text, self.arguments, first, file)?;
@@ -259,10 +263,13 @@ impl<'a> Request<'a> {
         let shares: Vec<f64> =
             (0..).map(|i| from + 0.05 * f64::from(i)).take_while(|share| *share <= to + 1e-9).collect();
         let mut rows = Vec::new();
+        let mut patience = Patience::new(shares.len());
         for share in shares {
+            patience.next(&format!("searching layouts at a sparsity of {share:.2}"));
             let plan = resolved(&self.text, self.arguments, Some(share))?;
             rows.push((share, self.search(&plan, number)?.ranked.into_iter().next()));
         }
+        drop(patience);
         say::on_standard_error(format_args!(
             "{}",
             table::sparsities(&self.plan, &self.cluster, number, &rows)
@@ -329,7 +336,7 @@ impl<'a> Request<'a> {
             );
         }
         let more = (1..=8)
-            .map(|power| devices << power)
+            .map_while(|power| devices.checked_mul(1 << power))
             .find(|number| self.search(&self.plan, *number).is_ok_and(|found| !found.ranked.is_empty()));
         let mut ways = Vec::new();
         ways.extend(more.map(|number| format!("{number} devices would do")));

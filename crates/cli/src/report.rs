@@ -9,13 +9,13 @@ mod state;
 mod study;
 mod tensorboard;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_data::regular_file;
 use espalier_report::serve;
 use espalier_study::folder;
 use espalier_train::Error;
@@ -181,7 +181,8 @@ impl Form {
             return Ok(());
         }
         let (start, mut head) = (self.start(), Vec::new());
-        let read = File::open(file).and_then(|file| file.take(start.len() as u64).read_to_end(&mut head));
+        let read =
+            regular_file::open(file).and_then(|file| file.take(start.len() as u64).read_to_end(&mut head));
         if read.is_err() || head.is_empty() || head.eq_ignore_ascii_case(start.as_bytes()) {
             return Ok(());
         }

@@ -4,13 +4,13 @@
 //! standard output.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::schedule::{Ink, Name, Options, Report, Schedule, Timeline, Units};
 use espalier_train::Error;
 
@@ -99,7 +99,7 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
 /// A schedule from a file, once it is known that it can be run.
 fn read(path: &Path, units: Units) -> Result<(Schedule, Timeline, Report)> {
     let unread = |why| Error::of_io(path, &why, format!("the schedule cannot be read: {why}"));
-    let text = fs::read_to_string(path).map_err(unread)?;
+    let text = regular_file::read_text(path, SETTINGS).map_err(unread)?;
     let checked = || {
         let schedule = Schedule::parse(&text)?;
         schedule.validate()?;

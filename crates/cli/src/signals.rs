@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
@@ -46,7 +46,7 @@ impl Stop {
     pub fn listen_saying(at_once: &'static str) -> Result<Stop> {
         let stop = Stop::default();
         let (mut signals, heard) = (Signals::new(heard())?, stop.clone());
-        thread::Builder::new().name("espalier-signals".into()).spawn(move || {
+        let listener = thread::Builder::new().name("espalier-signals".into()).spawn(move || {
             let mut insisted = false;
             for signal in signals.forever() {
                 if !heard.begun.load(Ordering::SeqCst) {
@@ -62,7 +62,8 @@ impl Stop {
                     insisted = true;
                 }
             }
-        })?;
+        });
+        listener.context("no thread can be started that listens for signals")?;
         Ok(stop)
     }
 }

@@ -1,7 +1,6 @@
 //! `espalier train`: from a run file to a trained model in a run folder.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_comm::Launched;
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_data::{Dataset, Split};
 use espalier_plan::config::{self, RunFile};
 use espalier_plan::device::DeviceKind;
@@ -128,11 +128,8 @@ impl Prepared {
     /// Threads of the processor.
     fn threads(&self) -> Result<usize> {
         let cores = std::thread::available_parallelism()?.get();
-        Ok(match (self.plan.device.threads, &self.join) {
-            (0, None) => cores,
-            (0, Some(join)) => join.threads(cores),
-            (n, _) => n,
-        })
+        let all = self.join.as_ref().map_or(cores, |join| join.threads(cores));
+        Ok(device::threads(self.plan.device.threads, all)?)
     }
 }
 
@@ -167,7 +164,9 @@ pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
     if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
         let why = |why: io::Error| Error::of_io(&path, &why, format!("the schedule cannot be read: {why}"));
-        run_file.bring_schedule(&fs::read_to_string(&path).map_err(why)?).map_err(Error::Plan)?;
+        run_file
+            .bring_schedule(&regular_file::read_text(&path, SETTINGS).map_err(why)?)
+            .map_err(Error::Plan)?;
     }
     Ok(run_file)
 }
@@ -347,7 +346,7 @@ fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Resu
 /// The text of a run file.
 pub fn read(path: &Path) -> Result<String> {
     let why = |why: io::Error| Error::of_io(path, &why, format!("the run file cannot be read: {why}"));
-    Ok(fs::read_to_string(path).map_err(why)?)
+    Ok(regular_file::read_text(path, SETTINGS).map_err(why)?)
 }
 
 /// The text of the run file in a run folder, which must be as the run wrote it.

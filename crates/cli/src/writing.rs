@@ -156,10 +156,7 @@ fn open_device(plan: &Plan) -> Result<Device> {
     if plan.mesh.size() > 1 && wish.kind == DeviceKind::Auto {
         wish.kind = DeviceKind::Cpu;
     }
-    let threads = match wish.threads {
-        0 => std::thread::available_parallelism()?.get(),
-        threads => threads,
-    };
+    let threads = device::threads(wish.threads, std::thread::available_parallelism()?.get())?;
     Ok(device::open(&wish, threads).map_err(Error::Tensor)?)
 }
 

@@ -68,6 +68,17 @@ pub enum Error {
         /// What that one called.
         theirs: Call,
     },
+    /// More ranks than one process can have threads.
+    #[error(
+        "{ranks} ranks are more than one process can have as threads on this machine, which is {most}: start them with a \
+         launcher on several machines, or use fewer"
+    )]
+    TooManyThreads {
+        /// How many were asked for.
+        ranks: usize,
+        /// How many there can be.
+        most: usize,
+    },
     /// A call that can never work.
     #[error("rank {rank} called {call}: {problem}")]
     Argument {

@@ -7,7 +7,7 @@
 //! Ids are those of Python's `encode(text, add_special_tokens=False)`. Truncation and padding are left aside, since they
 //! concern single inputs, not a stream to learn from.
 
-use crate::{Error, tokenizer_json::alphabet};
+use crate::{Error, charsmap, regular_file::RECORDS, tokenizer_json::alphabet};
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -38,7 +38,7 @@ enum Spelling {
 impl AnyTokenizer {
     /// Reads a `tokenizer.json` that our own reader refuses, for the reason that `_refused` gives.
     pub(crate) fn open(path: &Path, _refused: Error) -> Result<AnyTokenizer, Error> {
-        let bytes = crate::error::read(path, "a Hugging Face tokenizer.json")?;
+        let bytes = crate::error::read(path, "a Hugging Face tokenizer.json", RECORDS)?;
         let refuse = |expected: &str, got: String| {
             Err(Error::Tokenizer { path: path.into(), expected: expected.into(), got })
         };
@@ -49,6 +49,9 @@ impl AnyTokenizer {
         if parts["model"]["dropout"].as_f64().is_some_and(|dropout| dropout > 0.0) {
             // The same text would have other ids each time.
             return refuse("a model without dropout", parts["model"]["dropout"].to_string());
+        }
+        if let Err(got) = charsmap::check(&parts["normalizer"]) {
+            return refuse("a normalizer that can be followed", got);
         }
         let mut inner = match tokenizers::Tokenizer::from_bytes(&bytes) {
             Ok(inner) => inner,

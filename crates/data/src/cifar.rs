@@ -40,7 +40,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 fn append(path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u8>) -> Result<(), Error> {
-    let bytes = crate::error::read(path, "a CIFAR-10 file")?;
+    let bytes = crate::error::read(path, "a CIFAR-10 file", u64::MAX)?;
     let (records, rest) = bytes.as_chunks::<RECORD>();
     if records.is_empty() || !rest.is_empty() {
         let (expected, got) = (RECORD as u64, bytes.len() as u64);

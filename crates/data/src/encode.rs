@@ -5,7 +5,7 @@
 //! Threads make ids of several parts at once; these are handed on in order, so no more than a few parts are in memory.
 
 use crate::{Error, Tokenizer, error::reading};
-use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use std::{
     collections::HashMap,
     fs::File,
@@ -33,7 +33,8 @@ fn encode_parts(
     mut take: impl FnMut(&[u32], usize) -> Result<bool, Error>,
 ) -> Result<(), Error> {
     let mut parts = Parts { files: files.iter(), open: None, size: tokenizer.can_be_cut().then_some(size) };
-    let at_once = 2 * rayon::current_num_threads();
+    let threads = Threads::find(|threads| ThreadPoolBuilder::new().num_threads(threads).build().ok());
+    let at_once = 2 * threads.count();
     loop {
         let mut read = Vec::new();
         let mut held = 0;
@@ -46,13 +47,45 @@ fn encode_parts(
         if read.is_empty() {
             return Ok(());
         }
+        let encode = |seen: &mut _, part: &Part| part.encode(tokenizer, seen);
         let encoded: Vec<_> =
-            read.par_iter().map_init(HashMap::new, |seen, part| part.encode(tokenizer, seen)).collect();
+            threads.install(|| read.par_iter().map_init(HashMap::new, encode).collect::<Vec<_>>());
         // The first of several errors, whichever thread met its own first.
         for (part, ids) in read.iter().zip(encoded) {
             if !take(&ids?, part.text.len())? {
                 return Ok(());
             }
+        }
+    }
+}
+
+/// Where parts are encoded: on the threads that the caller is one of, or on as many of our own as the system gives, be it none.
+enum Threads {
+    Callers,
+    Own(ThreadPool),
+}
+
+impl Threads {
+    /// `build` makes a pool of so many threads, 0 for one of each core. Rayon's global pool would panic where none can be started.
+    fn find(build: impl Fn(usize) -> Option<ThreadPool>) -> Threads {
+        if rayon::current_thread_index().is_some() {
+            return Threads::Callers;
+        }
+        let this_one = || ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok();
+        build(0).or_else(|| build(1)).or_else(this_one).map_or(Threads::Callers, Threads::Own)
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Threads::Callers => rayon::current_num_threads(),
+            Threads::Own(pool) => pool.current_num_threads(),
+        }
+    }
+
+    fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Threads::Callers => work(),
+            Threads::Own(pool) => pool.install(work),
         }
     }
 }
@@ -170,6 +203,30 @@ mod tests {
         })?;
         assert_eq!(bytes, files.iter().map(|file| fs::read(file).unwrap().len()).sum::<usize>());
         Ok(all)
+    }
+
+    /// The caller's thread does what there are no others for, and finds the same.
+    #[test]
+    fn a_text_is_encoded_where_no_thread_can_be_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        fs::write(&path, "a tree ").unwrap();
+        // A thread of its own, since it becomes one of a pool.
+        let counts = std::thread::spawn(|| {
+            let alone = Threads::find(|_| None);
+            (alone.count(), alone.install(|| (0..100).into_par_iter().sum::<u32>()))
+        });
+        assert_eq!(counts.join().unwrap(), (1, 4950));
+        let one =
+            Threads::find(|n| (n == 1).then(|| ThreadPoolBuilder::new().num_threads(1).build().unwrap()));
+        assert_eq!(one.count(), 1);
+        let mut all = Vec::new();
+        encode_files(&[path], &Tokenizer::Bytes, |ids, _| {
+            all.extend_from_slice(ids);
+            Ok(true)
+        })
+        .unwrap();
+        assert_eq!(all, b"a tree ".map(u32::from));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::{fs, io, path::PathBuf};
 
+use crate::regular_file::{self, irregular};
 use espalier_tensor::{machine::memory_left, memory::Size};
 
 /// The crate's result type.
@@ -130,40 +131,20 @@ pub(crate) fn reading(path: &std::path::Path, expected: &str) -> impl FnOnce(io:
     }
 }
 
-/// Opens a regular file. Anything else that has a name is refused before it is opened: a FIFO would be waited for, and
-/// a device read without end.
+/// Opens a regular file; anything else that has this name says what was expected of it.
 pub(crate) fn open(path: &std::path::Path, expected: &str) -> Result<fs::File, Error> {
     let kind = fs::metadata(path).map_err(reading(path, expected))?.file_type();
     if let Some(got) = irregular(kind) {
         return Err(Error::NotRegular { path: path.into(), expected: expected.into(), got });
     }
-    fs::File::open(path).map_err(reading(path, expected))
+    regular_file::open(path).map_err(reading(path, expected))
 }
 
-/// All bytes of a regular file.
-pub(crate) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
+/// All bytes of a regular file, which are at most so many.
+pub(crate) fn read(path: &std::path::Path, expected: &str, limit: u64) -> Result<Vec<u8>, Error> {
     open(path, expected)?;
     // Memory that is not to be had is an error of it.
-    fs::read(path).map_err(reading(path, expected))
-}
-
-/// What a file is that is neither regular nor a folder.
-pub fn irregular(kind: fs::FileType) -> Option<&'static str> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if kind.is_fifo() {
-            return Some("a FIFO");
-        }
-        if kind.is_char_device() || kind.is_block_device() {
-            return Some("a device");
-        }
-        if kind.is_socket() {
-            return Some("a socket");
-        }
-    }
-    let _ = kind;
-    None
+    regular_file::read(path, limit).map_err(reading(path, expected))
 }
 
 /// A fraction to hold out: at least 0 and below 1.

@@ -5,11 +5,11 @@
 //! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
 //! bytes that changed between two pieces are not.
 
-use crate::{Dataset, Error, Text, cifar, error, idx, judged, mapped};
+use crate::{Dataset, Error, Text, cifar, error, idx, judged, mapped, regular_file};
 use espalier_plan::data::{Data, HeldOut, IdxFiles, Source};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File},
+    fs,
     io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
@@ -134,7 +134,7 @@ impl Fingerprint {
 
 /// The size of a file and the hash of all of it, or of pieces of so many bytes.
 fn hash(path: &Path, piece: Option<u64>) -> std::io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
+    let mut file = regular_file::open(path)?;
     let bytes = file.metadata()?.len();
     let mut hasher = blake3::Hasher::new();
     match piece.filter(|piece| PIECES * piece < bytes) {

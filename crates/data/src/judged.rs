@@ -7,7 +7,6 @@ use crate::{
     Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, tokens::Judged,
 };
 use std::{
-    fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
@@ -71,9 +70,8 @@ pub(crate) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
 /// with a label and the first pixels, and bear another name.
 fn is_idx(path: &Path) -> Result<bool, Error> {
     let expected = "images in MNIST's or CIFAR-10's format";
-    crate::error::open(path, expected)?;
     let mut head = [0; 4];
-    let read = File::open(path).and_then(|mut file| file.read(&mut head));
+    let read = crate::error::open(path, expected)?.read(&mut head);
     read.map_err(crate::error::reading(path, expected))?;
     Ok(matches!(head, [0, 0, 8, 3 | 4]) || head.starts_with(&[0x1f, 0x8b]))
 }

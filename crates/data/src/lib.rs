@@ -19,6 +19,8 @@
 mod any_tokenizer;
 mod arithmetic;
 mod bpe;
+#[cfg(feature = "tokenizers")]
+mod charsmap;
 mod cifar;
 mod encode;
 mod error;
@@ -30,6 +32,7 @@ mod judged;
 mod mapped;
 mod open;
 mod order;
+pub mod regular_file;
 mod shapes;
 mod split;
 mod text;
@@ -41,7 +44,7 @@ mod tokens;
 pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
 pub use bpe::Bpe;
-pub use error::{Error, Result, irregular};
+pub use error::{Error, Result};
 pub use feed::{Batch, Feed, Fetched, Samples};
 pub use files::Fingerprint;
 pub use images::{Images, Standard};

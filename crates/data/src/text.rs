@@ -48,7 +48,7 @@ impl Text {
     /// All the text as the ids of a tokenizer, whichever the settings name; and the files that were skipped.
     pub(crate) fn read_by(&self, tokenizer: &Tokenizer) -> Result<(Stream, Vec<PathBuf>), Error> {
         let Files { wanted: files, skipped } = self.files()?;
-        let read = |path: &PathBuf| crate::error::read(path, "a text file");
+        let read = |path: &PathBuf| crate::error::read(path, "a text file", u64::MAX);
         let stream = match tokenizer {
             Tokenizer::Bytes => {
                 let mut bytes = Vec::new();

@@ -4,14 +4,14 @@
 //! name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing, truncation and padding
 //! are left aside: they concern single inputs, not a stream to learn from.
 
-use crate::{Bpe, Error};
+use crate::{Bpe, Error, regular_file::RECORDS};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 /// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
 pub(crate) fn read(path: &Path) -> Result<Bpe, Error> {
-    let bytes = crate::error::read(path, "a Hugging Face tokenizer.json")?;
+    let bytes = crate::error::read(path, "a Hugging Face tokenizer.json", RECORDS)?;
     let refuse =
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());

@@ -129,6 +129,10 @@ mod built_in {
         );
         let said = refused("/pre_tokenizer", serde_json::json!({ "type": "Unheard" }));
         assert_eq!(said.lines().count(), 1, "{said}");
+        // A trie of one unit, which every byte leads out of.
+        let map = serde_json::json!({ "type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA=" });
+        let said = refused("/normalizer", map);
+        assert!(said.ends_with("got a character map whose trie leads out of it"), "{said}");
         let said = refused("/model/vocab/[MASK]", 4_000_000.into());
         assert!(said.contains("4000000") || said.contains("expected"), "{said}");
         let said = refused(

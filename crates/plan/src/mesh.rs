@@ -13,6 +13,8 @@ use std::ops::{Index, IndexMut};
 
 use serde::Serialize;
 
+use crate::cut::Cut;
+
 /// An axis of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -220,6 +222,16 @@ impl Mesh {
         Slice { number, ranks, place }
     }
 
+    /// Where a rank stands in its slice along the axes named; who else is in it is not listed, since they may be millions.
+    pub fn place_along(&self, rank: usize, axes: &[Axis]) -> Cut {
+        let coordinates = self.coordinates(rank);
+        let named = Axis::ALL.into_iter().filter(|axis| axes.contains(axis));
+        named.fold(Cut::ALONE, |Cut { ranks, rank }, axis| {
+            let extent = self.extents[axis];
+            Cut { ranks: ranks * extent, rank: rank * extent + coordinates[axis] }
+        })
+    }
+
     /// All slices along the axes named, by their numbers: every rank is in exactly one.
     pub fn slices(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
         let first = |rank: &usize| self.slice(*rank, axes).place == 0;
@@ -287,6 +299,8 @@ mod tests {
                 let slice = mesh.slice(rank, &axes);
                 prop_assert_eq!(&slice.ranks, &(0..mesh.size()).filter(agrees).collect::<Vec<_>>());
                 prop_assert_eq!(slice.ranks[slice.place], rank);
+                let place = Cut { ranks: slice.ranks.len(), rank: slice.place };
+                prop_assert_eq!(mesh.place_along(rank, &axes), place);
             }
         }
 

@@ -31,6 +31,7 @@ pub enum Panel {
 const WIDTH: f64 = 460.0;
 const WIDE: f64 = 2.0 * WIDTH + GAP;
 const HEIGHT: f64 = 290.0;
+const WIDE_HEIGHT: f64 = 360.0;
 /// Between panels, and around them.
 const GAP: f64 = 36.0;
 const MARGIN: f64 = 20.0;
@@ -73,7 +74,7 @@ impl Figure {
         for row in rows {
             let mut left = MARGIN;
             for panel in &row {
-                canvas.moved(left, top, |canvas| panel.draw(canvas));
+                canvas.moved(left, top, |canvas| panel.draw(canvas, panel.width(), panel.height()));
                 left += panel.width() + GAP;
             }
             top += row.iter().map(|panel| panel.height()).fold(0.0, f64::max) + GAP;
@@ -112,15 +113,26 @@ impl Figure {
         }
         html += "<div class=\"panels\">\n";
         for panel in &self.panels {
-            let mut canvas = Canvas::default();
-            panel.draw(&mut canvas);
-            let (width, height) = (panel.width(), panel.height());
-            let class = if panel.is_wide() { "panel wide" } else { "panel" };
-            html += &format!(
-                "<div class=\"{class}\"><svg viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" aria-label=\"{}\">\n{}</svg></div>\n",
-                escape(panel.title()),
-                canvas.finish()
-            );
+            // A plot over the full width would be too small to read on a telephone: it is there in both sizes, one of which shows.
+            let (class, sizes): (_, &[(&str, f64, f64)]) = match panel {
+                Panel::Plot(plot) if plot.wide => {
+                    ("panel wide full", &[("broad", WIDE, WIDE_HEIGHT), ("slim", WIDTH, HEIGHT)])
+                }
+                _ if panel.is_wide() => ("panel wide", &[("", WIDE, panel.height())]),
+                _ => ("panel", &[("", WIDTH, panel.height())]),
+            };
+            html += &format!("<div class=\"{class}\">");
+            for (name, width, height) in sizes {
+                let mut canvas = Canvas::default();
+                panel.draw(&mut canvas, *width, *height);
+                let name = if name.is_empty() { String::new() } else { format!(" class=\"{name}\"") };
+                html += &format!(
+                    "<svg{name} viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" aria-label=\"{}\">\n{}</svg>",
+                    escape(panel.title()),
+                    canvas.finish()
+                );
+            }
+            html += "</div>\n";
         }
         html + "</div>\n</figure>\n"
     }
@@ -138,7 +150,11 @@ impl Panel {
     }
 
     fn is_wide(&self) -> bool {
-        matches!(self, Panel::Heat(_) | Panel::Timeline(_))
+        match self {
+            Panel::Plot(plot) => plot.wide,
+            Panel::Bars(_) => false,
+            Panel::Heat(_) | Panel::Timeline(_) => true,
+        }
     }
 
     fn width(&self) -> f64 {
@@ -147,6 +163,7 @@ impl Panel {
 
     fn height(&self) -> f64 {
         match self {
+            Panel::Plot(plot) if plot.wide => WIDE_HEIGHT,
             Panel::Plot(_) => HEIGHT,
             Panel::Bars(bars) => bars.height(),
             Panel::Heat(heat) => heat.height(),
@@ -154,10 +171,9 @@ impl Panel {
         }
     }
 
-    fn draw(&self, canvas: &mut Canvas) {
-        let width = self.width();
+    fn draw(&self, canvas: &mut Canvas, width: f64, height: f64) {
         match self {
-            Panel::Plot(plot) => plot.draw(canvas, width, HEIGHT),
+            Panel::Plot(plot) => plot.draw(canvas, width, height),
             Panel::Bars(bars) => bars.draw(canvas, width),
             Panel::Heat(heat) => heat.draw(canvas, width),
             Panel::Timeline(timeline) => timeline.draw(canvas, width),
@@ -226,6 +242,18 @@ mod tests {
             let opened = svg.matches(&format!("<{tag} ")).count() + svg.matches(&format!("<{tag}>")).count();
             assert_eq!(opened, svg.matches(&format!("</{tag}>")).count(), "{tag}: {svg}");
         }
+    }
+
+    /// Broad where there is room, and as narrow as the others where there is not.
+    #[test]
+    fn what_says_most_takes_the_full_width() {
+        let figure = Figure::new("").with(plot("a").wide()).with(plot("b"));
+        let html = figure.html();
+        assert_eq!(html.matches("<svg").count(), 3, "{html}");
+        assert!(html.contains("<svg class=\"broad\" viewBox=\"0 0 956 360\""), "{html}");
+        assert!(html.contains("<svg class=\"slim\" viewBox=\"0 0 460 290\""), "{html}");
+        assert_eq!(figure.rows().len(), 2);
+        assert!(figure.svg().starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 996 "));
     }
 
     #[test]

@@ -42,8 +42,8 @@ pub struct Curve {
     pub c1: f64,
     /// Steps that the goal takes whatever the batch.
     pub c2: f64,
-    /// The share of the relative variance of K* that it explains.
-    pub r2: f64,
+    /// The share of the relative variance of K* that it explains; none of two points, through which it goes in any case.
+    pub r2: Option<f64>,
 }
 
 /// The same with what trials that were drawn otherwise would have given.
@@ -91,6 +91,7 @@ impl Curve {
         };
         let (left, all) = (squares(&|batch| c1 / batch + c2), squares(&|_| constant));
         let r2 = if all > 0.0 { 1.0 - left / all } else { 1.0 };
+        let r2 = (points.len() > 2).then_some(r2);
         Some(Curve { c1, c2, r2 })
     }
 
@@ -157,7 +158,9 @@ mod tests {
         let steps = batches.map(|batch| 36_000.0 / batch + 158.0);
         let curve = Curve::through(&points(&batches, &steps)).unwrap();
         assert!((curve.c1 - 36_000.0).abs() < 1e-6 && (curve.c2 - 158.0).abs() < 1e-9, "{curve:?}");
-        assert!((curve.r2 - 1.0).abs() < 1e-12);
+        assert!((curve.r2.unwrap() - 1.0).abs() < 1e-12);
+        let two = Curve::through(&points(&batches[..2], &steps[..2])).unwrap();
+        assert_eq!(two.r2, None, "a curve of two constants goes through two points");
     }
 
     /// Lee et al. 2021, every other batch size as it can be read off a figure, against the fits that they give of all of them.
@@ -173,7 +176,7 @@ mod tests {
             let curve = Curve::through(&points(&batches, &steps)).unwrap();
             assert!((curve.c1 / c1 - 1.0).abs() < 0.08, "{curve:?} against {c1}, {c2}");
             assert!((curve.c2 / c2 - 1.0).abs() < 0.08, "{curve:?} against {c1}, {c2}");
-            assert!(curve.r2 > 0.94, "{curve:?}");
+            assert!(curve.r2.unwrap() > 0.94, "{curve:?}");
         }
     }
 

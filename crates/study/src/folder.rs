@@ -4,9 +4,11 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::config;
-use espalier_report::{Figure, Page};
+use espalier_report::{Figure, Page, number};
 use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +55,8 @@ pub struct StudyFolder {
     folder: PathBuf,
     beside: PathBuf,
     study: Opened,
+    /// When it was looked at first, and how far it had come by then.
+    first_look: Option<(Instant, usize)>,
 }
 
 #[derive(Debug)]
@@ -75,7 +79,7 @@ pub fn note(folder: &Path, text: &str, overrides: &[String], beside: &Path) -> R
     note.blake3 = Some(note.checksum());
     let text = serde_json::to_string_pretty(&note).expect("a note is plain data") + "\n";
     let path = folder.join(NOTE);
-    if fs::read_to_string(&path).is_ok_and(|known| known == text) {
+    if regular_file::read_text(&path, SETTINGS).is_ok_and(|known| known == text) {
         return Ok(());
     }
     // Several processes may share the folder.
@@ -91,7 +95,7 @@ impl StudyFolder {
     pub fn open(folder: &Path) -> Result<StudyFolder, Error> {
         let path = folder.join(NOTE);
         let unusable = |why: String| Error::File { path: path.clone(), why };
-        let text = fs::read_to_string(&path).map_err(|why| match why.kind() {
+        let text = regular_file::read_text(&path, SETTINGS).map_err(|why| match why.kind() {
             ErrorKind::NotFound => unusable("is not there: this is no folder of a study".into()),
             _ => Error::unread(&path, why),
         })?;
@@ -121,7 +125,7 @@ impl StudyFolder {
             }
             Kind::Smoothness => Opened::Smoothness(Smoothness::parse(text, &[])?),
         };
-        Ok(StudyFolder { folder: folder.into(), beside: note.beside, study })
+        Ok(StudyFolder { folder: folder.into(), beside: note.beside, study, first_look: None })
     }
 
     /// What it is called.
@@ -151,8 +155,19 @@ impl StudyFolder {
         })
     }
 
-    /// Its page as it is by now.
+    /// Its page as it is by now; with how long it may take yet, where it has come further since the first look.
     pub fn page(&mut self) -> Result<Page, Error> {
+        let (done, all, _) = self.progress()?;
+        let &mut (since, before) = self.first_look.get_or_insert_with(|| (Instant::now(), done));
+        let mut page = self.page_of_now()?;
+        let (ended, to_come) = (done.saturating_sub(before), all.saturating_sub(done));
+        if let Some(left) = time_left(since.elapsed(), ended, to_come) {
+            page.note_first(left);
+        }
+        Ok(page)
+    }
+
+    fn page_of_now(&mut self) -> Result<Page, Error> {
         let (folder, beside) = (&self.folder, &self.beside);
         Ok(match &mut self.study {
             Opened::Steps(study, results) => {
@@ -179,6 +194,15 @@ impl StudyFolder {
             Opened::Smoothness(study) => smoothness::figure(&smoothness::known(study, folder, beside)?),
         })
     }
+}
+
+/// What is to come takes about as long as what has ended since somebody looks; early ends make it a guess.
+fn time_left(elapsed: Duration, ended: usize, to_come: usize) -> Option<String> {
+    if ended == 0 || to_come == 0 {
+        return None;
+    }
+    let seconds = elapsed.as_secs_f64() * to_come as f64 / ended as f64;
+    Some(format!("About {} left, if the rest takes as long as what has ended.", number::seconds(seconds)))
 }
 
 fn summary(study: &Study, results: &Results, courses: &[Course]) -> Summary {
@@ -218,6 +242,14 @@ mod tests {
             fields,
             curve: Vec::new(),
         }
+    }
+
+    #[test]
+    fn the_time_that_is_left_is_known_once_something_has_ended() {
+        let after = |ended, to_come| time_left(Duration::from_secs(30), ended, to_come);
+        assert_eq!((after(0, 5), after(5, 0)), (None, None));
+        let said = after(3, 6).unwrap();
+        assert_eq!(said, "About 60 s left, if the rest takes as long as what has ended.");
     }
 
     #[test]

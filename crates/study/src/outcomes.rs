@@ -6,6 +6,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, RECORDS};
 use espalier_train::{Error, checksum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -46,7 +47,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
     fn load(folder: &Path) -> Result<(Outcomes<T>, Option<String>), Error> {
         let path = folder.join("outcomes.jsonl");
         let problem = |why: String| Error::File { path: path.clone(), why };
-        let text = match fs::read_to_string(&path) {
+        let text = match regular_file::read_text(&path, RECORDS) {
             Ok(text) => text,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(why) => return Err(Error::unread(path, why)),

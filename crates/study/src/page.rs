@@ -14,6 +14,9 @@ use crate::summary::{CellSummary, Summary};
 use crate::trial::{Record, Status};
 use crate::widen;
 
+/// The column of trials that have not come to their end, while there are any.
+const RUNNING: &str = "running or to come";
+
 /// Points of a fitted curve.
 const DRAWN: usize = 60;
 
@@ -67,7 +70,12 @@ pub fn page(study: &Study, results: &Results, summary: &Summary, courses: &[Cour
 
 /// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and none at all.
 pub fn steps_to_result(study: &Study, summary: &Summary) -> Figure {
-    let mut plot = Plot::new("Steps to the goal", Axis::log("batch"), Axis::log("steps"));
+    let mut batches: Vec<usize> = study.cells.iter().map(|cell| cell.batch).collect();
+    batches.sort_unstable();
+    batches.dedup();
+    let marks = batches.into_iter().map(|batch| (batch as f64, batch.to_string())).collect();
+    let across = Axis::log("batch").marked(marks);
+    let mut plot = Plot::new("Steps to the goal", across, Axis::log("steps")).wide();
     for (style, sparsity) in study.sparsities().into_iter().enumerate() {
         let points = points(summary, sparsity);
         let (Some(&first), Some(&last)) = (points.first(), points.last()) else { continue };
@@ -125,10 +133,11 @@ fn scatter(study: &Study, results: &Results, cell: Cell, records: &[&Record]) ->
     let across = ranges.first().map_or_else(|| Axis::linear(""), axis);
     let up = ranges.get(1).map_or_else(|| Axis::log("steps taken"), axis);
     let mut plot = Plot::new(format!("batch {}", cell.batch), across, up);
-    let kinds: [(&str, &[Status]); 3] = [
+    let kinds: [(&str, &[Status]); 4] = [
         ("reached the goal", &[Status::Complete]),
-        ("did not, or was left", &[Status::Incomplete, Status::Cut, Status::Stopped, Status::Paused]),
+        ("did not, or was left", &[Status::Incomplete, Status::Cut, Status::Stopped]),
         ("diverged", &[Status::Infeasible]),
+        ("running", &[Status::Paused]),
     ];
     for (style, (name, statuses)) in kinds.into_iter().enumerate() {
         let of_kind = records.iter().filter(|record| statuses.contains(&record.status));
@@ -154,18 +163,30 @@ fn axis(range: &Range) -> Axis {
 }
 
 fn cells(summary: &Summary) -> Table {
-    let columns =
-        ["batch", "sparsity", "K*", "complete", "incomplete", "infeasible", "cut", "stopped", "steps"];
-    let columns =
-        columns.map(Column::number).into_iter().chain([Column::text("best"), Column::text("at the edge")]);
+    let columns = [
+        "batch",
+        "sparsity",
+        "K*",
+        "complete",
+        "incomplete",
+        "infeasible",
+        "cut",
+        "stopped",
+        RUNNING,
+        "steps",
+    ];
+    let is_running = summary.cells.iter().any(|cell| cell.running > 0);
+    let columns = columns.into_iter().filter(|name| is_running || *name != RUNNING).map(Column::number);
+    let columns = columns.chain([Column::text("best"), Column::text("at the edge")]);
     let mut table = Table::new(columns.collect());
     for cell in &summary.cells {
-        let CellSummary { batch, complete, incomplete, infeasible, cut, stopped, steps, .. } = cell;
+        let CellSummary { batch, complete, incomplete, infeasible, cut, stopped, running, steps, .. } = cell;
         let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
         let best = cell.best.iter().filter(|(field, _)| *field != "lr");
         let best: Vec<String> =
             best.map(|(field, value)| format!("{field} = {}", number::short(*value))).collect();
-        let counts = [complete, incomplete, infeasible, cut, stopped].map(|count| count.to_string());
+        let counts = [complete, incomplete, infeasible, cut, stopped].into_iter();
+        let counts = counts.chain(is_running.then_some(running)).map(|count| count.to_string());
         let first = [batch.to_string(), percent(cell.sparsity), k_star];
         let last = [steps.to_string(), best.join(", "), cell.at_edge.join(", ")];
         table.row(first.into_iter().chain(counts).chain(last));
@@ -186,7 +207,7 @@ fn fits(summary: &Summary) -> Table {
             number::short(curve.c2),
             interval(fitted.c2_interval),
             fitted.critical_batch.map_or("-".into(), number::short),
-            format!("{:.3}", curve.r2),
+            curve.r2.map_or("-".into(), |r2| format!("{r2:.3}")),
         ]);
     }
     table

@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, RECORDS};
 use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
 
@@ -277,10 +278,7 @@ fn push(text: &mut String, line: &Line) {
 
 /// The whole lines of a file from a place on.
 fn read_lines(path: &Path, from: u64) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(from))?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    let mut bytes = regular_file::read_from(path, from, RECORDS)?;
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     bytes.truncate(whole);
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text"))

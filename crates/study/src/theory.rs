@@ -63,7 +63,7 @@ mod tests {
             |sparsity, mean| Measured { sparsity, mean, variance: None, gap: None, noise_scale: None };
         let ratios = Ratios::predicted(&measured(0.9, 1.76), &measured(0.0, 0.57));
         assert!((ratios.c1 - 3.09).abs() < 0.01 && ratios.c1 == ratios.c2);
-        let whole = Curve { c1: 10_696.0, c2: 181.0, r2: 1.0 };
+        let whole = Curve { c1: 10_696.0, c2: 181.0, r2: None };
         for batch in [4.0, 64.0, 16_384.0] {
             assert!((ratios.at(&whole, batch) - 3.09).abs() < 0.01);
         }
@@ -77,7 +77,7 @@ mod tests {
             Measured { sparsity: 0.9, mean: 3.0, variance: Some(1.0), gap: Some(3.0), noise_scale: None };
         let ratios = Ratios::predicted(&sparse, &whole);
         assert_eq!(ratios, Ratios { c1: 2.25, c2: 4.5 });
-        let curve = Curve { c1: 1000.0, c2: 1000.0, r2: 1.0 };
+        let curve = Curve { c1: 1000.0, c2: 1000.0, r2: None };
         assert!((ratios.at(&curve, 1.0) - 3.375).abs() < 1e-12);
     }
 }

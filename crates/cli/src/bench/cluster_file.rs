@@ -1,10 +1,10 @@
 //! The cluster file that a benchmark adds to: read before anything is measured, written at the end.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::cluster::Cluster;
 use espalier_plan::cluster::merge::{self, Part};
 use espalier_train::Error;
@@ -25,7 +25,7 @@ impl ClusterFile {
     pub fn open(path: &Path) -> Result<ClusterFile> {
         let refused = |why: String| Error::File { path: path.into(), why };
         let draft = Draft::open(path, "--out")?;
-        let text = match fs::read_to_string(path) {
+        let text = match regular_file::read_text(path, SETTINGS) {
             Ok(text) => Some(text),
             Err(why) if why.kind() == ErrorKind::NotFound => None,
             Err(why) => return Err(refused(why.to_string()).into()),

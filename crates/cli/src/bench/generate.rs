@@ -31,6 +31,8 @@ use crate::say::{self, say};
 const READ: usize = 1 << 29;
 /// How often it is read, before the text and after it.
 const READS: usize = 5;
+/// The most tokens of a prompt, and behind one: both together are a context as long as a run file can ask for.
+const MOST: u64 = 1 << 23;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -57,10 +59,10 @@ pub struct GenerateArguments {
     #[arg(long, value_name = "N", default_value_t = 50_257)]
     vocab: usize,
     /// Tokens of the prompt.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=MOST))]
     prompt: u64,
     /// Tokens that are written.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(2..=MOST))]
     tokens: u64,
     /// Print what was measured as one line of JSON, the last of standard output.
     #[arg(long)]

@@ -1,10 +1,10 @@
 //! `espalier plan --calibrate`: the rates of a cluster file, refitted to what finished runs took. The arithmetic is
 //! `simulate::calibrate`'s.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use espalier_data::regular_file::{self, RECORDS};
 use espalier_plan::cluster::merge::{self, Part};
 use espalier_plan::config::RunFile;
 use espalier_plan::device::DeviceKind;
@@ -79,7 +79,8 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
 fn finished(folder: &Path) -> Result<Measured> {
     let refused = |why: String| Error::File { path: folder.into(), why };
     let read = |name: &str| {
-        fs::read_to_string(folder.join(name)).map_err(|why| refused(format!("{name} cannot be read: {why}")))
+        regular_file::read_text(&folder.join(name), RECORDS)
+            .map_err(|why| refused(format!("{name} cannot be read: {why}")))
     };
     let path = folder.join("run.toml");
     let run_file = RunFile::parse(&read_run(&path)?, &[]).map_err(|error| in_file(&path, error))?;

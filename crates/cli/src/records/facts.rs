@@ -7,7 +7,7 @@ use super::RunRecord;
 use crate::progress::bytes;
 
 /// How many there are.
-const COUNT: usize = 11;
+const COUNT: usize = 12;
 
 /// Of one run, as far as they are known.
 pub fn of(run: &RunRecord) -> Vec<(&'static str, String)> {
@@ -41,8 +41,9 @@ fn all(run: &RunRecord) -> [(&'static str, Option<String>); COUNT] {
         ("sparsity", (pruned > 0.0).then(|| number::percent(pruned))),
         ("throughput", run.rate().map(|(rate, of)| format!("{} {of}", number::short(rate)))),
         ("time of a step", step_ms),
-        ("predicted", predicted),
+        ("predicted for a step", predicted),
         ("peak memory", summary.and_then(|summary| summary.peak_bytes).map(bytes)),
+        ("time left", run.seconds_left().map(number::seconds)),
         ("took", summary.and_then(|summary| summary.seconds).map(number::seconds)),
     ]
 }

@@ -2,10 +2,10 @@
 //! what is new is read.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use espalier_data::regular_file::{self, RECORDS};
 use espalier_report::number;
 use espalier_train::prune::Pruned;
 use espalier_train::run::line::{EvaluationLine, Line, PrunedLine, StepLine};
@@ -57,6 +57,9 @@ struct Model {
     name: String,
 }
 
+/// Lines of steps by which the time is reckoned that is left.
+const LATELY: usize = 100;
+
 impl RunRecord {
     /// Reads a folder that holds a run; it may have only begun.
     pub fn open(folder: &Path) -> Result<RunRecord> {
@@ -95,7 +98,8 @@ impl RunRecord {
     /// Reads a timeline that stands elsewhere.
     pub fn read_trace(&mut self, path: &Path) -> Result<()> {
         let refused = |why: String| Error::File { path: path.into(), why };
-        let text = fs::read(path).map_err(|why| refused(format!("the timeline cannot be read: {why}")))?;
+        let text = regular_file::read(path, RECORDS)
+            .map_err(|why| refused(format!("the timeline cannot be read: {why}")))?;
         let trace = serde_json::from_slice(&text)
             .map_err(|why| refused(format!("this is no timeline of a run: {why}")))?;
         self.trace = Some(trace);
@@ -157,14 +161,33 @@ impl RunRecord {
         self.evaluations.last().map(|(_, validation)| validation)
     }
 
-    /// Tokens or images a second at the last step, with what they are.
+    /// Tokens or images a second, with what they are: at the median time of a step, as the summary of a run has it, and by the
+    /// lines that there are where there is none yet.
     pub fn rate(&self) -> Option<(f64, &'static str)> {
-        let of = |step: &StepLine| match (step.tokens_per_s, step.images_per_s) {
+        let of = |tokens: Option<f64>, images: Option<f64>| match (tokens, images) {
             (Some(tokens), _) => Some((tokens, "tokens/s")),
             (_, Some(images)) => Some((images, "images/s")),
             _ => None,
         };
-        self.steps.iter().rev().find_map(of)
+        let summed = self.summary.as_ref().filter(|_| !self.is_running);
+        if let Some(rate) = summed.and_then(|summary| of(summary.tokens_per_s, summary.images_per_s)) {
+            return Some(rate);
+        }
+        let mut rates: Vec<_> =
+            self.steps.iter().filter_map(|step| of(step.tokens_per_s, step.images_per_s)).collect();
+        rates.sort_by(|a, b| a.0.total_cmp(&b.0));
+        rates.get(rates.len() / 2).copied()
+    }
+
+    /// Seconds that a running run still takes, if its steps go on as the last ones did, with all that is done between them.
+    pub fn seconds_left(&self) -> Option<f64> {
+        let (last, wanted) = (self.steps.last()?, self.wanted()?);
+        // A run that was resumed counts its seconds anew.
+        let lately = self.steps.iter().rev().take(LATELY + 1);
+        let first = lately.take_while(|step| step.time <= last.time).last()?;
+        let each = (last.time - first.time) / (last.step - first.step) as f64;
+        (self.is_running && wanted > last.step && each.is_finite())
+            .then(|| each * (wanted - last.step) as f64)
     }
 
     /// The share of prunable weights that is gone.
@@ -276,8 +299,34 @@ pub fn tell_apart(runs: &mut [RunRecord]) {
 
 /// What is in a file, if it is there, is one, and holds that. One that is still being written is read the next time.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    if !fs::metadata(path).ok()?.is_file() {
-        return None;
+    serde_json::from_slice(&regular_file::read(path, RECORDS).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By its last steps; one that was resumed counts its seconds anew, and one that has ended has none left.
+    #[test]
+    fn the_time_left_is_that_of_the_steps_to_come() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |step: u64, time: f64, rate: f64| {
+            format!(
+                "{{\"step\":{step},\"loss\":1.0,\"lr\":0.1,\"grad_norm\":null,\"accuracy\":null,\"sparsity\":0.0,\"time\":{time},\
+                 \"tokens_per_s\":{rate}}}\n"
+            )
+        };
+        std::fs::write(folder.path().join("run.toml"), "").unwrap();
+        let lines =
+            [line(1, 90.0, 50.0), line(2, 0.5, 10.0), line(3, 2.5, 30.0), line(4, 4.5, 20.0)].concat();
+        std::fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
+        let mut run = RunRecord::open(folder.path()).unwrap();
+        run.settings.insert("train.steps".into(), "10".into());
+        assert_eq!(run.seconds_left(), None, "nobody runs it");
+        run.is_running = true;
+        assert_eq!(run.seconds_left(), Some(12.0), "six steps of two seconds");
+        assert_eq!(run.rate(), Some((30.0, "tokens/s")), "in the middle, not the last");
+        run.settings.insert("train.steps".into(), "4".into());
+        assert_eq!(run.seconds_left(), None);
     }
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
 }

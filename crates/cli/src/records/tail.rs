@@ -1,9 +1,10 @@
 //! A file that grows by lines: what it has got since the last look. A line that is not whole yet is left for the next.
 
-use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+
+use espalier_data::regular_file;
 
 /// Where the last look ended.
 pub struct Tail {
@@ -34,11 +35,7 @@ impl Tail {
 
     fn read(&mut self) -> std::io::Result<News> {
         let mut news = News::default();
-        // To open a pipe would be to wait for whoever writes into it.
-        if !fs::metadata(&self.path)?.is_file() {
-            return Ok(news);
-        }
-        let mut file = File::open(&self.path)?;
+        let mut file = regular_file::open(&self.path)?;
         let found = file.metadata()?;
         let identity = Some((found.dev(), found.ino()));
         if self.file != identity || found.len() < self.offset {
@@ -58,6 +55,8 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

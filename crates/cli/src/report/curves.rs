@@ -25,7 +25,7 @@ pub fn figure(runs: &[RunRecord]) -> Figure {
         loss(runs),
         validation("Validation loss", Axis::linear("mean loss"), runs, |v| v.loss).filter(|_| runs.len() > 1),
         validation("Validation accuracy", Axis::linear("share of right answers"), runs, |v| v.accuracy),
-        over_steps("Learning rate", Axis::linear("").reaching(0.0), runs, |step| Some(step.lr)),
+        over_steps("Learning rate", Axis::linear("of the step").reaching(0.0), runs, |step| Some(step.lr)),
         over_steps("Norm of the gradient", Axis::log("before clipping"), runs, |step| step.grad_norm),
         over_steps("Throughput", Axis::linear(units(runs)).reaching(0.0), runs, |step| {
             step.tokens_per_s.or(step.images_per_s)
@@ -43,7 +43,7 @@ fn loss(runs: &[RunRecord]) -> Option<Plot> {
     let (low, high) = values.fold((f64::INFINITY, 0f64), |(low, high), v| (low.min(v), high.max(v)));
     let label = "mean over a batch";
     let axis = if low > 0.0 && high / low > STEEP { Axis::log(label) } else { Axis::linear(label) };
-    let mut plot = over_steps("Loss", axis, runs, of)?;
+    let mut plot = over_steps("Loss", axis, runs, of)?.wide();
     if let [run] = runs {
         let points: Vec<(f64, f64)> = evaluated(run, |validation| validation.loss);
         if !points.is_empty() {

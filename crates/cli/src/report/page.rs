@@ -31,6 +31,9 @@ pub fn of(runs: &[RunRecord]) -> Page {
     for figure in runs.iter().filter_map(|run| pipeline::figure(run, &of(run))) {
         page.figure(figure);
     }
+    if runs.len() > 1 {
+        what_differs(&mut page, runs);
+    }
     for run in runs.iter().filter(|run| !run.settings.is_empty()) {
         page.folded(format!("All settings of {}", run.name), all_settings(run));
     }
@@ -48,6 +51,11 @@ fn of_several(runs: &[RunRecord]) -> Page {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let mut page = Page::new(names.join(", "));
     page.table(results(runs));
+    page
+}
+
+/// Behind the curves, which say what came of it.
+fn what_differs(page: &mut Page, runs: &[RunRecord]) {
     let differing = differing(runs);
     if differing.rows.is_empty() {
         page.text("Their settings are the same.");
@@ -55,7 +63,6 @@ fn of_several(runs: &[RunRecord]) -> Page {
         page.heading("What differs in their settings");
         page.table(differing);
     }
-    page
 }
 
 /// `gpt, 636 k parameters, f32 on cpu, data 2 x pipeline 2; running`

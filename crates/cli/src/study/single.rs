@@ -50,7 +50,7 @@ pub fn folder_of(study_file: &Path) -> Result<PathBuf> {
 /// What runs compute on, one after the other: all of it.
 pub fn open_device(run_file: &RunFile) -> Result<Device> {
     let cores = std::thread::available_parallelism()?.get();
-    let threads = if run_file.device.threads == 0 { cores } else { run_file.device.threads };
+    let threads = device::threads(run_file.device.threads, cores)?;
     Ok(device::open(&run_file.device, threads).map_err(Error::Tensor)?)
 }
 

@@ -68,11 +68,11 @@ pub fn summarise(summary: &Summary) {
         let [low, high] = fit.fit.c1_interval;
         let [least, most] = fit.fit.c2_interval;
         say!(
-            "sparsity {}: K* = {:.0}/B + {:.0} (c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0}), critical batch {critical}, r2 {:.3}",
+            "sparsity {}: K* = {:.0}/B + {:.0} (c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0}), critical batch {critical}{}",
             fit.sparsity,
             curve.c1,
             curve.c2,
-            curve.r2
+            curve.r2.map_or(String::new(), |r2| format!(", r2 {r2:.3}"))
         );
     }
     for ratio in &summary.ratios {

@@ -214,6 +214,92 @@ fn a_checkpoint_of_devices_or_of_files_elsewhere() {
     refused(folder.path(), TINY, &["--from", "first"], &["manifest.json", "a device"]);
 }
 
+/// Wherever a person or a run folder names a file: each is refused before it is waited for, and one that is too long before it is
+/// read. Whoever opens one of them does not end.
+#[cfg(unix)]
+#[test]
+fn files_that_never_begin_or_end() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    assert!(train_in(folder.path(), TINY, &["--out", "run"]).status.success());
+    assert!(std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+    fs::File::create(at("long")).unwrap().set_len(1 << 40).unwrap();
+    fs::write(at("schedule.toml"), TINY.to_owned() + "[parallel]\npipeline = 2\nschedule_file = \"fifo\"\n")
+        .unwrap();
+    fs::create_dir(at("study")).unwrap();
+    fs::create_dir(at("trials")).unwrap();
+    symlink("/dev/zero", at("study/study.json")).unwrap();
+    let study = "name = \"s\"\n[run.model]\nname = \"mlp\"\n[run.data]\nkind = \"shapes\"\n[run.learning_rate]\nschedule = \"constant\"\n\
+                 [cells]\nbatches = [8]\nsparsities = [0]\n[goal]\nloss = 2.4\n[search]\ntrials = 1\nsteps = 8\neval_every = 8\n\
+                 [search.ranges]\nlearning_rate.peak = { log = [1e-3, 0.1] }\n";
+    fs::write(at("study.toml"), study).unwrap();
+    symlink(at("fifo"), at("trials/trials-a.jsonl")).unwrap();
+    let said_by = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_espalier"));
+        let output = command.current_dir(folder.path()).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", said(&output));
+        let text = said(&output);
+        text.lines().find(|line| line.starts_with("error: ")).expect("a sentence").to_owned()
+    };
+    let cases: [(&[&str], &str); 12] = [
+        (&["train", "fifo"], "fifo: the run file cannot be read: it is a FIFO, not a regular file"),
+        (&["train", "/dev/zero", "--dry-run"], "it is a device, not a regular file"),
+        (&["train", "long"], "it has more than "),
+        (&["train", "schedule.toml", "--dry-run"], "the schedule cannot be read: it is a FIFO"),
+        (&["explain", "fifo", "--ranks", "2"], "it is a FIFO"),
+        (&["plan", "run.toml", "--cluster", "fifo"], "the cluster cannot be read: it is a FIFO"),
+        (&["plan", "run.toml", "--cluster", "/dev/zero"], "it is a device"),
+        (&["schedule", "--file", "fifo"], "the schedule cannot be read: it is a FIFO"),
+        (&["study", "fifo"], "it is a FIFO"),
+        (&["study", "study.toml", "--out", "trials"], "trials-a.jsonl"),
+        (&["report", "study"], "there is no run here"),
+        (&["bench", "comm", "--out", "fifo"], "it is a FIFO"),
+    ];
+    for (arguments, words) in cases {
+        let sentence = said_by(arguments);
+        assert!(sentence.contains(words), "{arguments:?}: {sentence}");
+    }
+    // A run folder whose files were replaced.
+    for (name, command) in [("run.toml", "--resume"), ("metrics.jsonl", "--resume"), (".lock", "--resume")] {
+        let path = at("run").join(name);
+        let kept = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink(at("fifo"), &path).unwrap();
+        let sentence = said_by(&["train", "run.toml", "--out", "run", command, "--set", "train.steps=6"]);
+        assert!(sentence.contains(name) && sentence.contains("it is a FIFO"), "{name}: {sentence}");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, kept).unwrap();
+    }
+}
+
+/// Each of these once ended in an abort, or after minutes.
+#[test]
+fn more_than_one_process_can_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let many = ["--set", "parallel.data=40000", "--set", "train.batch=40000", "--set", "data.count=200000"];
+    let unchecked = ["--set", "device.check_memory=false"];
+    refused(
+        folder.path(),
+        TINY,
+        &[&many[..], &unchecked].concat(),
+        &["40000 ranks", "as threads", "launcher"],
+    );
+    let run = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_espalier"));
+        command.current_dir(folder.path()).args(arguments).output().unwrap()
+    };
+    let measured = run(&["explain", "run.toml", "--ranks", "100000", "--measure"]);
+    assert_eq!(measured.status.code(), Some(2));
+    assert!(said(&measured).contains("`--ranks` is 100000, but --measure starts a thread for each"));
+    let written = run(&["bench", "generate", "--tokens", "18446744073709551615"]);
+    assert_eq!(written.status.code(), Some(2));
+    assert!(said(&written).contains("--tokens"), "{}", said(&written));
+    let output = train_in(folder.path(), TINY, &["--set", "device.threads=4096"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("note: device.threads is 4096"), "{}", said(&output));
+}
+
 #[test]
 fn a_sentence_is_said_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -125,4 +125,7 @@ fn it_draws_the_layout_of_several_ranks() {
         plan["picture"]["rows"].as_array().unwrap().iter().map(|row| row["rank"].as_u64().unwrap()).collect();
     assert_eq!(rows, (0..15).chain([19]).collect::<Vec<_>>());
     assert!(text.contains("4 more") && text.contains("20 of each kind"), "{text}");
+    // At once: what is alike on all replicas is not counted one by one.
+    let (plan, text) = dry(&["parallel.data=16000000", "train.batch=16000000"]);
+    assert_eq!(plan["picture"]["rows"][15]["rank"], 15_999_999, "{text}");
 }

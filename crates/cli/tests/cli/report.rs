@@ -69,6 +69,16 @@ fn a_page_shows_what_a_run_has() {
     let output = reported(at, &["run", "--svg", "curves.svg", "--json"]);
     let found = json(&output.stdout);
     assert_eq!((&found["runs"][0]["steps"], &found["page"]), (&4.into(), &Value::Null));
+    let summary: Value = serde_json::from_slice(&fs::read(at.join("run/summary.json")).unwrap()).unwrap();
+    assert!(summary["tokens_per_s"].is_number());
+    assert_eq!(
+        found["runs"][0]["tokens_per_s"], summary["tokens_per_s"],
+        "throughput is one thing everywhere"
+    );
+    assert!(
+        page.contains("class=\"broad\"") && page.contains("class=\"slim\""),
+        "the loss has the full width"
+    );
     assert!(fs::read_to_string(at.join("curves.svg")).unwrap().starts_with("<svg"));
 }
 
@@ -86,6 +96,8 @@ fn runs_are_laid_over_each_other_and_what_differs_is_named() {
     assert!(!differing.iter().any(|field| field.starts_with("model.")), "{differing:?}");
     let page = fs::read_to_string(at.join("both.html")).unwrap();
     assert!(page.contains("What differs in their settings") && page.contains("Validation loss"), "{page}");
+    let curves = page.find("aria-label=\"Loss\"").unwrap();
+    assert!(curves < page.find("What differs in their settings").unwrap(), "curves before settings");
     for name in ["small", "large"] {
         assert!(page.matches(&format!("data-name=\"{name}\"")).count() >= 4, "{name}: {page}");
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use collective::{Arrived, Collective, Key, World};
 use gpu::Ready;
-pub use run::{run, run_or_give_up};
+pub use run::{most_ranks, run, run_or_give_up};
 
 use crate::call::{Call, Operation};
 use crate::data::Data;

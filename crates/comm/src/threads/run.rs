@@ -18,6 +18,13 @@ use crate::failure::{Failure, panic_message};
 /// their next call; a process that ends before them loses no more than one that is killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Mappings that a rank is reckoned to take: a stack, its guard, a stack for signals and its guard, of the rank, of a thread of
+/// its processor and of one that fetches its data; and as many again for what these hold.
+const MAPPINGS: usize = 24;
+
+/// Addresses that it is reckoned to take where these are limited (`ulimit -v`): stacks of 2 MiB, and what it holds.
+const SPACE: usize = 16 << 20;
+
 /// Runs `work` on this many ranks, each on a thread of its own, and returns what they return, in the order of ranks.
 ///
 /// A call of theirs waits at most `limit`. A rank that hangs outside of any call is named by the others, and still waited for
@@ -63,6 +70,17 @@ where
     run_watched(ranks, limit, Some(give_up), work)
 }
 
+/// The most ranks that one process can have as threads. Of all that a thread takes the mappings of memory run out first, and the
+/// standard library aborts the process where a thread that has started gets none for its signals: so they are counted before.
+pub fn most_ranks() -> usize {
+    let known = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let mappings: usize = known.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530);
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let space = limits.lines().find_map(|line| line.strip_prefix("Max address space"));
+    let space = space.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(usize::MAX);
+    (mappings / MAPPINGS).min(space / SPACE).max(1)
+}
+
 fn run_watched<R, E>(
     ranks: usize,
     limit: Duration,
@@ -74,6 +92,10 @@ where
     E: Debug + Display + Send,
 {
     assert!(ranks > 0, "a world has at least one rank");
+    let most = most_ranks();
+    if ranks > most {
+        return Err(Failure::Launch(Error::TooManyThreads { ranks, most }));
+    }
     let world = Arc::new(World::new(ranks));
     let members: Arc<[usize]> = (0..ranks).collect();
     let rank = |rank: usize| {

@@ -36,6 +36,14 @@ fn the_suite() {
 }
 
 /// Whoever is late is only late.
+/// The process would be aborted while they start.
+#[test]
+fn more_ranks_than_a_process_can_have_threads() {
+    let most = espalier_comm::threads::most_ranks();
+    let failure = run(most + 1, LONG, |_| Ok::<(), Error>(())).unwrap_err();
+    assert!(matches!(failure, Failure::Launch(Error::TooManyThreads { ranks, .. }) if ranks == most + 1));
+}
+
 #[test]
 fn the_suite_where_messages_come_late() {
     for (name, case) in CASES {

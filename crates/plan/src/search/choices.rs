@@ -20,23 +20,16 @@ pub(super) fn candidates(search: &Search) -> Result<Vec<Candidate>, Error> {
     let (devices, batch) = (search.devices, plan.batch.samples);
     let blocks = plan.model.blocks.len();
     let most_tensor = if engine.tensor { MOST_TENSOR_NODES * job.cluster.node.devices } else { 1 };
-    let is_image = matches!(plan.model.input, Input::Image { .. });
+    let image = match plan.model.input {
+        Input::Image { height, width, .. } if engine.is_ours() => Some([height, width]),
+        _ => None,
+    };
     let mut all = Vec::new();
-    for pipeline in divisors(devices).filter(|stages| fixed.allows(fixed.pipeline, *stages)) {
-        let has_pipeline = pipeline == 1 || pipeline <= blocks && !engine.schedules.is_empty();
-        if !has_pipeline && fixed.pipeline.is_none() {
-            continue;
-        }
-        for tensor in divisors(devices / pipeline).filter(|ranks| fixed.allows(fixed.tensor, *ranks)) {
-            if tensor > most_tensor && fixed.tensor.is_none() {
-                continue;
-            }
-            for grid in grids(devices / pipeline / tensor, is_image && engine.is_ours()) {
-                if !fixed.allows(fixed.grid, grid) {
-                    continue;
-                }
-                let data = devices / (pipeline * tensor * grid[0] * grid[1]);
-                if !fixed.allows(fixed.data, data) || !batch.is_multiple_of(data) {
+    let most_stages = if engine.schedules.is_empty() { 1 } else { blocks.max(1) };
+    for pipeline in extents(devices, fixed.pipeline, most_stages) {
+        for tensor in extents(devices / pipeline, fixed.tensor, most_tensor) {
+            for (data, grid) in replicas(devices / pipeline / tensor, batch, image) {
+                if !fixed.allows(fixed.grid, grid) || !fixed.allows(fixed.data, data) {
                     continue;
                 }
                 let mesh = Candidate { data, pipeline, tensor, grid, ..Candidate::alone(1) };
@@ -67,7 +60,7 @@ fn variants(search: &Search, mesh: Candidate, samples: usize, all: &mut Vec<Cand
         (false, true) => &[0, 1],
         (false, false) => &[0],
     };
-    let micro_batches = divisors(samples).filter(|size| match fixed.micro_batch {
+    let micro_batches = divisors(samples).into_iter().filter(|size| match fixed.micro_batch {
         Some(chosen) => *size == chosen,
         None => *size <= LARGEST_MICRO_BATCH,
     });
@@ -122,17 +115,35 @@ fn has_attention(search: &Search) -> bool {
     found
 }
 
-/// Grids of ranks over images: by rows, and square ones.
-fn grids(ranks: usize, is_image: bool) -> Vec<[usize; 2]> {
-    let rows = divisors(ranks).map(|rows| [rows, 1]);
-    let squares = divisors(ranks)
-        .filter(|side| *side > 1 && ranks.is_multiple_of(side * side))
-        .map(|side| [side, side]);
-    if is_image { rows.chain(squares).collect() } else { vec![[1, 1]] }
+/// Ranks along an axis of so many: what was fixed, or up to the most that gain something. Devices may be many more than can be
+/// counted through, what they are put to is not.
+fn extents(devices: usize, fixed: Option<usize>, most: usize) -> impl Iterator<Item = usize> {
+    let range = fixed.map_or(1..=most.min(devices), |extent| extent..=extent);
+    range.filter(move |extent| *extent > 0 && devices.is_multiple_of(*extent))
 }
 
-fn divisors(of: usize) -> impl Iterator<Item = usize> {
-    (1..=of).filter(move |part| of.is_multiple_of(*part))
+/// Replicas that share out a batch evenly, and the grid of ranks over the images of each, if they are cut: by rows, and square
+/// ones, of no more ranks than an image of `image` rows and columns has of these.
+fn replicas(ranks: usize, batch: usize, image: Option<[usize; 2]>) -> Vec<(usize, [usize; 2])> {
+    let Some([height, width]) = image else {
+        return if batch.is_multiple_of(ranks) { vec![(ranks, [1, 1])] } else { Vec::new() };
+    };
+    let each: Vec<usize> =
+        divisors(batch).into_iter().rev().filter(|data| ranks.is_multiple_of(*data)).collect();
+    let rows = each.iter().map(|&data| (data, [ranks / data, 1]));
+    let square = |&data: &usize| {
+        let side = (ranks / data).isqrt();
+        (side > 1 && side * side == ranks / data).then_some((data, [side, side]))
+    };
+    let all = rows.chain(each.iter().filter_map(square));
+    all.filter(|(_, [rows, columns])| *rows <= height && *columns <= width).collect()
+}
+
+/// Ascending.
+fn divisors(of: usize) -> Vec<usize> {
+    let small: Vec<usize> = (1..=of.isqrt()).filter(|part| of.is_multiple_of(*part)).collect();
+    let large = small.iter().rev().map(|part| of / part).filter(|part| *part > of.isqrt());
+    small.iter().copied().chain(large).collect()
 }
 
 /// One sentence that says why there is no way at all.
@@ -151,4 +162,40 @@ fn none(search: &Search) -> Error {
         )
     };
     Error::Conflict { field: "train.batch".into(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By their definition: every way to write a number of ranks as replicas times a grid.
+    #[test]
+    fn replicas_and_grids_are_all_that_there_are() {
+        for (ranks, batch) in [(1, 1), (12, 8), (16, 24), (36, 36), (48, 2)] {
+            let found = replicas(ranks, batch, Some([1000, 1000]));
+            let all = (1..=ranks).flat_map(|rows| (1..=ranks).map(move |columns| [rows, columns]));
+            let expected: Vec<_> = all
+                .filter(|[rows, columns]| *columns == 1 || rows == columns)
+                .filter(|[rows, columns]| ranks.is_multiple_of(rows * columns))
+                .map(|grid| (ranks / (grid[0] * grid[1]), grid))
+                .filter(|(data, _)| batch.is_multiple_of(*data))
+                .collect();
+            assert_eq!(found.len(), expected.len(), "{ranks} {batch}: {found:?} {expected:?}");
+            assert!(expected.iter().all(|one| found.contains(one)), "{ranks} {batch}");
+        }
+        assert_eq!(replicas(6, 12, None), [(6, [1, 1])]);
+        assert_eq!(replicas(6, 8, None), []);
+    }
+
+    /// Without counting up to them.
+    #[test]
+    fn devices_may_be_more_than_can_be_counted() {
+        assert_eq!(extents(usize::MAX, None, 6).collect::<Vec<_>>(), [1, 3, 5]);
+        assert_eq!(extents(1 << 60, Some(1 << 40), 8).collect::<Vec<_>>(), [1 << 40]);
+        assert_eq!(extents(10, Some(0), 8).count() + extents(10, Some(3), 8).count(), 0);
+        assert_eq!(replicas(1 << 60, 16, Some([224, 224])), []);
+        assert_eq!(replicas(64, 16, Some([5, 5])), [(16, [4, 1]), (16, [2, 2]), (4, [4, 4])]);
+        assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
+        assert_eq!((divisors(1), divisors(2), divisors(15)), (vec![1], vec![1, 2], vec![1, 3, 5, 15]));
+    }
 }

@@ -216,8 +216,7 @@ impl Walk<'_> {
 
     /// Its place among the ranks along some axes.
     fn along(&self, axes: &[Axis]) -> Cut {
-        let slice = self.plan.mesh.slice(self.rank, axes);
-        Cut { ranks: slice.ranks.len(), rank: slice.place }
+        self.plan.mesh.place_along(self.rank, axes)
     }
 }
 

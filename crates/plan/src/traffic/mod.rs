@@ -181,14 +181,18 @@ impl Rank<'_> {
     fn sharers(&self, parts: &[usize], peers: &[usize]) -> Cut {
         let mesh = &self.plan.mesh;
         let holds =
-            |stage: usize| parts.iter().any(|part| self.placement.holders(*part).any(|of| of == stage));
-        let is_member = |of: &usize| {
-            let place = mesh.coordinates(*of);
-            holds(place.pipeline) && peers.contains(&self.plan.layout.peer(place))
+            |stage: &usize| parts.iter().any(|part| self.placement.holders(*part).any(|of| of == *stage));
+        let stages: Vec<usize> = (0..mesh.extent(Axis::Pipeline)).filter(holds).collect();
+        // Ranks count stages slowest, then replicas, then peers. They are not listed: replicas may be millions.
+        let of = |all: &[usize], one: usize| Cut {
+            ranks: all.len(),
+            rank: all.iter().position(|of| *of == one).expect("it holds the part itself"),
         };
-        let members: Vec<usize> = (0..mesh.size()).filter(is_member).collect();
-        let place = members.iter().position(|of| *of == self.rank).expect("it holds the part itself");
-        Cut { ranks: members.len(), rank: place }
+        let (stages, peers, replicas) = (of(&stages, self.stage), of(peers, self.peer), self.replicas());
+        Cut {
+            ranks: stages.ranks * replicas.ranks * peers.ranks,
+            rank: (stages.rank * replicas.ranks + replicas.rank) * peers.ranks + peers.rank,
+        }
     }
 
     /// Its place among those that hold the same weights and other samples.
@@ -202,8 +206,7 @@ impl Rank<'_> {
     }
 
     fn along(&self, axes: &[Axis]) -> Cut {
-        let slice = self.plan.mesh.slice(self.rank, axes);
-        Cut { ranks: slice.ranks.len(), rank: slice.place }
+        self.plan.mesh.place_along(self.rank, axes)
     }
 
     fn world(&self) -> Cut {

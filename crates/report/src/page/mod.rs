@@ -52,6 +52,11 @@ impl Page {
         self.blocks.push(Block::Note(text.into()));
     }
 
+    /// The same before everything else.
+    pub fn note_first(&mut self, text: impl Into<String>) {
+        self.blocks.insert(0, Block::Note(text.into()));
+    }
+
     /// Adds a few numbers that say most, each under its name.
     pub fn facts(&mut self, facts: Vec<(String, String)>) {
         self.blocks.push(Block::Facts(facts));

@@ -51,6 +51,15 @@ impl Axis {
         Placed { scale: self.scale, low, high, from, to }
     }
 
+    /// What is counted, and that equal distances are ratios where they are: nobody should have to find that out by the marks.
+    pub(super) fn caption(&self) -> String {
+        match (self.scale, self.label.as_str()) {
+            (Scale::Linear, label) => label.into(),
+            (Scale::Log, "") => "log scale".into(),
+            (Scale::Log, label) => format!("{label} (log scale)"),
+        }
+    }
+
     /// Whether the axis has a place for the value.
     pub(super) fn takes(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
@@ -125,6 +134,16 @@ impl Placed {
         format!("{name} {:e} {:e} {:.1} {:.1}", self.low, self.high, self.from, self.to)
     }
 
+    /// Values between the marks of a logarithmic axis, which get a tick without a number; none over many powers of ten.
+    pub fn ticks_between(&self) -> Vec<f64> {
+        if self.scale == Scale::Linear || self.high / self.low > 1e6 {
+            return Vec::new();
+        }
+        let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
+        let all = powers.flat_map(|power| (1..10).map(move |digit| f64::from(digit) * 10f64.powi(power)));
+        all.filter(|tick| (self.low..=self.high).contains(tick)).collect()
+    }
+
     /// Round values to mark, at most about `most` of them, with what is written there.
     pub fn marks(&self, most: usize) -> Vec<(f64, String)> {
         match self.scale {
@@ -147,7 +166,11 @@ fn linear_marks(low: f64, high: f64, most: usize) -> Vec<(f64, String)> {
     values.into_iter().zip(words).collect()
 }
 
-/// Powers of ten; between them 2 and 5 where there are few, and over less than that the marks of a linear axis.
+/// The values at which people mark such an axis.
+const LADDERS: [&[f64]; 3] = [&[1.0, 2.0, 5.0], &[1.0, 3.0], &[1.0]];
+
+/// Powers of ten; between them 2 and 5, or 3, as far as there is room, and three in all even where there is less; over less than
+/// that the marks of a linear axis.
 fn log_marks(low: f64, high: f64, most: usize) -> Vec<(f64, String)> {
     let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
     let through = |steps: &'static [f64]| -> Vec<f64> {
@@ -159,10 +182,12 @@ fn log_marks(low: f64, high: f64, most: usize) -> Vec<(f64, String)> {
         let linear = linear_marks(low, high, most.min(4));
         return if linear.len() > fine.len() { linear } else { written(fine) };
     }
-    if fine.len() <= most {
-        return written(fine);
+    let ladders = LADDERS.map(through);
+    let fits = ladders.iter().find(|marks| (3..=most.max(3)).contains(&marks.len()));
+    if let Some(marks) = fits.or_else(|| ladders.iter().rfind(|marks| (3..=6).contains(&marks.len()))) {
+        return written(marks.clone());
     }
-    let tens = through(&[1.0]);
+    let [.., tens] = ladders;
     let every = tens.len().div_ceil(most.max(1)).max(1);
     written(tens.into_iter().step_by(every).collect())
 }
@@ -182,8 +207,18 @@ mod tests {
     #[test]
     fn marks_are_round_and_within() {
         assert_eq!(values(&log_marks(0.3, 40.0, 7)), [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]);
-        assert_eq!(values(&log_marks(0.05, 90.0, 6)), [0.1, 1.0, 10.0]);
+        assert_eq!(values(&log_marks(0.05, 90.0, 4)), [0.1, 1.0, 10.0]);
+        // Less than two powers of ten in little room: three marks, where there was one.
+        assert_eq!(values(&log_marks(150.0, 6000.0, 4)), [300.0, 1000.0, 3000.0]);
+        assert_eq!(values(&log_marks(15.0, 1100.0, 1)).len(), 4);
+        let axis = Axis::log("steps").exactly((150.0, 1200.0), (0.0, 1.0));
+        assert_eq!(axis.ticks_between().len(), 9, "from 200 to 1000");
+        assert_eq!(
+            (Axis::log("steps").caption(), Axis::linear("x").caption()),
+            ("steps (log scale)".into(), "x".into())
+        );
         let words = |marks: Vec<(f64, String)>| marks.into_iter().map(|mark| mark.1).collect::<Vec<_>>();
+        assert_eq!(words(log_marks(0.05, 90.0, 6)), ["0.1", "0.3", "1", "3", "10", "30"]);
         assert_eq!(words(log_marks(1.3, 1.9, 6)), ["1.4", "1.6", "1.8"]);
         assert_eq!(words(linear_marks(0.0, 2.3, 5)), ["0", "0.5", "1.0", "1.5", "2.0"]);
         assert_eq!(values(&linear_marks(-3.0, 3.0, 4)), [-2.0, 0.0, 2.0]);

@@ -45,11 +45,14 @@ impl Plot {
             y.attribute()
         ));
         canvas.text_within("ink bold", (0.0, 14.0), Anchor::Start, &self.title, width / style::BOLD);
-        canvas.text_within("quiet small", (0.0, 32.0), Anchor::Start, &self.y.label, width);
+        canvas.text_within("quiet small", (0.0, 32.0), Anchor::Start, &self.y.caption(), width);
         for (value, mark) in &marks {
             let Some(at) = y.within(*value) else { continue };
             canvas.line("grid", (left, at), (right, at));
             canvas.text("quiet", (left - 7.0, at + 4.0), Anchor::End, mark);
+        }
+        for at in y.ticks_between().into_iter().filter_map(|value| y.within(value)) {
+            canvas.line("grid", (left - 4.0, at), (left, at));
         }
         self.draw_x(canvas, &axes, height);
         for band in &self.bands {
@@ -74,6 +77,9 @@ impl Plot {
             false => self.x.marks.clone(),
         };
         canvas.line("axis", (x.from, bottom), (x.to, bottom));
+        for at in x.ticks_between().into_iter().filter_map(|value| x.within(value)) {
+            canvas.line("grid", (at, bottom), (at, bottom + 4.0));
+        }
         // Where marks were asked for that do not fit beside each other, some are left out.
         let mut free = f64::NEG_INFINITY;
         for (value, mark) in &marks {
@@ -86,7 +92,7 @@ impl Plot {
             }
         }
         let middle = (x.from + x.to) / 2.0;
-        canvas.text("quiet small", (middle, height - 8.0), Anchor::Middle, &self.x.label);
+        canvas.text("quiet small", (middle, height - 8.0), Anchor::Middle, &self.x.caption());
     }
 
     fn xs(&self) -> Vec<f64> {

@@ -22,6 +22,8 @@ pub struct Plot {
     pub guides: Vec<Guide>,
     /// Later ones lie above earlier ones.
     pub curves: Vec<Curve>,
+    /// Whether it takes a row by itself: the one that says most.
+    pub wide: bool,
 }
 
 /// Points, and how they are drawn. Those that are not finite, or not above zero on a logarithmic axis, are gaps.
@@ -100,7 +102,12 @@ impl Plot {
     /// Nothing on its axes yet.
     pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> Plot {
         let (bands, guides, curves) = Default::default();
-        Plot { title: title.into(), x, y, bands, guides, curves }
+        Plot { title: title.into(), x, y, bands, guides, curves, wide: false }
+    }
+
+    /// Over the full width.
+    pub fn wide(self) -> Plot {
+        Plot { wide: true, ..self }
     }
 
     /// With a curve, a band or a guide more.

@@ -1,8 +1,8 @@
 //! A trial on disk while it waits: a checkpoint as any run writes it, with the trial's record beside the tensors.
 
-use std::fs;
 use std::path::Path;
 
+use espalier_data::regular_file::{self, RECORDS};
 use espalier_train::Result;
 use espalier_train::checkpoint::{Checkpoints, Companion};
 use espalier_train::parallel::Ranks;
@@ -37,7 +37,7 @@ impl Running {
         let Ok(Some(whole)) = running.checkpoints(folder).latest(&Ranks::alone(), |_| ()) else {
             return Ok(None);
         };
-        let text = fs::read(whole.path().join(RECORD)).unwrap_or_default();
+        let text = regular_file::read(&whole.path().join(RECORD), RECORDS).unwrap_or_default();
         let is_its = |record: &Record| {
             record.steps == whole.progress().step
                 && (record.cell(), u64::from(record.trial)) == (settings.cell(), settings.seed)

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 
-use espalier_data::irregular;
+use espalier_data::regular_file::{self, RECORDS, irregular};
 
 use super::entry::{Entry, add_tensors};
 use super::fault::{ReadFault, retry};
@@ -136,7 +136,8 @@ impl Checkpoint {
     /// All but the hashes of its files.
     pub(super) fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
         regular(path, MANIFEST)?;
-        let text = retry(|| fs::read(path.join(MANIFEST))).map_err(|why| ReadFault::of(MANIFEST, &why))?;
+        let text = retry(|| regular_file::read(&path.join(MANIFEST), RECORDS))
+            .map_err(|why| ReadFault::of(MANIFEST, &why))?;
         let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
@@ -198,7 +199,7 @@ impl Checkpoint {
 fn open_file(folder: &Path, name: &str, expected: Option<u64>) -> Result<(File, u64), ReadFault> {
     regular(folder, name)?;
     let open = || {
-        let file = File::open(folder.join(name))?;
+        let file = regular_file::open(&folder.join(name))?;
         let bytes = file.metadata()?.len();
         Ok((file, bytes))
     };

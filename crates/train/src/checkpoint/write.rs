@@ -10,10 +10,11 @@
 //! removes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file;
 use espalier_plan::layout::Piece;
 use espalier_tensor::Tensor;
 use safetensors::tensor::Dtype;
@@ -358,7 +359,7 @@ impl<'a> Stored<'a> {
 
 pub(super) fn hash(path: &Path) -> io::Result<FileRecord> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(path)?)?;
+    hasher.update_reader(regular_file::open(path)?)?;
     Ok(FileRecord { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
 }
 

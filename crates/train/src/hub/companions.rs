@@ -1,9 +1,9 @@
 //! What stands beside the weights, so that other programs know what they are: a configuration, a tokenizer, and how pixels become
 //! numbers. With them the folder of a checkpoint whose tensors are whole is one of Hugging Face's.
 
-use std::fs;
 use std::path::Path;
 
+use espalier_data::regular_file::{self, RECORDS, SETTINGS};
 use espalier_data::{Dataset, Standard, Tokenizer};
 use espalier_plan::Plan;
 use espalier_plan::spec::{Input, Model, Precision};
@@ -61,7 +61,7 @@ pub(super) fn of_text(
         None => beside.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file()),
     };
     let file = |name: &str, bytes| Companion { name: name.into(), bytes, needs_whole_weights: false };
-    let read = |path: &Path| fs::read(path).map_err(|why| Error::unread(path, why));
+    let read = |path: &Path| regular_file::read(path, RECORDS).map_err(|why| Error::unread(path, why));
     let tokenizer_config = source.as_ref().map(|path| path.with_file_name(TOKENIZER_CONFIG));
     match (written, source) {
         (Some(text), _) => files.push(file(TOKENIZER, text.into_bytes())),
@@ -95,7 +95,7 @@ pub(super) fn preprocessor(standard: &Standard) -> Companion {
 
 /// How pixels are standardised for the weights in a folder, where it says so in our way.
 pub fn standard_of(folder: &Path) -> Option<Standard> {
-    let text = fs::read(folder.join(PREPROCESSOR)).ok()?;
+    let text = regular_file::read(&folder.join(PREPROCESSOR), SETTINGS).ok()?;
     let Preprocessor { do_rescale, do_normalize, image_mean: mean, image_std: std } =
         serde_json::from_slice(&text).ok()?;
     // Others give means of pixels of 0 to 1.
@@ -111,6 +111,8 @@ fn json_file(name: &str, value: &Value, needs_whole_weights: bool) -> Companion 
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, RECORDS};
 use serde::Deserialize;
 
 use super::CONFIG;
@@ -51,7 +52,7 @@ pub(super) fn find(path: &Path) -> Result<WeightFiles, String> {
     if path.join(MODEL).exists() {
         return Ok(WeightFiles { folder, names: vec![MODEL.into()], index: None });
     }
-    match fs::read(path.join(INDEX)) {
+    match regular_file::read(&path.join(INDEX), RECORDS) {
         Ok(text) => {
             let Index { weight_map } = serde_json::from_slice(&text)
                 .map_err(|why| format!("{INDEX} is not an index of weights: {why}"))?;

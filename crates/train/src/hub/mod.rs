@@ -18,9 +18,9 @@ mod files;
 mod gpt2;
 mod torchvision;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
@@ -126,7 +126,7 @@ fn config(path: &Path) -> Result<Option<Value>, ReadFault> {
     if !file.is_file() {
         return Ok(None);
     }
-    let text = retry(|| fs::read(&file)).map_err(|why| ReadFault::of(CONFIG, &why))?;
+    let text = retry(|| regular_file::read(&file, SETTINGS)).map_err(|why| ReadFault::of(CONFIG, &why))?;
     serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}").into())
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use espalier_data::regular_file::{self, SETTINGS};
+
 use super::start_point::START_FILE;
 use super::{Observer, RUN_FILE, SUMMARY_FILE};
 use crate::checkpoint::{self, Checkpoints};
@@ -68,7 +70,7 @@ pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()
             fs::rename(folder.join(part), aside.join(part))?;
         }
         for copied in [RUN_FILE, START_FILE].into_iter().filter(|name| there(name)) {
-            durable::replace(&aside.join(copied), &fs::read(folder.join(copied))?)?;
+            durable::replace(&aside.join(copied), &regular_file::read(&folder.join(copied), SETTINGS)?)?;
         }
         durable::sync_folder(folder)
     };

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use espalier_data::regular_file::{self, irregular};
+
 use super::held::HeldFolder;
 use super::{RUN_FILE, holds_run};
 use crate::{Error, Result, durable, is_failure};
@@ -66,7 +68,7 @@ impl Claim {
     /// An error where another process has it; nothing is made or claimed.
     pub fn check(folder: &Path) -> Result<()> {
         let is_taken = |path: &Path| {
-            let glance = File::open(path).map(|file| file.try_lock_shared());
+            let glance = regular_file::open(path).map(|file| file.try_lock_shared());
             matches!(glance, Ok(Err(TryLockError::WouldBlock)))
         };
         match is_taken(&folder.join(LOCK)) || is_taken(folder) {
@@ -100,6 +102,12 @@ impl Claim {
             match durable::create_folders(folder, &mut claim.made) {
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
                 outcome => outcome.map_err(fail)?,
+            }
+            if let Ok(Some(got)) = fs::metadata(&path).map(|found| irregular(found.file_type())) {
+                return Err(Error::file(
+                    path,
+                    format!("it is {got}, not the lock of a run folder: remove it"),
+                ));
             }
             let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
             let mut lock = match opened {
@@ -170,7 +178,8 @@ fn past_glances(lock: &File) -> std::result::Result<(), TryLockError> {
 
 fn taken(folder: &Path) -> Error {
     let mut who = String::new();
-    let read = File::open(folder.join(LOCK)).and_then(|mut lock| lock.read_to_string(&mut who));
+    let read =
+        regular_file::open(&folder.join(LOCK)).and_then(|lock| lock.take(1024).read_to_string(&mut who));
     let who = if read.is_ok_and(|read| read > 0) { who.trim() } else { "another process" };
     Error::file(
         folder,

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use espalier_data::regular_file::{self, RECORDS};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -29,7 +30,7 @@ pub(super) struct Metrics {
 impl Metrics {
     /// Opens it for a run that has done `step` steps; lines of steps that will be taken again are dropped.
     pub fn open(path: &Path, step: u64) -> Result<(Metrics, Past)> {
-        let old = match fs::read(path) {
+        let old = match regular_file::read(path, RECORDS) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => Vec::new(),
             read => read.map_err(|why| Error::unread(path, why))?,
         };

@@ -1,9 +1,10 @@
 //! `run.toml` in a run folder: the resolved run file, which says what the run was to whoever goes on with it, evaluates or prunes it.
 //! A digit of it that a disk has changed would make another run of it without a word, so it carries a checksum.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+
+use espalier_data::regular_file::{self, SETTINGS};
 
 use super::{RUN_FILE, write};
 use crate::checkpoint::retry;
@@ -11,7 +12,7 @@ use crate::{Error, Result, checksum};
 
 /// The resolved run file at `path`; none where there is no file. An error where it is not what the run wrote.
 pub fn read_resolved(path: &Path) -> Result<Option<String>> {
-    let text = match retry(|| fs::read(path)) {
+    let text = match retry(|| regular_file::read(path, SETTINGS)) {
         Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         read => read.map_err(|why| Error::unread(path, why))?,
     };

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use espalier_data::Fingerprint;
+use espalier_data::regular_file::{self, RECORDS};
 use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
 use espalier_plan::plan::Record;
@@ -51,7 +52,7 @@ impl Resumed {
                 return Ok(Resumed { text, run: None, data: None });
             }
         };
-        let data = match retry(|| fs::read_to_string(&data_path)) {
+        let data = match retry(|| regular_file::read_text(&data_path, RECORDS)) {
             Err(why) if is_failure(&why) => return Err(Error::unread(data_path, why)),
             read => read.ok(),
         };
@@ -123,7 +124,7 @@ fn keep(folder: &Path, step: u64, stem: &str, extension: &str, text: &str) -> Re
     for number in 1.. {
         let again = if number == 1 { String::new() } else { format!("-{number}") };
         let name = format!("{stem}-to-step-{step:06}{again}.{extension}");
-        match fs::read_to_string(folder.join(&name)) {
+        match regular_file::read_text(&folder.join(&name), RECORDS) {
             Ok(kept) if kept == text => return Ok(()),
             Ok(_) => continue,
             Err(_) => return write(folder, &name, text),

@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use espalier_data::Fingerprint;
+use espalier_data::regular_file::{self, SETTINGS};
 use serde::{Deserialize, Serialize};
 
 use super::{Observer, RunDir, write};
@@ -36,7 +37,7 @@ impl StartPoint {
     /// What the run in a folder started from; none where it was its seed, or an older program that did not write it down.
     pub fn read(folder: &Path) -> Result<Option<StartPoint>> {
         let path = folder.join(START_FILE);
-        let text = match retry(|| fs::read(&path)) {
+        let text = match retry(|| regular_file::read(&path, SETTINGS)) {
             Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(|why| Error::unread(&path, why))?,
         };

@@ -1,12 +1,12 @@
 //! The file of a run's timeline, as Chrome's tracing and Perfetto read it: written from these types, and read back into them.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use espalier_data::irregular;
+use espalier_data::regular_file::{self, irregular};
 
 use crate::step::{Kind, Span};
 
@@ -176,7 +176,7 @@ pub fn may_replace(path: &Path) -> Result<(), String> {
     }
     let mut head = Vec::new();
     // What cannot be read cannot be written either, and says so by itself.
-    let Ok(_) = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut head)) else {
+    let Ok(_) = regular_file::open(path).and_then(|file| file.take(4096).read_to_end(&mut head)) else {
         return Ok(());
     };
     let is_trace = head.windows(EVENTS.len()).any(|bytes| bytes == EVENTS);

@@ -7,10 +7,10 @@
 
 mod score;
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use espalier_data::regular_file::{self, SETTINGS};
 use espalier_data::{Dataset, Takes, Tokenizer, Width};
 use espalier_nn::weights::Weights;
 use espalier_plan::data::{Data, Source, TokenType};
@@ -74,7 +74,7 @@ impl Trained {
     /// A checkpoint in the folder of its run.
     fn of_run(checkpoint: Checkpoint, text: &str, run_file: &Path) -> Result<Trained> {
         let run = RunFile::parse(text, &[]).map_err(|why| Error::file(run_file, why))?;
-        let resolved = fs::read(run_file.with_file_name("plan.json")).ok();
+        let resolved = regular_file::read(&run_file.with_file_name("plan.json"), SETTINGS).ok();
         let resolved = resolved.and_then(|text| serde_json::from_slice::<Resolved>(&text).ok());
         let facts = match resolved {
             Some(Resolved { facts }) => facts,
