@@ -24,6 +24,7 @@
 
 mod convert;
 mod entry;
+mod exact;
 mod manifest;
 mod old;
 mod open;
@@ -51,7 +52,7 @@ pub use open::Checkpoint;
 pub use portion::Portion;
 pub use read::{Room, Wanted};
 pub(crate) use shard::file_name;
-pub(crate) use tensors::write_tensors;
+pub(crate) use tensors::{is_finite, write_tensors};
 pub(crate) use weights::{first_not_finite, saved_weights, wanted_weights};
 pub use write::{Companion, Saved, Stored};
 

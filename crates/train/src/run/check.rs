@@ -10,7 +10,8 @@ use espalier_plan::rounds::Rounds;
 
 use super::back::no_whole_checkpoint;
 use super::trace::may_replace;
-use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do};
+use super::unlikely::unlikely;
+use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do, refuse_zeros_of_nothing};
 use crate::parallel::Ranks;
 use crate::{Error, Result, hub};
 
@@ -24,6 +25,8 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
             .map(|rounds| rounds.trainings(plan.timetable.length, steps))
             .transpose()?;
     }
+    refuse_zeros_of_nothing(plan, place)?;
+    unlikely(plan, samples).iter().for_each(|text| observer.warning(text));
     let claim = place.claim()?;
     if place.resume && !place.fresh {
         let data = Fingerprint::of(&plan.data)?;
@@ -52,7 +55,9 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
     }
     if let Some(from) = &place.from {
         let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        hub::find(from, &Ranks::alone(), report)?.check_fits(&plan.model)?;
+        let whole = hub::find(from, &Ranks::alone(), report)?;
+        hub::check_tokens(&whole, plan)?;
+        whole.check_fits(&plan.model)?;
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }

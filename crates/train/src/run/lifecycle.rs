@@ -26,9 +26,10 @@ use super::pace::Pace;
 use super::resumed::DATA_FILE;
 use super::sample;
 use super::trace::{Event, TraceFile, may_replace};
+use super::unlikely::unlikely;
 use super::{
     Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of,
-    nothing_to_do, write,
+    nothing_to_do, refuse_zeros_of_nothing, write,
 };
 use crate::checkpoint::{Checkpoints, first_not_finite};
 use crate::parallel::{Ranks, exchange, together};
@@ -39,6 +40,9 @@ use crate::{Error, Result, hub};
 
 /// From so many weights on, making them takes long enough that a person should know.
 const MANY: u64 = 1_000_000_000;
+
+/// The share of zeros from which on somebody is likely to have pruned what a run starts from.
+const MANY_ZEROS: f64 = 0.5;
 
 /// What happens before the first step where a method scores by gradients.
 fn scoring_note(candidates: u64, scoring: Scoring) -> String {
@@ -108,7 +112,9 @@ impl Run {
             true => Some(Resumed::compare(&folder, plan.record(), data.as_ref(), &place.allow, observer)?),
             false => None,
         };
+        refuse_zeros_of_nothing(&plan, place)?;
         let samples = dataset.len(Split::Train);
+        unlikely(&plan, samples).iter().for_each(|text| observer.warning(text));
         let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
         let mut checkpoints = checkpoints_of(&plan, &folder);
         if plan.parameters >= MANY {
@@ -133,7 +139,16 @@ impl Run {
             let passed_over =
                 |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
             let whole = hub::find(from, trainer.ranks(), passed_over)?;
+            hub::check_tokens(&whole, &plan)?;
             trainer.start_from(&whole)?;
+            let zeros = trainer.zeros()?;
+            if zeros >= MANY_ZEROS {
+                observer.note(&format!(
+                    "{:.0} % of the prunable weights that it starts from are zero, and training changes them: \
+                     `train.keep_zeros` = true keeps these zeros",
+                    100.0 * zeros
+                ));
+            }
             before = Some(whole.path().to_owned());
         }
         if leads {
@@ -358,6 +373,11 @@ impl Run {
             Some(what) => Err(Error::NotFinite { step: self.trainer.progress().step, what }),
             None => Ok(()),
         }
+    }
+
+    /// Where lines go, if anywhere.
+    pub(super) fn metrics_path(&self) -> Option<PathBuf> {
+        self.metrics.is_open().then(|| self.folder.join("metrics.jsonl"))
     }
 
     fn leads(&self) -> bool {

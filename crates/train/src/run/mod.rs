@@ -19,6 +19,7 @@ mod prune;
 mod resumed;
 mod sample;
 pub mod trace;
+mod unlikely;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,9 @@ pub use check::check;
 pub use claim::Claim;
 use landmarks::Landmarks;
 use lifecycle::Run;
+use metrics::note_divergence;
 pub use prune::prune;
+pub(crate) use resumed::DATA_FILE;
 pub use resumed::Resumed;
 
 /// The resolved run file in a run folder; where it is, a run is.
@@ -233,7 +236,10 @@ fn from_start_to_end(
 ) -> Result<Outcome> {
     let mut observer = Landmarks(observer);
     let run = Run::start(plan, dataset, device, place, ranks, &mut observer);
-    let outcome = run.and_then(|run| run.go(stop, &mut observer));
+    let outcome = run.and_then(|run| {
+        let metrics = run.metrics_path();
+        run.go(stop, &mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
+    });
     match &outcome {
         Ok(Outcome { interrupted: false, .. }) => info!("the run has ended"),
         Ok(Outcome { interrupted: true, .. }) => info!("the run was interrupted and has saved"),
@@ -252,6 +258,16 @@ fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
     format!(
         "there is nothing to do: {done} steps are done, and the run has {steps}; a larger `{length}` makes it go on"
     )
+}
+
+/// Zeros can be kept only of something that a run starts from.
+fn refuse_zeros_of_nothing(plan: &Plan, place: &RunDir) -> Result<()> {
+    let starts = place.from.is_some() || (place.resume && !place.fresh);
+    if plan.keep_zeros && !starts {
+        let why = "without --from: weights that are drawn anew have no zeros to keep".into();
+        return Err(espalier_plan::Error::NoEffect { field: "train.keep_zeros".into(), why }.into());
+    }
+    Ok(())
 }
 
 /// Tells what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.

@@ -17,7 +17,7 @@ use super::{Observer, RUN_FILE, write};
 use crate::{Error, Result};
 
 /// What the data files of a run held, where it has any.
-pub(super) const DATA_FILE: &str = "data.json";
+pub(crate) const DATA_FILE: &str = "data.json";
 
 /// What the run in a folder was.
 #[derive(Debug)]
