@@ -95,7 +95,9 @@ impl Writer {
         if tokenizer.is_none() && trained.tokenizer().is_none() {
             let why = match trained.data() {
                 Some(_) => "its data were token files, which do not say what text they stand for",
-                None => "no tokenizer.json is beside it, nor vocab.json and merges.txt, so nobody knows what its tokens stand for",
+                None => {
+                    "no tokenizer.json is beside it, nor vocab.json and merges.txt, so nobody knows what its tokens stand for"
+                }
             };
             refuse(format!("{why}: add --tokenizer FILE"))?;
         }

@@ -46,7 +46,9 @@ impl Bpe {
         let json = vocab_merges::to_json(path)?;
         match tokenizer_json::parse(path, json.as_bytes()) {
             // No build reads it: the other reader knows one file alone.
-            Err(Error::OtherTokenizer { path, expected, got }) => Err(Error::Tokenizer { path, expected, got }),
+            Err(Error::OtherTokenizer { path, expected, got }) => {
+                Err(Error::Tokenizer { path, expected, got })
+            }
             read => Ok(Bpe { json: Some(json), ..read? }),
         }
     }

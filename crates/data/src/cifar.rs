@@ -71,7 +71,8 @@ mod tests {
     /// A set of which each file that is not given has one image.
     fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        (1..=5).for_each(|i| fs::write(folder.path().join(format!("data_batch_{i}.bin")), record(5)).unwrap());
+        (1..=5)
+            .for_each(|i| fs::write(folder.path().join(format!("data_batch_{i}.bin")), record(5)).unwrap());
         files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
         folder
     }
@@ -94,7 +95,10 @@ mod tests {
         // A set with a file missing is not a smaller one; a file by itself is.
         fs::remove_file(folder.path().join("data_batch_4.bin")).unwrap();
         let error = read(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("data_batch_4.bin is not there: expected data_batch_1.bin to data_batch_5.bin"), "{error}");
+        assert!(
+            error.contains("data_batch_4.bin is not there: expected data_batch_1.bin to data_batch_5.bin"),
+            "{error}"
+        );
         assert_eq!(read(&folder.path().join("data_batch_1.bin")).unwrap().labels, [3, 9]);
     }
 

@@ -5,7 +5,8 @@
 //! bytes are read as such, whatever width it learnt from.
 
 use crate::{
-    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, mapped, tokens::Judged,
+    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, mapped,
+    tokens::Judged,
 };
 use espalier_plan::data::Pixels;
 use std::{
@@ -173,7 +174,8 @@ mod tests {
         // Of pixels of 0 to 1, as a run file has them.
         let pixels = Pixels { mean: None, std: Some(vec![20.0 / 255.0]) };
         let asked = Dataset::to_judge(&path, Takes::Images { standard: Some(standard), pixels }).unwrap();
-        let Inputs::Images { mut pixels, .. } = asked.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap().inputs
+        let Inputs::Images { mut pixels, .. } =
+            asked.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap().inputs
         else {
             panic!()
         };

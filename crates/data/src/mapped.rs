@@ -224,16 +224,25 @@ mod tests {
         fs::write(at("book.txt"), "It was the best of times, it was the worst of times\n".repeat(4)).unwrap();
         assert!(matches!(open(&at("book.txt"), Width::U16), Err(Error::IsText { .. })));
         // Latin-1 is no UTF-8.
-        fs::write(at("buch.bin"), b"Es war einmal ein M\xfcller, der hatte zwei T\xf6chter. ".repeat(4)).unwrap();
+        fs::write(at("buch.bin"), b"Es war einmal ein M\xfcller, der hatte zwei T\xf6chter. ".repeat(4))
+            .unwrap();
         assert!(matches!(open(&at("buch.bin"), Width::U16), Err(Error::IsText { .. })));
         let wide: Vec<u8> = (0..40u32).flat_map(|id| (1000 * id).to_le_bytes()).collect();
         fs::write(at("wide.bin"), wide).unwrap();
         let refused = open(&at("wide.bin"), Width::U16).unwrap_err();
-        assert!(refused.to_string().ends_with("holds ids of 4 bytes: expected ids of 2, as `data.dtype` = \"u16\" says; \"u32\" reads these"), "{refused}");
+        assert!(
+            refused.to_string().ends_with(
+                "holds ids of 4 bytes: expected ids of 2, as `data.dtype` = \"u16\" says; \"u32\" reads these"
+            ),
+            "{refused}"
+        );
         assert_eq!(open(&at("wide.bin"), Width::U32).unwrap(), 40);
         assert_eq!(width_of(&at("wide.bin"), Width::U16).unwrap(), Width::U32);
         let narrow = write(at("narrow.bin"), &(0..400u16).map(|id| 125 * id).collect::<Vec<_>>());
-        assert_eq!((open(&narrow, Width::U16).unwrap(), width_of(&narrow, Width::U16).unwrap()), (400, Width::U16));
+        assert_eq!(
+            (open(&narrow, Width::U16).unwrap(), width_of(&narrow, Width::U16).unwrap()),
+            (400, Width::U16)
+        );
         let zeros = write(at("zeros.bin"), &[0; 400]);
         assert_eq!(open(&zeros, Width::U16).unwrap(), 400);
     }

@@ -87,7 +87,17 @@ pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
         added[usize::from(token.normalized)].push((token.content, token.id));
     }
     added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
-    Ok(Bpe { path: path.into(), json: None, bytes, merges: ranks, added, pieces, special, prefix_space, split })
+    Ok(Bpe {
+        path: path.into(),
+        json: None,
+        bytes,
+        merges: ranks,
+        added,
+        pieces,
+        special,
+        prefix_space,
+        split,
+    })
 }
 
 /// A `tokenizer.json` in which each of these bytes is a token, with its id, and nothing is merged.

@@ -59,7 +59,9 @@ pub(crate) fn to_json(vocab: &Path) -> Result<String, Error> {
     let prefix_space = match config.get("add_prefix_space") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(prefix)) => *prefix,
-        Some(other) => return Err(refuse(&config_path, "`add_prefix_space` true or false", other.to_string())),
+        Some(other) => {
+            return Err(refuse(&config_path, "`add_prefix_space` true or false", other.to_string()));
+        }
     };
 
     // By id, so that each stands there once.
@@ -127,7 +129,8 @@ fn object(path: &Path) -> Result<Option<Map<String, Value>>, Error> {
 /// The tokens that a file of settings names as beginning, end, padding and the like.
 fn named(settings: &Map<String, Value>) -> Vec<String> {
     let content = |token: &Value| token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned);
-    let single = settings.iter().filter(|(key, _)| key.ends_with("_token")).filter_map(|(_, token)| content(token));
+    let single =
+        settings.iter().filter(|(key, _)| key.ends_with("_token")).filter_map(|(_, token)| content(token));
     let more = settings.get("additional_special_tokens").and_then(Value::as_array);
     single.chain(more.into_iter().flatten().filter_map(content)).collect()
 }
@@ -201,10 +204,16 @@ mod tests {
             Tokenizer::open(folder.path()).unwrap_err().to_string()
         };
         let other = refused("tokenizer_config.json", json!({ "tokenizer_class": "CLIPTokenizer" }));
-        assert!(other.contains("\"GPT2Tokenizer\" of vocab.json and merges.txt, got \"CLIPTokenizer\""), "{other}");
+        assert!(
+            other.contains("\"GPT2Tokenizer\" of vocab.json and merges.txt, got \"CLIPTokenizer\""),
+            "{other}"
+        );
         let prefix = refused("tokenizer_config.json", json!({ "add_prefix_space": "yes" }));
         assert!(prefix.contains("`add_prefix_space` true or false, got \"yes\""), "{prefix}");
         let vocab = refused(VOCAB, json!([1]));
-        assert!(vocab.contains("vocab.json is not a tokenizer we can read: expected a JSON object"), "{vocab}");
+        assert!(
+            vocab.contains("vocab.json is not a tokenizer we can read: expected a JSON object"),
+            "{vocab}"
+        );
     }
 }

@@ -78,10 +78,7 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
     assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
     let one = eval(&["--data", "sums.txt"]);
     compare("espalier eval --json", std::slice::from_ref(&one));
-    assert_eq!(
-        (&one["accuracy"], &one["samples"], &one["tokens"]),
-        (&().into(), &19.into(), &299.into())
-    );
+    assert_eq!((&one["accuracy"], &one["samples"], &one["tokens"]), (&().into(), &19.into(), &299.into()));
     let two = eval(&["--data", "sums.txt", "--layout", "tensor=2", "--set", "device.kind=cpu"]);
     assert!((one["loss"].as_f64().unwrap() - two["loss"].as_f64().unwrap()).abs() < 1e-5);
 }
@@ -131,7 +128,8 @@ fn a_run_outlives_the_folder_that_it_began_from() {
     for file in ["config.json", "model.safetensors"] {
         fs::copy(gpt2().join(file), at.join("theirs").join(file)).unwrap();
     }
-    let vocab: Vec<String> = ('a'..='z').chain(['Ġ']).zip(0..).map(|(c, id)| format!("\"{c}\": {id}")).collect();
+    let vocab: Vec<String> =
+        ('a'..='z').chain(['Ġ']).zip(0..).map(|(c, id)| format!("\"{c}\": {id}")).collect();
     fs::write(at.join("theirs/vocab.json"), format!("{{{}}}", vocab.join(", "))).unwrap();
     fs::write(at.join("theirs/merges.txt"), "#version: 0.2\n").unwrap();
     fs::write(at.join("words.txt"), "the cat and the dog ".repeat(40)).unwrap();
@@ -174,7 +172,11 @@ fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
     for arguments in [&["generate", "broken", "1+1="][..], &["export", "broken", "-o", "hf"]] {
         let output = espalier(at, arguments);
         assert_eq!(output.status.code(), Some(4), "{arguments:?}: {}", said(&output));
-        assert!(said(&output).contains("has a NaN or an infinity: what trained it diverged"), "{}", said(&output));
+        assert!(
+            said(&output).contains("has a NaN or an infinity: what trained it diverged"),
+            "{}",
+            said(&output)
+        );
         assert!(output.stdout.is_empty() && !at.join("hf").exists());
     }
 }
@@ -191,13 +193,22 @@ fn what_cannot_be_done_is_said() {
         (&["eval", "run", "--data", "words.txt"][..], "the alphabet of sums has no token for \"t\""),
         (&["eval", "run", "--data", "gone.txt"], "gone.txt is not there"),
         (&["eval", &from, "--data", "words.txt"], "words.txt is text: expected a file of token ids"),
-        (&["eval", "run", "--set", "data.validation=0.5"], "`data.validation` is 0.5, and the run held out 0.1"),
-        (&["eval", "run", "--set", "train.steps=9"], "`train.steps` has no effect where a trained model is judged"),
+        (
+            &["eval", "run", "--set", "data.validation=0.5"],
+            "`data.validation` is 0.5, and the run held out 0.1",
+        ),
+        (
+            &["eval", "run", "--set", "train.steps=9"],
+            "`train.steps` has no effect where a trained model is judged",
+        ),
         (
             &["eval", "run", "--data", "words.txt", "--set", "data.count=9"],
             "`data.count` has no effect with --data, which says what the model is judged by",
         ),
-        (&["generate", "run", "1", "--set", "train.clip=1"], "`train.clip` has no effect where a model writes text"),
+        (
+            &["generate", "run", "1", "--set", "train.clip=1"],
+            "`train.clip` has no effect where a model writes text",
+        ),
         (&["eval", &from], "nothing says what it learnt from: --data names what to judge it by"),
         (&["eval", "gone"], "it is neither a checkpoint"),
         (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),

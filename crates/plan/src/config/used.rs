@@ -58,10 +58,18 @@ impl Purpose {
     /// Why it does not, as the end of a sentence.
     fn why_not(self, field: &str) -> &'static str {
         match self {
-            Purpose::OtherData if covers("data", field) => "with --data, which says what the model is judged by",
-            Purpose::Text if field == "data.tokenizer" => "where a model writes text: --tokenizer names another one",
-            Purpose::Text if field == "seed" => "where a model writes text: --seed says where chance comes from",
-            Purpose::Text if covers("sample", field) => "where a model writes text: it has options of its own",
+            Purpose::OtherData if covers("data", field) => {
+                "with --data, which says what the model is judged by"
+            }
+            Purpose::Text if field == "data.tokenizer" => {
+                "where a model writes text: --tokenizer names another one"
+            }
+            Purpose::Text if field == "seed" => {
+                "where a model writes text: --seed says where chance comes from"
+            }
+            Purpose::Text if covers("sample", field) => {
+                "where a model writes text: it has options of its own"
+            }
             Purpose::Text => "where a model writes text: nothing is learnt, and its data are not read",
             _ => "where a trained model is judged: nothing is learnt",
         }
@@ -71,9 +79,10 @@ impl Purpose {
 impl RunFile {
     /// An error where an override of a trained model's run has no effect, or would judge it by samples that it has learnt from.
     pub fn check_overrides(&self, overrides: &[String], purpose: Purpose) -> Result<(), Error> {
-        let fields = overrides.iter().filter_map(|text| text.split_once('=')).map(|(field, _)| {
-            field.split('.').map(str::trim).collect::<Vec<_>>().join(".")
-        });
+        let fields = overrides
+            .iter()
+            .filter_map(|text| text.split_once('='))
+            .map(|(field, _)| field.split('.').map(str::trim).collect::<Vec<_>>().join("."));
         for field in fields {
             // One that is no field at all is named where the run is read.
             let name: String = field.split('.').take(2).collect::<Vec<_>>().join(".");
@@ -98,13 +107,17 @@ impl RunFile {
             return Ok(());
         };
         if is > was {
-            let problem = format!("is {is}, and the run held out {was}: the rest of it the model has learnt from ({instead})");
+            let problem = format!(
+                "is {is}, and the run held out {was}: the rest of it the model has learnt from ({instead})"
+            );
             return Err(Error::Conflict { field: "data.validation".into(), problem });
         }
         let are_drawn = self.data.is_drawn() && run.data.is_drawn();
         if are_drawn && (run.seed != self.seed || run.data.source != self.data.source) {
             let field = if run.seed != self.seed { "seed" } else { "data" };
-            let problem = format!("draws other samples than the run drew: the model has learnt from some of those that would be held out ({instead})");
+            let problem = format!(
+                "draws other samples than the run drew: the model has learnt from some of those that would be held out ({instead})"
+            );
             return Err(Error::Conflict { field: field.into(), problem });
         }
         Ok(())
@@ -179,12 +192,21 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_on_a_trained_model_is_refused() {
-        let said = |text: &str, purpose| trained().check_overrides(&[text.to_owned()], purpose).map_err(|why| why.to_string());
+        let said = |text: &str, purpose| {
+            trained().check_overrides(&[text.to_owned()], purpose).map_err(|why| why.to_string())
+        };
         for purpose in [Purpose::HeldOut, Purpose::OtherData, Purpose::Text] {
-            for allowed in ["train.precision=f32", "parallel.tensor=2", "device.kind=cpu", "model.context=8"] {
+            for allowed in ["train.precision=f32", "parallel.tensor=2", "device.kind=cpu", "model.context=8"]
+            {
                 assert_eq!(said(allowed, purpose), Ok(()), "{allowed}");
             }
-            for refused in ["train.steps=7", "optimizer.name=sgd", "prune.sparsity=0.5", "model.dropout=0.5", "parallel.zero=1"] {
+            for refused in [
+                "train.steps=7",
+                "optimizer.name=sgd",
+                "prune.sparsity=0.5",
+                "model.dropout=0.5",
+                "parallel.zero=1",
+            ] {
                 let why = said(refused, purpose).unwrap_err();
                 let field = refused.split('=').next().unwrap();
                 assert!(why.starts_with(&format!("`{field}` has no effect where a ")), "{why}");
@@ -195,16 +217,23 @@ mod tests {
         insta::assert_snapshot!(said("seed=4", Purpose::Text).unwrap_err(), @"`seed` has no effect where a model writes text: --seed says where chance comes from");
         insta::assert_snapshot!(said("data.validation=0.5", Purpose::OtherData).unwrap_err(), @"`data.validation` has no effect with --data, which says what the model is judged by");
         // A name that is none is for whoever reads the run.
-        assert_eq!(said("train.stepz=7", Purpose::HeldOut), trained().in_use(&["train.stepz=7".into()]).map(|_| ()).map_err(|why| why.to_string()));
+        assert_eq!(
+            said("train.stepz=7", Purpose::HeldOut),
+            trained().in_use(&["train.stepz=7".into()]).map(|_| ()).map_err(|why| why.to_string())
+        );
     }
 
     /// What was held out stays so: a smaller part of it is of it too.
     #[test]
     fn nothing_that_was_learnt_from_is_held_out() {
-        let said = |text: &str| trained().check_overrides(&[text.to_owned()], Purpose::HeldOut).map_err(|why| why.to_string());
+        let said = |text: &str| {
+            trained().check_overrides(&[text.to_owned()], Purpose::HeldOut).map_err(|why| why.to_string())
+        };
         assert_eq!(said("data.validation=0.05"), Ok(()));
         insta::assert_snapshot!(said("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the rest of it the model has learnt from (--data names what else to judge it by)");
-        assert!(said("data.count=20000").unwrap_err().starts_with("`data` draws other samples than the run drew"));
+        assert!(
+            said("data.count=20000").unwrap_err().starts_with("`data` draws other samples than the run drew")
+        );
         assert!(said("seed=5").unwrap_err().starts_with("`seed` draws other samples than the run drew"));
     }
 

@@ -50,7 +50,9 @@ impl Checkpoint {
             }
             Dtype::U16 => {
                 let Some((Dtype::BF16, weights)) = self.numbers(MODEL, name, shape)? else {
-                    return Err(self.refuse(format!("{label} are low bits, and {name} is not bf16 {shape:?}")));
+                    return Err(
+                        self.refuse(format!("{label} are low bits, and {name} is not bf16 {shape:?}"))
+                    );
                 };
                 let (weights, low) = (weights.as_chunks().0, bytes.as_chunks().0);
                 for (place, low) in places.iter().zip(low) {

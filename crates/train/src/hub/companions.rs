@@ -120,7 +120,9 @@ fn generation_of(folder: Option<&Path>) -> Result<Option<Map<String, Value>>> {
         return Ok(None);
     };
     let text = fs::read(&path).map_err(|why| Error::file(&path, why))?;
-    serde_json::from_slice(&text).map(Some).map_err(|why| Error::file(path, format!("it is no JSON object: {why}")))
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|why| Error::file(path, format!("it is no JSON object: {why}")))
 }
 
 /// How pixels are standardised for the weights in a folder, where it says so in our way.
@@ -133,7 +135,8 @@ pub fn standard_of(folder: &Path) -> Result<Option<Standard>> {
     let written: Value =
         serde_json::from_slice(&text).map_err(|why| Error::file(&path, format!("it is not JSON: {why}")))?;
     // Image processors of other kinds say less, or say it otherwise.
-    if ["do_rescale", "do_normalize", "image_mean", "image_std"].iter().any(|field| written[field].is_null()) {
+    if ["do_rescale", "do_normalize", "image_mean", "image_std"].iter().any(|field| written[field].is_null())
+    {
         return Ok(None);
     }
     let Preprocessor { do_rescale, do_normalize, image_mean: mean, image_std: std } =
@@ -166,9 +169,13 @@ mod tests {
         let standard = standard_of(folder.path()).unwrap();
         assert_eq!(standard, Some(Standard { mean: vec![127.5], std: vec![63.75] }));
         // Of another type it is not as if nothing were said.
-        let wrong = json!({ "do_rescale": 1, "do_normalize": true, "image_mean": [0.5], "image_std": [0.25] });
+        let wrong =
+            json!({ "do_rescale": 1, "do_normalize": true, "image_mean": [0.5], "image_std": [0.25] });
         fs::write(folder.path().join(PREPROCESSOR), wrong.to_string()).unwrap();
         let error = standard_of(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("preprocessor_config.json: invalid type: integer `1`, expected a boolean"), "{error}");
+        assert!(
+            error.contains("preprocessor_config.json: invalid type: integer `1`, expected a boolean"),
+            "{error}"
+        );
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct Metrics {
 /// Writes down that a run ended because it had diverged, so that its folder says so; nothing for any other error. What cannot be written is
 /// left out: the error itself is told.
 pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
-    let (Some(path), &(Error::Diverged { step, .. } | Error::NotFinite { step, .. })) = (metrics, error) else {
+    let (Some(path), &(Error::Diverged { step, .. } | Error::NotFinite { step, .. })) = (metrics, error)
+    else {
         return;
     };
     let line = Line::Diverged(DivergedLine { step, diverged: error.to_string() });

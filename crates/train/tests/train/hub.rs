@@ -19,10 +19,10 @@ use espalier_plan::spec::Recompute;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, Device, Tensor, bf16, f16};
+use espalier_train::Summary;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::hub::{self, Export, ExportType};
 use espalier_train::parallel::Ranks;
-use espalier_train::Summary;
 use espalier_train::run::{Observer, RunDir, run};
 use espalier_train::trained::Trained;
 use safetensors::tensor::TensorView;
@@ -353,7 +353,10 @@ fn a_tokenizer_is_handed_on() {
     // So does how it is asked to write, to a checkpoint and to what is exported of it.
     hub::export(&open(&at("run")), &at("hf"), &AS_IT_IS).unwrap();
     for folder in [newest(&at("run")), at("hf")] {
-        assert_eq!(fs::read_to_string(folder.join("chat_template.jinja")).unwrap(), "{{ messages[0].content }}");
+        assert_eq!(
+            fs::read_to_string(folder.join("chat_template.jinja")).unwrap(),
+            "{{ messages[0].content }}"
+        );
         let text = fs::read(folder.join("generation_config.json")).unwrap();
         let generation: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!((&generation["temperature"], &generation["top_k"]), (&0.6.into(), &40.into()));

@@ -98,8 +98,10 @@ fn a_score_is_the_same_on_every_layout() {
     assert_eq!(score(&["model.context=12"], Some(&text), None).tokens, Some(639));
     // A text that is shorter than a window is one, and worth what it is in a window of its own length.
     std::fs::write(at("short.txt"), "12+30=42\n7-9=").unwrap();
-    let (short, exact) =
-        (score(&[], Some(&at("short.txt")), None), score(&["model.context=12"], Some(&at("short.txt")), None));
+    let (short, exact) = (
+        score(&[], Some(&at("short.txt")), None),
+        score(&["model.context=12"], Some(&at("short.txt")), None),
+    );
     assert_eq!((short.samples, short.tokens, exact.tokens), (1, Some(12), Some(12)));
     assert!((short.loss - exact.loss).abs() < 1e-6, "{} and {}", short.loss, exact.loss);
     // Without a path: what the run held out, and what it said of that at its end.

@@ -31,7 +31,14 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
     let folder = tempfile::tempdir().unwrap();
     let theirs = tensors(&gpt2().join("model.safetensors"));
     let zero = ["parallel.data=2", "parallel.zero=1", "train.batch=2"];
-    let pruned = ["prune.method=magnitude", "prune.sparsity=0.5", "prune.state=compressed", "train.steps=1", "learning_rate.peak=1e-30", "optimizer.weight_decay=0"];
+    let pruned = [
+        "prune.method=magnitude",
+        "prune.sparsity=0.5",
+        "prune.state=compressed",
+        "train.steps=1",
+        "learning_rate.peak=1e-30",
+        "optimizer.weight_decay=0",
+    ];
     for (name, more) in [
         ("whole", &[][..]),
         ("low", &["optimizer.master=low-bits"]),
@@ -42,7 +49,12 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
     ] {
         let run = folder.path().join(name);
         let settings = [&["train.precision=bf16", "train.steps=0", "model.context=8"], more].concat();
-        start_from(&gpt2(), &ids().repeat(4), &run, &settings.iter().map(|text| text.to_string()).collect::<Vec<_>>());
+        start_from(
+            &gpt2(),
+            &ids().repeat(4),
+            &run,
+            &settings.iter().map(|text| text.to_string()).collect::<Vec<_>>(),
+        );
         let (ours, mut gone) = (exported(&run, name), 0);
         for (key, numbers) in &theirs {
             let (mut expected, got) = (floats(numbers), floats(&ours[key]));
@@ -53,7 +65,11 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
                     gone += 1;
                     continue;
                 }
-                assert_eq!(expected.to_bits(), got.to_bits(), "{name}: {key} at {place}: {expected} and {got}");
+                assert_eq!(
+                    expected.to_bits(),
+                    got.to_bits(),
+                    "{name}: {key} at {place}: {expected} and {got}"
+                );
             }
         }
         assert_eq!(gone > 2_000, name.ends_with("pruned"), "{name}: {gone}");
@@ -83,8 +99,14 @@ fn weights_that_are_no_numbers_are_named() {
     let data = trained.data_to_judge(Some(&at("ids.bin")), &[]).unwrap();
     let judged = trained.score(plan, data, None, &device, None).unwrap_err();
     for error in [weights, written, judged] {
-        assert!(matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"), "{error}");
-        assert!(error.to_string().contains("broken: h.1.mlp.c_fc.weight has a NaN or an infinity"), "{error}");
+        assert!(
+            matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("broken: h.1.mlp.c_fc.weight has a NaN or an infinity"),
+            "{error}"
+        );
     }
     assert!(!at("hf").exists());
 }

@@ -14,7 +14,8 @@ use super::{folder_with, ids, newest, open, start_from};
 
 /// GPT-2's two files for a model of 40 tokens: letters, a space, and one word.
 fn add_tokenizer(folder: &Path) {
-    let letters = ('a'..='z').map(String::from).chain(["Ġ", "th", "the", "Ġthe", "<|endoftext|>"].map(String::from));
+    let letters =
+        ('a'..='z').map(String::from).chain(["Ġ", "th", "the", "Ġthe", "<|endoftext|>"].map(String::from));
     let vocab: serde_json::Map<String, serde_json::Value> =
         letters.zip(0..).map(|(token, id): (String, u32)| (token, id.into())).collect();
     fs::write(folder.join("vocab.json"), json!(vocab).to_string()).unwrap();
@@ -40,7 +41,8 @@ fn a_tokenizer_in_two_files_is_read_and_handed_on() {
     assert_eq!(text[..4], [28, 26, 2, 0]);
     // The token that ends a text stands behind it; a window of 16 is not filled by the last.
     let text: Vec<u32> = text.into_iter().chain([30]).collect();
-    let bytes = |width: usize| text.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()).collect::<Vec<u8>>();
+    let bytes =
+        |width: usize| text.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()).collect::<Vec<u8>>();
     fs::write(at("narrow.bin"), bytes(2)).unwrap();
     fs::write(at("wide.bin"), bytes(4)).unwrap();
     let of_text = score(&trained, &at("text.txt"));
@@ -64,7 +66,12 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
     let from = folder_with(at("from"), |_| {});
     fs::write(at("text.txt"), "short").unwrap();
     let refused = open(&from).data_to_judge(Some(&at("text.txt")), &[]).unwrap_err().to_string();
-    assert!(refused.contains("text.txt is text: expected a file of token ids, since the model comes without a tokenizer"), "{refused}");
+    assert!(
+        refused.contains(
+            "text.txt is text: expected a file of token ids, since the model comes without a tokenizer"
+        ),
+        "{refused}"
+    );
     fs::write(at("long.txt"), "a longer text ".repeat(99)).unwrap();
     let train = |tokenizer: &str| {
         let text = format!(
@@ -79,7 +86,11 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
         hub::check_tokens(&whole, &plan).map_err(|why| why.to_string())
     };
     let bytes = train("").unwrap_err();
-    assert!(bytes.starts_with("`data.tokenizer` is not said, and ") && bytes.ends_with("text would be read as bytes by a model of 300 tokens"), "{bytes}");
+    assert!(
+        bytes.starts_with("`data.tokenizer` is not said, and ")
+            && bytes.ends_with("text would be read as bytes by a model of 300 tokens"),
+        "{bytes}"
+    );
     add_tokenizer(&from);
     let bytes = train("").unwrap_err();
     assert!(bytes.ends_with("from has a tokenizer, which is meant"), "{bytes}");
