@@ -1,7 +1,6 @@
 //! `parallel = "auto"`: the fastest layout that fits on the machine at hand takes its place, before anything else is done. Ranks that a
 //! launcher has started each find it by themselves, by the same rule.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -16,6 +15,7 @@ use espalier_plan::simulate::{Candidate, Job};
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::parallel::launched::Join;
+use espalier_train::run::read_resolved;
 use espalier_train::{Error, hub};
 
 use crate::machine::Machine;
@@ -67,7 +67,7 @@ impl Auto<'_> {
     /// What the run in the folder was, where it goes on with as many ranks. What cannot be read there is told when it goes on.
     fn as_before(&self) -> Option<RunFile> {
         let path = self.resumed.as_ref()?.join("run.toml");
-        let run_file = RunFile::parse(&fs::read_to_string(&path).ok()?, &[]).ok()?;
+        let run_file = RunFile::parse(&read_resolved(&path).ok()??, &[]).ok()?;
         let extents = run_file.parallel.extents();
         let ranks = extents.data * extents.pipeline * extents.tensor * extents.spatial;
         if self.asked().is_some_and(|asked| asked != ranks) {

@@ -21,12 +21,12 @@ impl Draft {
             return Err(refused(format!("a folder; {argument} takes the name of a file")).into());
         }
         if let Some(folder) = file.parent() {
-            fs::create_dir_all(folder).map_err(|why| refused(why.to_string()))?;
+            fs::create_dir_all(folder).map_err(|why| Error::of_io(file, &why, &why))?;
         }
         let mut part = file.as_os_str().to_owned();
         part.push(".part");
         let draft = Draft { file: file.into(), part: part.into() };
-        fs::write(&draft.part, "").map_err(|why| refused(why.to_string()))?;
+        fs::write(&draft.part, "").map_err(|why| Error::of_io(file, &why, &why))?;
         Ok(draft)
     }
 
@@ -38,7 +38,7 @@ impl Draft {
     /// Gives the file its text.
     pub fn finish(&self, text: &str) -> Result<()> {
         let written = fs::write(&self.part, text).and_then(|()| fs::rename(&self.part, &self.file));
-        written.map_err(|why| Error::File { path: self.file.clone(), why: why.to_string() })?;
+        written.map_err(|why| Error::of_io(&self.file, &why, &why))?;
         Ok(())
     }
 }

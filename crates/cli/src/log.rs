@@ -59,10 +59,7 @@ impl LogArguments {
             if let Some(rank) = rank {
                 path.push(format!(".{rank}"));
             }
-            let why = |why| Error::File {
-                path: path.clone().into(),
-                why: format!("the log cannot be written: {why}"),
-            };
+            let why = |why: io::Error| Error::of_io(&path, &why, format!("the log cannot be written: {why}"));
             // A run that is started again goes on in the same file.
             File::options().append(true).create(true).open(&path).map_err(why)
         });

@@ -47,7 +47,7 @@ impl Machine {
 /// Reads a cluster file.
 pub fn read(path: &Path) -> Result<Cluster> {
     let why = |why: String| Error::File { path: path.to_owned(), why };
-    let text =
-        std::fs::read_to_string(path).map_err(|error| why(format!("the cluster cannot be read: {error}")))?;
+    let unread = |error| Error::of_io(path, &error, format!("the cluster cannot be read: {error}"));
+    let text = std::fs::read_to_string(path).map_err(unread)?;
     Ok(Cluster::parse(&text).map_err(|error| why(error.to_string()))?)
 }

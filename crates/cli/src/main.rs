@@ -48,7 +48,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use espalier_train::Error;
+use espalier_train::{Error, is_failure};
 
 use say::say;
 
@@ -203,6 +203,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match error.downcast_ref::<Error>() {
         Some(Error::Data(espalier_data::Error::Write { .. })) => 3,
+        Some(Error::Data(espalier_data::Error::Read { source, .. })) if is_failure(source) => 3,
         Some(Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. }) => 2,
         Some(Error::TooLarge { .. }) => 2,
         // What the launcher says is input too.

@@ -14,7 +14,7 @@ use espalier_train::{Error, hub, run};
 use crate::log::LogArguments;
 use crate::progress::{self, Progress};
 use crate::say;
-use crate::train::{Prepared, conflict, in_file, prepare_text, read};
+use crate::train::{Prepared, conflict, in_file, prepare_text, read_run};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -88,7 +88,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
 fn run_of(path: &Path, whole: &Checkpoint, overrides: Vec<String>) -> Result<(String, PathBuf, Vec<String>)> {
     if !hub::is_foreign(path) {
         let run_file = whole.run_file();
-        return Ok((read(&run_file)?, run_file, overrides));
+        return Ok((read_run(&run_file)?, run_file, overrides));
     }
     if config::overridden(&overrides, "data.kind").is_none() {
         let problem = "is not said, and a model without a run of ours has no run file: --set data.kind=text and \

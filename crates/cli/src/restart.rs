@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
-use espalier_train::run::Claim;
-use rustix::process::{Pid, Signal, kill_process};
+use espalier_train::run::{Claim, holds_run};
+use rustix::process::{Pid, Signal, getppid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -34,8 +34,9 @@ pub fn supervise(restarts: usize, claim: &Claim, first: &[OsString], again: &[Os
         if status.code().is_some_and(|code| FINAL.contains(&code)) {
             return Ok(exit_code(status));
         }
-        // Where the run had not begun, what stopped it will stop it again.
-        if restart > restarts || signals.asked_to_stop() || !claim.folder().join("run.toml").exists() {
+        // Where the run had not begun, what stopped it will stop it again; and in a folder of another the run of another may be.
+        let has_begun = claim.is_there() && holds_run(claim.folder())?;
+        if restart > restarts || signals.asked_to_stop() || !has_begun {
             if restarts > 0 && restart > restarts {
                 say!("the run {}; no restart is left of {restarts}", ended(status));
             }
@@ -125,10 +126,10 @@ fn pass_on(run: Pid, signal: i32) {
     let _ = kill_process(run, signal);
 }
 
-/// Asks this process to stop where the one that waits for it ends. By a signal that only asks: the kernel may send it more than
-/// once, and a second SIGTERM would not let the run save.
-pub fn stop_with_parent() -> Result<()> {
+/// Asks this process to stop where the one that waits for it, of this number, ends. By a signal that only asks: the kernel may send
+/// it more than once, and a second SIGTERM would not let the run save. False where that one has ended already: of this nobody tells.
+pub fn stop_with_parent(parent: i32) -> Result<bool> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
-    Ok(())
+    Ok(getppid() == Pid::from_raw(parent))
 }

@@ -45,8 +45,7 @@ struct Found {
 pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
     let folder = &arguments.folder;
     let mut folders = Vec::new();
-    let refused =
-        |why| Error::File { path: folder.clone(), why: format!("the folder cannot be read: {why}") };
+    let refused = |why| Error::of_io(folder, &why, format!("the folder cannot be read: {why}"));
     fs::read_dir(folder).map_err(refused)?;
     find(folder, DEPTH, &mut folders);
     let mut found = folders.iter().map(|path| open(folder, path)).collect::<Result<Vec<Found>>>()?;

@@ -98,10 +98,8 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
 
 /// A schedule from a file, once it is known that it can be run.
 fn read(path: &Path, units: Units) -> Result<(Schedule, Timeline, Report)> {
-    let text = fs::read_to_string(path).map_err(|why| Error::File {
-        path: path.into(),
-        why: format!("the schedule cannot be read: {why}"),
-    })?;
+    let unread = |why| Error::of_io(path, &why, format!("the schedule cannot be read: {why}"));
+    let text = fs::read_to_string(path).map_err(unread)?;
     let checked = || {
         let schedule = Schedule::parse(&text)?;
         schedule.validate()?;

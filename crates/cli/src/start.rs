@@ -7,7 +7,7 @@ use espalier_plan::config::RunFile;
 use espalier_train::{Error, hub};
 
 use crate::say::say;
-use crate::train::{in_file, read};
+use crate::train::{in_file, read_run};
 
 /// Where a run's weights come from, as far as that says which model it is.
 pub struct Origin<'a> {
@@ -25,7 +25,7 @@ impl Origin<'_> {
             return Ok((text.to_owned(), overrides.to_vec()));
         }
         let (model, tokenizer) = match (self.resumed, self.checkpoint) {
-            (Some(folder), _) => (read(&folder.join("run.toml"))?, None),
+            (Some(folder), _) => (read_run(&folder.join("run.toml"))?, None),
             (None, Some(from)) => {
                 let report = |broken: &Error| say!("warning: {broken}; the one before it is used");
                 let described = hub::model_of(from, report)?;

@@ -101,6 +101,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
         print_json(arguments, &Summary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
         return Ok(ExitCode::SUCCESS);
     }
+    let _claim = single::claim(arguments, &folder)?;
     let mut results = Results::open(&folder, &study)?;
     for skipped in results.skipped() {
         say!("warning: {skipped}");

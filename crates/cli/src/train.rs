@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,7 +18,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
-use espalier_train::run::{self, Outcome, RunDir, run_launched, run_or_give_up};
+use espalier_train::run::{self, Outcome, RunDir, StartPoint, run_launched, run_or_give_up};
 use espalier_train::{Error, Summary, hub, room};
 use serde::Serialize;
 use tracing::info;
@@ -65,15 +66,16 @@ pub struct TrainArguments {
     #[arg(long, requires = "resume")]
     fresh: bool,
     /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision; or from a
-    /// folder of Hugging Face's, or a file of weights (docs/models.md).
-    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    /// folder of Hugging Face's, or a file of weights (docs/models.md). With --resume: where the weights that the run started
+    /// from are by now, which must be the same; with --resume --fresh, others that it starts over from.
+    #[arg(long, value_name = "CHECKPOINT")]
     from: Option<PathBuf>,
     /// Start again from the last good checkpoint, up to so many times, where the run falls over.
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: usize,
-    /// This process is waited for by another, for --max-restarts.
-    #[arg(long, hide = true, conflicts_with = "max_restarts")]
-    supervised: bool,
+    /// This process is waited for by the one of this number, for --max-restarts.
+    #[arg(long, value_name = "PROCESS", hide = true, conflicts_with = "max_restarts")]
+    supervised: Option<i32>,
     /// Say what would run and what it would need, then stop.
     #[arg(long)]
     dry_run: bool,
@@ -170,8 +172,7 @@ pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
     let folder = std::path::absolute(path)?;
     run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
     if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
-        let why =
-            |why| Error::File { path: path.clone(), why: format!("the schedule cannot be read: {why}") };
+        let why = |why: io::Error| Error::of_io(&path, &why, format!("the schedule cannot be read: {why}"));
         run_file.bring_schedule(&fs::read_to_string(&path).map_err(why)?).map_err(Error::Plan)?;
     }
     Ok(run_file)
@@ -201,15 +202,23 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode> {
 
 fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result<ExitCode> {
     let stop = Stop::listen()?;
-    if arguments.supervised {
-        restart::stop_with_parent()?;
+    if let Some(parent) = arguments.supervised
+        && !restart::stop_with_parent(parent)?
+    {
+        say!("the process that was to start this run again has ended: there is nothing to save");
+        return Ok(ExitCode::from(INTERRUPTED));
     }
     for field in &arguments.allow {
         config::check_name(field).map_err(Error::Plan)?;
     }
     let path = &arguments.run_file;
     let resumed = (arguments.resume && !arguments.fresh).then(|| place(arguments).find());
-    let origin = start::Origin { checkpoint: arguments.from.as_deref(), resumed: resumed.as_deref() };
+    let recorded = match arguments.fresh && arguments.from.is_none() {
+        true => StartPoint::read(&place(arguments).find())?,
+        false => None,
+    };
+    let from = arguments.from.as_deref().or(recorded.as_ref().map(StartPoint::path));
+    let origin = start::Origin { checkpoint: from, resumed: resumed.as_deref() };
     // As they were given, to be said again where the run is interrupted.
     let mut said = arguments.overrides.clone();
     let (text, mut overrides) = origin.complete(&read(path)?, path, &arguments.overrides)?;
@@ -341,8 +350,14 @@ fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Resu
 
 /// The text of a run file.
 pub fn read(path: &Path) -> Result<String> {
-    let why = |why| Error::File { path: path.to_owned(), why: format!("the run file cannot be read: {why}") };
+    let why = |why: io::Error| Error::of_io(path, &why, format!("the run file cannot be read: {why}"));
     Ok(fs::read_to_string(path).map_err(why)?)
+}
+
+/// The text of the run file in a run folder, which must be as the run wrote it.
+pub fn read_run(path: &Path) -> Result<String> {
+    let missing = || Error::File { path: path.to_owned(), why: "the run file is not there".into() };
+    Ok(run::read_resolved(path)?.ok_or_else(missing)?)
 }
 
 /// An error of a run file's text; one that names only a line is told with the file.
@@ -361,8 +376,9 @@ pub fn conflict(field: &str, problem: &str) -> Error {
 impl TrainArguments {
     /// The arguments of a process that is started, and started `again`, to make this run in a folder.
     fn supervised_in(&self, folder: &Path, again: bool) -> Vec<OsString> {
-        let mut words: Vec<OsString> = vec!["train".into(), "--supervised".into()];
+        let mut words: Vec<OsString> = vec!["train".into()];
         let mut option = |name: &str, value: &OsStr| words.extend([name.into(), value.to_owned()]);
+        option("--supervised", std::process::id().to_string().as_ref());
         option("--out", folder.as_os_str());
         for change in &self.overrides {
             option("--set", change.as_ref());
@@ -379,7 +395,7 @@ impl TrainArguments {
         for (name, value) in self.log.options() {
             option(name, value);
         }
-        // What a run starts from, it does not go on from.
+        // The run has written down what it started from.
         if let Some(from) = self.from.as_ref().filter(|_| !again) {
             option("--from", from.as_os_str());
         }
@@ -419,7 +435,7 @@ fn place(arguments: &TrainArguments) -> RunDir {
     RunDir {
         folder: arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&*stem)),
         numbered: arguments.out.is_none(),
-        claimed: arguments.supervised,
+        claimed: arguments.supervised.is_some(),
         resume: arguments.resume,
         fresh: arguments.fresh,
         allow: arguments.allow.clone(),

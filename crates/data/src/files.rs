@@ -93,6 +93,11 @@ impl Fingerprint {
         Ok(Some(Fingerprint::of_files(&paths, HASHED)?).filter(|found| !found.files.is_empty()))
     }
 
+    /// Of these files, whatever they hold.
+    pub fn of_paths(paths: &[PathBuf]) -> Result<Fingerprint, Error> {
+        Fingerprint::of_files(paths, HASHED)
+    }
+
     /// As it is written to a run folder.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("paths and numbers are plain data")

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use espalier_plan::config;
 use espalier_report::{Figure, Page};
-use espalier_train::Error;
+use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
 
 use crate::branch::{self, Branching};
@@ -35,6 +35,16 @@ struct Note {
     study: String,
     /// The folder that its paths are relative to.
     beside: PathBuf,
+    /// Of all the others, as JSON; none in a file of an older program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    blake3: Option<String>,
+}
+
+impl Note {
+    fn checksum(&self) -> String {
+        let Note { schema, study, beside, .. } = self;
+        checksum::digits(&serde_json::json!([schema, study, beside]).to_string())
+    }
 }
 
 /// A study in its folder.
@@ -61,7 +71,8 @@ pub fn is_study(folder: &Path) -> bool {
 /// Writes down what a folder is a study of. The file is whole or what it was before: whoever looks may look now.
 pub fn note(folder: &Path, text: &str, overrides: &[String], beside: &Path) -> Result<(), Error> {
     let study = config::table(text, overrides)?.to_string();
-    let note = Note { schema: SCHEMA, study, beside: beside.into() };
+    let mut note = Note { schema: SCHEMA, study, beside: beside.into(), blake3: None };
+    note.blake3 = Some(note.checksum());
     let text = serde_json::to_string_pretty(&note).expect("a note is plain data") + "\n";
     let path = folder.join(NOTE);
     if fs::read_to_string(&path).is_ok_and(|known| known == text) {
@@ -82,12 +93,18 @@ impl StudyFolder {
         let unusable = |why: String| Error::File { path: path.clone(), why };
         let text = fs::read_to_string(&path).map_err(|why| match why.kind() {
             ErrorKind::NotFound => unusable("is not there: this is no folder of a study".into()),
-            _ => unusable(why.to_string()),
+            _ => Error::unread(&path, why),
         })?;
         let note: Note = serde_json::from_str(&text)
             .map_err(|why| unusable(format!("does not say what study this is: {why}")))?;
         if note.schema != SCHEMA {
             return Err(unusable(format!("it has form {}, and this program reads {SCHEMA}", note.schema)));
+        }
+        if note.blake3.as_ref().is_some_and(|sum| *sum != note.checksum()) {
+            return Err(unusable(
+                "is damaged: its checksum is that of another study; the study writes it anew when it goes on"
+                    .into(),
+            ));
         }
         let text = &note.study;
         let study = match Kind::of(text, &[])? {
@@ -212,6 +229,16 @@ mod tests {
         note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
         note(&at, TEXT, &overrides, Path::new("/beside")).unwrap();
         assert!(is_study(&at));
+        let (path, text) = (at.join(NOTE), fs::read_to_string(at.join(NOTE)).unwrap());
+        // A digit that a disk has changed; and a file of an older program, which has no checksum.
+        fs::write(&path, text.replacen("trials = 2", "trials = 3", 1)).unwrap();
+        let said = StudyFolder::open(&at).unwrap_err().to_string();
+        assert!(said.contains("study.json: is damaged: its checksum"), "{said}");
+        let mut old: serde_json::Value = serde_json::from_str(&text).unwrap();
+        old.as_object_mut().unwrap().remove("blake3").unwrap();
+        fs::write(&path, old.to_string()).unwrap();
+        StudyFolder::open(&at).unwrap();
+        fs::write(&path, text).unwrap();
         let mut shown = StudyFolder::open(&at).unwrap();
         assert_eq!(shown.name(), "synthetic");
         assert_eq!(shown.progress().unwrap(), (0, 8, "trials"));

@@ -10,6 +10,7 @@
 
 pub mod attempt;
 pub mod branch;
+pub mod claim;
 pub mod conduct;
 pub mod file;
 pub mod fit;
@@ -35,6 +36,7 @@ pub mod widen;
 pub mod workers;
 pub mod workload;
 
+pub use claim::StudyClaim;
 pub use conduct::{Observer, Shard, Standing, run_trials, widen_ranges};
 pub use file::{Cell, Goal, Method, Study};
 pub use folder::StudyFolder;

@@ -1,11 +1,12 @@
 //! What runs of a study came to, a line of JSON each in a file that is only added to. A study that is started again finds there what it need not
 //! run again.
 
+use std::fmt::Display;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use espalier_train::Error;
+use espalier_train::{Error, checksum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -28,13 +29,10 @@ struct Line<T> {
 impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
     /// Those in a folder, which is made. A last line that a power cut has torn is dropped; any other that cannot be read is an error.
     pub fn open(folder: &Path) -> Result<Outcomes<T>, Error> {
-        fs::create_dir_all(folder)
-            .map_err(|why| Error::File { path: folder.into(), why: why.to_string() })?;
+        fs::create_dir_all(folder).map_err(|why| Error::unwritten(folder, why))?;
         let (outcomes, torn) = Outcomes::load(folder)?;
         if let Some(whole) = torn {
-            let problem =
-                |why: std::io::Error| Error::File { path: outcomes.path.clone(), why: why.to_string() };
-            fs::write(&outcomes.path, whole).map_err(problem)?;
+            fs::write(&outcomes.path, whole).map_err(|why| Error::unwritten(&outcomes.path, why))?;
         }
         Ok(outcomes)
     }
@@ -51,13 +49,14 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(why) => return Err(problem(why.to_string())),
+            Err(why) => return Err(Error::unread(path, why)),
         };
         let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
         let mut lines = Vec::new();
         for (number, line) in whole.lines().enumerate() {
-            let read = serde_json::from_str(line);
-            lines.push(read.map_err(|why| problem(format!("line {} is no outcome: {why}", number + 1)))?);
+            let wrong = |why: &dyn Display| problem(format!("line {} is no outcome: {why}", number + 1));
+            let object = checksum::check_json(line).map_err(|why| wrong(&why))?;
+            lines.push(serde_json::from_str(&object).map_err(|why| wrong(&why))?);
         }
         let torn = (whole.len() < text.len()).then(|| whole.to_owned());
         Ok((Outcomes { path, lines }, torn))
@@ -81,7 +80,8 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
         }
         let outcome = make()?;
         let line = Line { of: hash(texts), outcome };
-        let text = serde_json::to_string(&line).expect("an outcome is plain data") + "\n";
+        let text = serde_json::to_string(&line).expect("an outcome is plain data");
+        let text = checksum::add_to_json(&text) + "\n";
         let written = OpenOptions::new().create(true).append(true).open(&self.path);
         let written =
             written.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
@@ -132,6 +132,14 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), torn);
         assert_eq!(get(&at, &["a", "b"], 4.0).value, 1.0);
         assert_eq!(get(&at, &["ab", ""], 5.0).value, 5.0);
+        // A digit that a disk has changed; and a line of an older program, which has no checksum.
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("1.0", "7.0", 1)).unwrap();
+        let said = Outcomes::<Number>::open(&at).unwrap_err().to_string();
+        assert!(said.ends_with("line 1 is no outcome: its checksum is that of another line"), "{said}");
+        let (of, _) = text.split_once(",\"blake3\"").unwrap();
+        fs::write(&path, format!("{of}}}\n")).unwrap();
+        assert_eq!(get(&at, &["a", "b"], 6.0).value, 1.0);
         fs::write(&path, "nonsense\n").unwrap();
         let said = Outcomes::<Number>::open(&at).unwrap_err().to_string();
         assert!(said.contains("line 1 is no outcome"), "{said}");

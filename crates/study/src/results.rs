@@ -2,14 +2,16 @@
 //!
 //! A file begins with what study it belongs to; a line is written in one call, and nobody adds to another's file. So processes of several machines share a
 //! folder without asking each other, whoever is killed leaves at most a torn last line in a file that nobody writes to again, and what is known is what all
-//! files say together, read in any order: the line of a trial that has taken more steps counts.
+//! files say together, read in any order: the line of a trial that has taken more steps counts. Each line carries a checksum: a digit that a disk has changed
+//! would be another result.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use espalier_train::Error;
+use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
 
 use crate::file::{Cell, Study};
@@ -93,7 +95,7 @@ impl Results {
         };
         results.refresh()?;
         for (path, &read) in &results.read {
-            let length = fs::metadata(path).map_err(|why| unusable(path, &why))?.len();
+            let length = fs::metadata(path).map_err(|why| unread(path, why))?.len();
             if length > read {
                 let text = format!("{}: the last line is torn, and is skipped", path.display());
                 results.skipped.push(text);
@@ -157,7 +159,7 @@ impl Results {
                 continue;
             }
             let from = self.read.get(&path).copied().unwrap_or(0);
-            let text = read_lines(&path, from).map_err(|why| unusable(&path, &why))?;
+            let text = read_lines(&path, from).map_err(|why| unread(&path, why))?;
             let mut at = from;
             for line in text.split_inclusive('\n') {
                 let parsed = parse(&path, at, line)?;
@@ -195,11 +197,11 @@ impl Results {
     fn files(&self) -> Result<Vec<PathBuf>, Error> {
         let entries = match fs::read_dir(&self.folder) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(|why| unusable(&self.folder, &why))?,
+            entries => entries.map_err(|why| unread(&self.folder, why))?,
         };
         let mut files = Vec::new();
         for entry in entries {
-            let path = entry.map_err(|why| unusable(&self.folder, &why))?.path();
+            let path = entry.map_err(|why| unread(&self.folder, why))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with("trials-") && name.ends_with(".jsonl") {
                 files.push(path);
@@ -247,13 +249,13 @@ impl Results {
 
     /// A file that no other process has.
     fn claim(&self) -> Result<(PathBuf, File), Error> {
-        fs::create_dir_all(&self.folder).map_err(|why| unusable(&self.folder, &why))?;
+        fs::create_dir_all(&self.folder).map_err(|why| Error::unwritten(&self.folder, why))?;
         for number in 1.. {
             let path = self.folder.join(format!("trials-{number:04}.jsonl"));
             match OpenOptions::new().append(true).create_new(true).open(&path) {
                 Ok(file) => return Ok((path, file)),
                 Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(why) => return Err(unusable(&path, &why)),
+                Err(why) => return Err(Error::unwritten(path, why)),
             }
         }
         unreachable!("some number is free")
@@ -262,12 +264,14 @@ impl Results {
 
 /// A line that begins at a byte of a file.
 fn parse(path: &Path, at: u64, line: &str) -> Result<Line, Error> {
-    let wrong = |why| unusable(path, &format!("the line at byte {at} is no result of a study: {why}"));
-    serde_json::from_str(line).map_err(wrong)
+    let wrong =
+        |why: &dyn Display| unusable(path, &format!("the line at byte {at} is no result of a study: {why}"));
+    let object = checksum::check_json(line).map_err(|why| wrong(&why))?;
+    serde_json::from_str(&object).map_err(|why| wrong(&why))
 }
 
 fn push(text: &mut String, line: &Line) {
-    *text += &serde_json::to_string(line).expect("lines are plain data");
+    *text += &checksum::add_to_json(&serde_json::to_string(line).expect("lines are plain data"));
     text.push('\n');
 }
 
@@ -280,6 +284,10 @@ fn read_lines(path: &Path, from: u64) -> io::Result<String> {
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     bytes.truncate(whole);
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text"))
+}
+
+fn unread(path: &Path, error: io::Error) -> Error {
+    Error::of_io(path, &error, &error)
 }
 
 fn unusable(path: &Path, why: &impl ToString) -> Error {

@@ -1,5 +1,6 @@
 //! What can stop a run, each with the sentence that a person reads.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -92,7 +93,7 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// A file of the run folder cannot be read or written.
+    /// A file cannot be read or written as it was asked for.
     #[error("{}: {why}", path.display())]
     File {
         /// The file that could not be read or written.
@@ -100,10 +101,10 @@ pub enum Error {
         /// What the system said.
         why: String,
     },
-    /// The disk is full or failed, and the run with it; nothing is wrong with what was asked for.
+    /// The disk is full or failed, or the system has no more of something; nothing is wrong with what was asked for.
     #[error("{}: {why}", path.display())]
     Disk {
-        /// What was to be written.
+        /// What was to be read or written.
         path: PathBuf,
         /// What the system said.
         why: String,
@@ -220,18 +221,43 @@ impl Error {
         Error::File { path: path.into(), why: why.to_string() }
     }
 
-    /// The same of a file that was being written, where it matters whose fault it is: that of the disk, or of whoever chose
-    /// the file.
-    pub(crate) fn unwritten(path: impl Into<PathBuf>, error: std::io::Error) -> Error {
-        use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-        const EIO: i32 = 5;
-        let failed = matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge);
-        let (path, why) = (path.into(), format!("cannot be written: {error}"));
-        match failed || error.raw_os_error() == Some(EIO) {
+    /// What a system error with a file is, in the words of `why`: the fault of the disk, or of whoever chose the file.
+    pub fn of_io(path: impl Into<PathBuf>, error: &io::Error, why: impl ToString) -> Error {
+        let (path, why) = (path.into(), why.to_string());
+        match is_failure(error) {
             true => Error::Disk { path, why },
             false => Error::File { path, why },
         }
     }
+
+    /// The same of a file that was being written.
+    pub fn unwritten(path: impl Into<PathBuf>, error: io::Error) -> Error {
+        Error::of_io(path, &error, format!("cannot be written: {error}"))
+    }
+
+    /// The same of one that was being read.
+    pub fn unread(path: impl Into<PathBuf>, error: io::Error) -> Error {
+        Error::of_io(path, &error, format!("cannot be read: {error}"))
+    }
+}
+
+/// Whether a system error is that of a disk or a machine: the same command may do better elsewhere, or later, as it is.
+pub fn is_failure(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        FileTooLarge, Interrupted, OutOfMemory, QuotaExceeded, StaleNetworkFileHandle, StorageFull, TimedOut,
+    };
+    /// Errors that have no kind: EIO, ENFILE, EMFILE.
+    const NUMBERS: [i32; 3] = [5, 23, 24];
+    let kinds = [
+        StorageFull,
+        QuotaExceeded,
+        FileTooLarge,
+        Interrupted,
+        OutOfMemory,
+        StaleNetworkFileHandle,
+        TimedOut,
+    ];
+    kinds.contains(&error.kind()) || error.raw_os_error().is_some_and(|number| NUMBERS.contains(&number))
 }
 
 /// `rank 3`, `ranks 1, 2 and 3`
@@ -241,5 +267,24 @@ fn ranks(ranks: &[usize]) -> String {
         Some((last, [])) => format!("rank {last}"),
         Some((last, most)) => format!("ranks {} and {last}", most.join(", ")),
         None => "no rank".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// EIO, ENOSPC, EDQUOT, EMFILE: the machine's; ENOENT, EACCES, ENOTDIR, EROFS: of whoever chose the file.
+    #[test]
+    fn a_disk_that_fails_is_not_the_fault_of_who_chose_the_file() {
+        let is_disk = |number: i32| {
+            let error = || io::Error::from_raw_os_error(number);
+            let all = [Error::unread("a", error()), Error::unwritten("a", error())];
+            let disk = all.map(|error| matches!(error, Error::Disk { .. }));
+            assert_eq!(disk[0], disk[1], "{number}");
+            disk[0]
+        };
+        assert_eq!([5, 28, 122, 24].map(is_disk), [true; 4]);
+        assert_eq!([2, 13, 20, 30].map(is_disk), [false; 4]);
     }
 }

@@ -1,6 +1,7 @@
 //! The heart: steps, pruning, optimizer state, checkpoints, and the run that joins them.
 
 pub mod checkpoint;
+pub mod checksum;
 pub mod context;
 mod durable;
 mod error;
@@ -19,5 +20,5 @@ mod summary;
 pub mod trained;
 pub mod trainer;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, is_failure};
 pub use summary::{Bytes, KeptOfLayer, Layout, Predicted, Rates, Summary, Validation};

@@ -21,7 +21,7 @@ use super::{PlanArguments, find_cluster, seconds};
 use crate::bench::cluster_file::ClusterFile;
 use crate::machine::{self, Machine};
 use crate::say::say;
-use crate::train::{in_file, resolve};
+use crate::train::{in_file, read_run, resolve};
 
 /// What of plan.json says what the data were: they need not be here any more.
 #[derive(Deserialize)]
@@ -82,7 +82,7 @@ fn finished(folder: &Path) -> Result<Measured> {
         fs::read_to_string(folder.join(name)).map_err(|why| refused(format!("{name} cannot be read: {why}")))
     };
     let path = folder.join("run.toml");
-    let run_file = RunFile::parse(&read("run.toml")?, &[]).map_err(|error| in_file(&path, error))?;
+    let run_file = RunFile::parse(&read_run(&path)?, &[]).map_err(|error| in_file(&path, error))?;
     let Resolved { facts } = serde_json::from_str(&read("plan.json")?)
         .map_err(|why| refused(format!("plan.json is not that of a run: {why}")))?;
     let plan = Plan::new(resolve(run_file, &path)?, facts).map_err(Error::Plan)?;

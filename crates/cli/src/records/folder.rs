@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use espalier_report::number;
 use espalier_train::prune::Pruned;
-use espalier_train::run::Claim;
 use espalier_train::run::line::{EvaluationLine, Line, PrunedLine, StepLine};
 use espalier_train::run::trace::TraceFile;
+use espalier_train::run::{Claim, StartPoint, gaps};
 use espalier_train::{Error, Summary, Validation};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -235,6 +235,15 @@ impl RunRecord {
         }
         if let Some(why) = &self.diverged {
             notes.push(format!("{name}: {why}"));
+        }
+        let steps: Vec<u64> = self.steps.iter().map(|step| step.step).collect();
+        let every = self.settings.get("train.log_every").and_then(|every| every.parse().ok());
+        let start = StartPoint::read(&self.folder).ok().flatten();
+        let began = start.map_or(0, |start| start.step());
+        let missing = every.map_or(Vec::new(), |every| gaps(&steps, began, self.done(), every));
+        if !steps.is_empty() && !missing.is_empty() {
+            let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            notes.push(format!("{name}: metrics.jsonl has no line for {}", ranges.join(", ")));
         }
         if self.unread > 0 {
             let (count, are) = (self.unread, if self.unread == 1 { "line is" } else { "lines are" });

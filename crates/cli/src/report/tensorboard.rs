@@ -19,7 +19,7 @@ pub fn write(run: &RunRecord, folder: &Path) -> Result<()> {
     let path = folder.join("events.out.tfevents.0.espalier");
     let file = events(&series::of(run), began(run));
     let written = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, file));
-    written.map_err(|why| Error::File { path, why: format!("the event file cannot be written: {why}") })?;
+    written.map_err(|why| Error::of_io(path, &why, format!("the event file cannot be written: {why}")))?;
     Ok(())
 }
 

@@ -38,6 +38,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let dataset = Arc::new(Dataset::open(run_file).map_err(Error::Data)?);
     let device = single::open_device(run_file)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
+    let _claim = single::claim(arguments, &folder)?;
     live::begin(arguments, &folder)?;
     let forks = branch::run(&study, &source, &dataset, &device, &folder, table)?;
     let report = single::write_page(&folder, &branch::page(&study, &forks))?;

@@ -34,6 +34,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let dataset = Arc::new(Dataset::open(&run_file).map_err(Error::Data)?);
     let device = single::open_device(&run_file)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&gap.name));
+    let _claim = single::claim(arguments, &folder)?;
     live::begin(arguments, &folder)?;
     say!(
         "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",

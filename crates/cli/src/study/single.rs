@@ -1,4 +1,5 @@
-//! What studies that train one run after the other share: where their files are, and the device that each run has to itself.
+//! What kinds of studies share: whose their folder is, where their files are, and the device that runs have to themselves which are
+//! trained one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use espalier_plan::RunFile;
 use espalier_report::Page;
+use espalier_study::StudyClaim;
 use espalier_tensor::Device;
 use espalier_train::Error;
 
 use super::StudyArguments;
 use crate::device;
+use crate::say::say;
 use crate::train::conflict;
 
 /// Refuses options that are for studies of many trials.
@@ -24,6 +27,18 @@ pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {
         Some((option, _)) => Err(conflict(option, "is for a study of kind \"steps-to-result\"").into()),
         None => Ok(()),
     }
+}
+
+/// Takes the folder of a study that is about to run, unless another process is at work in it.
+pub fn claim(arguments: &StudyArguments, folder: &Path) -> Result<StudyClaim> {
+    let claim = StudyClaim::on(folder, arguments.shard)?;
+    if !claim.is_locked() {
+        say!(
+            "warning: the file system of {} has no locks: nothing keeps another process out of this study",
+            folder.display()
+        );
+    }
+    Ok(claim)
 }
 
 /// The folder that paths of a study file are relative to.
@@ -44,6 +59,6 @@ pub fn write_page(folder: &Path, page: &Page) -> Result<String> {
     let path = folder.join("study.html");
     let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
     fs::write(&path, page.html()).map_err(unwritten)?;
-    crate::say::say!("page: {}", path.display());
+    say!("page: {}", path.display());
     Ok(path.display().to_string())
 }

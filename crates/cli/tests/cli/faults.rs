@@ -193,6 +193,36 @@ fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
     assert!(text.contains("interrupted and saved"), "process {run} went on: {text}");
 }
 
+/// Killed before its first checkpoint, a run that started from other weights starts from them again.
+#[test]
+fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_started_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    whole(at, &[]);
+    let from =
+        [&LONG[..], &["--set", "checkpoint.every=1000", "--from", "whole", "--json", "--out"]].concat();
+    let expected = train_in(at, TINY, &[&from[..], &["tuned"]].concat());
+    assert!(expected.status.success(), "{}", said(&expected));
+    let output = killed_at(&[3], at, &[&from[..], &["broken", "--max-restarts", "1"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("note: the run starts from the weights of "), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["weights_hash"], json(&expected.stdout)["weights_hash"]);
+}
+
+/// One that is killed before the run has asked to be told of it leaves no run behind, which nobody would wait for.
+#[test]
+fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let nobody = (i32::MAX - 1).to_string();
+    let output = train_in(folder.path(), TINY, &["--supervised", &nobody, "--out", "run"]);
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    assert!(!folder.path().join("run").exists());
+    let own = std::process::id().to_string();
+    fs::create_dir(folder.path().join("run")).unwrap();
+    let output = train_in(folder.path(), TINY, &["--supervised", &own, "--out", "run"]);
+    assert!(output.status.success(), "{}", said(&output));
+}
+
 /// Rank 0 hangs where it opens a file, as on a disk that no longer answers: the other names it, and the process ends with that,
 /// to be started again where that is wanted.
 #[test]

@@ -46,7 +46,7 @@ fn weights_of_another_precision_are_taken() {
 fn a_checkpoint_is_pruned_and_trains_on() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
+    assert!(train_in(at, TINY, &["--out", "dense", "--set", "train.log_every=1"]).status.success());
     let output = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"]);
     assert!(output.status.success(), "{}", said(&output));
     let summary = json(&output.stdout);
@@ -72,6 +72,11 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     );
     assert!(resumed.status.success(), "{}", said(&resumed));
     assert_eq!(json(&resumed.stdout)["sparsity"], 0.75);
+    assert!(
+        !said(&resumed).contains("no line is there"),
+        "its metrics begin behind step 4: {}",
+        said(&resumed)
+    );
 
     // Weights and masks alone can start another run, whatever its optimizer.
     let fresh = ["--out", "other", "--from", "thin", "--json", "--set", "optimizer.name=sgd"];

@@ -176,6 +176,14 @@ fn a_study_that_was_killed_goes_on() {
         assert!(began.elapsed() < Duration::from_secs(120), "nothing was written");
         std::thread::sleep(Duration::from_millis(5));
     }
+    // Two that run all trials would run each twice.
+    let second = command(at, &slow).output().unwrap();
+    assert_eq!(second.status.code(), Some(2), "{}", said(&second));
+    assert!(
+        said(&second).contains("out/tiny: another process is at work on this study"),
+        "{}",
+        said(&second)
+    );
     child.kill().unwrap();
     child.wait().unwrap();
     let ended_before = ended(at);

@@ -1,6 +1,5 @@
 //! Training the trunk and its branches.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use espalier_tensor::Device;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::measure::{Over, gradient_noise};
 use espalier_train::parallel::Ranks;
+use espalier_train::run::read_resolved;
 use espalier_train::trainer::Trainer;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -108,8 +108,8 @@ impl Source {
         };
         let checkpoint = Checkpoint::find(&beside.join(from), &Ranks::alone(), |_| ())?;
         let path = checkpoint.run_file();
-        let unread = |why: std::io::Error| Error::File { path: path.clone(), why: why.to_string() };
-        let text = fs::read_to_string(&path).map_err(unread)?;
+        let missing = || Error::File { path: path.clone(), why: "is not there".into() };
+        let text = read_resolved(&path)?.ok_or_else(missing)?;
         let mut run_file = study.trunk(Some(&text))?.alone();
         run_file.resolve_paths(path.parent().unwrap_or(beside));
         let place = checkpoint.path().display();
@@ -292,6 +292,8 @@ fn go_to_end(trainer: &mut Trainer) -> Result<Option<f64>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const TEXT: &str = r#"

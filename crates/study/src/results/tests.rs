@@ -74,6 +74,17 @@ fn what_is_no_result_is_refused_with_its_place() {
     let path = folder.path().join("trials-0001.jsonl");
     let whole = fs::read_to_string(&path).unwrap();
     let header = whole.lines().next().unwrap().len() + 1;
+    // A digit that a disk has changed is another result.
+    fs::write(&path, whole.replacen("160", "190", 1)).unwrap();
+    let said = Results::open(folder.path(), &study).unwrap_err().to_string();
+    let expected =
+        format!("the line at byte {header} is no result of a study: its checksum is that of another line");
+    assert!(said.ends_with(&expected), "{said}");
+    // Of an older program.
+    let without = |line: &str| format!("{}}}\n", line.split_once(",\"blake3\"").unwrap().0);
+    let old: String = whole.lines().map(without).collect();
+    fs::write(&path, &old).unwrap();
+    assert_eq!(Results::open(folder.path(), &study).unwrap().records().count(), 1);
     fs::write(&path, format!("{whole}{{\"kind\":\"trial\"}}\n")).unwrap();
     let said = Results::open(folder.path(), &study).unwrap_err().to_string();
     assert!(
@@ -83,7 +94,7 @@ fn what_is_no_result_is_refused_with_its_place() {
     fs::write(&path, &whole[header..]).unwrap();
     let said = Results::open(folder.path(), &study).unwrap_err().to_string();
     assert!(said.ends_with("it does not begin as the results of a study do"), "{said}");
-    fs::write(&path, whole.replace("\"schema\":1", "\"schema\":9")).unwrap();
+    fs::write(&path, old.replace("\"schema\":1", "\"schema\":9")).unwrap();
     let said = Results::open(folder.path(), &study).unwrap_err().to_string();
     assert!(said.ends_with("it has form 9, and this program writes 1"), "{said}");
 }

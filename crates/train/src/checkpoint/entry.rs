@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use espalier_plan::layout::{Piece, Run};
 use safetensors::tensor::{Dtype, Metadata};
 
+use super::fault::{ReadFault, retry};
 use super::portion::{Common, Descriptions, Form, Kept, PIECES, Portion, common};
 
 /// The largest header of a file that is believed, as the format has it.
@@ -132,20 +133,20 @@ pub(super) fn add_tensors(
     file: &File,
     bytes: u64,
     shard: usize,
-) -> Result<(), String> {
-    let io = |why: io::Error| why.to_string();
+) -> Result<(), ReadFault> {
+    let io = |why: io::Error| ReadFault::of("its header", &why);
     let mut length = [0; 8];
     read_at(file, 0, &mut length).map_err(io)?;
     let length = u64::from_le_bytes(length);
     if length > LARGEST_HEADER {
-        return Err(format!("its header is damaged: it would have {length} bytes"));
+        return Err(format!("its header is damaged: it would have {length} bytes").into());
     }
     let mut header = vec![0; length as usize];
     read_at(file, 8, &mut header).map_err(io)?;
     let header: Metadata =
         serde_json::from_slice(&header).map_err(|why| format!("its header is damaged: {why}"))?;
     if 8 + length + header.data_len() as u64 != bytes {
-        return Err("its header is not that of a file of its size".into());
+        return Err("its header is not that of a file of its size".to_owned().into());
     }
     let described = header.metadata().as_ref().and_then(|described| described.get(PIECES));
     let mut pieces: Descriptions = match described {
@@ -168,7 +169,8 @@ pub(super) fn add_tensors(
             return Err(format!(
                 "{name} is a part of {:?} {shape:?}, and in another file one of {:?} {:?}",
                 info.dtype, entry.dtype, entry.shape
-            ));
+            )
+            .into());
         }
         let offset = 8 + length + info.data_offsets.0 as u64;
         entry.parts.push(Part { portion, length: info.shape.iter().product(), shard, offset });
@@ -176,7 +178,8 @@ pub(super) fn add_tensors(
     Ok(())
 }
 
-/// Fills bytes from a place of a file, whoever else reads it at the same time: threads of one process may share it.
+/// Fills bytes from a place of a file, whoever else reads it at the same time: threads of one process may share it. What fails
+/// for a moment is tried again.
 pub(super) fn read_at(file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
-    file.read_exact_at(into, at)
+    retry(|| file.read_exact_at(into, at))
 }

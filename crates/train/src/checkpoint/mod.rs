@@ -19,12 +19,14 @@
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
 //! have said that their files are on the disk, and renames. Loading checks every hash and every shape before the first
-//! weight is touched; a damaged checkpoint is reported and the one before it is used. A damaged one is never removed or
+//! weight is touched; a damaged checkpoint is reported and the one before it is used, one that cannot be read ends the run
+//! (`fault`). A damaged one is never removed or
 //! written over: a run that goes on from the one before it gives it another name (`old`).
 
 mod convert;
 mod entry;
 mod exact;
+mod fault;
 mod manifest;
 mod old;
 mod open;
@@ -42,11 +44,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::parallel::{Ranks, together};
+use crate::parallel::{Ranks, of_first};
 use crate::state::NoiseScale;
 use crate::{Error, Result};
 
 pub(crate) use convert::convert;
+pub(crate) use fault::{ReadFault, retry};
 pub use old::set_aside;
 pub use open::Checkpoint;
 pub use portion::Portion;
@@ -126,16 +129,15 @@ impl Checkpoints {
 
     /// The same, each with its step.
     pub fn numbered(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(why) => return Err(Error::file(&self.folder, why)),
+        let read = || -> io::Result<Vec<PathBuf>> {
+            fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.path())).collect()
         };
-        let mut found = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|why| Error::file(&self.folder, why))?.path();
-            found.extend(Self::step_of(&path).map(|step| (step, path)));
-        }
+        let paths = match retry(read) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(|why| Error::unread(&self.folder, why))?,
+        };
+        let step = |path: PathBuf| Some((Self::step_of(&path)?, path));
+        let mut found: Vec<(u64, PathBuf)> = paths.into_iter().filter_map(step).collect();
         found.sort();
         Ok(found)
     }
@@ -168,9 +170,7 @@ impl Checkpoints {
 
     /// What rank 0 sees in the folder: all must look at the same checkpoints in the same order.
     fn list_of_first(&self, ranks: &Ranks) -> Result<Vec<PathBuf>> {
-        let lists = together(ranks, || self.list().map_err(|why| why.to_string()))?;
-        let lists = lists.map_err(|why| Error::file(&self.folder, why))?;
-        Ok(lists.into_iter().next().expect("there is a rank 0"))
+        of_first(ranks, || self.list())
     }
 }
 

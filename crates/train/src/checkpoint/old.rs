@@ -34,7 +34,7 @@ impl Checkpoints {
     }
 
     /// Removes what a run left that ended while it wrote or removed a checkpoint. What cannot be removed is not in the way.
-    pub(super) fn remove_leftovers(&self) -> io::Result<()> {
+    pub(crate) fn remove_leftovers(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().as_encoded_bytes();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use safetensors::tensor::Dtype;
 use espalier_data::irregular;
 
 use super::entry::{Entry, add_tensors};
+use super::fault::{ReadFault, retry};
 use super::manifest::Manifest;
 use super::shard::part_of;
 use super::write::hash;
@@ -38,7 +40,9 @@ impl Checkpoint {
     /// Opens the checkpoint at `path`, or the newest whole one of the run folder there; `report` hears of newer ones that are
     /// damaged.
     pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Checkpoint> {
-        if path.join(MANIFEST).exists() {
+        let manifest = path.join(MANIFEST);
+        let is_one = retry(|| manifest.try_exists());
+        if is_one.or_else(not_below_a_file).map_err(|why| ReadFault::of(MANIFEST, &why).at(path))? {
             return Checkpoint::read(path, ranks);
         }
         let none =
@@ -68,19 +72,27 @@ impl Checkpoint {
     /// Opens a checkpoint's folder and compares every hash. All ranks must, and all get the same answer.
     pub fn read(path: &Path, ranks: &Ranks) -> Result<Checkpoint> {
         let mut opened = None;
-        let outcome = together(ranks, || {
+        let mut read = || -> Result<(), ReadFault> {
             let whole = Checkpoint::open(path)?;
             whole.verify(ranks)?;
             opened = Some(whole);
             Ok(())
-        })?;
-        outcome.map_err(|why| refuse(path, why))?;
+        };
+        let outcomes = together(ranks, || Ok(read()))?.expect("faults are told as results");
+        let several = !ranks.is_alone();
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            let of_rank = |fault: ReadFault| match several {
+                true => fault.in_file(&format!("rank {rank}")),
+                false => fault,
+            };
+            outcome.map_err(|fault| of_rank(fault).at(path))?;
+        }
         Ok(opened.expect("nothing was wrong"))
     }
 
     /// Files of weights in a folder that another program wrote: no hashes, no masks, nothing beside. `path` is what a person
     /// calls it.
-    pub(crate) fn of_files(path: &Path, folder: &Path, names: &[String]) -> Result<Checkpoint, String> {
+    pub(crate) fn of_files(path: &Path, folder: &Path, names: &[String]) -> Result<Checkpoint, ReadFault> {
         let (mut shards, mut tensors) = (Vec::new(), BTreeMap::new());
         for name in names {
             add_file(folder, name, None, &mut shards, &mut tensors)?;
@@ -89,6 +101,18 @@ impl Checkpoint {
         check_entries(&files)?;
         let manifest = Manifest::new("", "", &Progress::default(), BTreeMap::new());
         Ok(Checkpoint { path: path.into(), manifest, shards, files })
+    }
+
+    /// The files that tell it from any other: the manifest, which has the hashes of the others, or all that another program wrote.
+    pub(crate) fn identifying_files(&self) -> Vec<PathBuf> {
+        if !self.manifest.files.is_empty() {
+            return vec![self.path.join(MANIFEST)];
+        }
+        let file = |shard: &Shard| match self.path.is_file() {
+            true => self.path.clone(),
+            false => self.path.join(&shard.name),
+        };
+        self.shards.iter().map(file).collect()
     }
 
     /// Gives the weights other names, and forgets those that have none.
@@ -111,9 +135,9 @@ impl Checkpoint {
     }
 
     /// All but the hashes of its files.
-    pub(super) fn open(path: &Path) -> Result<Checkpoint, String> {
+    pub(super) fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
         regular(path, MANIFEST)?;
-        let text = fs::read(path.join(MANIFEST)).map_err(|why| format!("{MANIFEST}: {why}"))?;
+        let text = retry(|| fs::read(path.join(MANIFEST))).map_err(|why| ReadFault::of(MANIFEST, &why))?;
         let manifest = Manifest::decode(&text)?;
         let (mut shards, mut files) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for (name, record) in &manifest.files {
@@ -130,12 +154,12 @@ impl Checkpoint {
     }
 
     /// Compares the hashes of this rank's part of the files.
-    fn verify(&self, ranks: &Ranks) -> Result<(), String> {
+    fn verify(&self, ranks: &Ranks) -> Result<(), ReadFault> {
         let (rank, size) = (ranks.rank(), ranks.size());
         for (name, expected) in self.manifest.files.iter().skip(rank).step_by(size) {
-            let found = hash(&self.path.join(name)).map_err(|why| format!("{name}: {why}"))?;
+            let found = retry(|| hash(&self.path.join(name))).map_err(|why| ReadFault::of(name, &why))?;
             if found != *expected {
-                return Err(format!("{name} is damaged: its hash is not the one in {MANIFEST}"));
+                return Err(format!("{name} is damaged: its hash is not the one in {MANIFEST}").into());
             }
         }
         Ok(())
@@ -177,12 +201,16 @@ impl Checkpoint {
 }
 
 /// Opens a file of a folder, and says how long it is: as long as it should be, where that is known.
-fn open_file(folder: &Path, name: &str, expected: Option<u64>) -> Result<(File, u64), String> {
+fn open_file(folder: &Path, name: &str, expected: Option<u64>) -> Result<(File, u64), ReadFault> {
     regular(folder, name)?;
-    let file = File::open(folder.join(name)).map_err(|why| format!("{name}: {why}"))?;
-    let bytes = file.metadata().map_err(|why| format!("{name}: {why}"))?.len();
+    let open = || {
+        let file = File::open(folder.join(name))?;
+        let bytes = file.metadata()?.len();
+        Ok((file, bytes))
+    };
+    let (file, bytes) = retry(open).map_err(|why| ReadFault::of(name, &why))?;
     match expected.filter(|expected| bytes != *expected) {
-        Some(expected) => Err(format!("{name} has {bytes} bytes instead of {expected}")),
+        Some(expected) => Err(format!("{name} has {bytes} bytes instead of {expected}").into()),
         None => Ok((file, bytes)),
     }
 }
@@ -194,9 +222,9 @@ fn add_file(
     expected: Option<u64>,
     shards: &mut Vec<Shard>,
     tensors: &mut BTreeMap<String, Entry>,
-) -> Result<(), String> {
+) -> Result<(), ReadFault> {
     let (file, bytes) = open_file(folder, name, expected)?;
-    add_tensors(tensors, &file, bytes, shards.len()).map_err(|why| format!("{name}: {why}"))?;
+    add_tensors(tensors, &file, bytes, shards.len()).map_err(|fault| fault.in_file(name))?;
     shards.push(Shard { name: name.to_owned(), file: Arc::new(file) });
     Ok(())
 }
@@ -213,14 +241,19 @@ fn check_entries(files: &BTreeMap<String, BTreeMap<String, Entry>>) -> Result<()
 
 /// Refuses what no checkpoint of ours has in its list: a file outside its folder, and what is no file, of which a FIFO
 /// would be waited for and a device read without end.
-fn regular(folder: &Path, name: &str) -> Result<(), String> {
+fn regular(folder: &Path, name: &str) -> Result<(), ReadFault> {
     let mut parts = Path::new(name).components();
     if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-        return Err(format!("it names {name}, which is not in its folder"));
+        return Err(format!("it names {name}, which is not in its folder").into());
     }
-    let kind = fs::metadata(folder.join(name)).map_err(|why| format!("{name}: {why}"))?.file_type();
-    match irregular(kind) {
-        Some(got) => Err(format!("{name} is {got}, not a regular file")),
+    let found = retry(|| fs::metadata(folder.join(name))).map_err(|why| ReadFault::of(name, &why))?;
+    match irregular(found.file_type()) {
+        Some(got) => Err(format!("{name} is {got}, not a regular file").into()),
         None => Ok(()),
     }
+}
+
+/// Below what is no folder there is nothing.
+fn not_below_a_file(error: io::Error) -> io::Result<bool> {
+    if error.kind() == io::ErrorKind::NotADirectory { Ok(false) } else { Err(error) }
 }

@@ -12,6 +12,7 @@ use safetensors::tensor::Dtype;
 
 use super::convert::{convert, is_float};
 use super::entry::{Entry, Part, read_at};
+use super::fault::ReadFault;
 use super::open::{Checkpoint, Shard};
 use super::portion::{Common, Form, Kept, Portion, common};
 use super::tensors::dtype_of;
@@ -261,7 +262,7 @@ impl Checkpoint {
     fn read_part(&self, entry: &Entry, part: &Part, first: usize, into: &mut [u8]) -> Result<()> {
         let Shard { name, file } = &self.shards[part.shard];
         let at = part.offset + (first * entry.dtype.bitsize() / 8) as u64;
-        read_at(file, at, into).map_err(|why| self.refuse(format!("{name}: {why}")))
+        read_at(file, at, into).map_err(|why| ReadFault::of(name, &why).at(self.path()))
     }
 }
 

@@ -25,7 +25,7 @@ use super::old::{remove, set_aside};
 use super::portion::{Description, Portion};
 use super::shard::{Held, deal, file_name, part_of};
 use super::tensors::write_tensors;
-use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress};
+use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress, ReadFault};
 use crate::parallel::{Ranks, exchange, together};
 use crate::{Error, Result, durable};
 
@@ -201,10 +201,11 @@ impl Checkpoints {
         durable::write_synced(&temporary.join(MANIFEST), &manifest.encode())?;
         durable::sync_folder(temporary)?;
         if target.exists() {
-            // One that is damaged might be rescued.
             match Checkpoint::open(target) {
                 Ok(_) => remove(target)?,
-                Err(_) => drop(set_aside(target)?),
+                // It might be rescued.
+                Err(ReadFault::Damaged(_)) => drop(set_aside(target)?),
+                Err(ReadFault::Unread(why)) => return Err(Fault::Disk(why)),
             }
         }
         Ok(durable::rename(temporary, target)?)

@@ -77,7 +77,7 @@ pub(super) fn of_text(
     let joined = source.as_deref().map(Tokenizer::joined).transpose()?.flatten();
     let written = tokenizer.and_then(Tokenizer::to_json).or(joined);
     let file = |name: &str, bytes| Companion { name: name.into(), bytes, needs_whole_weights: false };
-    let read = |path: &Path| fs::read(path).map_err(|why| Error::file(path, why));
+    let read = |path: &Path| fs::read(path).map_err(|why| Error::unread(path, why));
     let folders = [source.as_deref().and_then(Path::parent), beside];
     let mut templates = folders.into_iter().flatten().map(|folder| folder.join(CHAT_TEMPLATE));
     if let Some(path) = templates.find(|path| path.is_file()) {
@@ -119,7 +119,7 @@ fn generation_of(folder: Option<&Path>) -> Result<Option<Map<String, Value>>> {
     let Some(path) = folder.map(|folder| folder.join(GENERATION)).filter(|path| path.is_file()) else {
         return Ok(None);
     };
-    let text = fs::read(&path).map_err(|why| Error::file(&path, why))?;
+    let text = fs::read(&path).map_err(|why| Error::unread(&path, why))?;
     serde_json::from_slice(&text)
         .map(Some)
         .map_err(|why| Error::file(path, format!("it is no JSON object: {why}")))
@@ -131,7 +131,7 @@ pub fn standard_of(folder: &Path) -> Result<Option<Standard>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let text = fs::read(&path).map_err(|why| Error::file(&path, why))?;
+    let text = fs::read(&path).map_err(|why| Error::unread(&path, why))?;
     let written: Value =
         serde_json::from_slice(&text).map_err(|why| Error::file(&path, format!("it is not JSON: {why}")))?;
     // Image processors of other kinds say less, or say it otherwise.

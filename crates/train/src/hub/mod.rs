@@ -27,8 +27,9 @@ use espalier_plan::data::{Data, Source};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, MODEL};
+use crate::checkpoint::{Checkpoint, MODEL, ReadFault, retry};
 use crate::parallel::{Ranks, together};
+use crate::run::read_resolved;
 use crate::{Error, Result};
 
 pub use companions::{companions, standard_of};
@@ -50,22 +51,21 @@ pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Ch
         return Checkpoint::find(path, ranks, report);
     }
     let mut opened = None;
-    let outcome = together(ranks, || {
-        opened = Some(open(path)?);
-        Ok(())
-    })?;
-    outcome.map_err(|why| Error::file(path, why))?;
+    let outcome = together(ranks, || Ok(open(path).map(|found| opened = Some(found))))?;
+    for fault in outcome.expect("faults are told as results").into_iter().filter_map(Result::err) {
+        return Err(of_fault(path, fault));
+    }
     Ok(opened.expect("nothing was wrong"))
 }
 
 /// Opens files of another program under our names.
-fn open(path: &Path) -> Result<Checkpoint, String> {
+fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
     let files::WeightFiles { folder, names, index } = files::find(path)?;
     let mut whole = Checkpoint::of_files(path, &folder, &names)?;
     for (tensor, file) in index.iter().flatten() {
         if whole.file_of(tensor) != Some(file) {
             let index = files::INDEX;
-            return Err(format!("{index} says that {file} holds {tensor}, which it does not"));
+            return Err(format!("{index} says that {file} holds {tensor}, which it does not").into());
         }
     }
     let tied = match config(path)? {
@@ -111,7 +111,7 @@ pub struct Described {
 pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
     let path = whole.path();
     let in_config = |why: String| Error::file(folder_of(path).join(CONFIG), why);
-    let (model, image) = match config(path).map_err(in_config)? {
+    let (model, image) = match config(path).map_err(|fault| of_fault(path, fault))? {
         Some(config) if config.get("model_type").is_some() => {
             let has_head = whole.shape(MODEL, HEAD).is_some();
             (gpt2::read(&config, has_head).map_err(in_config)?, None)
@@ -167,8 +167,8 @@ pub fn check_tokens(whole: &Checkpoint, plan: &Plan) -> Result<()> {
 pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
     let whole = find(path, &Ranks::alone(), report)?;
     let run_file = whole.run_file();
-    match fs::read_to_string(&run_file) {
-        Ok(model) if !is_foreign(path) => {
+    match read_resolved(&run_file)? {
+        Some(model) if !is_foreign(path) => {
             let tokenizer = Some(whole.path().join(TOKENIZER)).filter(|path| path.is_file());
             Ok(Described { model, image: None, tokenizer })
         }
@@ -177,13 +177,21 @@ pub fn model_of(path: &Path, report: impl FnMut(&Error)) -> Result<Described> {
 }
 
 /// The configuration beside some weights, where there is one.
-fn config(path: &Path) -> Result<Option<Value>, String> {
+fn config(path: &Path) -> Result<Option<Value>, ReadFault> {
     let file = folder_of(path).join(CONFIG);
     if !file.is_file() {
         return Ok(None);
     }
-    let text = fs::read(&file).map_err(|why| format!("{CONFIG}: {why}"))?;
-    serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}"))
+    let text = retry(|| fs::read(&file)).map_err(|why| ReadFault::of(CONFIG, &why))?;
+    serde_json::from_slice(&text).map(Some).map_err(|why| format!("{CONFIG} is not JSON: {why}").into())
+}
+
+/// What is wrong with files of another program; none of them is a checkpoint that another could take the place of.
+fn of_fault(path: &Path, fault: ReadFault) -> Error {
+    match fault {
+        ReadFault::Damaged(why) => Error::file(path, why),
+        ReadFault::Unread(why) => Error::Disk { path: path.into(), why: format!("cannot be read: {why}") },
+    }
 }
 
 /// The folder of some weights, which may be one file in it.

@@ -36,8 +36,8 @@ use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 use tracing::span::EnteredSpan;
 
 pub use threads::{GiveUp, on_threads, on_threads_within};
-pub(crate) use together::exchange;
 pub use together::together;
+pub(crate) use together::{exchange, of_first};
 
 use crate::{Error, Result};
 

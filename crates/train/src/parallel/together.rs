@@ -1,11 +1,13 @@
 //! Work that all ranks do at once and of which all must know how it went: one disk that is full is everyone's.
 
+use std::path::PathBuf;
+
 use espalier_comm::Communicator;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::Ranks;
-use crate::Result;
+use crate::{Error, Result};
 
 /// What each rank of a group has to say, in the order of ranks: as long as it likes, and not often.
 pub(crate) fn exchange(group: &Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -43,4 +45,36 @@ pub fn together<T: Serialize + DeserializeOwned>(
     let all = exchange(ranks.world(), &own)?;
     let all = all.iter().enumerate();
     Ok(all.map(|(rank, bytes)| read(bytes).map_err(|why| format!("rank {rank}: {why}"))).collect())
+}
+
+/// What the first rank finds, on every rank: what they are to look at in the same order, or to do alike. All must call it.
+pub(crate) fn of_first<T: Serialize + DeserializeOwned>(
+    ranks: &Ranks,
+    look: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    if ranks.is_alone() {
+        return look();
+    }
+    /// Whose fault it is stays known to the others.
+    #[derive(Serialize, Deserialize)]
+    enum Found<T> {
+        It(T),
+        Disk(PathBuf, String),
+        File(PathBuf, String),
+        Other(String),
+    }
+    let own = ranks.leads().then(|| match look() {
+        Ok(found) => Found::It(found),
+        Err(Error::Disk { path, why }) => Found::Disk(path, why),
+        Err(Error::File { path, why }) => Found::File(path, why),
+        Err(other) => Found::Other(other.to_string()),
+    });
+    let own = own.map_or(Vec::new(), |own| serde_json::to_vec(&own).expect("what is found is plain data"));
+    let said = exchange(ranks.world(), &own)?;
+    match serde_json::from_slice(&said[0]).expect("what a rank of the same program wrote") {
+        Found::It(found) => Ok(found),
+        Found::Disk(path, why) => Err(Error::Disk { path, why }),
+        Found::File(path, why) => Err(Error::File { path, why }),
+        Found::Other(why) => Err(Error::RankEnded { rank: 0, how: "failed", why }),
+    }
 }

@@ -3,29 +3,30 @@
 use std::fs;
 use std::path::Path;
 
+use super::start_point::START_FILE;
 use super::{Observer, RUN_FILE, SUMMARY_FILE};
 use crate::checkpoint::{self, Checkpoints};
 use crate::trainer::Trainer;
 use crate::{Error, Result, durable};
 
-/// Goes back to the newest whole checkpoint. Damaged ones are put aside; where there are no others, that is refused.
+/// Goes back to the newest whole checkpoint, if there is any. Damaged ones are put aside; where there are no others, that is refused.
 pub(super) fn resume(
     trainer: &mut Trainer,
     checkpoints: &Checkpoints,
     folder: &Path,
     observer: &mut dyn Observer,
-) -> Result<()> {
+) -> Result<bool> {
     let mut damaged = Vec::new();
     let report = |broken: &Error| {
         if let Error::Checkpoint { path, .. } = broken {
             damaged.push((path.clone(), broken.to_string()));
         }
     };
-    let loaded = trainer.load(checkpoints, report)?;
+    let loaded = trainer.load(checkpoints, report)?.is_some();
     match (loaded, damaged.first()) {
-        (None, None) => observer.warning("there is no checkpoint yet: the run starts from its beginning"),
-        (None, Some((_, newest))) => return Err(no_whole_checkpoint(folder, newest)),
-        (Some(_), _) if trainer.ranks().leads() => {
+        (false, None) => observer.warning("there is no checkpoint yet: the run starts from its beginning"),
+        (false, Some((_, newest))) => return Err(no_whole_checkpoint(folder, newest)),
+        (true, _) if trainer.ranks().leads() => {
             for (path, problem) in &damaged {
                 let moved = match checkpoint::set_aside(path) {
                     Ok(to) => format!("it is {} now", to.display()),
@@ -34,9 +35,9 @@ pub(super) fn resume(
                 observer.warning(&format!("{problem}; {moved}, and the one before it is used"));
             }
         }
-        (Some(_), _) => {}
+        (true, _) => {}
     }
-    Ok(())
+    Ok(loaded)
 }
 
 /// That a run cannot be resumed, though there is something that might be rescued; `newest` is what is wrong with the newest.
@@ -66,7 +67,9 @@ pub(super) fn set_aside(folder: &Path, observer: &mut dyn Observer) -> Result<()
         for part in parts {
             fs::rename(folder.join(part), aside.join(part))?;
         }
-        durable::replace(&aside.join(RUN_FILE), &fs::read(folder.join(RUN_FILE))?)?;
+        for copied in [RUN_FILE, START_FILE].into_iter().filter(|name| there(name)) {
+            durable::replace(&aside.join(copied), &fs::read(folder.join(copied))?)?;
+        }
         durable::sync_folder(folder)
     };
     attempt().map_err(|why| Error::unwritten(&aside, why))?;

@@ -11,7 +11,7 @@ use espalier_plan::rounds::Rounds;
 use super::back::no_whole_checkpoint;
 use super::trace::may_replace;
 use super::unlikely::unlikely;
-use super::{Observer, Resumed, RunDir, checkpoints_of, nothing_to_do, refuse_zeros_of_nothing};
+use super::{Observer, Resumed, RunDir, StartPoint, checkpoints_of, nothing_to_do, refuse_zeros_of_nothing};
 use crate::parallel::Ranks;
 use crate::{Error, Result, hub};
 
@@ -25,7 +25,6 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
             .map(|rounds| rounds.trainings(plan.timetable.length, steps))
             .transpose()?;
     }
-    refuse_zeros_of_nothing(plan, place)?;
     unlikely(plan, samples).iter().for_each(|text| observer.warning(text));
     let claim = place.claim()?;
     if place.resume && !place.fresh {
@@ -40,6 +39,11 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
         for broken in damaged {
             observer.warning(&format!("{broken}; the one before it would be used"));
         }
+        let goes_on = newest.is_some();
+        if let Some((start, _)) = StartPoint::find(place, claim.folder(), goes_on, &Ranks::alone(), observer)?
+        {
+            start.check_fits(&plan.model)?;
+        }
         match newest {
             None => observer.warning("there is no checkpoint yet: the run would start from its beginning"),
             Some(whole) => {
@@ -53,11 +57,15 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
             }
         }
     }
-    if let Some(from) = &place.from {
-        let report = |broken: &Error| observer.warning(&format!("{broken}; the one before it would be used"));
-        let whole = hub::find(from, &Ranks::alone(), report)?;
-        hub::check_tokens(&whole, plan)?;
-        whole.check_fits(&plan.model)?;
+    if !place.resume || place.fresh {
+        let start = StartPoint::find(place, claim.folder(), false, &Ranks::alone(), observer)?;
+        match start {
+            Some((start, _)) => {
+                hub::check_tokens(&start, plan)?;
+                start.check_fits(&plan.model)?;
+            }
+            None => refuse_zeros_of_nothing(plan)?,
+        }
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }
@@ -66,7 +74,7 @@ fn can_be_written(trace: &Path) -> Result<()> {
     may_replace(trace).map_err(|why| Error::file(trace, why))?;
     let was_there = trace.exists();
     let opened = File::options().append(true).create(true).open(trace);
-    opened.map_err(|why| Error::file(trace, format!("the trace cannot be written: {why}")))?;
+    opened.map_err(|why| Error::of_io(trace, &why, format!("the trace cannot be written: {why}")))?;
     if !was_there {
         fs::remove_file(trace).map_err(|why| Error::file(trace, why))?;
     }

@@ -2,7 +2,8 @@
 //!
 //! The claim is a lock (`flock`) on the file `.lock` in the folder, which the system takes back from a process however it
 //! ends: nothing has to be cleaned up after a kill. The file holds a few words about the process for whoever comes second. It
-//! stays there behind a run; a run that did not begin leaves neither it nor a folder that was made for it.
+//! stays there behind a run; a run that did not begin leaves neither it nor a folder that was made for it. The folder itself is
+//! locked too, where its file system can do that: then the claim outlives a `.lock` that somebody removes.
 //!
 //! A numbered folder is taken in the same way: the first whose lock can be had and that holds no run. So of runs that are
 //! started at once each gets its own.
@@ -14,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::RUN_FILE;
-use crate::{Error, Result, durable};
+use super::held::HeldFolder;
+use super::{RUN_FILE, holds_run};
+use crate::{Error, Result, durable, is_failure};
 
 const LOCK: &str = ".lock";
 /// How often a folder is made again that others remove.
@@ -31,6 +33,8 @@ pub struct Claim {
     folder: PathBuf,
     /// None on a file system that has no locks.
     lock: Option<File>,
+    /// The folder as it was claimed; none until it is.
+    held: Option<HeldFolder>,
     /// Folders that were made for it, the innermost first.
     made: Vec<PathBuf>,
 }
@@ -47,7 +51,7 @@ impl Claim {
             let folder = numbered(base, number);
             let Some(claim) = Claim::attempt(&folder)? else { continue };
             // Its owner may have come to its end between the two looks.
-            if !folder.join(RUN_FILE).exists() {
+            if !holds_run(&folder)? {
                 return Ok(claim);
             }
         }
@@ -61,15 +65,24 @@ impl Claim {
 
     /// An error where another process has it; nothing is made or claimed.
     pub fn check(folder: &Path) -> Result<()> {
-        match File::open(folder.join(LOCK)).map(|file| file.try_lock_shared()) {
-            Ok(Err(TryLockError::WouldBlock)) => Err(taken(folder)),
-            _ => Ok(()),
+        let is_taken = |path: &Path| {
+            let glance = File::open(path).map(|file| file.try_lock_shared());
+            matches!(glance, Ok(Err(TryLockError::WouldBlock)))
+        };
+        match is_taken(&folder.join(LOCK)) || is_taken(folder) {
+            true => Err(taken(folder)),
+            false => Ok(()),
         }
     }
 
     /// The folder that this process owns.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Whether the folder is still there, under its name.
+    pub fn is_there(&self) -> bool {
+        self.held.as_ref().is_none_or(HeldFolder::is_there)
     }
 
     /// The open lock: a process that inherits it shares the claim, also when this one has ended.
@@ -79,10 +92,10 @@ impl Claim {
 
     /// None where another process has it.
     fn attempt(folder: &Path) -> Result<Option<Claim>> {
-        let fail = |why: io::Error| Error::file(folder, format!("cannot be written: {why}"));
+        let fail = |why: io::Error| Error::unwritten(folder, why);
         let path = folder.join(LOCK);
         for _ in 0..TRIES {
-            let mut claim = Claim { folder: folder.into(), lock: None, made: Vec::new() };
+            let mut claim = Claim { folder: folder.into(), lock: None, held: None, made: Vec::new() };
             // Whoever gives up a folder removes it: between two of these calls it may have gone.
             match durable::create_folders(folder, &mut claim.made) {
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
@@ -99,7 +112,11 @@ impl Claim {
                     claim.made.clear();
                     return Ok(None);
                 }
-                Err(TryLockError::Error(_)) => return Ok(Some(claim)),
+                Err(TryLockError::Error(why)) if is_failure(&why) => return Err(fail(why)),
+                Err(TryLockError::Error(_)) => {
+                    claim.held = Some(HeldFolder::open(folder).map_err(fail)?);
+                    return Ok(Some(claim));
+                }
                 Ok(()) => {}
             }
             // A lock on a file that was removed in the meantime holds nobody off.
@@ -107,6 +124,15 @@ impl Claim {
             if there.is_err() || ours.map_err(fail)?.ino() != there.map_err(fail)?.ino() {
                 continue;
             }
+            let held = HeldFolder::open(folder).map_err(fail)?;
+            if !held.is_there() {
+                continue;
+            }
+            if !held.lock(past_glances) {
+                claim.made.clear();
+                return Ok(None);
+            }
+            claim.held = Some(held);
             // Words for people; the lock holds without them.
             let _ =
                 lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", ourselves()));
@@ -119,7 +145,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.folder.join(RUN_FILE).exists() {
+        // In another folder of that name there may be another's lock.
+        if !self.is_there() || self.folder.join(RUN_FILE).try_exists().unwrap_or(true) {
             return;
         }
         if self.lock.is_some() {

@@ -1,6 +1,8 @@
 //! A run in its course: from the folder and the fresh or restored weights, over the steps with their evaluations, prunings and
 //! checkpoints, to the summary.
 
+mod cautions;
+
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,23 +15,25 @@ use std::time::Instant;
 use espalier_comm::Traffic;
 use espalier_data::{Dataset, Fingerprint, Split};
 use espalier_nn::weights::hash_of;
-use espalier_plan::pruning::{Method, Pruning};
+use espalier_plan::pruning::Pruning;
 use espalier_plan::spec::Input;
 use espalier_plan::{Plan, Scoring};
 use espalier_tensor::{Category, Device};
 use tracing::info;
 
 use super::back::{resume, set_aside};
+use super::held::HeldFolder;
 use super::line::Line;
-use super::metrics::Metrics;
+use super::metrics::{Metrics, Past};
 use super::pace::Pace;
+use super::resolved::write_resolved;
 use super::resumed::DATA_FILE;
 use super::sample;
+use super::start_point::{START_FILE, StartPoint};
 use super::trace::{Event, TraceFile, may_replace};
 use super::unlikely::unlikely;
 use super::{
-    Claim, Observer, Outcome, RUN_FILE, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of,
-    nothing_to_do, refuse_zeros_of_nothing, write,
+    Claim, Observer, Outcome, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of, nothing_to_do, write,
 };
 use crate::checkpoint::{Checkpoints, first_not_finite};
 use crate::parallel::{Ranks, exchange, together};
@@ -40,9 +44,6 @@ use crate::{Error, Result, hub};
 
 /// From so many weights on, making them takes long enough that a person should know.
 const MANY: u64 = 1_000_000_000;
-
-/// The share of zeros from which on somebody is likely to have pruned what a run starts from.
-const MANY_ZEROS: f64 = 0.5;
 
 /// What happens before the first step where a method scores by gradients.
 fn scoring_note(candidates: u64, scoring: Scoring) -> String {
@@ -63,12 +64,16 @@ pub(super) struct Run {
     checkpoints: Checkpoints,
     metrics: Metrics,
     folder: PathBuf,
+    /// Rank 0's, to see whether it is still there.
+    held: Option<HeldFolder>,
     tokens_per_sample: Option<usize>,
     pace: Pace,
     /// Why the last checkpoint that was tried is not there.
     unsaved: Option<Error>,
     last_loss: Option<f64>,
     validation: Option<Evaluation>,
+    /// What was evaluated at the last step by a process that was killed behind it.
+    past_validation: Option<Validation>,
     trace: Option<PathBuf>,
     predicted: Option<Predicted>,
     begin: Instant,
@@ -95,6 +100,8 @@ impl Run {
             let said = exchange(ranks.world(), folder.as_os_str().as_bytes())?;
             folder = OsStr::from_bytes(&said[0]).into();
         }
+        let held = leads.then(|| HeldFolder::open(&folder)).transpose();
+        let held = held.map_err(|why| Error::unread(&folder, why))?;
         if claim.as_ref().is_some_and(|claim| claim.lock().is_none()) {
             observer.warning(&format!(
                 "the file system of {} has no locks: nothing keeps another process out of this run",
@@ -105,14 +112,13 @@ impl Run {
             // Not after hours of training.
             may_replace(path).map_err(|why| Error::file(path, why))?;
             File::create(path)
-                .map_err(|why| Error::file(path, format!("the trace cannot be written: {why}")))?;
+                .map_err(|why| Error::of_io(path, &why, format!("the trace cannot be written: {why}")))?;
         }
         let data = if leads { Fingerprint::of(&plan.data)? } else { None };
         let resumed = match leads && place.resume && !place.fresh {
             true => Some(Resumed::compare(&folder, plan.record(), data.as_ref(), &place.allow, observer)?),
             false => None,
         };
-        refuse_zeros_of_nothing(&plan, place)?;
         let samples = dataset.len(Split::Train);
         unlikely(&plan, samples).iter().for_each(|text| observer.warning(text));
         let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
@@ -123,8 +129,9 @@ impl Run {
         info!("makes its weights, of {} in all", plan.parameters);
         let mut trainer = Trainer::among(plan.clone(), dataset.clone(), device, ranks)?;
         info!("its weights are made");
+        let mut goes_on = false;
         if place.resume && !place.fresh {
-            resume(&mut trainer, &checkpoints, &folder, observer)?;
+            goes_on = resume(&mut trainer, &checkpoints, &folder, observer)?;
             if let Some(wanted) = plan.pruning.as_ref().and_then(Pruning::share_of_weights)
                 && trainer.is_pruned_beyond(wanted)
             {
@@ -134,25 +141,9 @@ impl Run {
                 ));
             }
         }
-        let mut before = None;
-        if let Some(from) = place.from.as_ref().filter(|_| !place.resume) {
-            let passed_over =
-                |broken: &Error| observer.warning(&format!("{broken}; the one before it is used"));
-            let whole = hub::find(from, trainer.ranks(), passed_over)?;
-            hub::check_tokens(&whole, &plan)?;
-            trainer.start_from(&whole)?;
-            let zeros = trainer.zeros()?;
-            if zeros >= MANY_ZEROS {
-                observer.note(&format!(
-                    "{:.0} % of the prunable weights that it starts from are zero, and training changes them: \
-                     `train.keep_zeros` = true keeps these zeros",
-                    100.0 * zeros
-                ));
-            }
-            before = Some(whole.path().to_owned());
-        }
+        let start = StartPoint::start(&mut trainer, &plan, place, &folder, goes_on, observer)?;
         if leads {
-            let before = before.or(checkpoints.list()?.pop());
+            let before = start.as_ref().map(|(path, _)| path.clone()).or(checkpoints.list()?.pop());
             checkpoints = checkpoints.beside(hub::companions(&plan, &dataset, before.as_deref())?);
         }
         if !trainer.ranks().is_alone() {
@@ -165,21 +156,33 @@ impl Run {
             trainer.ranks().world().barrier()?;
             trainer.trace_since(Instant::now());
         }
-        let mut metrics = Metrics::default();
+        let (mut metrics, mut past) = (Metrics::default(), Past::default());
         let (done, steps) = (trainer.progress().step, trainer.steps());
-        if steps == 0 && !place.resume {
+        if steps == 0 && !goes_on {
             // What a run of no steps is for: to say how well that does which it starts from.
             trainer.evaluate_first();
         }
-        let nothing_left = place.resume && done >= steps && !trainer.progress().evaluation_due;
+        let is_over = place.resume && done >= steps && !trainer.progress().evaluation_due;
+        // A process that was killed behind the last checkpoint has left the rest of its end to this one.
+        let began = if leads { StartPoint::read(&folder)?.map_or(0, |start| start.step()) } else { 0 };
+        let finishes =
+            is_over && leads && done == steps && done > began && !folder.join(SUMMARY_FILE).exists();
+        let nothing_left = is_over && !finishes;
         if nothing_left {
             observer.note(&nothing_to_do(&plan, done, steps));
         }
         // A run of which nothing is left to do stays what it was.
         if leads && !nothing_left {
             info!("writes into {}", folder.display());
+            held.as_ref().map_or(Ok(()), HeldFolder::check)?;
             if place.fresh {
                 set_aside(&folder, observer)?;
+            }
+            match &start {
+                Some((_, start)) => start.write(&folder)?,
+                // Of somebody who did not come as far as a run.
+                None if !place.resume => drop(fs::remove_file(folder.join(START_FILE))),
+                None => {}
             }
             let text = plan.record().to_toml()?;
             let data = data.map(|data| data.to_json());
@@ -189,12 +192,23 @@ impl Run {
             }
             // What it came to is known again at its end.
             let _ = fs::remove_file(folder.join(SUMMARY_FILE));
-            write(&folder, RUN_FILE, &text)?;
+            write_resolved(&folder, &text)?;
             if let Some(data) = &data {
                 write(&folder, DATA_FILE, data)?;
             }
             write(&folder, "plan.json", &serde_json::to_string_pretty(&plan).expect("a plan is plain data"))?;
-            metrics = Metrics::open(&folder.join("metrics.jsonl"), trainer.progress().step)?;
+            let path = folder.join("metrics.jsonl");
+            (metrics, past) = Metrics::open(&path, done)?;
+            let every = resumed.as_ref().map_or(1, Resumed::log_every).max(plan.timetable.log_every);
+            past.tell(&path, [began, done], every, observer);
+        }
+        if finishes {
+            observer.note(&format!(
+                "all {steps} steps are done, and the run was stopped before its end was written down: that is done now"
+            ));
+            // What cannot be removed is not in the way.
+            let _ = checkpoints.remove_leftovers();
+            checkpoints.remove_old(done, |problem| observer.warning(problem));
         }
         let tokens_per_sample = match plan.model.input {
             Input::Tokens { seq, .. } => Some(seq),
@@ -207,11 +221,16 @@ impl Run {
             checkpoints,
             metrics,
             folder,
+            held,
             tokens_per_sample,
             pace: Pace::default(),
             unsaved: None,
-            last_loss: None,
+            last_loss: past.loss.filter(|_| finishes),
             validation: None,
+            past_validation: past
+                .validation
+                .filter(|(step, _)| finishes && *step == done)
+                .map(|(_, found)| found),
             trace: place.trace.clone(),
             predicted: place.predicted.clone(),
             begin: Instant::now(),
@@ -272,6 +291,7 @@ impl Run {
             observer.step(&report, self.recent_rates(), peak);
             let last = step == steps;
             if step.is_multiple_of(timetable.log_every) || last || !report.taken {
+                self.check_folder()?;
                 let line = Line::of_step(&report, self.recent_rates(), self.begin.elapsed().as_secs_f64());
                 self.metrics.line(&line, observer);
             }
@@ -324,6 +344,7 @@ impl Run {
     /// Saves, and removes what is too old. A disk that is full is told and no reason to stop: it may have room the next time.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
         info!("begins the checkpoint after step {}", self.trainer.progress().step);
+        self.check_folder()?;
         self.metrics.sync(observer);
         match self.trainer.save(&self.checkpoints) {
             Ok(path) => {
@@ -349,6 +370,7 @@ impl Run {
         self.write_trace()?;
         // A rank that does not lead has no file, and a run of which nothing was left to do has none either.
         let writes = self.metrics.is_open();
+        self.check_folder()?;
         self.metrics.sync(observer);
         self.metrics.close(observer);
         if let Some(error) = self.unsaved.take() {
@@ -380,47 +402,13 @@ impl Run {
         self.metrics.is_open().then(|| self.folder.join("metrics.jsonl"))
     }
 
+    /// An error where the run folder is not the one that the run began in.
+    fn check_folder(&self) -> Result<()> {
+        self.held.as_ref().map_or(Ok(()), HeldFolder::check)
+    }
+
     fn leads(&self) -> bool {
         self.trainer.ranks().leads()
-    }
-
-    /// Where evaluating or saving is part of what is trained, since a pipeline that never flushes runs empty for it.
-    fn changed_by_looking(&self) -> Option<String> {
-        let Plan { pipeline, timetable, .. } = &self.plan;
-        if !pipeline.is_asynchronous() {
-            return None;
-        }
-        let every =
-            [("train.eval_every", timetable.eval_every), ("checkpoint.every", timetable.save_every())];
-        let every = every.into_iter().filter_map(|(field, every)| Some((field, every?)));
-        let within = every.filter(|(_, every)| *every < self.trainer.steps());
-        let fields: Vec<String> = within.map(|(field, every)| format!("`{field}` = {every}")).collect();
-        (!fields.is_empty()).then(|| {
-            format!(
-                "with \"{}\" the pipeline runs empty wherever the run is evaluated or saved, and the batches behind start on \
-                 newer weights: {} changes what is trained",
-                pipeline.order.name(),
-                fields.join(" or ")
-            )
-        })
-    }
-
-    /// Where the run ended before its method had pruned as much as it should.
-    fn short_of_its_sparsity(&self) -> Option<String> {
-        let prune = self.plan.pruning.as_ref().filter(|prune| prune.sparsity > 0.0)?;
-        let ((kept, all), steps) = (self.trainer.kept(), self.trainer.steps());
-        if kept == all {
-            return Some(format!(
-                "nothing was pruned: {steps} steps are too few for {}",
-                prune.method.name()
-            ));
-        }
-        // The others draw once, and then all of it.
-        let is_gradual = matches!(prune.method, Method::Gradual { .. });
-        let (reached, wanted) = (self.trainer.sparsity(), prune.sparsity);
-        (is_gradual && reached + 0.5 / all as f64 + 1e-3 < wanted).then(|| {
-            format!("{steps} steps were too few: pruned to {reached:.4}, and `prune.sparsity` is {wanted}")
-        })
     }
 
     /// Writes what all ranks did when, where that is wanted.
@@ -453,6 +441,9 @@ impl Run {
     }
 
     fn validation(&self) -> Validation {
+        if let Some(past) = self.past_validation.as_ref().filter(|_| self.validation.is_none()) {
+            return past.clone();
+        }
         Validation::new(
             self.validation,
             self.trainer.progress().best_validation,

@@ -2,13 +2,16 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::Observer;
+use super::gaps::gaps;
 use super::line::{DivergedLine, Line};
+use crate::summary::Validation;
 use crate::{Error, Result, durable};
 
 /// metrics.jsonl: a line per logged step and per evaluation. A rank that does not write has an empty one.
@@ -43,35 +46,30 @@ pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
 
 impl Metrics {
     /// Opens it for a run that has done `step` steps; lines of steps that will be taken again are dropped.
-    pub fn open(path: &Path, step: u64) -> Result<Metrics> {
-        let still_true = |line: &&[u8]| {
-            let parsed: Option<Value> = serde_json::from_slice(line).ok();
-            line.ends_with(b"\n") && parsed.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step)
+    pub fn open(path: &Path, step: u64) -> Result<(Metrics, Past)> {
+        let old = match fs::read(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(|why| Error::unread(path, why))?,
         };
-        match fs::read(path) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
-            Err(why) => return Err(Error::file(path, why)),
-            Ok(old) => {
-                let kept: Vec<u8> = old
-                    .split_inclusive(|byte| *byte == b'\n')
-                    .filter(still_true)
-                    .flatten()
-                    .copied()
-                    .collect();
-                // At once: a kill in the middle would leave the run without its past.
-                if kept != old {
-                    durable::replace(path, &kept).map_err(|why| Error::unwritten(path, why))?;
+        let (mut kept, mut past) = (Vec::with_capacity(old.len()), Past::default());
+        for line in old.split_inclusive(|byte| *byte == b'\n') {
+            let parsed: Option<Value> = serde_json::from_slice(line).ok();
+            match parsed.as_ref().and_then(|line| line["step"].as_u64()) {
+                Some(of) if of <= step && line.ends_with(b"\n") => {
+                    kept.extend_from_slice(line);
+                    past.add(parsed.and_then(|line| serde_json::from_value(line).ok()));
                 }
+                Some(_) => {}
+                // What a kill has torn is the end of it.
+                None => past.unreadable += usize::from(line.ends_with(b"\n")),
             }
         }
-        let open = || -> io::Result<(File, u64)> {
-            let file = OpenOptions::new().create(true).append(true).open(path)?;
-            let len = file.metadata()?.len();
-            durable::sync_folder(path.parent().unwrap_or(Path::new(".")))?;
-            Ok((file, len))
-        };
-        let (file, len) = open().map_err(|why| Error::unwritten(path, why))?;
-        Ok(Metrics { file: Some(file), path: path.into(), len, lost: 0, torn: false })
+        // At once: a kill in the middle would leave the run without its past.
+        if kept != old {
+            durable::replace(path, &kept).map_err(|why| Error::unwritten(path, why))?;
+        }
+        let (file, len) = append_to(path).map_err(|why| Error::unwritten(path, why))?;
+        Ok((Metrics { file: Some(file), path: path.into(), len, lost: 0, torn: false }, past))
     }
 
     /// Whether lines go anywhere.
@@ -105,10 +103,32 @@ impl Metrics {
 
     /// Waits until all lines are on the disk. A checkpoint that outlives a power cut without the lines up to it would be of a
     /// run with a hole in its past.
-    pub fn sync(&self, observer: &mut dyn Observer) {
+    pub fn sync(&mut self, observer: &mut dyn Observer) {
+        self.begin_again_where_gone(observer);
         if let Some(Err(why)) = self.file.as_ref().map(|file| durable::sync(file, &self.path)) {
             observer
                 .warning(&format!("{}: what was written may not be on the disk: {why}", self.path.display()));
+        }
+    }
+
+    /// Begins a new file where somebody has removed or replaced the one that lines go to: they would be written to nowhere.
+    fn begin_again_where_gone(&mut self, observer: &mut dyn Observer) {
+        let number = |found: io::Result<fs::Metadata>| found.map(|found| (found.dev(), found.ino()));
+        let Some(own) = self.file.as_ref().and_then(|file| number(file.metadata()).ok()) else { return };
+        match number(fs::metadata(&self.path)) {
+            Ok(found) if found == own => return,
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return,
+            _ => {}
+        }
+        let path = self.path.display();
+        match append_to(&self.path) {
+            Ok((file, len)) => {
+                (self.file, self.len, self.torn) = (Some(file), len, false);
+                observer.warning(&format!(
+                    "{path}: it was removed or replaced while the run wrote to it: lines up to here are missing from it"
+                ));
+            }
+            Err(why) => observer.warning(&format!("{path}: it was removed, and cannot be made again: {why}")),
         }
     }
 
@@ -125,6 +145,59 @@ impl Metrics {
     }
 }
 
+/// What the lines of before say of a run that goes on.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    /// Steps that have a line.
+    steps: Vec<u64>,
+    /// Lines that are none of a run's, and were left out.
+    unreadable: usize,
+    /// Of the last step that has one.
+    pub loss: Option<f64>,
+    /// The last evaluation, and the step after which it was made.
+    pub validation: Option<(u64, Validation)>,
+}
+
+impl Past {
+    fn add(&mut self, line: Option<Line>) {
+        match line {
+            Some(Line::Step(step)) => {
+                self.steps.push(step.step);
+                self.loss = step.loss.filter(|_| !step.skipped).or(self.loss);
+            }
+            Some(Line::Evaluation(evaluation)) => {
+                self.validation = Some((evaluation.step, evaluation.validation));
+            }
+            Some(Line::Pruned(_) | Line::Looked(_)) => {}
+            None => self.unreadable += 1,
+        }
+    }
+
+    /// Says which lines a run should have and has not, as [`gaps`] finds them.
+    pub fn tell(&self, path: &Path, [began, done]: [u64; 2], every: u64, observer: &mut dyn Observer) {
+        let path = path.display();
+        if self.unreadable > 0 {
+            observer.warning(&format!(
+                "{path}: {} lines are none that a run writes, and are left out",
+                self.unreadable
+            ));
+        }
+        let missing = gaps(&self.steps, began, done, every);
+        if !missing.is_empty() {
+            let ranges: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            observer.warning(&format!("{path}: no line is there for {}", ranges.join(", ")));
+        }
+    }
+}
+
+/// Opens a file to add to, and its length; its name is on the disk.
+fn append_to(path: &Path) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new().create(true).append(true).open(path)?;
+    let len = file.metadata()?.len();
+    durable::sync_folder(path.parent().unwrap_or(Path::new(".")))?;
+    Ok((file, len))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,11 +210,69 @@ mod tests {
         let lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st";
         fs::write(&path, lines).unwrap();
         fs::hard_link(&path, &old).unwrap();
-        let mut metrics = Metrics::open(&path, 2).unwrap();
+        let (mut metrics, _) = Metrics::open(&path, 2).unwrap();
         assert_eq!(fs::read_to_string(&old).unwrap(), lines, "the file of before is as it was");
         metrics.line(&serde_json::json!({ "step": 3 }), &mut ());
         metrics.close(&mut ());
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[derive(Default)]
+    struct Warned(Vec<String>);
+
+    impl Observer for Warned {
+        fn warning(&mut self, text: &str) {
+            self.0.push(text.into());
+        }
+    }
+
+    /// A line that was damaged, lines that were lost: a curve with a hole looks like one without.
+    #[test]
+    fn lines_that_are_missing_are_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let line = |step: u64| {
+            let fields =
+                "\"loss\":1.5,\"lr\":0.1,\"grad_norm\":1.0,\"accuracy\":0.5,\"sparsity\":0.0,\"time\":1.0";
+            format!("{{\"step\":{step},{fields}}}\n")
+        };
+        let whole: String = (1..=9).map(line).collect();
+        let said = |text: &str, done: u64| {
+            fs::write(&path, text).unwrap();
+            let (_, past) = Metrics::open(&path, done).unwrap();
+            let mut heard = Warned::default();
+            past.tell(Path::new("metrics.jsonl"), [0, done], 1, &mut heard);
+            heard.0
+        };
+        assert_eq!(said(&whole, 9), [""; 0]);
+        let holes: String = [1, 2, 3, 6, 7, 8].map(line).concat() + "{\"step";
+        assert_eq!(said(&holes, 9), ["metrics.jsonl: no line is there for steps 4 to 5, step 9"]);
+        let damaged = whole.replacen("\"step\":5,", "\"stfp\":5,", 1);
+        let expected = [
+            "metrics.jsonl: 1 lines are none that a run writes, and are left out",
+            "metrics.jsonl: no line is there for step 5",
+        ];
+        assert_eq!(said(&damaged, 9), expected);
+        assert_eq!(said("", 2), ["metrics.jsonl: no line is there for steps 1 to 2"]);
+    }
+
+    #[test]
+    fn a_file_that_is_removed_under_a_run_is_begun_again_aloud() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let (mut metrics, _) = Metrics::open(&path, 0).unwrap();
+        let mut heard = Warned::default();
+        metrics.line(&serde_json::json!({ "step": 1 }), &mut heard);
+        metrics.sync(&mut heard);
+        assert_eq!(heard.0, [""; 0]);
+        fs::remove_file(&path).unwrap();
+        metrics.line(&serde_json::json!({ "step": 2 }), &mut heard);
+        metrics.sync(&mut heard);
+        assert!(heard.0.len() == 1 && heard.0[0].contains("removed or replaced"), "{:?}", heard.0);
+        metrics.line(&serde_json::json!({ "step": 3 }), &mut heard);
+        metrics.sync(&mut heard);
+        assert_eq!(heard.0.len(), 1, "{:?}", heard.0);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":3}\n");
     }
 }

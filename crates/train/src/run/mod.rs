@@ -1,7 +1,7 @@
 //! A whole run: the folder it leaves, the loop over steps, and the summary at its end.
 //!
 //! ```text
-//! run.toml  plan.json  metrics.jsonl  summary.json  checkpoints/  .lock
+//! run.toml  start.json  plan.json  metrics.jsonl  summary.json  checkpoints/  .lock
 //! ```
 //!
 //! The loop talks to an [`Observer`], so that the binary can draw a progress bar and a test can listen. Of several ranks
@@ -10,18 +10,23 @@
 mod back;
 mod check;
 mod claim;
+mod gaps;
+mod held;
 mod landmarks;
 mod lifecycle;
 pub mod line;
 mod metrics;
 mod pace;
 mod prune;
+mod resolved;
 mod resumed;
 mod sample;
+mod start_point;
 pub mod trace;
 mod unlikely;
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -32,7 +37,7 @@ use espalier_plan::timetable::Length;
 use espalier_tensor::Device;
 use tracing::{error, info};
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpoints, retry};
 use crate::parallel::launched::Join;
 use crate::parallel::{GiveUp, Ranks, on_threads_within};
 use crate::prune::{Observation, Pruned};
@@ -41,12 +46,15 @@ use crate::trainer::{Evaluation, StepReport};
 use crate::{Error, Result, durable};
 pub use check::check;
 pub use claim::Claim;
+pub use gaps::gaps;
 use landmarks::Landmarks;
 use lifecycle::Run;
 use metrics::note_divergence;
 pub use prune::prune;
+pub use resolved::read_resolved;
 pub(crate) use resumed::DATA_FILE;
 pub use resumed::Resumed;
+pub use start_point::StartPoint;
 
 /// The resolved run file in a run folder; where it is, a run is.
 const RUN_FILE: &str = "run.toml";
@@ -114,7 +122,7 @@ pub struct RunDir {
     pub fresh: bool,
     /// Fields, or sections, of the run file that may differ from what the run was, although that makes another run of it.
     pub allow: Vec<String>,
-    /// A checkpoint whose weights and masks a new run starts from.
+    /// A checkpoint whose weights and masks a new run starts from; one that goes on, where that is by now.
     pub from: Option<PathBuf>,
     /// Where to write what every rank did when.
     pub trace: Option<PathBuf>,
@@ -139,17 +147,27 @@ impl RunDir {
             return Claim::next(&self.folder);
         }
         let folder = self.find();
-        if self.resume && !folder.join(RUN_FILE).exists() {
+        if self.resume && !holds_run(&folder)? {
             return Err(Error::file(&folder, "there is no run here to resume (no run.toml)"));
         }
         let claim = Claim::on(&folder)?;
-        if !self.resume && folder.join(RUN_FILE).exists() {
+        if !self.resume && holds_run(&folder)? {
             return Err(Error::file(
                 &folder,
                 "a run is here already: add --resume to go on, or choose another --out",
             ));
         }
         Ok(claim)
+    }
+}
+
+/// Whether a folder holds a run. That nobody can look does not mean that there is none.
+pub fn holds_run(folder: &Path) -> Result<bool> {
+    let path = folder.join(RUN_FILE);
+    match retry(|| path.try_exists()) {
+        // What is no folder holds none.
+        Err(why) if why.kind() == ErrorKind::NotADirectory => Ok(false),
+        found => found.map_err(|why| Error::unread(path, why)),
     }
 }
 
@@ -261,9 +279,8 @@ fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
 }
 
 /// Zeros can be kept only of something that a run starts from.
-fn refuse_zeros_of_nothing(plan: &Plan, place: &RunDir) -> Result<()> {
-    let starts = place.from.is_some() || (place.resume && !place.fresh);
-    if plan.keep_zeros && !starts {
+fn refuse_zeros_of_nothing(plan: &Plan) -> Result<()> {
+    if plan.keep_zeros {
         let why = "without --from: weights that are drawn anew have no zeros to keep".into();
         return Err(espalier_plan::Error::NoEffect { field: "train.keep_zeros".into(), why }.into());
     }

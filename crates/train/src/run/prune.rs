@@ -9,8 +9,9 @@ use espalier_plan::memory::StateBytes;
 use espalier_tensor::Device;
 
 use super::landmarks::Landmarks;
+use super::resolved::write_resolved;
 use super::resumed::DATA_FILE;
-use super::{Claim, Observer, RUN_FILE, announce, checkpoints_of, write};
+use super::{Claim, Observer, StartPoint, announce, checkpoints_of, holds_run, write};
 use crate::checkpoint::Checkpoint;
 use crate::summary::Summary;
 use crate::trainer::Trainer;
@@ -28,7 +29,7 @@ pub fn prune(
 ) -> Result<Summary> {
     let observer = &mut Landmarks(observer);
     let _claim = Claim::on(folder)?;
-    if folder.join(RUN_FILE).exists() {
+    if holds_run(folder)? {
         return Err(Error::file(folder, "a run is here already: choose another folder"));
     }
     hub::check_tokens(whole, &plan)?;
@@ -49,7 +50,8 @@ pub fn prune(
     trainer.forget_best();
     announce(observer, trainer.progress().step + 1, &pruned, &mut HashSet::new());
     observer.saved(&trainer.save(&checkpoints)?);
-    write(folder, RUN_FILE, &plan.record().to_toml()?)?;
+    StartPoint::of(whole, trainer.progress().step)?.write(folder)?;
+    write_resolved(folder, &plan.record().to_toml()?)?;
     if let Some(data) = Fingerprint::of(&plan.data)? {
         write(folder, DATA_FILE, &data.to_json())?;
     }

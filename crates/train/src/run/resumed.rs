@@ -13,8 +13,10 @@ use espalier_plan::RunFile;
 use espalier_plan::config::{Change, covers};
 use espalier_plan::plan::Record;
 
+use super::resolved::read_resolved;
 use super::{Observer, RUN_FILE, write};
-use crate::{Error, Result};
+use crate::checkpoint::retry;
+use crate::{Error, Result, checksum, is_failure};
 
 /// What the data files of a run held, where it has any.
 pub(crate) const DATA_FILE: &str = "data.json";
@@ -40,7 +42,7 @@ impl Resumed {
         observer: &mut dyn Observer,
     ) -> Result<Resumed> {
         let (path, data_path) = (folder.join(RUN_FILE), folder.join(DATA_FILE));
-        let text = fs::read_to_string(&path).map_err(|why| Error::file(&path, why))?;
+        let text = read_resolved(&path)?.ok_or_else(|| Error::file(&path, "is not there"))?;
         let was = match RunFile::parse(&text, &[]) {
             Ok(was) => was,
             // It may be of another version, and what it trained need not be lost for that.
@@ -49,7 +51,10 @@ impl Resumed {
                 return Ok(Resumed { text, run: None, data: None });
             }
         };
-        let data = fs::read_to_string(&data_path).ok();
+        let data = match retry(|| fs::read_to_string(&data_path)) {
+            Err(why) if is_failure(&why) => return Err(Error::unread(data_path, why)),
+            read => read.ok(),
+        };
         let recorded: Option<Fingerprint> = data.as_deref().and_then(|text| serde_json::from_str(text).ok());
         let data_change =
             held.zip(recorded.as_ref()).and_then(|(held, recorded)| held.change_since(recorded));
@@ -96,10 +101,15 @@ impl Resumed {
         }
     }
 
+    /// How often the run wrote a line of `metrics.jsonl`.
+    pub(super) fn log_every(&self) -> u64 {
+        self.run.as_ref().map_or(1, |was| was.train.log_every as u64)
+    }
+
     /// Keeps the files that were true until `step`, where others take their place.
     pub(super) fn keep(&self, folder: &Path, step: u64, text: &str, data: Option<&str>) -> Result<()> {
         if self.text != text {
-            keep(folder, step, "run", "toml", &self.text)?;
+            keep(folder, step, "run", "toml", &checksum::add_to_toml(&self.text))?;
         }
         match &self.data {
             Some(was) if data != Some(was) => keep(folder, step, "data", "json", was),

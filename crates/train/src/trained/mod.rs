@@ -25,7 +25,7 @@ use crate::context::dtype;
 use crate::hub::{self, Described, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::parallel::pieces::Pieces;
-use crate::run::DATA_FILE;
+use crate::run::{DATA_FILE, read_resolved};
 use crate::stage::Stage;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
@@ -56,8 +56,8 @@ impl Trained {
     pub fn open(path: &Path, report: impl FnMut(&Error)) -> Result<Trained> {
         let checkpoint = hub::find(path, &Ranks::alone(), report)?;
         let run_file = checkpoint.run_file();
-        let trained = match fs::read_to_string(&run_file) {
-            Ok(text) if !hub::is_foreign(path) => Trained::of_run(checkpoint, &text, &run_file)?,
+        let trained = match read_resolved(&run_file)? {
+            Some(text) if !hub::is_foreign(path) => Trained::of_run(checkpoint, &text, &run_file)?,
             _ => {
                 let described = hub::describe(&checkpoint)?;
                 Trained::described(checkpoint, &described)?

@@ -174,6 +174,34 @@ fn checkpoints_that_cannot_be_listed_are_an_error() {
     assert!(error.contains("checkpoints: ") && !error.contains("no whole"), "{error}");
 }
 
+/// A fault of a moment used to put the newest checkpoint aside: that the system cannot read it does not say that it is damaged.
+#[test]
+fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
+    for ranks in [1, 2] {
+        let base = support::tiny_gpt(&["checkpoint.every=2"]).set(format!("parallel.data={ranks}"));
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        train(&RunDir::at(at), &base, 4, &mut ()).unwrap();
+        let manifest = at.join("checkpoints/step-000004/manifest.json");
+        let aside = at.join("manifest.json");
+        fs::rename(&manifest, &aside).unwrap();
+        // No rights of whoever runs the tests help against that.
+        std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+        let error = train(&resumed(at), &base, 6, &mut ()).unwrap_err();
+        assert!(matches!(error, Error::Disk { .. }), "{ranks} ranks: {error:?}");
+        let said = error.to_string();
+        assert!(
+            said.contains("step-000004: the checkpoint cannot be read, and is not known to be damaged"),
+            "{said}"
+        );
+        assert_eq!(names(at), ["step-000002", "step-000004"], "{ranks} ranks: nothing was changed");
+        fs::rename(&aside, &manifest).unwrap();
+        let mut heard = Heard::default();
+        train(&resumed(at), &base, 6, &mut heard).unwrap();
+        assert_eq!((heard.resumed_after, heard.warnings), (Some(4), Vec::new()));
+    }
+}
+
 /// A disk that takes nothing at step 4, and at step 6 where it `recovers`: there is a file where the folder should be.
 struct Disk {
     folder: PathBuf,

@@ -30,6 +30,7 @@ mod resume;
 mod shards;
 mod sparse;
 mod spatial;
+mod start;
 mod steps;
 mod support;
 mod tensor;

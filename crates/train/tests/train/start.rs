@@ -1,0 +1,200 @@
+//! What a run starts from, where its folder goes, and how its end is written down: a run that is stopped at the wrong moment is the run
+//! that it was, or says why not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use espalier_train::run::{Claim, Observer, RunDir, run};
+use espalier_train::trainer::StepReport;
+use espalier_train::{Error, Rates, Summary};
+
+use crate::support::{self, Base, Heard};
+
+fn train(place: &RunDir, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<Summary, Error> {
+    let (plan, dataset, device) = support::prepare(base, 2);
+    Ok(run(plan, dataset, &device, place, &AtomicBool::new(false), observer)?.summary)
+}
+
+fn hash(place: &RunDir, base: &Base) -> Result<String, Error> {
+    Ok(train(place, base, &mut ())?.weights_hash.expect("a finished run has a hash"))
+}
+
+/// As a kill before the first checkpoint leaves it.
+fn without_checkpoints(run: &Path) {
+    fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    fs::remove_file(run.join("summary.json")).unwrap();
+}
+
+/// A fine-tuning run that was killed before its first checkpoint used to go on from random weights.
+#[test]
+fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
+    for ranks in ["parallel.data=1", "parallel.data=2"] {
+        let base = support::tiny_gpt(&["train.steps=3", ranks]);
+        let folder = tempfile::tempdir().unwrap();
+        let [first, tuned, moved] = ["first", "tuned", "moved"].map(|name| folder.path().join(name));
+        let seed = hash(&RunDir::at(&first), &base).unwrap();
+        let start = RunDir { from: Some(first.clone()), ..RunDir::at(&tuned) };
+        let expected = hash(&start, &base).unwrap();
+        assert_ne!(expected, seed, "it starts from other weights");
+        let resumed = RunDir { resume: true, ..RunDir::at(&tuned) };
+        without_checkpoints(&tuned);
+        assert_eq!(hash(&resumed, &base).unwrap(), expected, "{ranks}");
+        // To start over is to start from there, too.
+        let fresh = RunDir { fresh: true, ..resumed.clone() };
+        assert_eq!(hash(&fresh, &base).unwrap(), expected, "{ranks}");
+        assert!(tuned.join("set-aside-1/start.json").exists());
+
+        // Weights that are gone, that are elsewhere by now, and others.
+        fs::rename(&first, &moved).unwrap();
+        hash(&resumed, &base.set("train.steps=4")).expect("a checkpoint is enough to go on from");
+        without_checkpoints(&tuned);
+        let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
+        let said = hash(&resumed, &base).unwrap_err().to_string();
+        assert!(
+            said.contains("start.json: the run started from ") && said.contains("not there any more"),
+            "{said}"
+        );
+        let other = folder.path().join("other");
+        hash(&RunDir::at(&other), &base.set("seed=9")).unwrap();
+        let said =
+            hash(&RunDir { from: Some(other.clone()), ..resumed.clone() }, &base).unwrap_err().to_string();
+        assert!(said.contains("the run did not start from ") && said.contains("have changed"), "{said}");
+        assert!(fs::read(tuned.join("metrics.jsonl")).unwrap() == before, "nothing was changed");
+        let elsewhere = RunDir { from: Some(moved.clone()), ..resumed.clone() };
+        assert_eq!(hash(&elsewhere, &base).unwrap(), expected, "{ranks}");
+        without_checkpoints(&tuned);
+        assert_eq!(hash(&resumed, &base).unwrap(), expected, "where they are is written down anew");
+
+        let said =
+            hash(&RunDir { from: Some(moved), resume: true, ..RunDir::at(&other) }, &base.set("seed=9"));
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains("not written down that this run started from other weights"), "{said}");
+        without_checkpoints(&tuned);
+        fs::write(tuned.join("start.json"), "{}").unwrap();
+        let said = hash(&resumed, &base).unwrap_err().to_string();
+        assert!(said.contains("does not say what the run started from"), "{said}");
+    }
+}
+
+/// Renames the run folder after a step, or removes it.
+struct TakesAway {
+    run: PathBuf,
+    to: Option<PathBuf>,
+}
+
+impl Observer for TakesAway {
+    fn step(&mut self, report: &StepReport, _: Rates, _: usize) {
+        match &self.to {
+            _ if report.step != 3 => {}
+            Some(to) => fs::rename(&self.run, to).unwrap(),
+            None => fs::remove_dir_all(&self.run).unwrap(),
+        }
+    }
+}
+
+/// A second folder with half of a run, and a success, is what came of it before.
+#[test]
+fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
+    for settings in [&["checkpoint.every=2"][..], &["checkpoint.every=2", "parallel.data=2"]] {
+        let base = support::tiny_gpt(settings).set("train.steps=6");
+        let folder = tempfile::tempdir().unwrap();
+        let [whole, at, to] = ["whole", "run", "moved"].map(|name| folder.path().join(name));
+        let expected = hash(&RunDir::at(&whole), &base).unwrap();
+        for moved in [None, Some(to.clone())] {
+            let mut takes_away = TakesAway { run: at.clone(), to: moved.clone() };
+            let error = train(&RunDir::at(&at), &base, &mut takes_away).unwrap_err();
+            assert!(matches!(error, Error::Disk { .. }), "{error:?}");
+            assert!(error.to_string().contains("the run folder was removed or renamed"), "{error}");
+            assert!(!at.exists(), "{moved:?}: no new folder");
+        }
+        let resumed = RunDir { resume: true, ..RunDir::at(&to) };
+        assert_eq!(hash(&resumed, &base).unwrap(), expected, "what was renamed can be gone on with");
+    }
+}
+
+/// A process whose folder was renamed used to remove the lock of whoever came after it under that name.
+#[test]
+fn a_claim_on_a_folder_that_went_away_leaves_anothers_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, moved) = (folder.path().join("run"), folder.path().join("moved"));
+    let first = Claim::on(&run).unwrap();
+    fs::rename(&run, &moved).unwrap();
+    assert!(!first.is_there());
+    Claim::on(&moved).expect_err("it is taken under its new name, too");
+    let second = Claim::on(&run).unwrap();
+    drop(first);
+    assert!(run.join(".lock").exists() && second.is_there());
+    Claim::on(&run).expect_err("the second has it");
+    // The lock is on the folder, not on a file that somebody may remove.
+    fs::remove_file(run.join(".lock")).unwrap();
+    Claim::on(&run).expect_err("the second still has it");
+    Claim::check(&run).expect_err("and so whoever looks is told");
+}
+
+/// Killed behind its last checkpoint, a run lacked its summary for ever, and kept what was being written or removed.
+#[test]
+fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down() {
+    let base =
+        support::tiny_gpt(&["train.steps=4", "checkpoint.every=2", "checkpoint.keep=1", "train.log_every=1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let whole = train(&RunDir::at(at), &base.set("checkpoint.keep=2"), &mut ()).unwrap();
+    fs::remove_file(at.join("summary.json")).unwrap();
+    fs::create_dir(at.join("checkpoints/.removing-step-000001")).unwrap();
+    let metrics = fs::read(at.join("metrics.jsonl")).unwrap();
+    let resumed = RunDir { resume: true, ..RunDir::at(at) };
+    let mut heard = Heard::default();
+    let again = train(&resumed, &base, &mut heard).unwrap();
+    assert_eq!(heard.warnings, [""; 0]);
+    assert_eq!((&again.weights_hash, again.loss, again.steps), (&whole.weights_hash, whole.loss, 4));
+    assert_eq!(again.validation, whole.validation);
+    let written: Summary = serde_json::from_slice(&fs::read(at.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(written.weights_hash, whole.weights_hash);
+    assert!(fs::read(at.join("metrics.jsonl")).unwrap() == metrics);
+    let names: Vec<_> =
+        fs::read_dir(at.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["step-000004"]);
+}
+
+/// What was lost of the metrics is said by whoever goes on.
+#[test]
+fn holes_in_the_metrics_are_said_where_a_run_goes_on() {
+    let base = support::tiny_gpt(&["train.steps=4", "train.log_every=1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    train(&RunDir::at(at), &base, &mut ()).unwrap();
+    let path = at.join("metrics.jsonl");
+    let lines = fs::read_to_string(&path).unwrap();
+    let kept: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"step\":2,")).collect();
+    assert_ne!(kept, lines);
+    fs::write(&path, kept).unwrap();
+    let mut heard = Heard::default();
+    train(&RunDir { resume: true, ..RunDir::at(at) }, &base.set("train.steps=5"), &mut heard).unwrap();
+    assert_eq!(heard.warnings, [format!("{}: no line is there for step 2", path.display())]);
+}
+
+/// A changed digit used to make another run of it, or another evaluation.
+#[test]
+fn a_resolved_run_file_that_was_changed_is_refused() {
+    let base = support::tiny_gpt(&["train.steps=2"]);
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    train(&RunDir::at(at), &base, &mut ()).unwrap();
+    let path = at.join("run.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let resumed = RunDir { resume: true, ..RunDir::at(at) };
+    fs::write(&path, text.replacen("eval_samples = 4", "eval_samples = 6", 1)).unwrap();
+    for error in [
+        train(&resumed, &base.set("train.steps=3"), &mut ()).unwrap_err(),
+        espalier_train::trained::Trained::open(at, |_| ()).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("run.toml: is not the file that the run wrote"), "{error}");
+        assert!(matches!(error, Error::File { .. }), "{error:?}");
+    }
+    // Of an older program, or by a person who knows what he does.
+    let (_, plain) = text.split_once('\n').unwrap();
+    fs::write(&path, plain).unwrap();
+    train(&resumed, &base.set("train.steps=3"), &mut ()).unwrap();
+    assert!(fs::read_to_string(&path).unwrap().starts_with("# blake3"), "from here on it has one");
+}
