@@ -168,7 +168,7 @@ impl Past {
             Some(Line::Evaluation(evaluation)) => {
                 self.validation = Some((evaluation.step, evaluation.validation));
             }
-            Some(Line::Pruned(_) | Line::Looked(_)) => {}
+            Some(Line::Pruned(_) | Line::Looked(_) | Line::Diverged(_)) => {}
             None => self.unreadable += 1,
         }
     }
