@@ -184,8 +184,8 @@ cpu_cases = {
     "gpt-bf16": lambda: gpt("gpt-bf16", "bf16", *small),
     "gpt-bf16-compiled": lambda: gpt("gpt-bf16-compiled", "bf16", *small, "--compile"),
     "simple-cnn": lambda: (idx("mnist", 2000, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
-    "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar"'))[1],
-    "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar"',
+    "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"'))[1],
+    "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"',
                                                 model_fields="batch_norm = true", steps=8 if options.device == "cpu" else 40))[1],
 }
 large = {

@@ -14,9 +14,9 @@ use espalier_plan::search::{Fixed, Found, Search};
 use espalier_plan::simulate::{Candidate, Job};
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
-use espalier_train::Error;
 use espalier_train::parallel::launched::Join;
 use espalier_train::run::read_resolved;
+use espalier_train::{Error, hub};
 
 use crate::machine::Machine;
 use crate::plan::seconds;
@@ -36,6 +36,8 @@ pub struct Auto<'a> {
     pub ranks: Option<usize>,
     /// The folder of the run that goes on, where one does.
     pub resumed: Option<PathBuf>,
+    /// Its newest checkpoint.
+    pub checkpoint: Option<&'a Path>,
 }
 
 impl Auto<'_> {
@@ -44,7 +46,10 @@ impl Auto<'_> {
         let run_file =
             RunFile::parse(self.text, self.overrides).map_err(|error| in_file(self.path, error))?;
         let join = join(&run_file, self.launched)?;
-        let run_file = resolve(run_file, self.path)?;
+        let mut run_file = resolve(run_file, self.path)?;
+        if let Some(checkpoint) = self.checkpoint {
+            hub::find_tokenizer(&mut run_file.data, checkpoint);
+        }
         let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
         let run_file = match self.as_before() {
             Some(before) => run_file.laid_out_as(&before).map_err(Error::Plan)?,

@@ -52,6 +52,13 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
     let trained = Trained::open(&arguments.checkpoint, report)?;
     let overrides = [laid_out(&arguments.layout)?, arguments.overrides.clone()].concat();
     let dataset = trained.data_to_judge(arguments.data.as_deref(), &overrides)?;
+    if arguments.data.is_none()
+        && let Some(change) = trained.changed_data(&overrides)?
+    {
+        say::say!(
+            "warning: the data files {change}: the model may have learnt from some of what is held out of them now"
+        );
+    }
     let plan = trained.plan_for(&dataset, &overrides)?;
     let prepared = Prepared { plan, dataset, join: None };
     let device = prepared.open_device()?;

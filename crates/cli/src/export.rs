@@ -27,7 +27,7 @@ pub struct ExportArguments {
     /// The folder to write, which is not there yet.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
-    /// What weights are stored in [default: what they are].
+    /// What weights are stored in; f32 of a bf16 run are its master copies [default: what they are].
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Type>,
     /// Files of weights of at most this size, as in 5GB or 300MB.

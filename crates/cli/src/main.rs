@@ -215,6 +215,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Error::RankFailed { .. } | Error::RankEnded { .. } | Error::RanksLeft { .. }) => 3,
         Some(Error::Disk { .. }) => 3,
         Some(Error::Diverged { .. } | Error::NotFinite { .. } | Error::Unmeasurable { .. }) => 4,
+        Some(Error::BrokenWeights { .. }) => 4,
         None if error.is::<espalier_plan::schedule::Error>() => 2,
         None if error.is::<std::io::Error>() => 3,
         None => 1,

@@ -94,7 +94,7 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
     let data = arguments.data.as_ref().map(std::path::absolute).transpose()?;
     let data = data.map(|path| format!("data.path={:?}", path.display().to_string()));
     let overrides: Vec<String> = data.into_iter().chain(arguments.overrides.iter().cloned()).collect();
-    let prepared = prepare_text(&read_run(&run_file)?, &run_file, &overrides, None)?;
+    let prepared = prepare_text(&read_run(&run_file)?, &run_file, &overrides, None, Some(whole.path()))?;
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, .. } = prepared;
     let plan = plan.alone().map_err(Error::Plan)?;

@@ -71,7 +71,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
             Error::Plan(espalier_plan::Error::Conflict { field: "prune.method".into(), problem }).into()
         );
     }
-    let prepared = prepare_text(&text, &run_file, &overrides, None)?;
+    let prepared = prepare_text(&text, &run_file, &overrides, None, Some(whole.path()))?;
     let device = prepared.open_device()?;
     let Prepared { plan, dataset, .. } = prepared;
     let summary =

@@ -15,10 +15,11 @@ use espalier_plan::device::DeviceKind;
 use espalier_plan::{Axis, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
+use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
 use espalier_train::run::{self, Outcome, RunDir, StartPoint, run_launched, run_or_give_up};
-use espalier_train::{Error, Summary, room};
+use espalier_train::{Error, Summary, hub, room};
 use serde::Serialize;
 use tracing::info;
 
@@ -133,17 +134,22 @@ impl Prepared {
     }
 }
 
-/// Reads the text of a run file, as if it stood at `path`, and the data that it names.
+/// Reads the text of a run file, as if it stood at `path`, and the data that it names. A run that goes on from a `checkpoint`, or is judged
+/// there, has its tokenizer in that folder where the one that it names is gone.
 pub fn prepare_text(
     text: &str,
     path: &Path,
     overrides: &[String],
     launched: Option<&Launched>,
+    checkpoint: Option<&Path>,
 ) -> Result<Prepared> {
     let started = launched.map(|launched| launched.size);
     let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
     let join = join(&run_file, launched)?;
-    let run_file = resolve(run_file, path)?;
+    let mut run_file = resolve(run_file, path)?;
+    if let Some(checkpoint) = checkpoint {
+        hub::find_tokenizer(&mut run_file.data, checkpoint);
+    }
     let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
     let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
     Ok(Prepared { plan, dataset, join })
@@ -211,17 +217,19 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     // As they were given, to be said again where the run is interrupted.
     let mut said = arguments.overrides.clone();
     let (text, mut overrides) = origin.complete(&read(path)?, path, &arguments.overrides)?;
+    let newest = resumed.as_deref().and_then(|folder| Checkpoints::of_run(folder).list().ok()?.pop());
+    let checkpoint = newest.as_deref();
     let is_auto = RunFile::leaves_layout(&text, &overrides).map_err(|error| in_file(path, error))?;
     let prepared = if is_auto {
         let (text, overrides) = (&text, &overrides);
-        Auto { text, path, overrides, launched, ranks: arguments.ranks, resumed }.prepare()?
+        Auto { text, path, overrides, launched, ranks: arguments.ranks, resumed, checkpoint }.prepare()?
     } else {
         if let Some(ranks) = arguments.ranks {
             let data = format!("parallel.data={}", replicas(&text, path, &overrides, ranks)?);
             said.push(data.clone());
             overrides.push(data);
         }
-        prepare_text(&text, path, &overrides, launched)?
+        prepare_text(&text, path, &overrides, launched, checkpoint)?
     };
     let leads = launched.is_none_or(|launched| launched.rank == 0);
     if arguments.dry_run {

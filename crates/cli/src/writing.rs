@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_data::Tokenizer;
 use espalier_plan::Plan;
+use espalier_plan::config::Purpose;
 use espalier_plan::device::DeviceKind;
 use espalier_tensor::Device;
 use espalier_train::Error;
@@ -85,16 +86,20 @@ impl Writer {
             Some(path) => Some(Tokenizer::open(path).map_err(Error::Data)?),
             None => None,
         };
+        trained.run().check_overrides(&arguments.overrides, Purpose::Text).map_err(Error::Plan)?;
         let plan = trained.plan(&arguments.overrides)?;
         let refuse = |why: String| Err(trained.checkpoint().refuse(why));
         if plan.model.input.context().is_none() {
             refuse(format!("it is a model of images ({}), which writes no text", plan.model.name))?;
         }
         if tokenizer.is_none() && trained.tokenizer().is_none() {
-            refuse(
-                "its data were token files, which do not say what text they stand for: add --tokenizer FILE"
-                    .into(),
-            )?;
+            let why = match trained.data() {
+                Some(_) => "its data were token files, which do not say what text they stand for",
+                None => {
+                    "no tokenizer.json is beside it, nor vocab.json and merges.txt, so nobody knows what its tokens stand for"
+                }
+            };
+            refuse(format!("{why}: add --tokenizer FILE"))?;
         }
         let device = open_device(&plan)?;
         Ok(Writer { trained, plan, tokenizer, device })

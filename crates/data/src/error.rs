@@ -57,6 +57,14 @@ pub enum Error {
     #[error("{} has a token past the vocabulary at position {position}: expected one below {expected}, got {got}", .path.display())]
     Vocabulary { path: PathBuf, position: u64, expected: usize, got: u32 },
 
+    /// Text where token ids were meant.
+    #[error("{} is text: expected {expected}", .path.display())]
+    IsText { path: PathBuf, expected: &'static str },
+
+    /// Ids of four bytes where those of two were meant.
+    #[error("{} holds ids of 4 bytes: expected ids of 2, as `data.dtype` = \"u16\" says; \"u32\" reads these", .path.display())]
+    Wider { path: PathBuf },
+
     /// Nothing in it.
     #[error("{} holds nothing to train on: expected {expected}", .path.display())]
     Empty { path: PathBuf, expected: String },

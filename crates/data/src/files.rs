@@ -5,13 +5,13 @@
 //! not wait minutes for a hash of hundreds of gigabytes. A file that was written anew, cut or extended is noticed by that; a few
 //! bytes that changed between two pieces are not.
 
-use crate::{Dataset, Error, Text, cifar, error, idx, judged, mapped, regular_file};
+use crate::{Dataset, Error, Text, Tokenizer, cifar, error, idx, judged, mapped, regular_file};
 use espalier_plan::data::{Data, HeldOut, IdxFiles, Source};
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
-    io::{Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
+    io::{Cursor, Read, Seek, SeekFrom},
+    path::PathBuf,
 };
 
 /// Bytes that are hashed of all files together, about.
@@ -48,7 +48,7 @@ impl Dataset {
                 if !apart.is_empty() {
                     files.append(&mut text.held_out(apart).files()?.wanted);
                 }
-                files.extend(tokenizer.clone());
+                files.extend(tokenizer.as_deref().map(Tokenizer::file_at));
                 files
             }
             Source::Tokens { path, .. } => {
@@ -107,7 +107,15 @@ impl Fingerprint {
         // None: every byte.
         let piece = (total(paths)? > hashed).then(|| (hashed / PIECES / paths.len() as u64).max(4096));
         let file = |path: &PathBuf| {
-            let (bytes, blake3) = hash(path, piece).map_err(error::reading(path, "a data file"))?;
+            // A tokenizer in two files is what the one file is that checkpoints have in their place.
+            let (bytes, blake3) = match Tokenizer::joined(path)? {
+                Some(text) => hash(Cursor::new(&text), text.len() as u64, piece),
+                None => regular_file::open(path).and_then(|file| {
+                    let bytes = file.metadata()?.len();
+                    hash(file, bytes, piece)
+                }),
+            }
+            .map_err(error::reading(path, "a data file"))?;
             Ok(DataFile { path: path.clone(), bytes, blake3 })
         };
         Ok(Fingerprint { files: paths.iter().map(file).collect::<Result<_, Error>>()? })
@@ -133,9 +141,7 @@ impl Fingerprint {
 }
 
 /// The size of a file and the hash of all of it, or of pieces of so many bytes.
-fn hash(path: &Path, piece: Option<u64>) -> std::io::Result<(u64, String)> {
-    let mut file = regular_file::open(path)?;
-    let bytes = file.metadata()?.len();
+fn hash(mut file: impl Read + Seek, bytes: u64, piece: Option<u64>) -> std::io::Result<(u64, String)> {
     let mut hasher = blake3::Hasher::new();
     match piece.filter(|piece| PIECES * piece < bytes) {
         None => drop(hasher.update_reader(file)?),
@@ -153,6 +159,7 @@ fn hash(path: &Path, piece: Option<u64>) -> std::io::Result<(u64, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn write(path: &Path, bytes: &[u8]) {
         fs::write(path, bytes).unwrap();
@@ -192,5 +199,14 @@ mod tests {
         let was = of(&[&a], HASHED);
         fs::rename(&a, &moved).unwrap();
         assert_eq!(of(&[&moved], HASHED).change_since(&was), None, "a file that was moved is the same");
+        let [vocab, merges, joined] =
+            ["vocab.json", "merges.txt", "tokenizer.json"].map(|name| folder.path().join(name));
+        write(&vocab, br#"{"a": 0, "b": 1, "ab": 2}"#);
+        write(&merges, b"#version: 0.2\na b\n");
+        let was = of(&[&vocab], HASHED);
+        write(&joined, Tokenizer::open(&vocab).unwrap().to_json().unwrap().as_bytes());
+        assert_eq!(of(&[&joined], HASHED).change_since(&was), None, "two files of a tokenizer are one");
+        write(&merges, b"#version: 0.2\n");
+        assert!(of(&[&vocab], HASHED).change_since(&was).is_some());
     }
 }

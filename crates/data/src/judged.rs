@@ -1,11 +1,14 @@
 //! Data to judge a trained model by: all of what a path names is its validation split, and nothing is learnt from it.
 //!
 //! The model says how it is read: as text by its tokenizer, as token ids where that is what it learnt from or the name ends in
-//! `.bin`, as images standardised as those were that it learnt from.
+//! `.bin`, as images standardised as those were that it learnt from. Text for a model without a tokenizer is refused, and ids of four
+//! bytes are read as such, whatever width it learnt from.
 
 use crate::{
-    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, tokens::Judged,
+    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, mapped,
+    tokens::Judged,
 };
+use espalier_plan::data::Pixels;
 use std::{
     io::Read,
     path::{Path, PathBuf},
@@ -25,8 +28,13 @@ pub enum Takes<'a> {
         /// How wide ids are in token files.
         width: Width,
     },
-    /// Images, standardised like this, where that is known.
-    Images(Option<Standard>),
+    /// Images.
+    Images {
+        /// How those were standardised that it learnt from, where that is known.
+        standard: Option<Standard>,
+        /// What is asked for in the place of it.
+        pixels: Pixels,
+    },
 }
 
 impl Dataset {
@@ -37,18 +45,25 @@ impl Dataset {
                 let is_binary = path.extension().is_some_and(|extension| extension == "bin");
                 let source = match tokenizer.filter(|_| !is_binary) {
                     Some(tokenizer) => Judged::Text(tokenizer),
-                    None => Judged::Files(width, vocab),
+                    None if !is_binary && path.is_file() && mapped::is_text(&mapped::head(path)?) => {
+                        let expected = "a file of token ids, since the model comes without a tokenizer (tokenizer.json, or vocab.json \
+                                        and merges.txt)";
+                        return Err(Error::IsText { path: path.into(), expected });
+                    }
+                    None => Judged::Files(mapped::width_of(path, width)?, vocab),
                 };
                 Ok(Dataset::Tokens(Tokens::judged(&source, &[path.to_owned()], seq)?))
             }
-            Takes::Images(standard) => Ok(Dataset::Images(Images::judged(images(path)?, standard))),
+            Takes::Images { standard, pixels } => {
+                Ok(Dataset::Images(Images::judged(images(path)?, standard).with_pixels(&pixels)?))
+            }
         }
     }
 }
 
 /// All images of a folder or a file, in whichever format that is.
 pub(crate) fn images(path: &Path) -> Result<Raw, Error> {
-    match (path.is_dir(), cifar::files(path).is_ok()) {
+    match (path.is_dir(), is_cifar(path)) {
         (true, true) => cifar::read(path),
         (true, false) => idx::read(path),
         (false, _) if is_idx(path)? => idx::read_pair(path, &labels_beside(path)),
@@ -58,12 +73,17 @@ pub(crate) fn images(path: &Path) -> Result<Raw, Error> {
 
 /// The files that [`images`] reads.
 pub(crate) fn image_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
-    match (path.is_dir(), cifar::files(path)) {
-        (true, Ok(files)) => Ok(files),
-        (true, Err(_)) => Ok(idx::files(path)?.into()),
+    match (path.is_dir(), is_cifar(path)) {
+        (true, true) => cifar::files(path),
+        (true, false) => Ok(idx::files(path)?.into()),
         (false, _) if is_idx(path)? => Ok(vec![path.to_owned(), labels_beside(path)]),
         (false, _) => Ok(vec![path.to_owned()]),
     }
+}
+
+/// Whether a folder is one of CIFAR-10's, of which some may be missing.
+fn is_cifar(folder: &Path) -> bool {
+    (1..=5).any(|i| folder.join(format!("data_batch_{i}.bin")).is_file())
 }
 
 /// Whether a file of images is one of MNIST's format: its magic number begins with two zeros, unless it is zipped. CIFAR's begin
@@ -86,6 +106,7 @@ fn labels_beside(images: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use crate::{Inputs, Split};
+    use espalier_tensor::ops::cross_entropy::IGNORED;
     use std::fs;
 
     fn tokens(tokenizer: Option<&Tokenizer>) -> Takes<'_> {
@@ -102,10 +123,27 @@ mod tests {
         assert_eq!((text.len(Split::Train), text.len(Split::Validation)), (0, 2));
         let all = text.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap();
         assert_eq!(all.targets, b"bcdefghi".map(u32::from));
+        assert_eq!(text.ignored(Split::Validation, &[(0, 0), (0, 1)]), 0);
+        // The tail of a longer one, and a text that is shorter than a window.
+        for (short, windows, ignored) in [("abcdefghijk", 3, 2), ("ab", 1, 3)] {
+            fs::write(at("c.txt"), short).unwrap();
+            let text = Dataset::to_judge(&at("c.txt"), tokens(Some(&Tokenizer::Bytes))).unwrap();
+            assert_eq!(text.len(Split::Validation), windows);
+            let last = [(0, windows - 1)];
+            let batch = text.batch(Split::Validation, &last).unwrap();
+            let (there, behind) = batch.targets.split_at(4 - ignored);
+            let end: Vec<u32> = short.bytes().map(u32::from).collect();
+            assert_eq!(there, &end[end.len() - there.len()..]);
+            assert!(behind.len() == ignored && behind.iter().all(|target| *target == IGNORED));
+            assert_eq!(text.ignored(Split::Validation, &last), ignored);
+        }
+        fs::write(at("c.txt"), "a").unwrap();
+        let error = Dataset::to_judge(&at("c.txt"), tokens(Some(&Tokenizer::Bytes))).unwrap_err();
+        assert!(matches!(error, Error::TooShort { expected: 2, got: 1, .. }), "{error}");
         let error = Dataset::to_judge(&at("b.bin"), tokens(Some(&Tokenizer::Bytes))).unwrap_err();
         assert!(matches!(error, Error::Vocabulary { got: 257, expected: 256, .. }), "{error}");
         let error = Dataset::to_judge(&at("a.txt"), tokens(None)).unwrap_err();
-        assert!(error.to_string().contains("cut off"), "{error}");
+        assert!(error.to_string().contains("a.txt is text: expected a file of token ids"), "{error}");
         let sums = Dataset::to_judge(&at("a.txt"), tokens(Some(&Tokenizer::Arithmetic))).unwrap_err();
         assert!(matches!(sums, Error::NoToken { .. }));
     }
@@ -123,17 +161,29 @@ mod tests {
         fs::write(at("t10k-labels-idx1-ubyte"), idx(1, &[2], &[0, 1])).unwrap();
         fs::write(at("test_batch.bin"), vec![3; 2 * 3073]).unwrap();
         let standard = Standard { mean: vec![20.0], std: vec![10.0] };
-        let images = Dataset::to_judge(&at("t10k-images-idx3-ubyte"), Takes::Images(Some(standard))).unwrap();
+        let takes = |standard| Takes::Images { standard, pixels: Pixels::default() };
+        let path = at("t10k-images-idx3-ubyte");
+        let images = Dataset::to_judge(&path, takes(Some(standard.clone()))).unwrap();
         assert_eq!((images.len(Split::Train), images.len(Split::Validation)), (0, 2));
         let batch = images.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap();
         let Inputs::Images { mut pixels, .. } = batch.inputs else { panic!() };
         pixels.sort_by(f32::total_cmp);
         assert_eq!(pixels, [-1.0, 0.0, 1.0, 2.0]);
-        let cifar = Dataset::to_judge(&at("test_batch.bin"), Takes::Images(None)).unwrap();
+        // Of pixels of 0 to 1, as a run file has them.
+        let pixels = Pixels { mean: None, std: Some(vec![20.0 / 255.0]) };
+        let asked = Dataset::to_judge(&path, Takes::Images { standard: Some(standard), pixels }).unwrap();
+        let Inputs::Images { mut pixels, .. } =
+            asked.batch(Split::Validation, &[(0, 0), (0, 1)]).unwrap().inputs
+        else {
+            panic!()
+        };
+        pixels.sort_by(f32::total_cmp);
+        assert_eq!(pixels, [-0.5, 0.0, 0.5, 1.0]);
+        let cifar = Dataset::to_judge(&at("test_batch.bin"), takes(None)).unwrap();
         assert_eq!(cifar.len(Split::Validation), 2);
         // In colour, of any size; the labels beside it have one name whatever the images are.
         fs::write(at("t10k-images-idx4-ubyte"), idx(4, &[2, 1, 1, 3], &[0, 1, 2, 3, 4, 5])).unwrap();
-        let colour = Dataset::to_judge(&at("t10k-images-idx4-ubyte"), Takes::Images(None)).unwrap();
+        let colour = Dataset::to_judge(&at("t10k-images-idx4-ubyte"), takes(None)).unwrap();
         assert_eq!(colour.facts().image, Some((1, 1, 3)));
     }
 }

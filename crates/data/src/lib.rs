@@ -10,7 +10,7 @@
 //! | MNIST, Fashion-MNIST | `idx` |
 //! | CIFAR-10 | `cifar` |
 //! | drawn shapes | `shapes` |
-//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `bpe`, `split`, `any_tokenizer` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `bpe`, `split`, `any_tokenizer` |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
 //! | made-up sums | `arithmetic` |
 //! | any of the files, to judge a trained model by | `judged` |
@@ -40,6 +40,7 @@ mod tokenize;
 mod tokenizer;
 mod tokenizer_json;
 mod tokens;
+mod vocab_merges;
 
 pub use any_tokenizer::AnyTokenizer;
 pub use arithmetic::Arithmetic;
@@ -83,7 +84,8 @@ pub enum Split {
 pub struct HostBatch {
     /// What the model sees.
     pub inputs: Inputs,
-    /// What it should say: a label per image, or the next id for every id.
+    /// What it should say: a label per image, or the next id for every id, or
+    /// [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED) behind the end of a text.
     pub targets: Vec<u32>,
 }
 
@@ -127,6 +129,15 @@ impl Dataset {
         match self {
             Dataset::Images(images) => Ok(images.batch(split, picks)),
             Dataset::Tokens(tokens) => tokens.batch(split, picks),
+        }
+    }
+
+    /// Targets of these samples that do not count, being [`IGNORED`](espalier_tensor::ops::cross_entropy::IGNORED): where a text that a
+    /// model is judged by ends within a window.
+    pub fn ignored(&self, split: Split, picks: &[(u64, usize)]) -> usize {
+        match self {
+            Dataset::Images(_) => 0,
+            Dataset::Tokens(tokens) => picks.iter().map(|&(_, index)| tokens.missing(split, index)).sum(),
         }
     }
 

@@ -16,6 +16,11 @@ use std::{
 /// Files below this are checked at opening.
 const CHECKED: u64 = 1 << 30;
 
+/// Bytes at a file's beginning by which text and ids of another width are known, and the fewest that say anything: fewer ids may
+/// spell a word by chance.
+const LOOKED_AT: usize = 8192;
+const FEWEST: usize = 64;
+
 /// How wide an id is in a token file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
@@ -123,6 +128,14 @@ impl Mapped {
         if size == 0 {
             return Err(Error::Empty { path, expected: "at least one id".into() });
         }
+        let head = &bytes[..bytes.len().min(LOOKED_AT)];
+        if head.len() >= FEWEST && is_text(head) {
+            let expected = "little-endian token ids, which `espalier tokenize` makes of text (`data.kind` = \"text\" reads text itself)";
+            return Err(Error::IsText { path, expected });
+        }
+        if self.width == Width::U16 && head.len() >= FEWEST && is_wider(head) {
+            return Err(Error::Wider { path });
+        }
         let start = self.len();
         let end = start + size / width;
         self.files.push(Part { path, bytes, start, end });
@@ -148,6 +161,41 @@ impl Mapped {
     }
 }
 
+/// How wide the ids of token files are, at a look at the first of them; `usual` where that says nothing.
+pub(crate) fn width_of(path: &Path, usual: Width) -> Result<Width, Error> {
+    let first = files(&[path.to_owned()])?.swap_remove(0);
+    Ok(if is_wider(&head(&first)?) { Width::U32 } else { usual })
+}
+
+/// The beginning of a file.
+pub(crate) fn head(path: &Path) -> Result<Vec<u8>, Error> {
+    use std::io::Read;
+    let (expected, mut head) = ("a token file of little-endian ids", Vec::new());
+    let file = crate::error::open(path, expected)?;
+    file.take(LOOKED_AT as u64).read_to_end(&mut head).map_err(reading(path, expected))?;
+    Ok(head)
+}
+
+/// Whether bytes are text: UTF-8, or nearly all of ASCII, and without the control characters that ids are full of.
+pub(crate) fn is_text(bytes: &[u8]) -> bool {
+    let is_control = |byte: &u8| *byte < b' ' && !b"\t\n\r\x0c".contains(byte);
+    if bytes.is_empty() || bytes.iter().any(is_control) {
+        return false;
+    }
+    let ascii = bytes.iter().filter(|byte| byte.is_ascii()).count();
+    // The last character may be cut.
+    let is_utf8 = std::str::from_utf8(bytes).map_or_else(|why| why.error_len().is_none(), |_| true);
+    is_utf8 || 10 * ascii >= 9 * bytes.len()
+}
+
+/// Whether ids of two bytes would be the halves of wider ones: every second of them is 0, and not every first.
+fn is_wider(bytes: &[u8]) -> bool {
+    let (ids, _) = bytes.as_chunks::<4>();
+    bytes.len() >= FEWEST
+        && ids.iter().all(|id| id[2..] == [0, 0])
+        && ids.iter().filter(|id| id[..2] != [0, 0]).count() > ids.len() / 2
+}
+
 impl Width {
     pub(crate) fn bytes(self) -> usize {
         match self {
@@ -165,6 +213,38 @@ mod tests {
     fn write(path: PathBuf, ids: &[u16]) -> PathBuf {
         fs::write(&path, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();
         path
+    }
+
+    /// Bytes of a text are ids of most vocabularies, and so are halves of wider ids: nobody would hear of it.
+    #[test]
+    fn text_and_wider_ids_are_no_ids_of_two_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let open = |path: &Path, width| Mapped::open(&[path.to_owned()], width, 50_257).map(|all| all.len());
+        fs::write(at("book.txt"), "It was the best of times, it was the worst of times\n".repeat(4)).unwrap();
+        assert!(matches!(open(&at("book.txt"), Width::U16), Err(Error::IsText { .. })));
+        // Latin-1 is no UTF-8.
+        fs::write(at("buch.bin"), b"Es war einmal ein M\xfcller, der hatte zwei T\xf6chter. ".repeat(4))
+            .unwrap();
+        assert!(matches!(open(&at("buch.bin"), Width::U16), Err(Error::IsText { .. })));
+        let wide: Vec<u8> = (0..40u32).flat_map(|id| (1000 * id).to_le_bytes()).collect();
+        fs::write(at("wide.bin"), wide).unwrap();
+        let refused = open(&at("wide.bin"), Width::U16).unwrap_err();
+        assert!(
+            refused.to_string().ends_with(
+                "holds ids of 4 bytes: expected ids of 2, as `data.dtype` = \"u16\" says; \"u32\" reads these"
+            ),
+            "{refused}"
+        );
+        assert_eq!(open(&at("wide.bin"), Width::U32).unwrap(), 40);
+        assert_eq!(width_of(&at("wide.bin"), Width::U16).unwrap(), Width::U32);
+        let narrow = write(at("narrow.bin"), &(0..400u16).map(|id| 125 * id).collect::<Vec<_>>());
+        assert_eq!(
+            (open(&narrow, Width::U16).unwrap(), width_of(&narrow, Width::U16).unwrap()),
+            (400, Width::U16)
+        );
+        let zeros = write(at("zeros.bin"), &[0; 400]);
+        assert_eq!(open(&zeros, Width::U16).unwrap(), 400);
     }
 
     /// Reads cross file borders, a folder is read in the order of its names, and other files stay out.

@@ -124,8 +124,7 @@ mod tests {
         };
         fs::write(at("train-images-idx3-ubyte"), idx(3, &[8, 10, 10], 800)).unwrap();
         fs::write(at("train-labels-idx1-ubyte"), idx(1, &[8], 8)).unwrap();
-        fs::write(at("data_batch_1.bin"), vec![1; 3073]).unwrap();
-        fs::write(at("data_batch_2.bin"), vec![1; 3073]).unwrap();
+        (1..=5).for_each(|i| fs::write(at(&format!("data_batch_{i}.bin")), vec![1; 3073]).unwrap());
         fs::write(at("text.md"), "words ".repeat(100)).unwrap();
         let folder = folder.path().display();
         let (cnn, gpt) = ("\"simple-cnn\"", "\"gpt\"\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8");
@@ -134,7 +133,7 @@ mod tests {
         let kinds = [
             (cnn, format!("\"idx\"\npath = \"{folder}\""), 832),
             (cnn, format!("\"idx\"\n{pair}"), 832),
-            ("\"resnet8\"", format!("\"cifar10\"\npath = \"{folder}\""), 2 * 3073),
+            ("\"resnet8\"", format!("\"cifar10\"\npath = \"{folder}\""), 5 * 3073),
             (gpt, format!("\"text\"\npath = \"{folder}/text.md\""), 600),
         ];
         for (model, data, bytes) in kinds {

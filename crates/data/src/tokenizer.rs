@@ -1,7 +1,10 @@
 //! From text to ids and back: bytes, the alphabet of sums, or a Hugging Face tokenizer.
 
-use crate::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json};
-use std::path::Path;
+use crate::{AnyTokenizer, Bpe, Error, arithmetic, tokenizer_json, vocab_merges};
+use std::path::{Path, PathBuf};
+
+/// Vocabulary and rules in one file.
+const FILE: &str = "tokenizer.json";
 
 /// What ends a text in the tokenizers that people have, the likeliest first.
 const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
@@ -20,10 +23,10 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, or that of a folder: byte-level BPE by ourselves, every other kind where the program is built
-    /// with the feature `tokenizers`.
+    /// Reads a `tokenizer.json`, or GPT-2's `vocab.json` with its `merges.txt`, or those of a folder: byte-level BPE by ourselves,
+    /// every other kind where the program is built with the feature `tokenizers`.
     pub fn open(path: &Path) -> Result<Tokenizer, Error> {
-        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let path = Tokenizer::file_at(path);
         match Bpe::open(&path) {
             Ok(bpe) => Ok(Tokenizer::Bpe(Box::new(bpe))),
             Err(refused @ Error::OtherTokenizer { .. }) => {
@@ -31,6 +34,25 @@ impl Tokenizer {
             }
             Err(broken) => Err(broken),
         }
+    }
+
+    /// The file to open of a folder that has a tokenizer: its `tokenizer.json`, or else its `vocab.json`, where `merges.txt` is there too.
+    pub fn in_folder(folder: &Path) -> Option<PathBuf> {
+        let one = Some(folder.join(FILE)).filter(|path| path.is_file());
+        one.or_else(|| vocab_merges::of_folder(folder).map(|[vocab, _]| vocab))
+    }
+
+    /// The file that [`Tokenizer::open`] opens at a path, which may be a folder; a `vocab.json` stands for the `merges.txt` beside it too.
+    pub fn file_at(path: &Path) -> PathBuf {
+        match path.is_dir() {
+            true => Tokenizer::in_folder(path).unwrap_or_else(|| path.join(FILE)),
+            false => path.to_owned(),
+        }
+    }
+
+    /// The `tokenizer.json` in the place of a `vocab.json` and its `merges.txt`, whether or not we can read it ourselves.
+    pub fn joined(vocab: &Path) -> Result<Option<String>, Error> {
+        vocab_merges::is_vocab(vocab).then(|| vocab_merges::to_json(vocab)).transpose()
     }
 
     /// The file that it was read from.
@@ -42,14 +64,15 @@ impl Tokenizer {
         }
     }
 
-    /// A `tokenizer.json` that gives the same ids, of those that have no file.
+    /// A `tokenizer.json` that gives the same ids, of those that have no such file.
     pub fn to_json(&self) -> Option<String> {
         match self {
             Tokenizer::Bytes => Some(tokenizer_json::write((0..=255).zip(0..))),
             Tokenizer::Arithmetic => {
                 Some(tokenizer_json::write(arithmetic::ALPHABET.iter().copied().zip(0..)))
             }
-            Tokenizer::Bpe(_) | Tokenizer::Any(_) => None,
+            Tokenizer::Bpe(bpe) => bpe.json.clone(),
+            Tokenizer::Any(_) => None,
         }
     }
 

@@ -11,11 +11,15 @@ use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 /// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
 pub(crate) fn read(path: &Path) -> Result<Bpe, Error> {
-    let bytes = crate::error::read(path, "a Hugging Face tokenizer.json", RECORDS)?;
+    parse(path, &crate::error::read(path, "a Hugging Face tokenizer.json", RECORDS)?)
+}
+
+/// The same of its text; errors name `path`.
+pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
     let refuse =
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());
-    let file: TokenizerFile = serde_json::from_slice(&bytes).map_err(broken)?;
+    let file: TokenizerFile = serde_json::from_slice(text).map_err(broken)?;
     let kind = |part: &Value| part.get("type").unwrap_or(part).to_string();
     let must = |holds: bool, expected: &str, got: String| {
         if holds {
@@ -83,7 +87,17 @@ pub(crate) fn read(path: &Path) -> Result<Bpe, Error> {
         added[usize::from(token.normalized)].push((token.content, token.id));
     }
     added.iter_mut().for_each(|list| list.sort_by_key(|(content, _)| Reverse(content.len())));
-    Ok(Bpe { path: path.into(), bytes, merges: ranks, added, pieces, special, prefix_space, split })
+    Ok(Bpe {
+        path: path.into(),
+        json: None,
+        bytes,
+        merges: ranks,
+        added,
+        pieces,
+        special,
+        prefix_space,
+        split,
+    })
 }
 
 /// A `tokenizer.json` in which each of these bytes is a token, with its id, and nothing is merged.

@@ -2,7 +2,8 @@
 //!
 //! Sample i of an epoch is `ids[offset + i * seq ..][.. seq + 1]`: `seq` inputs, and the same shifted by one as
 //! targets. The offset lies in `0..seq` and is a pure function of (seed, epoch), so that a text is not cut at the same
-//! places every time. The validation split is the end of the stream, or another stream, in windows that never move.
+//! places every time. The validation split is the end of the stream, or another stream, in windows that never move. Of what a trained
+//! model is judged by no token is left out: the last window may be short, and is filled up with targets that do not count.
 
 use crate::{
     DataFacts, Error, HostBatch, Inputs, Split,
@@ -11,9 +12,10 @@ use crate::{
     text::Text,
     tokenizer::Tokenizer,
 };
-use espalier_tensor::random;
+use espalier_tensor::{ops::cross_entropy::IGNORED, random};
 use std::{
     collections::HashSet,
+    iter,
     path::{Path, PathBuf},
 };
 
@@ -46,6 +48,8 @@ pub struct Tokens {
     /// Windows of each split.
     train: usize,
     validation: usize,
+    /// Tokens that the last validation window lacks.
+    missing: usize,
     /// The offset of an epoch is at most this: `seq - 1`, or less in a stream of very few windows.
     slack: u64,
     /// Files of its folders that are no text.
@@ -119,14 +123,29 @@ impl Tokens {
                 (Stream::Files(Mapped::open(paths, width, vocab)?), vocab, Vec::new())
             }
         };
-        let (got, expected) = (stream.len(), seq as u64 + 1);
+        // One to predict, and one to predict it from.
+        let (got, expected) = (stream.len(), 2);
         if got < expected {
             return Err(Error::TooShort { path: paths[0].clone(), split: "validation", expected, got });
         }
-        let validation = ((got - 1) / seq as u64) as usize;
+        let validation = (got - 1).div_ceil(seq as u64) as usize;
+        let missing = validation * seq - (got - 1) as usize;
         let (apart, tokenizer) = (None, None);
         let (key, held_out, train, slack) = (0, 0, 0, 0);
-        Ok(Tokens { stream, apart, tokenizer, vocab, seq, key, held_out, train, validation, slack, skipped })
+        Ok(Tokens {
+            stream,
+            apart,
+            tokenizer,
+            vocab,
+            seq,
+            key,
+            held_out,
+            train,
+            validation,
+            missing,
+            slack,
+            skipped,
+        })
     }
 
     /// Made-up sums.
@@ -167,7 +186,20 @@ impl Tokens {
         let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
         let key = random::key(seed, PURPOSE);
         let (apart, held_out, skipped) = (None, train_end, Vec::new());
-        Ok(Tokens { stream, apart, tokenizer, vocab, seq, key, held_out, train, validation, slack, skipped })
+        Ok(Tokens {
+            stream,
+            apart,
+            tokenizer,
+            vocab,
+            seq,
+            key,
+            held_out,
+            train,
+            validation,
+            missing: 0,
+            slack,
+            skipped,
+        })
     }
 
     /// The same with another stream as its validation split.
@@ -213,12 +245,22 @@ impl Tokens {
                 Split::Validation => (self.apart.as_ref().unwrap_or(&self.stream), self.held_out),
             };
             window.clear();
-            stream.read(offset + (index * self.seq) as u64, self.seq + 1, &mut window)?;
-            ids.extend_from_slice(&window[..self.seq]);
+            let missing = self.missing(split, index);
+            let there = self.seq - missing;
+            stream.read(offset + (index * self.seq) as u64, there + 1, &mut window)?;
+            ids.extend_from_slice(&window[..there]);
             targets.extend_from_slice(&window[1..]);
+            // No position sees those behind it, so that it does not matter which token stands there.
+            ids.extend(iter::repeat_n(0, missing));
+            targets.extend(iter::repeat_n(IGNORED, missing));
         }
         let inputs = Inputs::Tokens { ids, shape: [picks.len(), self.seq] };
         Ok(HostBatch { inputs, targets })
+    }
+
+    /// Targets of a window that do not count.
+    pub(crate) fn missing(&self, split: Split, index: usize) -> usize {
+        if split == Split::Validation && index + 1 == self.validation { self.missing } else { 0 }
     }
 
     /// Where the first window of an epoch starts.

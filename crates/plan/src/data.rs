@@ -141,6 +141,11 @@ impl Data {
         matches!(self.source, Source::Text { .. } | Source::Tokens { .. } | Source::Arithmetic { .. })
     }
 
+    /// Whether samples are made up by the run's seed, and read from no file.
+    pub fn is_drawn(&self) -> bool {
+        matches!(self.source, Source::Shapes { .. } | Source::Arithmetic { .. })
+    }
+
     /// Whether nothing is held out, so that there is nothing to validate on.
     pub fn holds_out_nothing(&self) -> bool {
         self.held_out == HeldOut::Share { validation: 0.0 }

@@ -67,6 +67,8 @@ pub struct Plan {
     pub sharing: Sharing,
     /// Which weights go, and when.
     pub pruning: Option<Pruning>,
+    /// Whether prunable weights that are zero in what the run starts from stay so.
+    pub keep_zeros: bool,
     /// Which ranks there are.
     pub mesh: Mesh,
     /// What each of them has of the model's tensors.
@@ -199,6 +201,7 @@ impl Plan {
             optimization: run.optimization(),
             sharing,
             pruning,
+            keep_zeros: run.train.keep_zeros,
             mesh,
             layout,
             pipeline,

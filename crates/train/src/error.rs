@@ -120,6 +120,14 @@ pub enum Error {
         /// A weight, another part of the state, or the validation loss.
         what: String,
     },
+    /// Trained weights that no number comes of.
+    #[error("{}: {tensor} has a NaN or an infinity: what trained it diverged, and nothing comes of it", path.display())]
+    BrokenWeights {
+        /// The checkpoint, or the folder of another program.
+        path: PathBuf,
+        /// The first of them.
+        tensor: String,
+    },
     /// A measure of the loss around some weights has no value there.
     #[error("{what} cannot be measured: at these weights it is not a finite number")]
     Unmeasurable {
@@ -200,7 +208,7 @@ impl Error {
     pub(crate) fn is_of_the_run(&self) -> bool {
         match self {
             Error::Plan(_) | Error::Data(_) | Error::Checkpoint { .. } | Error::File { .. } => true,
-            Error::Disk { .. } | Error::NotFinite { .. } => true,
+            Error::Disk { .. } | Error::NotFinite { .. } | Error::BrokenWeights { .. } => true,
             Error::Diverged { .. } | Error::Disagree { .. } | Error::TooLarge { .. } => true,
             Error::Unmeasurable { .. } => true,
             Error::Tensor(_) | Error::Comm(_) => false,

@@ -34,6 +34,8 @@ pub struct RunRecord {
     pub evaluations: Vec<(u64, Validation)>,
     /// What was pruned before which step.
     pub prunings: Vec<(u64, Pruned)>,
+    /// What a run said that diverged.
+    pub diverged: Option<String>,
     /// There when the run has ended.
     pub summary: Option<Summary>,
     pub trace: Option<TraceFile>,
@@ -86,6 +88,7 @@ impl RunRecord {
             steps: Vec::new(),
             evaluations: Vec::new(),
             prunings: Vec::new(),
+            diverged: None,
             summary: None,
             trace: None,
             metrics: Tail::of(folder.join("metrics.jsonl")),
@@ -112,7 +115,7 @@ impl RunRecord {
         self.is_running = Claim::check(&self.folder).is_err();
         let news = self.metrics.look();
         if news.restarted {
-            (self.steps, self.evaluations, self.prunings) = Default::default();
+            (self.steps, self.evaluations, self.prunings, self.diverged) = Default::default();
             self.unread = 0;
         }
         for line in news.lines {
@@ -136,6 +139,7 @@ impl RunRecord {
             }
             Ok(Line::Pruned(PrunedLine { step, pruned })) => self.prunings.push((step, pruned)),
             Ok(Line::Looked(_)) => {}
+            Ok(Line::Diverged(line)) => self.diverged = Some(line.diverged),
             Err(_) => self.unread += 1,
         }
     }
@@ -200,10 +204,11 @@ impl RunRecord {
         self.plan.as_ref().map(|plan| plan.model.name.as_str())
     }
 
-    /// `running`, `finished`, or that it stopped before its end.
+    /// `running`, `finished`, `diverged`, or that it stopped before its end.
     pub fn state(&self) -> &'static str {
         match (self.is_running, self.wanted(), &self.summary) {
             (true, _, _) => "running",
+            _ if self.diverged.is_some() => "diverged",
             (_, Some(wanted), _) if self.done() >= wanted => "finished",
             (_, None, Some(_)) => "finished",
             _ => "stopped",
@@ -250,6 +255,9 @@ impl RunRecord {
             notes.push(format!(
                 "{name}: {count} {were} skipped, since a loss or gradient was not finite; the first is step {first}"
             ));
+        }
+        if let Some(why) = &self.diverged {
+            notes.push(format!("{name}: {why}"));
         }
         let steps: Vec<u64> = self.steps.iter().map(|step| step.step).collect();
         let every = self.settings.get("train.log_every").and_then(|every| every.parse().ok());

@@ -78,10 +78,7 @@ fn a_trained_model_is_judged_by_any_data_on_any_layout() {
     assert!(difference.abs() < 1e-6, "{own} and {}", trained["validation"]);
     let one = eval(&["--data", "sums.txt"]);
     compare("espalier eval --json", std::slice::from_ref(&one));
-    assert_eq!(
-        (&one["accuracy"], &one["samples"], &one["tokens"]),
-        (&().into(), &18.into(), &(18 * 16).into())
-    );
+    assert_eq!((&one["accuracy"], &one["samples"], &one["tokens"]), (&().into(), &19.into(), &299.into()));
     let two = eval(&["--data", "sums.txt", "--layout", "tensor=2", "--set", "device.kind=cpu"]);
     assert!((one["loss"].as_f64().unwrap() - two["loss"].as_f64().unwrap()).abs() < 1e-5);
 }
@@ -122,6 +119,68 @@ fn a_model_of_hugging_faces_is_pruned() {
     assert!(!at.join("x").exists());
 }
 
+/// What a run began from may go: its checkpoints have the tokenizer, though it was in two files.
+#[test]
+fn a_run_outlives_the_folder_that_it_began_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::create_dir(at.join("theirs")).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(gpt2().join(file), at.join("theirs").join(file)).unwrap();
+    }
+    let vocab: Vec<String> =
+        ('a'..='z').chain(['Ġ']).zip(0..).map(|(c, id)| format!("\"{c}\": {id}")).collect();
+    fs::write(at.join("theirs/vocab.json"), format!("{{{}}}", vocab.join(", "))).unwrap();
+    fs::write(at.join("theirs/merges.txt"), "#version: 0.2\n").unwrap();
+    fs::write(at.join("words.txt"), "the cat and the dog ".repeat(40)).unwrap();
+    let text = AUTO.replace("count = 200", "kind = \"text\"\n    path = \"words.txt\"");
+    let output = train_in(at, &text, &["--from", "theirs", "--out", "run"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let before = espalier(at, &["eval", "run", "--json"]);
+    assert!(before.status.success(), "{}", said(&before));
+    fs::remove_dir_all(at.join("theirs")).unwrap();
+    let after = espalier(at, &["eval", "run", "--json"]);
+    assert!(after.status.success(), "{}", said(&after));
+    assert_eq!(json(&after.stdout), json(&before.stdout));
+    let output = train_in(at, &text, &["--out", "run", "--resume", "--set", "train.steps=3", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(json(&output.stdout)["steps"], 3);
+    // Text that was written anew is not what was held out.
+    fs::write(at.join("words.txt"), "the dog and the cat ".repeat(40)).unwrap();
+    let other = espalier(at, &["eval", "run", "--json"]);
+    assert!(said(&other).contains("warning: the data files have changed: "), "{}", said(&other));
+}
+
+/// A NaN among the weights is no empty text and no folder with a NaN: the run diverged, and the exit code says so.
+#[test]
+fn weights_that_are_no_numbers_end_as_a_diverged_run_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    assert!(train_in(at, TINY, &["--out", "run"]).status.success());
+    fs::create_dir(at.join("broken")).unwrap();
+    for entry in fs::read_dir(at.join("run/checkpoints/step-000004")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap();
+        if name != "manifest.json" {
+            fs::copy(&path, at.join("broken").join(name)).unwrap();
+        }
+    }
+    let mut bytes = fs::read(at.join("broken/model.safetensors")).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(at.join("broken/model.safetensors"), bytes).unwrap();
+    for arguments in [&["generate", "broken", "1+1="][..], &["export", "broken", "-o", "hf"]] {
+        let output = espalier(at, arguments);
+        assert_eq!(output.status.code(), Some(4), "{arguments:?}: {}", said(&output));
+        assert!(
+            said(&output).contains("has a NaN or an infinity: what trained it diverged"),
+            "{}",
+            said(&output)
+        );
+        assert!(output.stdout.is_empty() && !at.join("hf").exists());
+    }
+}
+
 /// Each gets one sentence, names what is wrong, and leaves nothing behind.
 #[test]
 fn what_cannot_be_done_is_said() {
@@ -133,6 +192,23 @@ fn what_cannot_be_done_is_said() {
     for (arguments, sentence) in [
         (&["eval", "run", "--data", "words.txt"][..], "the alphabet of sums has no token for \"t\""),
         (&["eval", "run", "--data", "gone.txt"], "gone.txt is not there"),
+        (&["eval", &from, "--data", "words.txt"], "words.txt is text: expected a file of token ids"),
+        (
+            &["eval", "run", "--set", "data.validation=0.5"],
+            "`data.validation` is 0.5, and the run held out 0.1",
+        ),
+        (
+            &["eval", "run", "--set", "train.steps=9"],
+            "`train.steps` has no effect where a trained model is judged",
+        ),
+        (
+            &["eval", "run", "--data", "words.txt", "--set", "data.count=9"],
+            "`data.count` has no effect with --data, which says what the model is judged by",
+        ),
+        (
+            &["generate", "run", "1", "--set", "train.clip=1"],
+            "`train.clip` has no effect where a model writes text",
+        ),
         (&["eval", &from], "nothing says what it learnt from: --data names what to judge it by"),
         (&["eval", "gone"], "it is neither a checkpoint"),
         (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),

@@ -95,6 +95,12 @@ fn the_tables_are_what_runs_write() {
     let bad: Vec<&str> = bad.iter().flat_map(|setting| ["--set", setting]).collect();
     let bad = train_in(at, TINY, &[&["--out", "bad"], &bad[..]].concat());
     assert_eq!(bad.status.code(), Some(4), "{}", said(&bad));
+    let state = |run: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        let listed = command.current_dir(at).args(["runs", run, "--json"]).output().unwrap();
+        json(&listed.stdout)["runs"][0]["state"].clone()
+    };
+    assert_eq!((state("bad"), state("text")), ("diverged".into(), "finished".into()));
     let planned = train_in(at, TINY, &["--dry-run", "--json"]);
     let tiles = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n\
                  [parallel]\nspatial = 2\n";

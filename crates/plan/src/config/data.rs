@@ -52,9 +52,9 @@ impl Data {
                 dtype: section.choice("dtype", TokenType::U16)?,
             },
             Kind::Idx => Source::Idx { files: read_idx(section)? },
-            Kind::Cifar10 => {
-                Source::Cifar10 { path: read_path(section, "path", "the folder of CIFAR-10's .bin files")? }
-            }
+            Kind::Cifar10 => Source::Cifar10 {
+                path: read_path(section, "path", "the folder of CIFAR-10's .bin files, or one of them")?,
+            },
             Kind::Shapes => Source::Shapes {
                 count: section.whole("count", 10_000, 1, MOST)?,
                 size: section.whole("size", 32, 16, 4096)?,

@@ -23,6 +23,7 @@ pub(super) const ALL: &[(&str, &[&str])] = &[
             "log_every",
             "noise_scale",
             "batch_norm_group",
+            "keep_zeros",
         ],
     ),
     ("optimizer", OPTIMIZER),

@@ -31,6 +31,7 @@ pub use parallel::{Grid, Parallel};
 pub use pipeline::Pipeline;
 pub use prune::{Prune, StateForm};
 pub use train::Train;
+pub use used::Purpose;
 
 use std::path::Path;
 

@@ -53,6 +53,7 @@ fn an_empty_file_is_a_run() {
     log_every = 10
     noise_scale = false
     batch_norm_group = 0
+    keep_zeros = false
 
     [optimizer]
     name = "adamw"

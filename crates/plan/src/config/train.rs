@@ -38,6 +38,8 @@ pub struct Train {
     pub noise_scale: bool,
     /// Samples over which batch norm takes its statistics; 0: all of a micro-batch.
     pub batch_norm_group: usize,
+    /// Whether prunable weights that are zero in what the run starts from stay zero.
+    pub keep_zeros: bool,
 }
 
 impl Choice for Precision {
@@ -75,6 +77,7 @@ impl Train {
             log_every: section.whole("log_every", 10, 1, MOST)?,
             noise_scale: section.boolean("noise_scale", false)?,
             batch_norm_group: section.whole("batch_norm_group", 0, 0, LARGEST)?,
+            keep_zeros: section.boolean("keep_zeros", false)?,
         };
         if !train.batch.is_multiple_of(train.micro_batches) {
             let problem =

@@ -1,9 +1,128 @@
-//! A trained model in use: what is left of its run where nothing is learnt any more.
+//! A trained model in use: what is left of its run where nothing is learnt any more, and what of it may be overridden. A field that would
+//! change nothing is refused, since whoever sets it believes that it does.
 
+use super::changes::{check_name, covers};
 use super::{Error, RunFile, Train, overridden};
+use crate::data::HeldOut;
 use crate::timetable::Length;
 
+/// What a trained model is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be judged by what its run held out.
+    HeldOut,
+    /// To be judged by other data.
+    OtherData,
+    /// To write text.
+    Text,
+}
+
+/// What says how a model computes, whatever it is used for.
+const COMPUTES: &[&str] = &[
+    "model",
+    "train.precision",
+    "device",
+    "parallel.data",
+    "parallel.tensor",
+    "parallel.sequence",
+    "parallel.linear",
+    "parallel.integrated",
+    "parallel.spatial",
+    "parallel.pipeline",
+    "parallel.schedule",
+    "parallel.schedule_file",
+    "parallel.chunks",
+    "parallel.pipelines",
+    "parallel.cut",
+    "parallel.timeout_s",
+];
+
+/// How many samples run at a time where it is judged.
+const SAMPLES: &[&str] = &["train.batch", "train.micro_batches", "train.eval_batch"];
+
+/// What of a model is for training alone.
+const LEARNS: &[&str] = &["model.dropout", "model.init"];
+
+impl Purpose {
+    /// Whether a field changes anything.
+    fn reads(self, field: &str) -> bool {
+        let is_of = |names: &[&str]| names.iter().any(|name| covers(name, field));
+        let reads = match self {
+            Purpose::Text => is_of(COMPUTES),
+            Purpose::OtherData => is_of(COMPUTES) || is_of(SAMPLES) || is_of(&["data.mean", "data.std"]),
+            Purpose::HeldOut => is_of(COMPUTES) || is_of(SAMPLES) || is_of(&["data", "seed"]),
+        };
+        reads && !is_of(LEARNS)
+    }
+
+    /// Why it does not, as the end of a sentence.
+    fn why_not(self, field: &str) -> &'static str {
+        match self {
+            Purpose::OtherData if covers("data", field) => {
+                "with --data, which says what the model is judged by"
+            }
+            Purpose::Text if field == "data.tokenizer" => {
+                "where a model writes text: --tokenizer names another one"
+            }
+            Purpose::Text if field == "seed" => {
+                "where a model writes text: --seed says where chance comes from"
+            }
+            Purpose::Text if covers("sample", field) => {
+                "where a model writes text: it has options of its own"
+            }
+            Purpose::Text => "where a model writes text: nothing is learnt, and its data are not read",
+            _ => "where a trained model is judged: nothing is learnt",
+        }
+    }
+}
+
 impl RunFile {
+    /// An error where an override of a trained model's run has no effect, or would judge it by samples that it has learnt from.
+    pub fn check_overrides(&self, overrides: &[String], purpose: Purpose) -> Result<(), Error> {
+        let fields = overrides
+            .iter()
+            .filter_map(|text| text.split_once('='))
+            .map(|(field, _)| field.split('.').map(str::trim).collect::<Vec<_>>().join("."));
+        for field in fields {
+            // One that is no field at all is named where the run is read.
+            let name: String = field.split('.').take(2).collect::<Vec<_>>().join(".");
+            let reads = purpose.reads(&field) && (field != "seed" || self.data.is_drawn());
+            if check_name(&name).is_ok() && !reads {
+                return Err(Error::NoEffect { why: purpose.why_not(&field).into(), field });
+            }
+        }
+        if purpose == Purpose::HeldOut {
+            self.check_held_out(overrides)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses to hold out more than the run did, or to draw other samples than it drew: the model has learnt from some of them.
+    fn check_held_out(&self, overrides: &[String]) -> Result<(), Error> {
+        let run = self.in_use(overrides)?;
+        let instead = "--data names what else to judge it by";
+        let (HeldOut::Share { validation: was }, HeldOut::Share { validation: is }) =
+            (&self.data.held_out, &run.data.held_out)
+        else {
+            return Ok(());
+        };
+        if is > was {
+            let problem = format!(
+                "is {is}, and the run held out {was}: the rest of it the model has learnt from ({instead})"
+            );
+            return Err(Error::Conflict { field: "data.validation".into(), problem });
+        }
+        let are_drawn = self.data.is_drawn() && run.data.is_drawn();
+        if are_drawn && (run.seed != self.seed || run.data.source != self.data.source) {
+            let field = if run.seed != self.seed { "seed" } else { "data" };
+            let problem = format!(
+                "draws other samples than the run drew: the model has learnt from some of those that would be held out ({instead})"
+            );
+            return Err(Error::Conflict { field: field.into(), problem });
+        }
+        Ok(())
+    }
+
     /// The run as its model is used: on one rank of whatever device there is, with nothing pruned or learnt, in micro-batches as
     /// large as they were. `overrides` may ask for ranks and precision; a batch is as many micro-batches as then are under way.
     pub fn in_use(&self, overrides: &[String]) -> Result<RunFile, Error> {
@@ -69,6 +188,53 @@ mod tests {
         assert_eq!((used.train.batch, used.train.micro_batches, used.parallel.data), (4, 1, 1));
         assert_eq!((used.train.precision, used.train.length), (trained().train.precision, Length::Steps(0)));
         assert_eq!((used.prune, used.sample), (None, None));
+    }
+
+    #[test]
+    fn what_has_no_effect_on_a_trained_model_is_refused() {
+        let said = |text: &str, purpose| {
+            trained().check_overrides(&[text.to_owned()], purpose).map_err(|why| why.to_string())
+        };
+        for purpose in [Purpose::HeldOut, Purpose::OtherData, Purpose::Text] {
+            for allowed in ["train.precision=f32", "parallel.tensor=2", "device.kind=cpu", "model.context=8"]
+            {
+                assert_eq!(said(allowed, purpose), Ok(()), "{allowed}");
+            }
+            for refused in [
+                "train.steps=7",
+                "optimizer.name=sgd",
+                "prune.sparsity=0.5",
+                "model.dropout=0.5",
+                "parallel.zero=1",
+            ] {
+                let why = said(refused, purpose).unwrap_err();
+                let field = refused.split('=').next().unwrap();
+                assert!(why.starts_with(&format!("`{field}` has no effect where a ")), "{why}");
+            }
+        }
+        assert_eq!(said("train.eval_batch=4", Purpose::OtherData), Ok(()));
+        insta::assert_snapshot!(said("train.batch=4", Purpose::Text).unwrap_err(), @"`train.batch` has no effect where a model writes text: nothing is learnt, and its data are not read");
+        insta::assert_snapshot!(said("seed=4", Purpose::Text).unwrap_err(), @"`seed` has no effect where a model writes text: --seed says where chance comes from");
+        insta::assert_snapshot!(said("data.validation=0.5", Purpose::OtherData).unwrap_err(), @"`data.validation` has no effect with --data, which says what the model is judged by");
+        // A name that is none is for whoever reads the run.
+        assert_eq!(
+            said("train.stepz=7", Purpose::HeldOut),
+            trained().in_use(&["train.stepz=7".into()]).map(|_| ()).map_err(|why| why.to_string())
+        );
+    }
+
+    /// What was held out stays so: a smaller part of it is of it too.
+    #[test]
+    fn nothing_that_was_learnt_from_is_held_out() {
+        let said = |text: &str| {
+            trained().check_overrides(&[text.to_owned()], Purpose::HeldOut).map_err(|why| why.to_string())
+        };
+        assert_eq!(said("data.validation=0.05"), Ok(()));
+        insta::assert_snapshot!(said("data.validation=0.5").unwrap_err(), @"`data.validation` is 0.5, and the run held out 0.1: the rest of it the model has learnt from (--data names what else to judge it by)");
+        assert!(
+            said("data.count=20000").unwrap_err().starts_with("`data` draws other samples than the run drew")
+        );
+        assert!(said("seed=5").unwrap_err().starts_with("`seed` draws other samples than the run drew"));
     }
 
     /// What of the run would contradict them is not there any more.

@@ -19,7 +19,10 @@
 // cross_entropy_differentiate_part(logits, targets, numbers, rows, ranks, v, first, classes, scale). grid rows, block 512.
 //
 // One reading keeps, per thread, a maximum and the sum of exp(x - maximum). A NaN does not reach the maximum but
-// reaches the sum, and with it the loss. A target beyond v gives a loss of NaN and no onehot.
+// reaches the sum, and with it the loss. A target beyond v gives a loss of NaN and no onehot; IGNORED gives a loss of 0.
+
+// The target of a row that does not count.
+enum : u32 { IGNORED = 0xffffffffu };
 
 // Loads in flight per thread: BATCH groups.
 enum : int { BLOCK = 512, BATCH = 2 };
@@ -70,7 +73,7 @@ DEVICE void judge(const T* x, i64 target, i64 v, Running row, double* loss, u32*
         for (i64 i = threadIdx.x; i < target && !earlier; i += BLOCK) earlier = to_f32(x[i]) == row.max;
     earlier = __syncthreads_or(earlier);
     if (threadIdx.x == 0) {
-        *loss = log(static_cast<double>(row.sum)) + (static_cast<double>(row.max) - logit);
+        *loss = target == IGNORED ? 0.0 : log(static_cast<double>(row.sum)) + (static_cast<double>(row.max) - logit);
         *correct = logit == row.max && !earlier;
     }
 }
@@ -173,8 +176,9 @@ KERNEL(256) cross_entropy_join(const float* numbers, const u32* targets, double*
         logit = fmaxf(logit, of[3]);
         if (of[0] == all.max) first = of[2];
     }
-    losses[row] = log(static_cast<double>(all.sum)) + (static_cast<double>(all.max) - logit);
-    correct[row] = first == static_cast<float>(targets[row]);
+    const bool counts = targets[row] != IGNORED;
+    losses[row] = counts ? log(static_cast<double>(all.sum)) + (static_cast<double>(all.max) - logit) : 0.0;
+    correct[row] = counts && first == static_cast<float>(targets[row]);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 3) cross_entropy_differentiate_part(T* logits, const u32* targets, const float* numbers, i64 rows, i64 ranks,

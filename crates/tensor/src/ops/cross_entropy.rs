@@ -3,6 +3,8 @@
 //! - loss of a row = log(sum exp(x - max)) + max - x_target
 //! - gradient = scale (softmax(x) - onehot(target))
 //!
+//! A row whose target is [`IGNORED`] is worth nothing where losses are measured; there is no gradient of one.
+//!
 //! The logits of all rows are the largest tensor of a language model. So they come a few rows at a time, and the
 //! gradient takes their place: a row is read for its maximum, read for its sum and then overwritten, all while it is
 //! in the cache.
@@ -19,6 +21,9 @@ use crate::tensor::Tensor;
 use crate::{simd, with_float};
 
 pub use split::NUMBERS;
+
+/// The target of a row that does not count, where a batch is longer than what there is to predict.
+pub const IGNORED: u32 = u32::MAX;
 
 /// The losses of a batch's rows, taken a few rows at a time, from the first to the last.
 #[derive(Debug)]
@@ -103,7 +108,7 @@ impl Losses {
         Ok(logits)
     }
 
-    /// As [`Losses::differentiate`], without the gradient.
+    /// As [`Losses::differentiate`], without the gradient; rows whose target is [`IGNORED`] count for nothing.
     pub fn measure(&mut self, logits: &Tensor) -> Result<()> {
         let (at, v) = (self.next(logits), logits.width());
         match (logits.device(), &mut self.found) {
@@ -173,7 +178,8 @@ simd! {
 
     fn measure[T: Float](logits: &[T], targets: &[u32]) -> Total {
         let (mut loss_sum, mut correct) = (0.0, 0);
-        for (x, &target) in logits.chunks_exact(logits.len() / targets.len()).zip(targets) {
+        let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
+        for (x, &target) in rows.filter(|(_, target)| **target != IGNORED) {
             let row = row(x, target as usize);
             loss_sum += row.loss;
             correct += usize::from(row.correct);

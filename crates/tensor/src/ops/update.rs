@@ -23,6 +23,8 @@ use crate::error::Result;
 use crate::mask::Mask;
 use crate::tensor::Tensor;
 
+pub use host::{join, split};
+
 /// A parameter with all that a step reads and writes.
 #[derive(Debug)]
 pub struct Target<'a> {

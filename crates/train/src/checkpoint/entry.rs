@@ -16,7 +16,7 @@ use super::portion::{Common, Descriptions, Form, Kept, PIECES, Portion, common};
 const LARGEST_HEADER: u64 = 100_000_000;
 
 /// A tensor, in one part or several.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) dtype: Dtype,
     pub(super) form: Form,
@@ -26,7 +26,7 @@ pub(super) struct Entry {
 }
 
 /// What a file has of a tensor, and where its bytes begin.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Part {
     pub(super) portion: Portion,
     /// Numbers in the file.

@@ -14,7 +14,7 @@ use super::{FORMAT, MANIFEST, Progress};
 const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Unknown fields are refused: `blake3` with a flipped letter must not pass for a manifest of an older program.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     format: u32,

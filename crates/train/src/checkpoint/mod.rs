@@ -25,6 +25,7 @@
 
 mod convert;
 mod entry;
+mod exact;
 mod fault;
 mod manifest;
 mod old;
@@ -54,7 +55,7 @@ pub use open::Checkpoint;
 pub use portion::Portion;
 pub use read::{Room, Wanted};
 pub(crate) use shard::file_name;
-pub(crate) use tensors::write_tensors;
+pub(crate) use tensors::{is_finite, write_tensors};
 pub(crate) use weights::{first_not_finite, saved_weights, wanted_weights};
 pub use write::{Companion, Saved, Stored};
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
 
@@ -18,8 +19,8 @@ use super::{Checkpoints, MANIFEST, MODEL, Progress, refuse};
 use crate::parallel::{Ranks, together};
 use crate::{Error, Result};
 
-/// A checkpoint whose hashes are right.
-#[derive(Debug)]
+/// A checkpoint whose hashes are right. Its copies read the same files, which stay open.
+#[derive(Debug, Clone)]
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
@@ -29,10 +30,10 @@ pub struct Checkpoint {
 }
 
 /// A file on the disk.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Shard {
     pub(super) name: String,
-    pub(super) file: File,
+    pub(super) file: Arc<File>,
 }
 
 impl Checkpoint {
@@ -189,6 +190,11 @@ impl Checkpoint {
         &self.manifest.progress
     }
 
+    /// The error of a weight that has a NaN or an infinity.
+    pub fn not_finite(&self, tensor: &str) -> Error {
+        Error::BrokenWeights { path: self.path.clone(), tensor: tensor.to_owned() }
+    }
+
     /// An error about it.
     pub fn refuse(&self, why: impl ToString) -> Error {
         refuse(&self.path, why)
@@ -220,7 +226,7 @@ fn add_file(
 ) -> Result<(), ReadFault> {
     let (file, bytes) = open_file(folder, name, expected)?;
     add_tensors(tensors, &file, bytes, shards.len()).map_err(|fault| fault.in_file(name))?;
-    shards.push(Shard { name: name.to_owned(), file });
+    shards.push(Shard { name: name.to_owned(), file: Arc::new(file) });
     Ok(())
 }
 

@@ -162,6 +162,11 @@ impl Kept {
         Kept { before: iter::once(0).chain(counts).collect(), words }
     }
 
+    /// A bit for each weight.
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Weights kept.
     pub(super) fn count(&self) -> usize {
         self.before[self.words.len()]

@@ -232,7 +232,13 @@ impl Checkpoint {
     }
 
     /// The bytes of a portion of a tensor, which has so many numbers.
-    fn bytes(&self, entry: &Entry, portion: &Portion, length: usize, kept: Option<&Kept>) -> Result<Vec<u8>> {
+    pub(super) fn bytes(
+        &self,
+        entry: &Entry,
+        portion: &Portion,
+        length: usize,
+        kept: Option<&Kept>,
+    ) -> Result<Vec<u8>> {
         let each = entry.dtype.bitsize() / 8;
         let mut bytes = vec![0; length * each];
         for part in &entry.parts {

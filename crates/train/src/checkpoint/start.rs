@@ -48,7 +48,7 @@ impl Checkpoint {
 }
 
 /// The tables that have a row for each position.
-fn positions(model: &Model) -> HashSet<String> {
+pub(super) fn positions(model: &Model) -> HashSet<String> {
     let mut names = HashSet::new();
     model.for_each(&mut |layer| {
         if let Layer::PositionEmbedding(table) = layer {

@@ -123,7 +123,8 @@ pub(super) fn tensor_is_finite(tensor: &Tensor) -> Result<bool, espalier_tensor:
     Ok(is_finite(&tensor.read_bytes()?, dtype_of(tensor)))
 }
 
-fn is_finite(bytes: &[u8], dtype: Dtype) -> bool {
+/// Whether numbers have no NaN and no infinity among them.
+pub(crate) fn is_finite(bytes: &[u8], dtype: Dtype) -> bool {
     match dtype {
         Dtype::F32 => {
             bytes.as_chunks().0.iter().all(|number| u32::from_le_bytes(*number) & 0x7f80_0000 != 0x7f80_0000)

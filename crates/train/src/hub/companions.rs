@@ -8,7 +8,7 @@ use espalier_data::{Dataset, Standard, Tokenizer};
 use espalier_plan::Plan;
 use espalier_plan::spec::{Input, Model, Precision};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{CONFIG, TOKENIZER, gpt2};
 use crate::checkpoint::Companion;
@@ -16,6 +16,7 @@ use crate::{Error, Result};
 
 const GENERATION: &str = "generation_config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const PREPROCESSOR: &str = "preprocessor_config.json";
 
 /// How pixels, of 0 to 255, become numbers: as image processors of transformers read it.
@@ -40,7 +41,8 @@ pub fn companions(plan: &Plan, dataset: &Dataset, from: Option<&Path>) -> Result
     }
 }
 
-/// Those of a text model whose weights are of a type that PyTorch calls `dtype`. Names of weights have the `prefix` of
+/// Those of a text model whose weights are of a type that PyTorch calls `dtype`. From the folder `beside` which they are made travel
+/// along how the model is asked to write (temperature, top_k and the like) and how a conversation becomes a text. Names of weights have the `prefix` of
 /// transformers' class, or not: without it, it takes a separate head for one that it does not know.
 pub(super) fn of_text(
     model: &Model,
@@ -51,21 +53,40 @@ pub(super) fn of_text(
 ) -> Result<Vec<Companion>> {
     let mut files = Vec::new();
     let end = tokenizer.and_then(Tokenizer::end);
-    if let Some(shape) = gpt2::shape_of(model).filter(|shape| shape.tied || prefix) {
-        files.push(json_file(CONFIG, &gpt2::config(&shape, dtype, end), true));
-        files.push(json_file(GENERATION, &json!({ "bos_token_id": end, "eos_token_id": end }), true));
+    let theirs = generation_of(beside)?;
+    let shape = gpt2::shape_of(model).filter(|shape| shape.tied || prefix);
+    if let Some(shape) = &shape {
+        files.push(json_file(CONFIG, &gpt2::config(shape, dtype, end), true));
     }
-    let written = tokenizer.and_then(Tokenizer::to_json);
+    if shape.is_some() || theirs.is_some() {
+        // What is handed on must be there for whoever goes on from this checkpoint, whatever its ranks hold.
+        let needs_whole_weights = theirs.is_none();
+        let mut generation = theirs.unwrap_or_default();
+        for key in ["bos_token_id", "eos_token_id"] {
+            let known = generation.get(key).is_some_and(|id| !id.is_null());
+            if !known {
+                generation.insert(key.into(), json!(end));
+            }
+        }
+        files.push(json_file(GENERATION, &generation.into(), needs_whole_weights));
+    }
     let source = match tokenizer.and_then(Tokenizer::path) {
         Some(path) => Some(path.to_owned()),
-        None => beside.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file()),
+        None => beside.and_then(Tokenizer::in_folder),
     };
+    let joined = source.as_deref().map(Tokenizer::joined).transpose()?.flatten();
+    let written = tokenizer.and_then(Tokenizer::to_json).or(joined);
     let file = |name: &str, bytes| Companion { name: name.into(), bytes, needs_whole_weights: false };
     let read = |path: &Path| regular_file::read(path, RECORDS).map_err(|why| Error::unread(path, why));
+    let folders = [source.as_deref().and_then(Path::parent), beside];
+    let mut templates = folders.into_iter().flatten().map(|folder| folder.join(CHAT_TEMPLATE));
+    if let Some(path) = templates.find(|path| path.is_file()) {
+        files.push(file(CHAT_TEMPLATE, read(&path)?));
+    }
     let tokenizer_config = source.as_ref().map(|path| path.with_file_name(TOKENIZER_CONFIG));
-    match (written, source) {
+    match (written, &source) {
         (Some(text), _) => files.push(file(TOKENIZER, text.into_bytes())),
-        (None, Some(path)) => files.push(file(TOKENIZER, read(&path)?)),
+        (None, Some(path)) => files.push(file(TOKENIZER, read(path)?)),
         (None, None) => return Ok(files),
     }
     match tokenizer_config.filter(|path| path.is_file()) {
@@ -93,15 +114,37 @@ pub(super) fn preprocessor(standard: &Standard) -> Companion {
     json_file(PREPROCESSOR, &serde_json::to_value(written).expect("plain data"), false)
 }
 
+/// How text is to be written by the model in a folder, where it says so.
+fn generation_of(folder: Option<&Path>) -> Result<Option<Map<String, Value>>> {
+    let Some(path) = folder.map(|folder| folder.join(GENERATION)).filter(|path| path.is_file()) else {
+        return Ok(None);
+    };
+    let text = regular_file::read(&path, SETTINGS).map_err(|why| Error::unread(&path, why))?;
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|why| Error::file(path, format!("it is no JSON object: {why}")))
+}
+
 /// How pixels are standardised for the weights in a folder, where it says so in our way.
-pub fn standard_of(folder: &Path) -> Option<Standard> {
-    let text = regular_file::read(&folder.join(PREPROCESSOR), SETTINGS).ok()?;
+pub fn standard_of(folder: &Path) -> Result<Option<Standard>> {
+    let path = folder.join(PREPROCESSOR);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = regular_file::read(&path, SETTINGS).map_err(|why| Error::unread(&path, why))?;
+    let written: Value =
+        serde_json::from_slice(&text).map_err(|why| Error::file(&path, format!("it is not JSON: {why}")))?;
+    // Image processors of other kinds say less, or say it otherwise.
+    if ["do_rescale", "do_normalize", "image_mean", "image_std"].iter().any(|field| written[field].is_null())
+    {
+        return Ok(None);
+    }
     let Preprocessor { do_rescale, do_normalize, image_mean: mean, image_std: std } =
-        serde_json::from_slice(&text).ok()?;
+        serde_json::from_value(written).map_err(|why| Error::file(&path, why))?;
     // Others give means of pixels of 0 to 1.
     let scale = if do_rescale { 255.0 } else { 1.0 };
     let scaled = |values: Vec<f64>| values.into_iter().map(|value| scale * value).collect();
-    do_normalize.then(|| Standard { mean: scaled(mean), std: scaled(std) })
+    Ok(do_normalize.then(|| Standard { mean: scaled(mean), std: scaled(std) }))
 }
 
 fn json_file(name: &str, value: &Value, needs_whole_weights: bool) -> Companion {
@@ -121,10 +164,20 @@ mod tests {
         let standard = Standard { mean: vec![101.3, 1.0 / 3.0], std: vec![7.7, 64.1] };
         let file = preprocessor(&standard);
         fs::write(folder.path().join(&file.name), &file.bytes).unwrap();
-        assert_eq!(standard_of(folder.path()), Some(standard));
+        assert_eq!(standard_of(folder.path()).unwrap(), Some(standard));
         let theirs =
             json!({ "do_rescale": true, "do_normalize": true, "image_mean": [0.5], "image_std": [0.25] });
         fs::write(folder.path().join(PREPROCESSOR), theirs.to_string()).unwrap();
-        assert_eq!(standard_of(folder.path()), Some(Standard { mean: vec![127.5], std: vec![63.75] }));
+        let standard = standard_of(folder.path()).unwrap();
+        assert_eq!(standard, Some(Standard { mean: vec![127.5], std: vec![63.75] }));
+        // Of another type it is not as if nothing were said.
+        let wrong =
+            json!({ "do_rescale": 1, "do_normalize": true, "image_mean": [0.5], "image_std": [0.25] });
+        fs::write(folder.path().join(PREPROCESSOR), wrong.to_string()).unwrap();
+        let error = standard_of(folder.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("preprocessor_config.json: invalid type: integer `1`, expected a boolean"),
+            "{error}"
+        );
     }
 }

@@ -10,14 +10,14 @@ use safetensors::tensor::Dtype;
 use serde_json::json;
 
 use super::{companions, files, gpt2, standard_of};
-use crate::checkpoint::{Companion, MODEL, Saved, Stored, convert, file_name, write_tensors};
+use crate::checkpoint::{Companion, MODEL, Saved, Stored, convert, file_name, is_finite, write_tensors};
 use crate::trained::Trained;
 use crate::{Error, Result, durable};
 
 /// How a folder is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Export {
-    /// What weights become; left out: what they are.
+    /// What weights become; left out: what they are. f32 are the masters of a bf16 run.
     pub dtype: Option<ExportType>,
     /// A file of weights has at most so many bytes, unless one tensor alone has more.
     pub shard_bytes: usize,
@@ -134,9 +134,22 @@ fn leaving(trained: &Trained, model: &Model, how: &Export) -> Result<Vec<Leaving
 /// The numbers of a tensor, in the type that it leaves in.
 fn read(trained: &Trained, one: &Leaving) -> Result<(String, Stored<'static>)> {
     let (whole, Leaving { ours, theirs, shape, dtype }) = (trained.checkpoint(), one);
+    // Weights of a bf16 run are roundings of what it has in f32.
+    if *dtype == Dtype::F32
+        && let Some(master) = whole.master(ours, shape)?
+    {
+        if !master.iter().all(|number| number.is_finite()) {
+            return Err(whole.not_finite(ours));
+        }
+        let bytes = master.iter().flat_map(|number| number.to_le_bytes()).collect();
+        return Ok((theirs.clone(), Stored::Bytes(*dtype, shape.clone(), bytes)));
+    }
     let (there, numbers) = whole
         .numbers(MODEL, ours, shape)?
         .ok_or_else(|| whole.refuse(format!("{ours} is not {shape:?} there, as the model has it")))?;
+    if !is_finite(&numbers, there) {
+        return Err(whole.not_finite(ours));
+    }
     let bytes = convert(numbers, there, *dtype);
     if *dtype == Dtype::F16 {
         let largest = bytes.as_chunks().0.iter().any(|two| u16::from_le_bytes(*two) & 0x7fff >= 0x7c00);
@@ -152,7 +165,7 @@ fn read(trained: &Trained, one: &Leaving) -> Result<(String, Stored<'static>)> {
 fn beside(trained: &Trained, model: &Model, leaving: &[Leaving]) -> Result<Vec<Companion>> {
     let folder = trained.checkpoint().path();
     if trained.facts().vocab.is_none() {
-        return Ok(standard_of(folder).iter().map(companions::preprocessor).collect());
+        return Ok(standard_of(folder)?.iter().map(companions::preprocessor).collect());
     }
     let dtype = match leaving.first().map(|one| one.dtype) {
         Some(Dtype::BF16) => "bfloat16",

@@ -38,13 +38,24 @@ const ACTIVATIONS: [(&str, Activation); 6] = [
 ];
 
 /// Whether the head uses the token embedding's weight, which it does unless the file says otherwise.
-pub(super) fn is_tied(config: &Value) -> bool {
-    config["model_type"] == "gpt2" && config["tie_word_embeddings"] != false
+pub(super) fn is_tied(config: &Value) -> Result<bool, String> {
+    Ok(config["model_type"] == "gpt2" && flag(config, "tie_word_embeddings")?.unwrap_or(true))
 }
 
-/// The `[model]` of a run file that is what a configuration describes, or what of it is missing here.
-pub(super) fn read(config: &Value) -> Result<String, String> {
-    let kind = config["model_type"].as_str().unwrap_or_default();
+/// A field that is true or false, where it is there. Of another type it is no default: nobody knows what was meant.
+fn flag(config: &Value, field: &str) -> Result<Option<bool>, String> {
+    match &config[field] {
+        Value::Null => Ok(None),
+        Value::Bool(value) => Ok(Some(*value)),
+        other => Err(format!("`{field}` must be true or false, got {other}")),
+    }
+}
+
+/// The `[model]` of a run file that is what a configuration describes, or what of it is missing here. Where there `is_head`, a weight of
+/// the head that is not the token embedding's, it is used, whether or not the file says that they are one.
+pub(super) fn read(config: &Value, is_head: bool) -> Result<String, String> {
+    let kind = &config["model_type"];
+    let kind = kind.as_str().ok_or_else(|| format!("`model_type` must be a text, got {kind}"))?;
     if kind != "gpt2" {
         let missing = MISSING.iter().find(|(kinds, _)| kinds.contains(&kind)).map(|(_, missing)| *missing);
         let missing = missing.unwrap_or("its layers");
@@ -64,6 +75,9 @@ pub(super) fn read(config: &Value) -> Result<String, String> {
         return refused("n_inner", format!("a layer here has 4 widths inside, {}", 4 * width));
     }
     let eps = &config["layer_norm_epsilon"];
+    if !eps.is_null() && !eps.is_number() {
+        return Err(format!("`layer_norm_epsilon` must be a number, got {eps}"));
+    }
     if eps.as_f64().is_some_and(|eps| eps as f32 != NORM_EPS) {
         return refused("layer_norm_epsilon", format!("norms here have {NORM_EPS}"));
     }
@@ -72,11 +86,15 @@ pub(super) fn read(config: &Value) -> Result<String, String> {
         ("scale_attn_by_inverse_layer_idx", false),
         ("add_cross_attention", false),
     ] {
-        if config[field].as_bool().is_some_and(|value| value != ours) {
+        if flag(config, field)?.is_some_and(|value| value != ours) {
             return refused(field, format!("it is {ours} here"));
         }
     }
-    let written = config["activation_function"].as_str().unwrap_or("gelu_new");
+    let written = match &config["activation_function"] {
+        Value::Null => "gelu_new",
+        Value::String(name) => name,
+        other => return Err(format!("`activation_function` must be a text, got {other}")),
+    };
     let Some((_, activation)) = ACTIVATIONS.iter().find(|(name, _)| *name == written) else {
         let names = ACTIVATIONS.map(|(name, _)| name).join(", ");
         return refused("activation_function", format!("those read are {names}"));
@@ -85,9 +103,9 @@ pub(super) fn read(config: &Value) -> Result<String, String> {
         "[model]\nname = \"gpt\"\nlayers = {}\nheads = {heads}\nwidth = {width}\ncontext = {}\nvocab = {}\ntied = {}\n\
          activation = \"{}\"\n",
         whole("n_layer")?,
-        whole("n_positions").or_else(|_| whole("n_ctx"))?,
+        whole(if config["n_positions"].is_null() { "n_ctx" } else { "n_positions" })?,
         whole("vocab_size")?,
-        is_tied(config),
+        is_tied(config)? && !is_head,
         our_word(*activation),
     ))
 }
@@ -168,7 +186,7 @@ mod tests {
         {
             let model = built(&format!("[model]\nname = \"gpt\"\nvocab = 24\n{fields}"));
             let shape = shape_of(&model).unwrap();
-            let text = read(&config(&shape, "float32", None)).unwrap();
+            let text = read(&config(&shape, "float32", None), false).unwrap();
             assert_eq!(built(&text), model, "{text}");
         }
         assert_eq!(shape_of(&built("[model]\nname = \"gpt\"\nnorm = \"rms\"")), None);
@@ -182,7 +200,7 @@ mod tests {
         let said = |field: &str, value: Value| {
             let mut config = config(&shape, "float32", None);
             config[field] = value;
-            read(&config).unwrap_err()
+            read(&config, false).unwrap_err()
         };
         let llama = said("model_type", json!("llama"));
         assert!(llama.starts_with(
@@ -204,5 +222,16 @@ mod tests {
             "`scale_attn_by_inverse_layer_idx` is true, and it is false here"
         );
         assert_eq!(said("n_embd", json!(-3)), "`n_embd` must be a whole number above 0, got -3");
+        // Of another type than it should be, a field is none that was left out.
+        for (field, value, expected) in [
+            ("tie_word_embeddings", json!("false"), "must be true or false, got \"false\""),
+            ("scale_attn_weights", json!(0), "must be true or false, got 0"),
+            ("layer_norm_epsilon", json!("1e-6"), "must be a number, got \"1e-6\""),
+            ("activation_function", json!(["relu"]), "must be a text, got [\"relu\"]"),
+            ("n_positions", json!("1024"), "must be a whole number above 0, got \"1024\""),
+            ("model_type", json!(2), "must be a text, got 2"),
+        ] {
+            assert_eq!(said(field, value), format!("`{field}` {expected}"));
+        }
     }
 }

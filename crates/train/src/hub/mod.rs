@@ -20,7 +20,10 @@ mod torchvision;
 
 use std::path::{Path, PathBuf};
 
+use espalier_data::Tokenizer;
 use espalier_data::regular_file::{self, SETTINGS};
+use espalier_plan::Plan;
+use espalier_plan::data::{Data, Source};
 use espalier_plan::spec::presets::ImageSize;
 use serde_json::Value;
 
@@ -37,6 +40,9 @@ pub use files::is_foreign;
 const CONFIG: &str = "config.json";
 /// The tokenizer's vocabulary and rules.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
+
+/// The weight of a head that is not the token embedding's.
+const HEAD: &str = "lm_head.weight";
 
 /// Opens what a run can start from: a checkpoint of ours or the newest whole one of a run folder, of which `report` hears as
 /// [`Checkpoint::find`] says; or files of weights that another program wrote. All ranks must.
@@ -63,18 +69,29 @@ fn open(path: &Path) -> Result<Checkpoint, ReadFault> {
         }
     }
     let tied = match config(path)? {
-        Some(config) => gpt2::is_tied(&config),
+        Some(config) => gpt2::is_tied(&config)?,
         None => false,
     };
-    whole.rename(|name| our_name(name, tied))?;
+    let is_copy = tied && has_copied_head(&whole)?;
+    whole.rename(|name| our_name(name, is_copy))?;
     Ok(whole)
 }
 
-/// What we call a tensor; nothing for one that is made anew wherever it is needed.
-fn our_name(name: &str, tied: bool) -> Option<String> {
+/// Whether the head of a model that should share the token embedding's weight is a copy of it. One that is not has been trained by
+/// itself, whatever the configuration says: transformers uses it, and so do we.
+fn has_copied_head(whole: &Checkpoint) -> Result<bool, String> {
+    let embedding = ["transformer.wte.weight", "wte.weight"];
+    let embedding = embedding.into_iter().find_map(|name| Some((name, whole.shape(MODEL, name)?)));
+    let (Some((embedding, shape)), Some(_)) = (embedding, whole.shape(MODEL, HEAD)) else { return Ok(true) };
+    let numbers = |name: &str| whole.numbers(MODEL, name, shape).map_err(|why| why.to_string());
+    Ok(numbers(HEAD)? == numbers(embedding)?)
+}
+
+/// What we call a tensor; nothing for one that is made anew wherever it is needed, as a head is that `is_copied`.
+fn our_name(name: &str, is_copied: bool) -> Option<String> {
     let name = name.strip_prefix("transformer.").unwrap_or(name);
     let is_causal_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    let is_copy = tied && name == "lm_head.weight";
+    let is_copy = is_copied && name == HEAD;
     let is_count = name.ends_with(".num_batches_tracked");
     (!is_causal_mask && !is_copy && !is_count).then(|| name.to_owned())
 }
@@ -86,7 +103,7 @@ pub struct Described {
     pub model: String,
     /// What images it takes, unless others are at hand: none where it takes text, or where the run file says it.
     pub image: Option<ImageSize>,
-    /// The tokenizer's file beside it.
+    /// The tokenizer's file beside it: a tokenizer.json, or a vocab.json with its merges.txt.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -95,15 +112,54 @@ pub(crate) fn describe(whole: &Checkpoint) -> Result<Described> {
     let path = whole.path();
     let in_config = |why: String| Error::file(folder_of(path).join(CONFIG), why);
     let (model, image) = match config(path).map_err(|fault| of_fault(path, fault))? {
-        Some(config) if config.get("model_type").is_some() => (gpt2::read(&config).map_err(in_config)?, None),
+        Some(config) if config.get("model_type").is_some() => {
+            let has_head = whole.shape(MODEL, HEAD).is_some();
+            (gpt2::read(&config, has_head).map_err(in_config)?, None)
+        }
         _ => {
             let shapes = whole.names(MODEL).filter_map(|name| Some((name, whole.shape(MODEL, name)?)));
             let found = torchvision::recognise(&shapes.collect());
             found.map(|(model, image)| (model, Some(image))).map_err(|why| Error::file(path, why))?
         }
     };
-    let tokenizer = Some(folder_of(path).join(TOKENIZER)).filter(|path| path.is_file());
-    Ok(Described { model, image, tokenizer })
+    Ok(Described { model, image, tokenizer: Tokenizer::in_folder(folder_of(path)) })
+}
+
+/// Has text read by the tokenizer in a checkpoint's folder where the one that is meant is gone: what a run starts from need not stay.
+pub fn find_tokenizer(data: &mut Data, checkpoint: &Path) {
+    if let Source::Text { tokenizer: Some(path), .. } = &mut data.source
+        && !path.exists()
+        && let Some(beside) = Tokenizer::in_folder(checkpoint)
+    {
+        *path = beside;
+    }
+}
+
+/// An error where text would be read as bytes, and what a run starts from knows other tokens.
+pub fn check_tokens(whole: &Checkpoint, plan: &Plan) -> Result<()> {
+    let Source::Text { tokenizer: None, .. } = &plan.data.source else { return Ok(()) };
+    let bytes = Tokenizer::Bytes.vocab();
+    let folder = folder_of(whole.path());
+    let its = match Tokenizer::in_folder(folder) {
+        // One that cannot be read here is not one of bytes, which we write ourselves.
+        Some(path) => Tokenizer::open(&path).map_or(0, |tokenizer| tokenizer.vocab()),
+        None if is_foreign(whole.path()) => plan.model.classes,
+        None => return Ok(()),
+    };
+    if its == bytes {
+        return Ok(());
+    }
+    let name = folder.display();
+    let problem = match Tokenizer::in_folder(folder) {
+        Some(_) => format!(
+            "is not said, and text would be read as {bytes} kinds of bytes: {name} has a tokenizer, which is meant"
+        ),
+        None => format!(
+            "is not said, and {name} has none (no {TOKENIZER}, nor vocab.json and merges.txt): text would be read as bytes by a model \
+             of {its} tokens"
+        ),
+    };
+    Err(espalier_plan::Error::Conflict { field: "data.tokenizer".into(), problem }.into())
 }
 
 /// The `[model]` that a run file means by "auto", whose run starts from `path`: that of the checkpoint's own run, or what

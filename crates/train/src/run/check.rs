@@ -10,9 +10,10 @@ use espalier_plan::rounds::Rounds;
 
 use super::back::no_whole_checkpoint;
 use super::trace::may_replace;
-use super::{Observer, Resumed, RunDir, StartPoint, checkpoints_of, nothing_to_do};
+use super::unlikely::unlikely;
+use super::{Observer, Resumed, RunDir, StartPoint, checkpoints_of, nothing_to_do, refuse_zeros_of_nothing};
 use crate::parallel::Ranks;
-use crate::{Error, Result};
+use crate::{Error, Result, hub};
 
 /// The error with which the run would end before its first step, as far as that takes no device; `samples` is what the data
 /// has to train on.
@@ -24,6 +25,7 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
             .map(|rounds| rounds.trainings(plan.timetable.length, steps))
             .transpose()?;
     }
+    unlikely(plan, samples).iter().for_each(|text| observer.warning(text));
     let claim = place.claim()?;
     if place.resume && !place.fresh {
         let data = Fingerprint::of(&plan.data)?;
@@ -57,7 +59,13 @@ pub fn check(plan: &Plan, samples: usize, place: &RunDir, observer: &mut dyn Obs
     }
     if !place.resume || place.fresh {
         let start = StartPoint::find(place, claim.folder(), false, &Ranks::alone(), observer)?;
-        start.map_or(Ok(()), |(start, _)| start.check_fits(&plan.model))?;
+        match start {
+            Some((start, _)) => {
+                hub::check_tokens(&start, plan)?;
+                start.check_fits(&plan.model)?;
+            }
+            None => refuse_zeros_of_nothing(plan)?,
+        }
     }
     place.trace.as_deref().map_or(Ok(()), can_be_written)
 }

@@ -31,6 +31,7 @@ use super::resumed::DATA_FILE;
 use super::sample;
 use super::start_point::{START_FILE, StartPoint};
 use super::trace::{Event, TraceFile, may_replace};
+use super::unlikely::unlikely;
 use super::{
     Claim, Observer, Outcome, Resumed, RunDir, SUMMARY_FILE, announce, checkpoints_of, nothing_to_do, write,
 };
@@ -119,6 +120,7 @@ impl Run {
             false => None,
         };
         let samples = dataset.len(Split::Train);
+        unlikely(&plan, samples).iter().for_each(|text| observer.warning(text));
         let prompt = sample::prompt(&plan, &dataset)?.unwrap_or_default();
         let mut checkpoints = checkpoints_of(&plan, &folder);
         if plan.parameters >= MANY {
@@ -139,7 +141,7 @@ impl Run {
                 ));
             }
         }
-        let start = StartPoint::start(&mut trainer, place, &folder, goes_on, observer)?;
+        let start = StartPoint::start(&mut trainer, &plan, place, &folder, goes_on, observer)?;
         if leads {
             let before = start.as_ref().map(|(path, _)| path.clone()).or(checkpoints.list()?.pop());
             checkpoints = checkpoints.beside(hub::companions(&plan, &dataset, before.as_deref())?);
@@ -393,6 +395,11 @@ impl Run {
             Some(what) => Err(Error::NotFinite { step: self.trainer.progress().step, what }),
             None => Ok(()),
         }
+    }
+
+    /// Where lines go, if anywhere.
+    pub(super) fn metrics_path(&self) -> Option<PathBuf> {
+        self.metrics.is_open().then(|| self.folder.join("metrics.jsonl"))
     }
 
     /// An error where the run folder is not the one that the run began in.

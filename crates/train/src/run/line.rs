@@ -20,6 +20,8 @@ pub enum Line {
     Pruned(PrunedLine),
     /// The pruning method looked before the step and pruned nothing yet.
     Looked(LookedLine),
+    /// The run ended, since it had diverged.
+    Diverged(DivergedLine),
 }
 
 /// A step that was tried.
@@ -80,6 +82,15 @@ pub struct LookedLine {
     pub step: u64,
     /// What it saw, without pruning.
     pub pruner: Observation,
+}
+
+/// The end of a run that diverged: the last line of it, until it goes on from before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DivergedLine {
+    /// The last step that was tried.
+    pub step: u64,
+    /// The sentence with which the run ended.
+    pub diverged: String,
 }
 
 impl Line {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::Observer;
 use super::gaps::gaps;
-use super::line::Line;
+use super::line::{DivergedLine, Line};
 use crate::summary::Validation;
 use crate::{Error, Result, durable};
 
@@ -25,6 +25,24 @@ pub(super) struct Metrics {
     /// Lines that the disk did not take, and whether the last is one of them.
     lost: u64,
     torn: bool,
+}
+
+/// Writes down that a run ended because it had diverged, so that its folder says so; nothing for any other error. What cannot be written is
+/// left out: the error itself is told.
+pub(super) fn note_divergence(metrics: Option<&Path>, error: &Error) {
+    let (Some(path), &(Error::Diverged { step, .. } | Error::NotFinite { step, .. })) = (metrics, error)
+    else {
+        return;
+    };
+    let line = Line::Diverged(DivergedLine { step, diverged: error.to_string() });
+    let line = serde_json::to_string(&line).expect("a line is plain data");
+    let append = || -> io::Result<()> {
+        let is_torn = fs::read(path)?.last().is_some_and(|last| *last != b'\n');
+        let mut file = OpenOptions::new().append(true).open(path)?;
+        file.write_all(format!("{}{line}\n", if is_torn { "\n" } else { "" }).as_bytes())?;
+        file.sync_all()
+    };
+    let _ = append();
 }
 
 impl Metrics {
@@ -151,7 +169,7 @@ impl Past {
             Some(Line::Evaluation(evaluation)) => {
                 self.validation = Some((evaluation.step, evaluation.validation));
             }
-            Some(Line::Pruned(_) | Line::Looked(_)) => {}
+            Some(Line::Pruned(_) | Line::Looked(_) | Line::Diverged(_)) => {}
             None => self.unreadable += 1,
         }
     }

@@ -23,6 +23,7 @@ mod resumed;
 mod sample;
 mod start_point;
 pub mod trace;
+mod unlikely;
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -48,8 +49,10 @@ pub use claim::Claim;
 pub use gaps::gaps;
 use landmarks::Landmarks;
 use lifecycle::Run;
+use metrics::note_divergence;
 pub use prune::prune;
 pub use resolved::read_resolved;
+pub(crate) use resumed::DATA_FILE;
 pub use resumed::Resumed;
 pub use start_point::StartPoint;
 
@@ -251,7 +254,10 @@ fn from_start_to_end(
 ) -> Result<Outcome> {
     let mut observer = Landmarks(observer);
     let run = Run::start(plan, dataset, device, place, ranks, &mut observer);
-    let outcome = run.and_then(|run| run.go(stop, &mut observer));
+    let outcome = run.and_then(|run| {
+        let metrics = run.metrics_path();
+        run.go(stop, &mut observer).inspect_err(|error| note_divergence(metrics.as_deref(), error))
+    });
     match &outcome {
         Ok(Outcome { interrupted: false, .. }) => info!("the run has ended"),
         Ok(Outcome { interrupted: true, .. }) => info!("the run was interrupted and has saved"),
@@ -270,6 +276,15 @@ fn nothing_to_do(plan: &Plan, done: u64, steps: u64) -> String {
     format!(
         "there is nothing to do: {done} steps are done, and the run has {steps}; a larger `{length}` makes it go on"
     )
+}
+
+/// Zeros can be kept only of something that a run starts from.
+fn refuse_zeros_of_nothing(plan: &Plan) -> Result<()> {
+    if plan.keep_zeros {
+        let why = "without --from: weights that are drawn anew have no zeros to keep".into();
+        return Err(espalier_plan::Error::NoEffect { field: "train.keep_zeros".into(), why }.into());
+    }
+    Ok(())
 }
 
 /// Tells what was pruned, and of what nothing or next to nothing is left: of each parameter once in a run.

@@ -32,6 +32,7 @@ pub fn prune(
     if holds_run(folder)? {
         return Err(Error::file(folder, "a run is here already: choose another folder"));
     }
+    hub::check_tokens(whole, &plan)?;
     let companions = hub::companions(&plan, &dataset, Some(whole.path()))?;
     let checkpoints = checkpoints_of(&plan, folder).beside(companions);
     let alone = plan.alone().map_err(Error::Plan)?;

@@ -20,7 +20,7 @@ use crate::checkpoint::retry;
 use crate::{Error, Result, checksum, is_failure};
 
 /// What the data files of a run held, where it has any.
-pub(super) const DATA_FILE: &str = "data.json";
+pub(crate) const DATA_FILE: &str = "data.json";
 
 /// What the run in a folder was.
 #[derive(Debug)]

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use espalier_data::Fingerprint;
 use espalier_data::regular_file::{self, SETTINGS};
+use espalier_plan::Plan;
 use serde::{Deserialize, Serialize};
 
-use super::{Observer, RunDir, write};
+use super::{Observer, RunDir, refuse_zeros_of_nothing, write};
 use crate::checkpoint::{Checkpoint, retry};
 use crate::parallel::{Ranks, of_first};
 use crate::trainer::Trainer;
@@ -20,6 +21,9 @@ use crate::{Error, Result, hub};
 
 /// What a run started from, where that was anything but its seed.
 pub(super) const START_FILE: &str = "start.json";
+
+/// The share of zeros from which on somebody is likely to have pruned what a run starts from.
+const MANY_ZEROS: f64 = 0.5;
 
 /// The weights that a run started from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -121,14 +125,30 @@ impl StartPoint {
     /// Gives a trainer the weights that its run is to start from, as [`StartPoint::find`] says; where these were. All ranks must.
     pub(super) fn start(
         trainer: &mut Trainer,
+        plan: &Plan,
         place: &RunDir,
         folder: &Path,
         goes_on: bool,
         observer: &mut dyn Observer,
     ) -> Result<Option<(PathBuf, StartPoint)>> {
         let found = StartPoint::find(place, folder, goes_on, trainer.ranks(), observer)?;
-        let Some((whole, start)) = found.filter(|_| !goes_on) else { return Ok(None) };
+        if goes_on {
+            return Ok(None);
+        }
+        let Some((whole, start)) = found else {
+            refuse_zeros_of_nothing(plan)?;
+            return Ok(None);
+        };
+        hub::check_tokens(&whole, plan)?;
         trainer.start_from(&whole)?;
+        let zeros = trainer.zeros()?;
+        if zeros >= MANY_ZEROS {
+            observer.note(&format!(
+                "{:.0} % of the prunable weights that it starts from are zero, and training changes them: \
+                 `train.keep_zeros` = true keeps these zeros",
+                100.0 * zeros
+            ));
+        }
         if place.from.is_none() {
             observer.note(&format!("the run starts from the weights of {} again", start.path.display()));
         }

@@ -2,6 +2,7 @@
 
 mod gradients;
 mod masks;
+mod master;
 mod noise;
 mod optimizer;
 

@@ -41,14 +41,14 @@ pub struct Optimizer {
 /// The state of one parameter.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    name: String,
+    pub(super) name: String,
     /// Of the state, were all of the rank's piece here.
     shape: Vec<usize>,
     /// Whether it is of kept weights alone.
-    compressed: bool,
+    pub(super) compressed: bool,
     /// Which part of it is.
-    cut: Cut,
-    master: Option<Tensor>,
+    pub(super) cut: Cut,
+    pub(super) master: Option<Tensor>,
     moments: Vec<Tensor>,
     /// Zero for biases and norm parameters where they are left out of weight decay,
     weight_decay: f32,

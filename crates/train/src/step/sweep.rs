@@ -67,6 +67,7 @@ impl Sweep<'_> {
             sweep: *self,
             batches: batches.collect::<Result<_>>()?,
             samples: micro_batches.iter().map(|samples| samples.len()).collect(),
+            ignored: micro_batches.iter().map(|of| self.dataset.ignored(Split::Validation, of)).collect(),
             totals: Totals::default(),
         };
         self.run(Schedule::forward_only(self.stage.placement(), micro_batches.len()), &mut worker)?;
@@ -148,6 +149,8 @@ struct Evaluating<'a> {
     /// Of each micro-batch, where this rank reads samples.
     batches: Vec<Option<Fetched>>,
     samples: Vec<usize>,
+    /// Targets of each that do not count.
+    ignored: Vec<usize>,
     totals: Totals,
 }
 
@@ -170,7 +173,7 @@ impl Worker for Evaluating<'_> {
         }
         let targets = sweep.targets(batch)?;
         let total = model.evaluate(&x, &targets, sweep.weights)?;
-        self.totals.add(Totals::of(total, targets.len()));
+        self.totals.add(Totals::of(total, targets.len() - self.ignored[work.micro_batch]));
         Ok(None)
     }
 

@@ -11,20 +11,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::regular_file::{self, SETTINGS};
-use espalier_data::{Dataset, Takes, Tokenizer, Width};
+use espalier_data::{Dataset, Fingerprint, Takes, Tokenizer, Width};
 use espalier_nn::weights::Weights;
+use espalier_plan::config::Purpose;
 use espalier_plan::data::{Data, Source, TokenType};
 use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::Device;
 use serde::Deserialize;
 
-use crate::checkpoint::{Checkpoint, wanted_weights};
+use crate::checkpoint::{Checkpoint, first_not_finite, wanted_weights};
 use crate::context::dtype;
 use crate::hub::{self, Described, TOKENIZER};
 use crate::parallel::Ranks;
 use crate::parallel::pieces::Pieces;
-use crate::run::read_resolved;
+use crate::run::{DATA_FILE, read_resolved};
 use crate::stage::Stage;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
@@ -84,7 +85,7 @@ impl Trained {
         let tokenizer = match &run.data.source {
             Source::Text { tokenizer: None, .. } => Some(Tokenizer::Bytes),
             Source::Arithmetic { .. } => Some(Tokenizer::Arithmetic),
-            Source::Text { tokenizer: Some(path), .. } if path.is_file() || !beside.is_file() => {
+            Source::Text { tokenizer: Some(path), .. } if path.exists() || !beside.is_file() => {
                 Some(Tokenizer::open(path)?)
             }
             _ if beside.is_file() => Some(Tokenizer::open(&beside)?),
@@ -146,13 +147,16 @@ impl Trained {
         }
     }
 
-    /// The weights that a rank of such a plan holds; [`Stage::new`] has the layers that read them.
+    /// The weights that a rank of such a plan holds, all finite; [`Stage::new`] has the layers that read them.
     pub fn weights(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<Weights> {
         let (local, held) = (plan.layout.of(ranks.place()), Stage::held(plan, ranks)?);
         let dtype = dtype(plan.storage.precision);
         let mut weights = Weights::initialise_held(local, &held, device, dtype, plan.seed)?;
         self.checkpoint.start(wanted_weights(&mut weights, &Pieces::of(&plan.layout, ranks)), &plan.model)?;
-        Ok(weights)
+        match first_not_finite(&weights)? {
+            Some(name) => Err(self.checkpoint.not_finite(&name)),
+            None => Ok(weights),
+        }
     }
 
     /// A rank that can evaluate it on other data. All ranks of the plan must.
@@ -168,18 +172,25 @@ impl Trained {
         Ok(trainer)
     }
 
-    /// All of a file or folder, to judge it by as `overrides` lay it out; without a path, what its run held out.
+    /// All of a file or folder, to judge it by as `overrides` lay it out; without a path, what its run held out. An override that has
+    /// no effect on that is an error.
     pub fn data_to_judge(&self, path: Option<&Path>, overrides: &[String]) -> Result<Dataset> {
-        let run = self.run.in_use(overrides)?;
+        let purpose = if path.is_none() { Purpose::HeldOut } else { Purpose::OtherData };
+        self.run.check_overrides(overrides, purpose)?;
         let Some(path) = path else {
             if !self.is_own {
                 let why = "nothing says what it learnt from: --data names what to judge it by";
                 return Err(self.checkpoint.refuse(why));
             }
-            return Ok(Dataset::open(&run)?);
+            return Ok(Dataset::open(&self.run_to_judge(overrides)?)?);
         };
+        let run = self.run.in_use(overrides)?;
+        let pixels = run.data.pixels.clone();
         let takes = match Plan::new(run, self.facts)?.model.input {
-            Input::Image { .. } => Takes::Images(hub::standard_of(self.checkpoint.path())),
+            Input::Image { .. } => {
+                let standard = hub::standard_of(self.checkpoint.path())?;
+                Takes::Images { standard, pixels }
+            }
             Input::Tokens { seq, vocab } => {
                 let width = match self.run.data.source {
                     Source::Tokens { dtype: TokenType::U32, .. } if self.is_own => Width::U32,
@@ -191,5 +202,23 @@ impl Trained {
             }
         };
         Ok(Dataset::to_judge(path, takes)?)
+    }
+
+    /// Its run, to be judged by what it held out; text is read by the checkpoint's own tokenizer where that of the run is gone.
+    fn run_to_judge(&self, overrides: &[String]) -> Result<RunFile> {
+        let mut run = self.run.in_use(overrides)?;
+        hub::find_tokenizer(&mut run.data, self.checkpoint.path());
+        Ok(run)
+    }
+
+    /// What its run's data files hold now that they did not hold then, as the end of a sentence: some of what would be held out may have
+    /// been learnt from.
+    pub fn changed_data(&self, overrides: &[String]) -> Result<Option<String>> {
+        let was = regular_file::read(&self.checkpoint.run_file().with_file_name(DATA_FILE), SETTINGS).ok();
+        let Some(was) = was.and_then(|text| serde_json::from_slice::<Fingerprint>(&text).ok()) else {
+            return Ok(None);
+        };
+        let is = Fingerprint::of(&self.run_to_judge(overrides)?.data)?;
+        Ok(is.and_then(|is| is.change_since(&was)))
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use espalier_data::{Dataset, Split, spread};
 use espalier_plan::Plan;
 use espalier_tensor::Device;
+use espalier_tensor::ops::cross_entropy::IGNORED;
 use serde::Serialize;
 
 use super::Trained;
@@ -60,6 +61,9 @@ impl Trained {
                 .refuse("there is nothing to judge it by: the data hold out nothing"));
         };
         if !loss.is_finite() {
+            if let Some(name) = self.checkpoint().first_not_finite(&plan.model)? {
+                return Err(self.checkpoint().not_finite(&name));
+            }
             return Err(self.checkpoint().refuse(format!("its loss on these data is {loss}")));
         }
         if plan.facts.vocab.is_none() {
@@ -75,7 +79,8 @@ impl Trained {
         }
         let (mut tokens, mut bytes) = (0, 0);
         for i in 0..count {
-            let targets = dataset.batch(Split::Validation, &[(0, spread(i, count, all))])?.targets;
+            let mut targets = dataset.batch(Split::Validation, &[(0, spread(i, count, all))])?.targets;
+            targets.retain(|target| *target != IGNORED);
             tokens += targets.len();
             bytes += self.tokenizer().map_or(0, |tokenizer| tokenizer.text_bytes(&targets));
         }

@@ -8,6 +8,7 @@
 mod evaluation;
 mod pruning;
 mod saved;
+mod zeros;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use espalier_plan::{Plan, Scoring, Traffic};
 use espalier_tensor::Device;
 
 use crate::Result;
+use crate::checkpoint::Checkpoint;
 use crate::context::Context;
 use crate::infer::Generator;
 use crate::measure::{Over, Surface};
@@ -65,6 +67,8 @@ pub struct Trainer {
     sparse: HashSet<ParameterId>,
     /// None until the first step, by when it is known what is kept.
     optimizer: Option<Optimizer>,
+    /// What the weights were read from, where that has more digits than they: their masters begin there.
+    origin: Option<Checkpoint>,
     progress: Progress,
     /// Bytes of the last step's gradients of candidates.
     gradient_bytes: usize,
@@ -143,6 +147,7 @@ impl Trainer {
             memory: None,
             sparse: sparse_products(plan, &weights, device)?,
             optimizer: None,
+            origin: None,
             progress: Progress::default(),
             gradient_bytes: 0,
             sent: Sent::default(),
@@ -397,7 +402,11 @@ impl Trainer {
     /// Makes the optimizer's state, once it is known what is kept.
     fn ready_optimizer(&mut self) -> Result<()> {
         if self.optimizer.is_none() {
-            let fresh = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
+            let mut fresh = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
+            if let Some(origin) = self.origin.take() {
+                let exact = origin.exact_pieces(&self.context.plan.model);
+                fresh.start_masters(&mut self.weights, &self.masks, &self.context.pieces, exact)?;
+            }
             self.optimizer = Some(fresh);
         }
         Ok(())

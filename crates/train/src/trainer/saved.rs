@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::Piece;
+use espalier_plan::spec::Precision;
 use espalier_tensor::Mask;
 
 use super::Trainer;
@@ -58,18 +59,25 @@ impl Trainer {
             pruner.load(self.recalled(&*pruner, whole)?);
             self.pruner = Some(pruner);
         }
-        self.optimizer = Some(optimizer);
+        (self.optimizer, self.origin) = (Some(optimizer), None);
         self.progress = whole.progress().clone();
         self.together = (self.progress.step, self.context.ranks.sent());
         Ok(())
     }
 
     /// Starts from the weights and masks of a checkpoint of another run, dense or pruned, in either precision, with fresh
-    /// state: an exact master, where there is one, begins at the weight as this run holds it.
+    /// state: an exact master, where there is one, begins at the number that is there, before it is rounded to the weight. What is zero
+    /// there stays so where the run file asks for it.
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
-        self.refuse_more_pruned(whole)?;
-        whole.start(wanted_weights(&mut self.weights, &self.context.pieces), &self.context.plan.model)
+        let plan = &self.context.plan;
+        whole.start(wanted_weights(&mut self.weights, &self.context.pieces), &plan.model)?;
+        let rounds = plan.storage.precision == Precision::Bf16 && whole.is_finer_than_bf16();
+        self.origin = rounds.then(|| whole.clone());
+        if plan.keep_zeros {
+            self.keep_zeros()?;
+        }
+        self.refuse_more_pruned(whole)
     }
 
     /// An error if a checkpoint, whose masks were taken, is pruned further than this run will prune.

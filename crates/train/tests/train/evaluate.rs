@@ -138,7 +138,7 @@ fn images_of_other_files_are_held_out() {
     mnist("more", [1, 1, 2], &[1, 2], &[3]);
     let cifar = |label: u8, count: usize| [vec![label], vec![7; 3072]].concat().repeat(count);
     fs::create_dir(at("cifar")).unwrap();
-    fs::write(at("cifar/data_batch_1.bin"), cifar(1, 3)).unwrap();
+    (1..=5).for_each(|i| fs::write(at(&format!("cifar/data_batch_{i}.bin")), cifar(1, 3)).unwrap());
     fs::write(at("cifar/test_batch.bin"), cifar(4, 2)).unwrap();
     let open = |kind: &str, path: &str, validation: &str| {
         let text = format!(
@@ -158,7 +158,7 @@ fn images_of_other_files_are_held_out() {
     assert_eq!(pixels, [0.0, 0.0, 2.0, -2.0]);
     assert_eq!(data.batch(Split::Train, &[(0, 0), (0, 1), (0, 2)]).unwrap().targets, [0, 1, 2]);
     let (data, files) = open("cifar10", "cifar", "\"cifar/test_batch.bin\"").unwrap();
-    assert_eq!((data.len(Split::Train), data.len(Split::Validation), files), (3, 2, 2));
+    assert_eq!((data.len(Split::Train), data.len(Split::Validation), files), (15, 2, 6));
     assert_eq!(data.label(Split::Validation, 1), Some(4));
 
     let sentence = |path: &str| {

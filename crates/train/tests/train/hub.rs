@@ -1,8 +1,11 @@
 //! Other people's models: what transformers says of a tiny GPT-2 (`../oracle/hub.py`), read in every form that its files come in,
 //! trained on, and written as a folder of Hugging Face's again.
 
+mod exact;
 mod judge;
 mod refused;
+mod tokens;
+mod zeros;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -16,10 +19,11 @@ use espalier_plan::spec::Recompute;
 use espalier_plan::{Plan, RunFile};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, Device, Tensor, bf16, f16};
+use espalier_train::Summary;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::hub::{self, Export, ExportType};
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{RunDir, run};
+use espalier_train::run::{Observer, RunDir, run};
 use espalier_train::trained::Trained;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -94,6 +98,17 @@ fn ids() -> Vec<u32> {
 
 /// A run of one step that starts from the folder, with the model that it describes, on the tokens that transformers saw.
 fn start_from(from: &Path, ids: &[u32], out: &Path, overrides: &[String]) -> String {
+    started(from, ids, out, overrides, &mut ()).unwrap().weights_hash.unwrap()
+}
+
+/// The same, with whatever comes of it.
+fn started(
+    from: &Path,
+    ids: &[u32],
+    out: &Path,
+    overrides: &[String],
+    observer: &mut (dyn Observer + Send),
+) -> espalier_train::Result<Summary> {
     let tokens = out.with_extension("bin");
     fs::create_dir_all(tokens.parent().unwrap()).unwrap();
     fs::write(&tokens, ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
@@ -124,8 +139,8 @@ fn start_from(from: &Path, ids: &[u32], out: &Path, overrides: &[String]) -> Str
     let dataset = Dataset::open(&run_file).unwrap();
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     let place = RunDir { from: Some(from.to_owned()), ..RunDir::at(out) };
-    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &AtomicBool::new(false), &mut ());
-    outcome.unwrap().summary.weights_hash.unwrap()
+    let outcome = run(plan, dataset, &Device::cpu(2).unwrap(), &place, &AtomicBool::new(false), observer);
+    Ok(outcome?.summary)
 }
 
 /// A tensor of a file: its type, shape and bytes.
@@ -329,9 +344,24 @@ fn a_tokenizer_is_handed_on() {
     let from = folder_with(at("from"), |_| {});
     train(&tiny_gpt(&["train.steps=1"]), &at("sums"));
     fs::copy(newest(&at("sums")).join("tokenizer.json"), from.join("tokenizer.json")).unwrap();
+    fs::write(from.join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    let sampling = r#"{"do_sample": true, "temperature": 0.6, "top_k": 40, "eos_token_id": [3, 5]}"#;
+    fs::write(from.join("generation_config.json"), sampling).unwrap();
     start_from(&from, &ids(), &at("run"), &[]);
     assert!(newest(&at("run")).join("tokenizer.json").is_file());
     assert_eq!(open(&at("run")).tokenizer().unwrap().encode("7").unwrap(), [7]);
+    // So does how it is asked to write, to a checkpoint and to what is exported of it.
+    hub::export(&open(&at("run")), &at("hf"), &AS_IT_IS).unwrap();
+    for folder in [newest(&at("run")), at("hf")] {
+        assert_eq!(
+            fs::read_to_string(folder.join("chat_template.jinja")).unwrap(),
+            "{{ messages[0].content }}"
+        );
+        let text = fs::read(folder.join("generation_config.json")).unwrap();
+        let generation: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!((&generation["temperature"], &generation["top_k"]), (&0.6.into(), &40.into()));
+        assert_eq!(generation["eos_token_id"], serde_json::json!([3, 5]));
+    }
 }
 
 /// torchvision's names with what PyTorch counts beside; which network it is, its tensors say.
@@ -357,5 +387,5 @@ fn images_are_judged_as_they_were_learnt_from() {
     train(&tiny_cnn(&["train.steps=1"]), folder.path());
     let (_, dataset, _) = prepare(&tiny_cnn(&[]), 1);
     let Dataset::Images(images) = dataset else { panic!("shapes are images") };
-    assert_eq!(hub::standard_of(&newest(folder.path())).as_ref(), Some(images.standard()));
+    assert_eq!(hub::standard_of(&newest(folder.path())).unwrap().as_ref(), Some(images.standard()));
 }

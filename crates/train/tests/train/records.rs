@@ -50,10 +50,14 @@ fn lines_of_metrics() {
                     "pruned"
                 }
                 Line::Looked(_) => "looked",
+                Line::Diverged(line) => {
+                    assert!(line.diverged.starts_with("the run diverged: the validation loss"), "{line:?}");
+                    "diverged"
+                }
             });
         }
     }
-    assert_eq!(kinds.len(), 5, "{kinds:?}");
+    assert_eq!(kinds.len(), 6, "{kinds:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{Found, Losses, Total};
+use super::{Found, IGNORED, Losses, Total};
 use crate::cpu::{lanes, math};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
@@ -119,8 +119,10 @@ fn join(all: &[f32], targets: &[u32]) -> (Vec<[f32; 2]>, Total) {
             (0..ranks).map(|rank| f64::from(of(rank)[1]) * f64::from(of(rank)[0] - max).exp()).sum();
         let logit = (0..ranks).fold(f32::NEG_INFINITY, |logit, rank| logit.max(of(rank)[3]));
         let first = (0..ranks).find(|rank| of(*rank)[0] == max).map(|rank| of(rank)[2]);
-        total.loss_sum += math::ln(sum) + (f64::from(max) - f64::from(logit));
-        total.correct += usize::from(first == Some(targets[row] as f32));
+        if targets[row] != IGNORED {
+            total.loss_sum += math::ln(sum) + (f64::from(max) - f64::from(logit));
+            total.correct += usize::from(first == Some(targets[row] as f32));
+        }
         [max, sum as f32]
     });
     (joined.collect(), total)
@@ -190,6 +192,20 @@ mod tests {
                 let losses = || Losses::new(&targets).unwrap();
                 let read: Vec<Tensor> = parts.iter().zip(&cuts).map(|(part, at)| losses().read_part(part, at).unwrap()).collect();
                 let read = gathered(&read);
+                // Without its first row a batch is worth what the others are.
+                let others: Vec<u32> = std::iter::once(IGNORED).chain(target[1..].iter().copied()).collect();
+                let others = indices(device, &[rows], &others);
+                let (mut measured, mut in_parts) = (Losses::new(&others).unwrap(), Losses::new(&others).unwrap());
+                measured.measure(&all).unwrap();
+                in_parts.measure_part(&parts[0], &read).unwrap();
+                let (measured, in_parts) = (measured.total().unwrap(), in_parts.total().unwrap());
+                let mut first = Losses::new(&indices(device, &[1], &target[..1])).unwrap();
+                first.measure(&tensor(device, DType::F32, &[1, v], &logits[..v])).unwrap();
+                let first = first.total().unwrap();
+                for total in [measured, in_parts] {
+                    prop_assert_eq!(total.correct + first.correct, expected_total.correct);
+                    prop_assert!((total.loss_sum + first.loss_sum - expected_total.loss_sum).abs() < 1e-5 * expected_total.loss_sum.abs().max(1.0));
+                }
                 for (part, at) in parts.into_iter().zip(&cuts) {
                     let mut measured = losses();
                     measured.measure_part(&part, &read).unwrap();

@@ -261,14 +261,14 @@ pub(super) fn nearest(x: f32) -> bf16 {
 
 /// The nearest bf16, and the low bits with which [`join`] restores the number.
 #[inline(always)]
-pub(super) fn split(x: f32) -> (bf16, u16) {
+pub fn split(x: f32) -> (bf16, u16) {
     (nearest(x), x.to_bits() as u16)
 }
 
 /// The f32 number of which `weight` is the nearest bf16 and `low` the lower half: where that half rounds up, the upper
 /// half is one below the weight's.
 #[inline(always)]
-pub(super) fn join(weight: bf16, low: u16) -> f32 {
+pub fn join(weight: bf16, low: u16) -> f32 {
     let upper = weight.to_bits().wrapping_sub(low >> 15);
     f32::from_bits(u32::from(upper) << 16 | u32::from(low))
 }

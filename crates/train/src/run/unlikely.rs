@@ -1,0 +1,72 @@
+//! Settings that do something, but hardly what was meant: each is told before the first step.
+
+use espalier_plan::Plan;
+use espalier_plan::pruning::Method;
+
+/// A sentence for each; `samples` is what the data has to train on.
+pub(super) fn unlikely(plan: &Plan, samples: usize) -> Vec<String> {
+    let (batch, steps) = (plan.batch.samples, plan.total_steps(samples));
+    let rate = &plan.optimization.learning_rate;
+    let mut told = Vec::new();
+    if batch > samples && steps > 0 {
+        told.push(format!(
+            "`train.batch` = {batch} is more than the {samples} samples that there are to train on: a step sees some of them more than once"
+        ));
+    }
+    if rate.warmup > steps && steps > 0 {
+        told.push(format!(
+            "`learning_rate.warmup` = {} is longer than the run of {steps} steps: the rate ends at {:.2e} and never reaches its peak",
+            rate.warmup,
+            rate.at(steps - 1, steps)
+        ));
+    }
+    if let Some(Method::EarlyBird { latest, .. }) = plan.pruning.as_ref().map(|prune| prune.method)
+        && latest >= steps
+        && steps > 0
+        && latest > 0
+    {
+        told.push(format!(
+            "`prune.latest` = {latest} is beyond the end of the run of {steps} steps: where masks do not settle, nothing is ever pruned"
+        ));
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_plan::{DataFacts, RunFile};
+
+    use super::*;
+
+    fn told(settings: &[&str]) -> Vec<String> {
+        let settings: Vec<String> = settings.iter().map(|setting| setting.to_string()).collect();
+        let facts = DataFacts { vocab: Some(20), ..DataFacts::default() };
+        unlikely(&Plan::new(RunFile::parse("", &settings).unwrap(), facts).unwrap(), 50)
+    }
+
+    #[test]
+    fn what_is_hardly_meant_is_told() {
+        assert_eq!(told(&["train.batch=50", "train.steps=10", "learning_rate.warmup=10"]), [""; 0]);
+        assert_eq!(
+            told(&["train.batch=51"]),
+            [
+                "`train.batch` = 51 is more than the 50 samples that there are to train on: a step sees some of them more than once"
+            ]
+        );
+        assert_eq!(
+            told(&["train.steps=10", "learning_rate.warmup=20", "learning_rate.peak=0.5"]),
+            [
+                "`learning_rate.warmup` = 20 is longer than the run of 10 steps: the rate ends at 2.50e-1 and never reaches its peak"
+            ]
+        );
+        let early_bird = ["train.steps=10", "prune.method=early-bird", "prune.latest=10"];
+        assert_eq!(
+            told(&early_bird),
+            [
+                "`prune.latest` = 10 is beyond the end of the run of 10 steps: where masks do not settle, nothing is ever pruned"
+            ]
+        );
+        assert_eq!(told(&[&early_bird[..2], &["prune.latest=9"]].concat()), [""; 0]);
+        assert_eq!(told(&["train.batch=51", "train.steps=0", "learning_rate.warmup=20"]), [""; 0]);
+    }
+}

@@ -1,0 +1,112 @@
+//! Numbers that are rounded and those that are not: a bf16 run keeps in its masters what it starts from in f32, and `--dtype f32` writes them.
+//! And numbers that are none.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use espalier_tensor::Device;
+use espalier_train::Error;
+use espalier_train::hub::{self, Export, ExportType};
+use espalier_train::parallel::Ranks;
+use safetensors::Dtype;
+
+use super::{AS_IT_IS, Numbers, folder_with, gpt2, ids, open, start_from, tensors};
+
+fn floats(numbers: &Numbers) -> Vec<f32> {
+    assert_eq!(numbers.0, Dtype::F32);
+    numbers.2.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+}
+
+/// The weights of a run as f32, by way of a folder.
+fn exported(run: &Path, name: &str) -> BTreeMap<String, Numbers> {
+    let folder = run.with_file_name(format!("{name}-f32"));
+    hub::export(&open(run), &folder, &Export { dtype: Some(ExportType::F32), ..AS_IT_IS }).unwrap();
+    tensors(&folder.join("model.safetensors"))
+}
+
+/// In either form of the master, shared out or not, of all weights or of kept ones alone. Without a step nothing has changed.
+#[test]
+fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
+    let folder = tempfile::tempdir().unwrap();
+    let theirs = tensors(&gpt2().join("model.safetensors"));
+    let zero = ["parallel.data=2", "parallel.zero=1", "train.batch=2"];
+    let pruned = [
+        "prune.method=magnitude",
+        "prune.sparsity=0.5",
+        "prune.state=compressed",
+        "train.steps=1",
+        "learning_rate.peak=1e-30",
+        "optimizer.weight_decay=0",
+    ];
+    for (name, more) in [
+        ("whole", &[][..]),
+        ("low", &["optimizer.master=low-bits"]),
+        ("zero", &zero),
+        ("cut", &["parallel.tensor=2"]),
+        ("pruned", &pruned),
+        ("low-pruned", &[&pruned[..], &["optimizer.master=low-bits"]].concat()),
+    ] {
+        let run = folder.path().join(name);
+        let settings = [&["train.precision=bf16", "train.steps=0", "model.context=8"], more].concat();
+        start_from(
+            &gpt2(),
+            &ids().repeat(4),
+            &run,
+            &settings.iter().map(|text| text.to_string()).collect::<Vec<_>>(),
+        );
+        let (ours, mut gone) = (exported(&run, name), 0);
+        for (key, numbers) in &theirs {
+            let (mut expected, got) = (floats(numbers), floats(&ours[key]));
+            // Of the positions those that the run has.
+            expected.truncate(got.len());
+            for (place, (expected, got)) in expected.iter().zip(&got).enumerate() {
+                if name.ends_with("pruned") && *got == 0.0 {
+                    gone += 1;
+                    continue;
+                }
+                assert_eq!(
+                    expected.to_bits(),
+                    got.to_bits(),
+                    "{name}: {key} at {place}: {expected} and {got}"
+                );
+            }
+        }
+        assert_eq!(gone > 2_000, name.ends_with("pruned"), "{name}: {gone}");
+        // The weights themselves are rounded.
+        let narrow = folder.path().join(format!("{name}-narrow"));
+        hub::export(&open(&run), &narrow, &AS_IT_IS).unwrap();
+        let narrow = tensors(&narrow.join("model.safetensors"));
+        assert!(narrow.values().all(|numbers| numbers.0 == Dtype::BF16), "{name}");
+    }
+}
+
+/// No text, no score and no folder comes of them, and the exit code says why.
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let broken = folder_with(at("broken"), |all| {
+        let bytes = &mut all.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap().2;
+        bytes[40..44].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let trained = open(&broken);
+    let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
+    let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap_err();
+    let written = hub::export(&trained, &at("hf"), &AS_IT_IS).unwrap_err();
+    let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
+    fs::write(at("ids.bin"), ids).unwrap();
+    let data = trained.data_to_judge(Some(&at("ids.bin")), &[]).unwrap();
+    let judged = trained.score(plan, data, None, &device, None).unwrap_err();
+    for error in [weights, written, judged] {
+        assert!(
+            matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("broken: h.1.mlp.c_fc.weight has a NaN or an infinity"),
+            "{error}"
+        );
+    }
+    assert!(!at("hf").exists());
+}
