@@ -19,12 +19,12 @@ use crate::writing::{Writer, WritingArguments, show};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  espalier generate out/hello \"//! \"
-  espalier generate out/hello/checkpoints/step-000500 \"fn main\" --temperature 0 --max-new-tokens 40
-  espalier generate out/hello \"The \" --top-k 40 --top-p 0.9 --min-p 0.05 --seed 7 --stop . --json
-  espalier generate out/hello \"The \" -n 3 --repetition-penalty 1.2 --dtype bf16
+  espalier generate out/hello \"The model\"
+  espalier generate out/hello/checkpoints/step-000600 \"A rank\" --temperature 0 --max-new-tokens 40
+  espalier generate out/hello \"The\" --top-k 40 --top-p 0.9 --min-p 0.05 --seed 7 --stop . --json
+  espalier generate out/hello \"The\" -n 3 --repetition-penalty 1.2 --dtype bf16
   espalier generate out/hello < prompt.txt
-  espalier generate out/hello \"use \" --set parallel.pipeline=2")]
+  espalier generate out/hello \"The\" --set parallel.pipeline=2")]
 pub struct GenerateArguments {
     /// A checkpoint's folder, or a run folder, whose newest one is meant.
     checkpoint: PathBuf,

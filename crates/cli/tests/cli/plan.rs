@@ -179,7 +179,7 @@ fn mistakes_get_one_sentence() {
         (&format!("runs/hello.toml --cluster {missing}"), "missing field `memory_gb`"),
         (
             "runs/hello.toml --gpus 17 --layout data=17",
-            "error: `train.batch` is 8, and no layout of 17 devices with what `--layout` fixes shares it out evenly",
+            "error: `train.batch` is 16, and no layout of 17 devices with what `--layout` fixes shares it out evenly",
         ),
     ] {
         let said = refused(arguments);
