@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Args)]
 #[command(after_help = "Examples:
   espalier chat out/hello
-  espalier chat out/hello --tokens 200 --temperature 0.6 --stop \"\\n\"
+  espalier chat out/hello --max-new-tokens 200 --temperature 0.6 --stop \"\\n\"
 Each line is answered; /quit, or the end of the input, ends the conversation.")]
 pub struct ChatArguments {
     /// A checkpoint's folder, or a run folder, whose newest one is meant.
@@ -105,7 +105,7 @@ impl Conversation<'_> {
         let (shows, context) = (generator.ranks().leads(), generator.context());
         self.said.extend(line);
         // An answer should have some room.
-        if self.said.len() + (self.writing.tokens as usize).min(context / 4) > context {
+        if self.said.len() + (self.writing.max_new_tokens as usize).min(context / 4) > context {
             if shows {
                 say!(
                     "note: the conversation is longer than the model's context of {context} tokens: its beginning is forgotten"
@@ -124,7 +124,7 @@ impl Conversation<'_> {
             is_heard && !stream.is_ended() && !self.stop.asked.load(Ordering::SeqCst)
         };
         let unread = &self.said[generator.length()..];
-        let written = generator.write(unread, self.writing.tokens as usize, sampler, &mut go_on)?;
+        let written = generator.write(unread, self.writing.max_new_tokens as usize, sampler, &mut go_on)?;
         let rest = stream.finish();
         if shows {
             show(rest);

@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-use crate::columns::columns;
+use crate::columns::Columns;
 use crate::records::{self, RunRecord, facts, settings};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 
 #[derive(Args)]
 #[command(after_help = "`espalier report A B` draws the same runs over each other.
@@ -37,20 +37,32 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
     for (field, values) in &differ {
         rows.push(row(field, values.iter().cloned().map(or_dash).collect()));
     }
-    let settings = rows.len();
-    rows.push(row("state", runs.iter().map(|run| run.state().to_owned()).collect()));
+    let mut results = vec![rows[0].clone()];
+    results.push(row("state", runs.iter().map(|run| run.state().to_owned()).collect()));
     let (names, values) = facts::together(&runs);
     for (i, name) in names.iter().enumerate() {
-        rows.push(row(name, values.iter().map(|run| or_dash(run[i].clone())).collect()));
+        results.push(row(name, values.iter().map(|run| or_dash(run[i].clone())).collect()));
     }
-    let text = columns(&rows);
-    let lines: Vec<&str> = text.lines().collect();
-    // What was asked for above, what came of it below.
-    say!("{}", lines[..settings].join("\n"));
+    // What was asked for above, what came of it below, in the same columns where these fit.
+    let all = [&rows[..], &results[1..]].concat();
+    let text = Columns::new(&all).within(say::width());
+    let (above, below) = match text.lines().count() == all.len() {
+        true => {
+            let lines: Vec<&str> = text.lines().collect();
+            let joined = |lines: &[&str]| lines.iter().map(|line| format!("{line}\n")).collect();
+            (joined(&lines[..rows.len()]), joined(&lines[rows.len()..]))
+        }
+        false => {
+            let turned = |rows: &[Vec<String>]| Columns::new(rows).within(say::width());
+            let above: String = if differ.is_empty() { String::new() } else { turned(&rows) };
+            (above, turned(&results))
+        }
+    };
+    say::on_standard_output(format_args!("{above}"));
     if differ.is_empty() {
-        say!("settings are the same");
+        answer!("settings are the same");
     }
-    say!("\n{}", lines[settings..].join("\n"));
+    say::on_standard_output(format_args!("\n{below}"));
     for run in &runs {
         run.notes().iter().for_each(|note| say!("note: {note}"));
     }

@@ -12,6 +12,7 @@ use espalier_tensor::memory::Size;
 use espalier_train::parallel::launched::MPI;
 use serde_json::{Value, json};
 
+use crate::columns::wrapped;
 use crate::say;
 
 #[derive(Args)]
@@ -26,7 +27,7 @@ pub struct DoctorArguments {
 /// Runs the command.
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
     let findings = Findings::look()?;
-    say::on_standard_error(format_args!("{}", findings.table()));
+    say::on_standard_output(format_args!("{}", findings.table(say::width())));
     if arguments.json {
         say::json(&findings.json());
     }
@@ -109,7 +110,7 @@ impl Findings {
         })
     }
 
-    fn table(&self) -> String {
+    fn table(&self, width: usize) -> String {
         let mut lines = vec![("espalier", env!("CARGO_PKG_VERSION").to_owned())];
         lines.push(("cpu", format!("{} cores, {}", self.cores, instructions(self.isa))));
         for gpu in &self.cuda.gpus {
@@ -152,7 +153,13 @@ impl Findings {
         lines.push(("mpi", mpi.into()));
         let free = self.disk.map_or("unknown".into(), |free| Size(free as usize).to_string());
         lines.push(("disk", format!("{free} free here")));
-        lines.into_iter().map(|(name, text)| format!("{name:<13}{text}\n")).collect()
+        let line = |(name, text): (&str, String)| {
+            wrapped(&format!("{name:<13}{text}"), 13, width)
+                .into_iter()
+                .map(|line| line + "\n")
+                .collect::<String>()
+        };
+        lines.into_iter().map(line).collect()
     }
 }
 

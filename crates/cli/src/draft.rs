@@ -1,11 +1,17 @@
-//! What a command writes at its end: a place that can be written to is found before a minute is spent, and nothing half-written
-//! is left under the name.
+//! What a command writes at its end: a place that can be written to is found before a minute is spent, nothing half-written is left
+//! under the name, and nobody else's file is written over.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process;
 
 use anyhow::Result;
+use espalier_data::regular_file;
 use espalier_train::Error;
+
+/// Bytes of a file by which it is known whose it is.
+const HEAD: u64 = 4096;
 
 /// A file while it is being made.
 pub struct Draft {
@@ -23,9 +29,11 @@ impl Draft {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder).map_err(|why| Error::of_io(file, &why, &why))?;
         }
-        let mut part = file.as_os_str().to_owned();
-        part.push(".part");
-        let draft = Draft { file: file.into(), part: part.into() };
+        // What a link leads to is replaced, and not the link.
+        let target = fs::canonicalize(file).unwrap_or_else(|_| file.into());
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let part = target.with_file_name(format!(".{name}.{}.part", process::id()));
+        let draft = Draft { file: target, part };
         fs::write(&draft.part, "").map_err(|why| Error::of_io(file, &why, &why))?;
         Ok(draft)
     }
@@ -47,5 +55,61 @@ impl Drop for Draft {
     fn drop(&mut self) {
         // Already renamed where all went well.
         let _ = fs::remove_file(&self.part);
+    }
+}
+
+/// Refuses to write over a file whose beginning is not that of one of ours: a slip of the pen must not cost a run its metrics.
+/// An empty file is nobody's. `what` it would have to be is said, and what else can be done about it.
+pub fn may_replace(file: &Path, what: &str, is_ours: impl Fn(&[u8]) -> bool, advice: &str) -> Result<()> {
+    if !file.is_file() {
+        return Ok(());
+    }
+    let mut head = Vec::new();
+    let read = regular_file::open(file).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+    // What cannot be read is not known to be ours.
+    if read.is_ok() && (head.is_empty() || is_ours(&head)) {
+        return Ok(());
+    }
+    let why = format!("a file is here that is no {what}: choose another name, or {advice}");
+    Err(Error::File { path: file.into(), why }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_at_once_and_a_link_leads_where_it_led() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("figure.svg"), folder.path().join("link.svg"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("figure.svg", &link).unwrap();
+        let draft = Draft::open(&link, "--svg").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old", "until it is finished");
+        draft.finish("new").unwrap();
+        drop(draft);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+        drop(Draft::open(&file, "--svg").unwrap());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new", "a draft that is given up changes nothing");
+    }
+
+    #[test]
+    fn what_is_not_ours_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("notes");
+        let may = || may_replace(&file, "figure", |head| head.starts_with(b"<svg"), "add --force");
+        may().unwrap();
+        fs::write(&file, "").unwrap();
+        may().unwrap();
+        fs::write(&file, "<svg and more").unwrap();
+        may().unwrap();
+        fs::write(&file, "notes").unwrap();
+        let error = may().unwrap_err().to_string();
+        assert!(
+            error.ends_with("a file is here that is no figure: choose another name, or add --force"),
+            "{error}"
+        );
     }
 }

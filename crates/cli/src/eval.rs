@@ -1,15 +1,17 @@
 //! `espalier eval`: how well a trained model does on data.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use espalier_plan::config;
 use espalier_train::Error;
 use espalier_train::trained::{Score, Trained};
 
 use crate::log::LogArguments;
-use crate::train::{Prepared, conflict};
+use crate::setting::setting;
+use crate::train::{Prepared, conflict, replicas};
 use crate::{ranks, say};
 
 #[derive(Args)]
@@ -35,14 +37,18 @@ pub struct EvalArguments {
     /// Over which ranks of this process, as in `data=2,tensor=2` or `spatial=2x2` [default: one].
     #[arg(long, value_name = "AXIS=N,...", default_value = "")]
     layout: String,
-    /// Override a field of its run file, as in `--set train.precision=f32`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// So many ranks, threads of this process: `data` is what they leave beside the axes of --layout.
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Override a field of its run file, as in `--set train.precision=f32`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
-    #[command(flatten)]
-    log: LogArguments,
     /// Print the outcome as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// Runs the command.
@@ -50,7 +56,7 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
     let report = |broken: &Error| say::say!("warning: {broken}; the one before it is used");
     let trained = Trained::open(&arguments.checkpoint, report)?;
-    let overrides = [laid_out(&arguments.layout)?, arguments.overrides.clone()].concat();
+    let overrides = [laid_out(&arguments.layout, arguments.ranks)?, arguments.overrides.clone()].concat();
     let dataset = trained.data_to_judge(arguments.data.as_deref(), &overrides)?;
     if arguments.data.is_none()
         && let Some(change) = trained.changed_data(&overrides)?
@@ -65,7 +71,7 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
     let Prepared { plan, dataset, .. } = prepared;
     let samples = arguments.samples.map(|samples| samples as usize);
     let score = trained.score(plan, dataset, samples, &device, Some(ranks::give_up))?;
-    say::say!("{}", in_words(&score));
+    say::answer!("{}", in_words(&score));
     if arguments.json {
         say::json(&serde_json::to_string(&score)?);
     }
@@ -73,7 +79,7 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
 }
 
 /// `data=2,spatial=2x2` as overrides of a run file.
-fn laid_out(layout: &str) -> Result<Vec<String>> {
+fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<String>> {
     let wrong = |text: &str| conflict("--layout", &format!("has {text:?}, which is not AXIS=N"));
     let field = |text: &str| -> Result<String> {
         let (axis, extent) = text.split_once('=').ok_or_else(|| wrong(text))?;
@@ -83,7 +89,17 @@ fn laid_out(layout: &str) -> Result<Vec<String>> {
         };
         Ok(format!("parallel.{}={extent}", axis.trim()))
     };
-    layout.split(',').map(str::trim).filter(|text| !text.is_empty()).map(field).collect()
+    let fields = layout.split(',').map(str::trim).filter(|text| !text.is_empty()).map(field);
+    let mut fields = fields.collect::<Result<Vec<String>>>()?;
+    if let Some(ranks) = ranks {
+        if config::overridden(&fields, "parallel.data").is_some() {
+            return Err(
+                conflict("--ranks", "sets `data`, and so does --layout: leave one of them out").into()
+            );
+        }
+        fields.push(format!("parallel.data={}", replicas("", Path::new("--layout"), &fields, ranks)?));
+    }
+    Ok(fields)
 }
 
 fn in_words(score: &Score) -> String {
@@ -103,9 +119,15 @@ mod tests {
 
     #[test]
     fn a_layout_is_fields_of_a_run_file() {
-        assert_eq!(laid_out("").unwrap(), [""; 0]);
-        assert_eq!(laid_out("data=2, spatial=2x3").unwrap(), ["parallel.data=2", "parallel.spatial=[2, 3]"]);
-        let error = laid_out("two").unwrap_err().to_string();
+        assert_eq!(laid_out("", None).unwrap(), [""; 0]);
+        assert_eq!(
+            laid_out("data=2, spatial=2x3", None).unwrap(),
+            ["parallel.data=2", "parallel.spatial=[2, 3]"]
+        );
+        assert_eq!(laid_out("tensor=2", Some(6)).unwrap(), ["parallel.tensor=2", "parallel.data=3"]);
+        assert!(laid_out("tensor=2", Some(5)).unwrap_err().to_string().contains("must be a multiple of"));
+        assert!(laid_out("data=2", Some(4)).unwrap_err().to_string().starts_with("`--ranks` sets `data`"));
+        let error = laid_out("two", None).unwrap_err().to_string();
         assert_eq!(error, "`--layout` has \"two\", which is not AXIS=N");
     }
 }

@@ -1,7 +1,7 @@
 //! `espalier explain`: what every layer of a run has to say to other ranks by data, model and domain parallelism, which is
 //! the cheapest, and which mixture is the cheapest for all of them.
 //!
-//! The arithmetic is `plan::cost`'s. The table is for people and goes to standard error, `--json` to standard output.
+//! The arithmetic is `plan::cost`'s.
 
 mod measure;
 mod table;
@@ -20,6 +20,7 @@ use espalier_train::Error;
 
 use crate::messages::Links;
 use crate::say;
+use crate::setting::setting;
 use crate::train::{conflict, in_file, read, resolve};
 
 #[derive(Args)]
@@ -37,8 +38,9 @@ pub struct ExplainArguments {
     /// Ranks that share the work: two at least.
     #[arg(long, value_name = "P")]
     ranks: usize,
-    /// Override a field of the run file, as in `--set train.batch=256`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
     /// Seconds to start a message [default: 2e-6, or what --measure finds].
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
@@ -82,8 +84,9 @@ pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
         Some(links) => Some(measure::layers(links, &explanation, precision)?),
         None => None,
     };
-    let text = table::text(&explanation, precision.size(), measured.as_ref(), plan.layout.mixture());
-    say::on_standard_error(format_args!("{text}"));
+    let text =
+        table::text(&explanation, precision.size(), measured.as_ref(), plan.layout.mixture(), say::width());
+    say::on_standard_output(format_args!("{text}"));
     if arguments.json {
         let mut value = serde_json::to_value(&explanation)?;
         value["word_bytes"] = precision.size().into();

@@ -58,7 +58,7 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     let trained = Trained::open(&arguments.checkpoint, report)?;
     let Exported { files, tensors, bytes, has_config } = hub::export(&trained, &arguments.out, &how)?;
     let out = arguments.out.display();
-    say::say!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
+    say::answer!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
     if !has_config {
         say::say!(
             "note: no class of transformers is this model, so there is no config.json: the weights bear their names here"

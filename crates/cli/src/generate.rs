@@ -1,42 +1,62 @@
-//! `espalier generate`: a trained model goes on from a text.
+//! `espalier generate`: text of a trained model, behind a prompt.
 
+use std::io::{self, IsTerminal, Read};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_train::infer::{End, Sampler, TextStream, Written};
+use espalier_train::Error;
+use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream, Written};
 use serde::Serialize;
 
 use crate::log::LogArguments;
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
+use crate::train::conflict;
 use crate::writing::{Writer, WritingArguments, show};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  espalier generate out/hello \"//! \"
-  espalier generate out/hello/checkpoints/step-000500 \"fn main\" --temperature 0 --tokens 40
-  espalier generate out/hello \"The \" --top-k 40 --top-p 0.9 --seed 7 --stop . --json
-  espalier generate out/hello \"use \" --set parallel.pipeline=2 --set train.precision=bf16")]
+  espalier generate out/hello \"The model\"
+  espalier generate out/hello/checkpoints/step-000600 \"A rank\" --temperature 0 --max-new-tokens 40
+  espalier generate out/hello \"The\" --top-k 40 --top-p 0.9 --min-p 0.05 --seed 7 --stop . --json
+  espalier generate out/hello \"The\" -n 3 --repetition-penalty 1.2 --dtype bf16
+  espalier generate out/hello < prompt.txt
+  espalier generate out/hello \"The\" --set parallel.pipeline=2")]
 pub struct GenerateArguments {
     /// A checkpoint's folder, or a run folder, whose newest one is meant.
     checkpoint: PathBuf,
-    /// The text to go on from.
-    prompt: String,
+    /// The text to go on from; `-`, or none, reads it from standard input.
+    prompt: Option<String>,
+    /// So many texts, each drawn anew: with the seed, the one after it, and so on.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    samples: u32,
+    /// Leave the prompt out: only what was written.
+    #[arg(long)]
+    no_echo: bool,
     #[command(flatten)]
     writing: WritingArguments,
-    #[command(flatten)]
-    log: LogArguments,
     /// Print the text with its tokens and rates as one line of JSON, and nothing while it is written.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
-/// What `--json` prints.
+/// What `--json` prints: the first text, and all of them where several were asked for.
 #[derive(Serialize)]
 struct Report {
+    #[serde(flatten)]
+    first: Sample,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples: Option<Vec<Sample>>,
+}
+
+/// One text.
+#[derive(Serialize, Clone)]
+struct Sample {
     /// What was written, without the prompt.
     text: String,
     /// Its tokens, those of a word that ended it included.
@@ -55,52 +75,114 @@ struct Report {
 pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
     let stop = Stop::listen_saying("interrupted")?;
-    let GenerateArguments { checkpoint, prompt, writing, json, .. } = arguments;
-    let writer = Writer::open(checkpoint, writing)?;
-    let ids = writer.prompt(prompt)?;
-    let tokenizer = writer.tokenizer();
-    let is_asked = || stop.asked.load(Ordering::Relaxed);
-    let (written, text) = writer.on_ranks(writer.limit(), |generator| {
+    let prompt = arguments.prompt()?;
+    let writer = Writer::open(&arguments.checkpoint, &arguments.writing)?;
+    let ids = writer.prompt(&prompt)?;
+    let written = writer.on_ranks(writer.limit(), |generator| {
         stop.begun.store(true, Ordering::SeqCst);
-        let shows = generator.ranks().leads() && !json;
-        let mut stream = TextStream::new(tokenizer, &writing.stop);
-        let mut go_on = |token: u32| {
-            if tokenizer.end() == Some(token) {
-                return false;
+        let mut all = Vec::new();
+        for number in 0..arguments.samples {
+            generator.forget();
+            let one = write(arguments, &writer, (&prompt, &ids), number, &stop, generator)?;
+            let ended = generator.ranks().any(stop.asked.load(Ordering::SeqCst))?;
+            all.push(one);
+            if ended {
+                break;
             }
-            let piece = stream.push(token);
-            let is_heard = !shows || show(piece);
-            is_heard && !stream.is_ended() && !is_asked()
-        };
-        let mut sampler = Sampler::new(writing.sampling());
-        let written = generator.write(&ids, writing.tokens as usize, &mut sampler, &mut go_on)?;
-        let rest = stream.finish();
-        if shows {
-            show(rest);
         }
-        Ok((written, stream.text().to_owned()))
+        Ok(all)
     })?;
-    if !json && !text.ends_with('\n') {
-        show("\n");
+    let interrupted = |written: &Written| written.end == End::Stopped && stop.asked.load(Ordering::SeqCst);
+    let last = written.len() - 1;
+    let (mut samples, mut is_interrupted) = (Vec::new(), written.len() < arguments.samples as usize);
+    for (number, (written, text)) in written.into_iter().enumerate() {
+        let cut = number == last && interrupted(&written);
+        is_interrupted |= cut;
+        let sample = Sample::new(&writer, ids.len(), written, text, cut);
+        sample.say(writer.context());
+        samples.push(sample);
     }
-    let interrupted = written.end == End::Stopped && is_asked();
-    let report = Report::new(&writer, ids.len(), written, text, interrupted);
-    report.say(writer.context());
-    if *json {
+    if arguments.json {
+        let first = samples[0].clone();
+        let report = Report { first, samples: (arguments.samples > 1).then_some(samples) };
         say::json(&serde_json::to_string(&report)?);
     }
-    Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-impl Report {
+/// Writes one text, on one rank: shown as it comes, behind the prompt.
+fn write(
+    arguments: &GenerateArguments,
+    writer: &Writer,
+    (prompt, ids): (&str, &[u32]),
+    number: u32,
+    stop: &Stop,
+    generator: &mut Generator<'_>,
+) -> espalier_train::Result<(Written, String)> {
+    let writing = &arguments.writing;
+    let (tokenizer, shows) = (writer.tokenizer(), generator.ranks().leads() && !arguments.json);
+    if shows && arguments.samples > 1 {
+        show(&format!("{}--- {} of {}\n", if number > 0 { "\n" } else { "" }, number + 1, arguments.samples));
+    }
+    if shows && !arguments.no_echo {
+        show(prompt);
+    }
+    let mut stream = TextStream::new(tokenizer, &writing.stop);
+    let mut go_on = |token: u32| {
+        if tokenizer.end() == Some(token) {
+            return false;
+        }
+        let piece = stream.push(token);
+        let is_heard = !shows || show(piece);
+        is_heard && !stream.is_ended() && !stop.asked.load(Ordering::Relaxed)
+    };
+    let sampling = writing.sampling();
+    let mut sampler =
+        Sampler::new(Sampling { seed: sampling.seed.wrapping_add(u64::from(number)), ..sampling });
+    let written = generator.write(ids, writing.max_new_tokens as usize, &mut sampler, &mut go_on)?;
+    let rest = stream.finish();
+    if shows {
+        show(rest);
+    }
+    let text = stream.text().to_owned();
+    if shows && !text.ends_with('\n') {
+        show("\n");
+    }
+    Ok((written, text))
+}
+
+impl GenerateArguments {
+    /// The prompt, from standard input where it is not among the arguments.
+    fn prompt(&self) -> Result<String> {
+        match self.prompt.as_deref() {
+            Some(prompt) if prompt != "-" => return Ok(prompt.into()),
+            None if io::stdin().is_terminal() => {
+                let problem = "is missing: give it behind the checkpoint, or on standard input";
+                return Err(conflict("PROMPT", problem).into());
+            }
+            _ => {}
+        }
+        let mut text = String::new();
+        let refused = |why| Error::File {
+            path: "standard input".into(),
+            why: format!("the prompt cannot be read: {why}"),
+        };
+        io::stdin().lock().read_to_string(&mut text).map_err(refused)?;
+        // What `echo` ends its line with is not part of it.
+        let shorter = text.strip_suffix('\n').map(|text| text.strip_suffix('\r').unwrap_or(text));
+        Ok(shorter.map_or(text.clone(), str::to_owned))
+    }
+}
+
+impl Sample {
     fn new(
         writer: &Writer,
         prompt_tokens: usize,
         written: Written,
         text: String,
         interrupted: bool,
-    ) -> Report {
-        Report {
+    ) -> Sample {
+        Sample {
             text,
             prompt_tokens,
             new_tokens: written.tokens.len(),

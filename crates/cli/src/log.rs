@@ -27,6 +27,7 @@ use crate::say;
 
 /// Who wants to hear how much.
 #[derive(Args)]
+#[command(next_help_heading = "Log")]
 pub struct LogArguments {
     /// Tell what each rank does, on standard error: error, warn, info (landmarks of the run), debug (each action and each
     /// wait, before it begins) or trace (also when it is done).

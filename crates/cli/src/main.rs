@@ -34,6 +34,7 @@ mod restart;
 mod runs;
 mod say;
 mod schedule;
+mod setting;
 mod signals;
 mod start;
 mod study;
@@ -47,8 +48,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use espalier_plan::config;
 use espalier_train::{Error, is_failure};
 
 use say::say;
@@ -67,44 +69,48 @@ enum Command {
     Train(train::TrainArguments),
     /// Prune a checkpoint.
     Prune(prune::PruneArguments),
-    /// Say how sharp, curved and noisy the loss is around a checkpoint's weights.
+    /// Measure how sharp, curved and noisy the loss is at a checkpoint.
     Measure(measure::MeasureArguments),
-    /// Let a trained model go on from a text.
+    /// Generate text with a trained model.
     Generate(generate::GenerateArguments),
     /// Talk with a trained model, line by line.
     Chat(chat::ChatArguments),
-    /// Say how well a trained model does on data.
+    /// Evaluate a trained model on data.
     Eval(eval::EvalArguments),
-    /// Write a trained model as a folder of Hugging Face's.
+    /// Write a trained model as a Hugging Face checkpoint.
     Export(export::ExportArguments),
     /// Write text as token files, which runs read without a tokenizer.
     Tokenize(tokenize::TokenizeArguments),
     /// Check the checkpoints of a run folder.
     Verify(verify::VerifyArguments),
-    /// Draw a pipeline schedule, with its bubble, micro-batches in flight and weight versions.
+    /// Draw a pipeline schedule, with its bubble and what is in flight.
     Schedule(schedule::ScheduleArguments),
-    /// Say which layout of so many devices is the fastest that fits, and why.
+    /// Find the fastest layout that fits so many devices, and why.
     Plan(plan::PlanArguments),
-    /// Say what each layer costs in messages by each kind of parallelism, and which mixture is the cheapest.
+    /// Show what each layer costs in messages by each parallelism.
     Explain(explain::ExplainArguments),
-    /// Draw runs: loss, rates, memory, what is kept, the pipeline; as one HTML page, or live.
+    /// Draw runs as one HTML page, or live in a browser.
     Report(report::ReportArguments),
     /// List the runs in a folder.
     Runs(runs::RunsArguments),
-    /// Say in what runs differ: their settings, and what they came to.
+    /// Show how runs differ: their settings, and what they came to.
     Compare(compare::CompareArguments),
-    /// Measure how many steps a result takes over batch sizes and sparsities.
+    /// Measure how many steps a result takes over batch and sparsity.
     Study(study::StudyArguments),
-    /// Say what this machine has, and what is missing.
+    /// Show what this machine has, and what is missing.
     Doctor(doctor::DoctorArguments),
     /// Measure this machine.
     Bench(bench::BenchArguments),
-    /// Write the script by which a shell completes commands and options.
+    /// Write the completion script of a shell.
     Completions(completions::CompletionsArguments),
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let parsed = commands().try_get_matches();
+    if parsed.as_ref().is_ok_and(asks_for_json) {
+        say::keep_output_for_json();
+    }
+    let arguments = match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
@@ -137,6 +143,37 @@ fn main() -> ExitCode {
     }
 }
 
+/// What the commands are for, in the order of the help.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Train and prune", &["train", "prune", "study"]),
+    ("Use a model", &["generate", "chat", "eval", "export"]),
+    ("Plan", &["plan", "explain", "schedule"]),
+    ("Look at runs", &["runs", "compare", "report", "verify", "measure"]),
+    ("Machine and files", &["doctor", "bench", "tokenize", "completions", "help"]),
+];
+
+/// All commands, listed in groups: one list of twenty is read by nobody.
+fn commands() -> clap::Command {
+    let mut all = Arguments::command();
+    all.build();
+    let mut list = String::new();
+    for (group, names) in GROUPS {
+        list += &format!("\n{group}:\n");
+        for command in names.iter().filter_map(|name| all.find_subcommand(name)) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            list += &format!("  {:<12} {}\n", command.get_name(), about.trim_end_matches('.'));
+        }
+    }
+    let template = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\nOptions:\n{options}";
+    Arguments::command().help_template(template).after_help(list.trim().to_owned())
+}
+
+/// Whether the command, however deep, is asked for its line of JSON.
+fn asks_for_json(matches: &ArgMatches) -> bool {
+    matches!(matches.try_get_one("json"), Ok(Some(true)))
+        || matches.subcommand().is_some_and(|(_, below)| asks_for_json(below))
+}
+
 /// Says what is wrong with the arguments, or prints the help that they ask for.
 fn refuse(error: &clap::Error) -> ExitCode {
     let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
@@ -144,9 +181,22 @@ fn refuse(error: &clap::Error) -> ExitCode {
         // Whoever closed the pipe has read enough.
         let _ = error.print();
     } else {
-        say!("error: {}", one_sentence(&error.render().to_string()));
+        say!("error: {}{}", one_sentence(&error.render().to_string()), field_meant(error));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// How a field of a run file is set, where an argument that there is not is called like one, here or in other tools.
+fn field_meant(error: &clap::Error) -> String {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
+        return String::new();
+    };
+    let is_known = error.get(ContextKind::SuggestedArg).is_some();
+    let field = match error.kind() {
+        ErrorKind::UnknownArgument if !is_known => config::by_another_name(argument.trim_start_matches('-')),
+        _ => None,
+    };
+    field.map_or(String::new(), |field| format!("; a field of the run file is set with --set {field}=VALUE"))
 }
 
 /// What clap says of an error in several paragraphs, without those that say it again for every error.
@@ -158,6 +208,8 @@ fn one_sentence(paragraphs: &str) -> String {
     for line in lines {
         let line = line.strip_prefix("error: ").unwrap_or(line);
         match line.strip_prefix("tip: ") {
+            // Nobody means an option as a value.
+            Some(tip) if tip.starts_with("to pass ") => {}
             Some(tip) => sentence += &format!("; {tip}"),
             None if sentence.is_empty() => sentence += line,
             None => sentence += &format!(" {line}"),
@@ -283,16 +335,54 @@ mod tests {
         assert_eq!(sentence(&error), "rank 1: ids.bin cannot be read: the disk is gone");
     }
 
+    /// A command that is in no group would be in no help.
+    #[test]
+    fn every_command_is_in_one_group() {
+        let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let mut all = Arguments::command();
+        all.build();
+        let mut named: Vec<&str> = all.get_subcommands().map(clap::Command::get_name).collect();
+        grouped.sort_unstable();
+        named.sort_unstable();
+        assert_eq!(grouped, named);
+    }
+
+    /// `-o` is where something is written, whatever the command, and `--ranks` how many of them there are.
+    #[test]
+    fn options_of_a_name_mean_the_same() {
+        fn look(command: &clap::Command) {
+            for option in command.get_arguments() {
+                let (name, long) = (command.get_name(), option.get_long().unwrap_or_default());
+                let others = option.get_visible_aliases().unwrap_or_default();
+                if option.get_short() == Some('o') || long == "out" {
+                    assert!(long == "out" || others.contains(&"out"), "-o of {name}");
+                    assert_eq!(option.get_short(), Some('o'), "--out of {name}");
+                }
+                if long == "json" {
+                    assert_eq!(option.get_id(), "json", "{name}");
+                }
+            }
+            command.get_subcommands().for_each(look);
+        }
+        let mut all = Arguments::command();
+        all.build();
+        look(&all);
+    }
+
     #[test]
     fn arguments_that_are_wrong_get_one_sentence() {
         let said = |words: &[&str]| {
             let error =
                 Arguments::try_parse_from(["espalier"].iter().chain(words)).err().expect("they are wrong");
-            one_sentence(&error.render().to_string())
+            one_sentence(&error.render().to_string()) + &field_meant(&error)
         };
         assert_eq!(
             said(&["train", "run.toml", "--resum"]),
             "unexpected argument '--resum' found; a similar argument exists: '--resume'"
+        );
+        assert_eq!(
+            said(&["train", "run.toml", "--batch-size=4"]),
+            "unexpected argument '--batch-size' found; a field of the run file is set with --set train.batch=VALUE"
         );
         assert_eq!(said(&["train"]), "the following required arguments were not provided: <RUN_FILE>");
         assert_eq!(

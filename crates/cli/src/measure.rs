@@ -18,7 +18,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::log::LogArguments;
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
+use crate::setting::setting;
 use crate::train::{Prepared, conflict, prepare_text, read_run};
 
 /// Enough that the measures of a small network vary by a few percent, and few enough for seconds.
@@ -43,28 +44,29 @@ pub struct MeasureArguments {
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
     /// How much single samples' gradients disagree, and the critical batch that follows.
-    #[arg(long)]
+    #[arg(long, help_heading = "Measures")]
     noise: bool,
     /// How far the loss rises in a box around the weights.
-    #[arg(long)]
+    #[arg(long, help_heading = "Measures")]
     sharpness: bool,
     /// Half a side of that box at a weight of 0.
-    #[arg(long, value_name = "E", allow_negative_numbers = true)]
+    #[arg(long, value_name = "E", allow_negative_numbers = true, help_heading = "Measures")]
     epsilon: Option<f64>,
     /// The largest eigenvalue of the Hessian.
-    #[arg(long)]
+    #[arg(long, help_heading = "Measures")]
     eigenvalue: bool,
     /// How all of its eigenvalues are distributed.
-    #[arg(long)]
+    #[arg(long, help_heading = "Measures")]
     spectrum: bool,
-    /// Override a field of the run file, as in `--set device.kind=cpu`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the run file, as in `--set device.kind=cpu`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
-    #[command(flatten)]
-    log: LogArguments,
     /// Print the numbers as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// All that was measured.
@@ -109,7 +111,7 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
         let mut trainer = Trainer::new(plan, dataset, &device)?;
         trainer.start_from(&whole)?;
         let surface = trainer.surface(Over { samples: Some(samples), micro_batch: None })?;
-        say!(
+        answer!(
             "{}: {} weights ({:.1} % of the candidates pruned), the loss over {samples} of {of} training samples",
             whole.path().display(),
             surface.dimension()?,
@@ -117,7 +119,7 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
         );
         let (loss, gradient) = surface.loss_and_gradient(&surface.here()?)?;
         let gradient_norm = surface.norm(&gradient)?;
-        say!("loss                {loss:.4}, with a gradient of length {gradient_norm:.4}");
+        answer!("loss                {loss:.4}, with a gradient of length {gradient_norm:.4}");
         Ok(Measured {
             checkpoint: whole.path().display().to_string(),
             step: whole.progress().step,
@@ -168,10 +170,10 @@ fn noise(surface: &Surface<'_>) -> Result<Value> {
     let found = gradient_noise(surface)?;
     let GradientNoise { signal, variance } = found;
     match found.critical_batch() {
-        Some(batch) => say!(
+        Some(batch) => answer!(
             "critical batch      {batch:.0}, by the noise scale: a sample's gradient varies by {variance:.4}"
         ),
-        None => say!(
+        None => answer!(
             "critical batch      above {}: noise hides the gradient (variance {variance:.4})",
             surface.samples()
         ),
@@ -182,7 +184,7 @@ fn noise(surface: &Surface<'_>) -> Result<Value> {
 fn rise(surface: &Surface<'_>, epsilon: f64) -> Result<Value> {
     let within = Neighbourhood { epsilon, ..Neighbourhood::default() };
     let Sharpness { value, loss, highest } = sharpness(surface, within)?;
-    say!(
+    answer!(
         "sharpness           {value:.3} %: the loss rises from {loss:.4} to {highest:.4} within epsilon = {epsilon}"
     );
     Ok(json!({ "value": value, "epsilon": epsilon, "highest": highest }))
@@ -191,7 +193,7 @@ fn rise(surface: &Surface<'_>, epsilon: f64) -> Result<Value> {
 fn largest(surface: &Surface<'_>) -> Result<Eigenvalue> {
     let found = largest_eigenvalue(surface)?;
     let bound = if found.settled { "" } else { "at least " };
-    say!("largest eigenvalue  {bound}{:.4}, by {} products with the Hessian", found.value, found.products);
+    answer!("largest eigenvalue  {bound}{:.4}, by {} products with the Hessian", found.value, found.products);
     Ok(found)
 }
 
@@ -200,14 +202,18 @@ fn distribution(surface: &Surface<'_>) -> Result<Value> {
     let found: Spectrum = spectrum(surface, probes)?;
     let (smallest, largest) = found.ends().unwrap_or_default();
     let (trace, negative) = (found.trace(), found.below(0.0));
-    say!(
+    answer!(
         "spectrum            from {smallest:.4} to {largest:.4}, with a trace of {trace:.3}; {:.1} % of the eigenvalues are negative",
         100.0 * negative
     );
     // The bulk lies around 0, so what lies beyond a share of the largest says how it thins out.
     for share in [0.01, 0.1, 0.5] {
         let above = found.dimension as f64 * (1.0 - found.below(share * largest));
-        say!("                    about {above:.1} of {} lie above {:.4}", found.dimension, share * largest);
+        answer!(
+            "                    about {above:.1} of {} lie above {:.4}",
+            found.dimension,
+            share * largest
+        );
     }
     Ok(json!({
         "smallest": smallest, "largest": largest, "trace": trace, "negative": negative,

@@ -13,8 +13,9 @@ use espalier_plan::{Axis, PerAxis, Plan};
 use espalier_train::Error;
 use serde::Serialize;
 
+use crate::columns::Columns;
 use crate::progress::{bytes, count};
-use crate::say::say;
+use crate::say::{self, answer};
 
 /// Of more ranks than this, the first ones are shown, and the last.
 const SHOWN: usize = 16;
@@ -84,54 +85,40 @@ impl Picture {
 
     /// For a person.
     pub fn say(&self) {
-        say!("\n{}", self.text());
+        answer!("\n{}", self.text(say::width()));
     }
 
-    fn text(&self) -> String {
+    fn text(&self, width: usize) -> String {
         let used: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| self.mesh[*axis] > 1).collect();
         let on_axes = |numbers: PerAxis, between: &str| {
             let words: Vec<String> = used.iter().map(|axis| format!("{axis} {}", numbers[*axis])).collect();
             words.join(between)
         };
         let mut text = format!("layout: {} = {} ranks\n", on_axes(self.mesh, " x "), self.ranks);
-        let place = on_axes(self.mesh, ", ").len().max("place".len());
         let has_tiles = self.rows.iter().any(|row| row.tile.is_some());
-        let tile = |row: &Row| {
-            row.tile.as_ref().map_or(String::new(), |Region { rows, columns }| {
-                format!("{}..{} x {}..{}", rows.start, rows.end, columns.start, columns.end)
-            })
-        };
-        let tiles = |cell: &str| if has_tiles { format!("{cell:<18}") } else { String::new() };
-        let _ = writeln!(
-            text,
-            "  {:>5}  {:<place$}  {:<14}{}{:>20}{:>12}{:>12}",
-            "rank",
-            "place",
-            "blocks",
-            tiles("tile"),
-            "parameters",
-            "memory",
-            "sends"
-        );
+        let mut head = vec!["  rank", "place", "blocks", "parameters", "memory", "sends"];
+        if has_tiles {
+            head.insert(3, "tile");
+        }
+        let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
         for (i, row) in self.rows.iter().enumerate() {
             if i > 0 && row.rank != self.rows[i - 1].rank + 1 {
                 let left = row.rank - self.rows[i - 1].rank - 1;
-                let _ = writeln!(text, "  {:>5}  {left} more", "...");
+                rows.push(vec![format!("  ... {left} more")]);
             }
             let blocks: Vec<String> =
                 row.blocks.iter().map(|blocks| format!("{}..{}", blocks.start, blocks.end)).collect();
-            let held = format!("{} ({:.1} %)", count(row.parameters as f64), 100.0 * row.share);
-            let _ = writeln!(
-                text,
-                "  {:>5}  {:<place$}  {:<14}{}{held:>20}{:>12}{:>12}",
-                row.rank,
-                on_axes(row.place, ", "),
-                blocks.join(", "),
-                tiles(&tile(row)),
-                bytes(row.memory as usize),
-                bytes(row.sends.total() as usize),
-            );
+            let mut cells = vec![format!("  {}", row.rank), on_axes(row.place, ", "), blocks.join(", ")];
+            if has_tiles {
+                cells.push(row.tile.as_ref().map_or(String::new(), |Region { rows, columns }| {
+                    format!("{}..{} x {}..{}", rows.start, rows.end, columns.start, columns.end)
+                }));
+            }
+            cells.push(format!("{} ({:.1} %)", count(row.parameters as f64), 100.0 * row.share));
+            cells.extend([bytes(row.memory as usize), bytes(row.sends.total() as usize)]);
+            rows.push(cells);
         }
+        text += &Columns::new(&rows).within(width);
         if self.alike > 1 {
             let _ = writeln!(text, "  {} of each kind: replicas are alike", self.alike);
         }

@@ -1,6 +1,6 @@
 //! `espalier plan`: which layout of so many devices is the fastest that fits, why, and what more memory or pruning would buy.
 //!
-//! The arithmetic is `plan::search`'s. Tables are for people and go to standard error, `--json` to standard output.
+//! The arithmetic is `plan::search`'s. Tables and `--json` go to standard output, notes to standard error.
 
 mod apply;
 mod calibrate;
@@ -23,10 +23,13 @@ use espalier_plan::engine::Engine;
 use espalier_plan::search::{Fixed, Found, Search};
 use espalier_plan::simulate::Job;
 use espalier_plan::{Error as PlanError, Plan};
+use espalier_report::Figure;
 use espalier_train::Error;
 use serde_json::{Value, json};
 
+use crate::draft::{Draft, may_replace};
 use crate::patience::Patience;
+use crate::setting::setting;
 use crate::train::{conflict, in_file, read, resolve};
 use crate::{machine, say};
 use ranges::{gigabytes, powers, sparsity};
@@ -50,52 +53,62 @@ pub struct PlanArguments {
     #[arg(required_unless_present = "calibrate")]
     run_file: Option<PathBuf>,
     /// Where it is to run: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Search")]
     cluster: Option<String>,
     /// Devices; several numbers with commas between give a table each [default: one node].
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',')]
+    #[arg(
+        long,
+        visible_alias = "ranks",
+        value_name = "N[,N...]",
+        value_delimiter = ',',
+        help_heading = "Search"
+    )]
     gpus: Vec<usize>,
     /// Whose way of training is reckoned with: espalier, axonn, samo, megatron or fsdp.
-    #[arg(long, value_name = "NAME", default_value = "espalier")]
+    #[arg(long, value_name = "NAME", default_value = "espalier", help_heading = "Search")]
     engine: String,
     /// What is already decided, as in `data=32,tensor=2,micro_batch=4,recompute=block,schedule=1f1b`.
-    #[arg(long, value_name = "FIELD=VALUE,...", default_value = "")]
+    #[arg(long, value_name = "FIELD=VALUE,...", default_value = "", help_heading = "Search")]
     layout: String,
-    /// Override a field of the run file, as in `--set train.batch=256`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the run file, as in `--set train.batch=256`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
     /// The share of the prunable weights that is gone [default: what the run file prunes]; `0..0.95` gives a table over shares.
-    #[arg(long, value_name = "SHARE|A..B")]
+    #[arg(long, value_name = "SHARE|A..B", help_heading = "Search")]
     sparsity: Option<String>,
     /// Layouts in a table.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Search")]
     top: u16,
     /// The same search with dense state, with SAMO's 24 f + 2 bytes a weight and with ours, side by side.
-    #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
+    #[arg(long, value_name = "KIND,...", value_delimiter = ',', help_heading = "Search")]
     compare: Vec<String>,
     /// The best layout for powers of two of devices, as in `gpus=64..2048`.
-    #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus")]
+    #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus", help_heading = "Search")]
     sweep: Option<String>,
     /// Draw the sweep into a file; with --compare a curve for each form of state.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "sweep", help_heading = "Files")]
     svg: Option<PathBuf>,
     /// Whether it fits into devices of so much memory, in one line.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help_heading = "Search")]
     fits: Option<String>,
     /// Write a run file with the best layout in it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     apply: Option<PathBuf>,
     /// Write a step of the best layout in virtual time, for chrome://tracing or Perfetto: the ranks of one replica, the first of
     /// each stage, with the names that `espalier train --trace` gives to what they do.
-    #[arg(long, value_name = "FILE", conflicts_with = "fits")]
+    #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     trace: Option<PathBuf>,
+    /// Let --apply, --svg and --trace write over files that are not theirs, the run file included.
+    #[arg(long, help_heading = "Files")]
+    force: bool,
     /// Refit the rates of a cluster file to what runs took, by their folders: of the one that `--cluster` names, else of
     /// `cluster.toml`, else of what comes with the program.
     #[arg(long, value_name = "RUN_FOLDER", num_args = 1.., conflicts_with_all = ["run_file", "gpus", "engine", "layout", "overrides",
-        "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace"])]
+        "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace", "force"], help_heading = "Calibration")]
     calibrate: Vec<PathBuf>,
     /// Where the refitted rates go [default: the file that they come from, or cluster.toml].
-    #[arg(short, long, value_name = "FILE", requires = "calibrate")]
+    #[arg(short, long, value_name = "FILE", requires = "calibrate", help_heading = "Calibration")]
     out: Option<PathBuf>,
     /// Print it as one line of JSON, the last of standard output.
     #[arg(long)]
@@ -130,6 +143,36 @@ struct Request<'a> {
     cluster: Cluster,
     engine: Engine,
     fixed: Fixed,
+    drafts: Drafts,
+}
+
+/// What is to be written, opened before the search begins.
+struct Drafts {
+    apply: Option<Draft>,
+    trace: Option<Draft>,
+    svg: Option<Draft>,
+}
+
+impl Drafts {
+    fn open(arguments: &PlanArguments) -> Result<Drafts> {
+        let open = |file: &Option<PathBuf>, flag: &str, may: &dyn Fn(&Path) -> Result<()>| {
+            let Some(file) = file else { return Ok(None) };
+            if !arguments.force {
+                may(file)?;
+            }
+            Draft::open(file, flag).map(Some)
+        };
+        let may_draw = |file: &Path| may_replace(file, "figure of ours", Figure::begins, "add --force");
+        let may_trace = |file: &Path| {
+            let refused = |why| Error::File { path: file.to_owned(), why };
+            Ok(espalier_train::run::trace::may_replace(file).map_err(refused)?)
+        };
+        Ok(Drafts {
+            apply: arguments.apply.as_ref().map(|file| apply::open(arguments, file)).transpose()?,
+            trace: open(&arguments.trace, "--trace", &may_trace)?,
+            svg: open(&arguments.svg, "--svg", &may_draw)?,
+        })
+    }
 }
 
 impl<'a> Request<'a> {
@@ -148,7 +191,8 @@ impl<'a> Request<'a> {
         let share = share.map(sparsity).transpose()?;
         let plan = resolved(&text, arguments, share)?;
         let fixed = Fixed::parse(&arguments.layout).map_err(Error::Plan)?;
-        Ok(Request { arguments, text, plan, cluster, engine, fixed })
+        let drafts = Drafts::open(arguments)?;
+        Ok(Request { arguments, text, plan, cluster, engine, fixed, drafts })
     }
 
     fn answer(&self) -> Result<Value> {
@@ -208,11 +252,11 @@ impl<'a> Request<'a> {
             let sparser = self.sparser()?;
             let advice = search.advice(first, sparser.as_ref()).map_err(Error::Plan)?;
             value["advice"] = advice.iter().map(|one| json!({ "change": one.change, "times_faster": one.times_faster, "candidate": record(&one.best, &self.plan) })).collect();
-            say::on_standard_error(format_args!(
+            say::on_standard_output(format_args!(
                 "{}\n{why}\n",
                 table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found)
             ));
-            say::on_standard_error(format_args!("{}", table::advice(&advice, first)));
+            say::on_standard_output(format_args!("{}", table::advice(&advice, first)));
             value["why"] = why.into();
             if !self.arguments.compare.is_empty() {
                 value["compare"] = compare::compare(self, number)?;
@@ -220,23 +264,23 @@ impl<'a> Request<'a> {
             all.push(value);
         }
         drop(patience);
-        if let Some(file) = &self.arguments.apply {
+        if let Some(draft) = &self.drafts.apply {
             let (_, first) = &best[0];
-            apply::write(&self.text, self.arguments, first, file)?;
+            apply::write(&self.text, self.arguments, first, draft)?;
         }
-        if let Some(file) = &self.arguments.trace {
-            trace::write(self, &best[0].1.candidate, file)?;
+        if let Some(draft) = &self.drafts.trace {
+            trace::write(self, &best[0].1.candidate, draft)?;
         }
         if self.arguments.sweep.is_some() {
-            say::on_standard_error(format_args!(
+            say::on_standard_output(format_args!(
                 "{}",
                 table::curve(&self.plan, &self.cluster, self.engine.name, &best)
             ));
             for ((number, _), value) in best.iter().zip(&mut all) {
                 value["gpus"] = (*number).into();
             }
-            if let Some(file) = &self.arguments.svg {
-                curve::draw(self, &best, file)?;
+            if let Some(draft) = &self.drafts.svg {
+                curve::draw(self, &best, draft)?;
             }
         }
         Ok(match all.len() {
@@ -256,8 +300,13 @@ impl<'a> Request<'a> {
         if from > to {
             return Err(wrong("--sparsity", "a range that grows, as in 0..0.95", range, None).into());
         }
-        if self.arguments.trace.is_some() {
-            return Err(conflict("--trace", "shows one layout, but `--sparsity` is a range").into());
+        let of_one = [
+            ("--trace", self.arguments.trace.is_some(), "shows"),
+            ("--apply", self.arguments.apply.is_some(), "writes"),
+        ];
+        if let Some((option, _, does)) = of_one.into_iter().find(|(_, given, _)| *given) {
+            let problem = format!("{does} one layout, but `--sparsity` is a range");
+            return Err(conflict(option, &problem).into());
         }
         let number = self.devices()?[0];
         let shares: Vec<f64> =
@@ -270,7 +319,7 @@ impl<'a> Request<'a> {
             rows.push((share, self.search(&plan, number)?.ranked.into_iter().next()));
         }
         drop(patience);
-        say::on_standard_error(format_args!(
+        say::on_standard_output(format_args!(
             "{}",
             table::sparsities(&self.plan, &self.cluster, number, &rows)
         ));
@@ -311,7 +360,7 @@ impl<'a> Request<'a> {
             let fits = found.ranked.first();
             let smallest = fits.or_else(|| found.too_large.iter().min_by_key(|large| large.memory.total()));
             let line = table::fits(&self.plan, &self.cluster, number, fits, smallest);
-            say::on_standard_error(format_args!("{line}\n"));
+            say::on_standard_output(format_args!("{line}\n"));
             let batch = self.plan.batch.samples;
             values.push(json!({
                 "fits": fits.is_some(),

@@ -8,7 +8,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
-use crate::say::say;
+use crate::say::{answer, say};
 
 /// Steps left out: kernels are compiled and products tried out in the first ones.
 pub const WARM_UP: u64 = 3;
@@ -29,7 +29,7 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
     let total: f64 = taken.values().map(|one| one.seconds).sum();
     let mut rows: Vec<_> = taken.into_iter().collect();
     rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
-    say!("\n{:<16}{:>12}{:>12}{:>9}", "the card's time", "launches", "ms a step", "share");
+    answer!("\n{:<16}{:>12}{:>12}{:>9}", "the card's time", "launches", "ms a step", "share");
     for (family, one) in rows {
         let speed = if one.flops > 0.0 {
             let reached = one.flops / one.seconds;
@@ -37,16 +37,16 @@ pub fn report(device: &Device, steps: u64, precision: Precision, step_ms: Option
         } else {
             String::new()
         };
-        say!(
+        answer!(
             "  {family:<14}{:>12.0}{:>12.3}{:>7.1} %{speed}",
             one.launches as f64 / steps,
             one.seconds * 1e3 / steps,
             100.0 * one.seconds / total,
         );
     }
-    say!("  {:<14}{:>12}{:>12.3}", "all", "", total * 1e3 / steps);
+    answer!("  {:<14}{:>12}{:>12.3}", "all", "", total * 1e3 / steps);
     if let Some(step) = step_ms {
-        say!("  a step took {step:.3} ms; events between kernels cost a little of it");
+        answer!("  a step took {step:.3} ms; events between kernels cost a little of it");
     }
     Ok(())
 }

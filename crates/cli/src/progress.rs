@@ -1,4 +1,5 @@
-//! What a person sees: a bar on a terminal, plain lines elsewhere, and tables before and after. All on standard error.
+//! What a person sees of a run: a bar on a terminal, plain lines elsewhere, on standard error; and the closing tables, which are the
+//! answer to the command.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use espalier_train::trainer::{Evaluation, StepReport};
 use espalier_train::{Bytes, KeptOfLayer, Rates, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::say::say;
+use crate::say::{self, answer, say};
 use crate::{predicted, profile};
 
 /// Of a long list of files so many are named.
@@ -30,21 +31,29 @@ pub struct Progress {
     seen: u64,
     profiled: Option<Device>,
     begun: Arc<AtomicBool>,
+    /// What the bar says, as the line that is left of it.
+    last: Option<String>,
 }
 
 impl Progress {
     /// A bar where standard error is a terminal, lines otherwise.
     pub fn new() -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} {eta}");
-            ProgressBar::no_length().with_style(style.expect("a fixed template"))
-        });
-        Progress { bar, ..Progress::lines() }
+        let mut progress = Progress::lines();
+        progress.bar = bar("{bar:20} {pos}/{len} {wide_msg}");
+        progress
     }
 
     /// Lines wherever standard error goes, for what takes no steps.
     pub fn lines() -> Progress {
-        Progress { bar: None, steps: 0, last_line: None, seen: 0, profiled: None, begun: Arc::default() }
+        Progress {
+            bar: None,
+            steps: 0,
+            last_line: None,
+            seen: 0,
+            profiled: None,
+            begun: Arc::default(),
+            last: None,
+        }
     }
 
     /// Sets a flag when the first step is about to be taken.
@@ -62,18 +71,50 @@ impl Progress {
         self.seen
     }
 
-    /// Leaves the last state of the bar on the screen.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.abandon();
+    /// Takes the bar away; what it last said stays, as a line.
+    pub fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            clear(&bar);
+            if let Some(line) = self.last.take() {
+                say!("{line}");
+            }
         }
     }
+}
 
-    fn say(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| say!("{text}")),
-            None => say!("{text}"),
+/// Also where the run has failed.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            clear(bar);
         }
+    }
+}
+
+/// A bar where standard error is a terminal. It takes one line: of what does not fit into that, the end is left out.
+pub fn bar(template: &str) -> Option<ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
+        let style = ProgressStyle::with_template(template).expect("a fixed template");
+        let bar = ProgressBar::no_length().with_style(style);
+        say::around(Some(bar.clone()));
+        bar
+    })
+}
+
+/// Takes a bar off the terminal.
+pub fn clear(bar: &ProgressBar) {
+    say::around(None);
+    bar.finish_and_clear();
+}
+
+/// `4 min 10 s`: the time that is left, where one can be guessed.
+fn left(seconds: f64) -> String {
+    let whole = seconds.round();
+    match whole {
+        whole if !whole.is_finite() || whole < 1.0 => String::new(),
+        whole if whole < 100.0 => format!("{whole:.0} s left  "),
+        whole if whole < 6000.0 => format!("{:.0} min left  ", (whole / 60.0).ceil()),
+        whole => format!("{:.1} h left  ", whole / 3600.0),
     }
 }
 
@@ -85,7 +126,7 @@ impl Observer for Progress {
             bar.set_position(done);
         }
         if done > 0 {
-            self.say(&format!("resumed after step {done}"));
+            say!("resumed after step {done}");
         }
     }
 
@@ -102,8 +143,17 @@ impl Observer for Progress {
         let speed = if rates.step_ms.is_finite() { speed } else { "-".into() };
         let text = format!("loss {:.4}  lr {:.2e}  {speed}  {}", report.loss, report.lr, bytes(memory));
         if let Some(bar) = &self.bar {
+            let to_do = self.steps.saturating_sub(report.step) as f64;
             bar.set_position(report.step);
-            bar.set_message(text);
+            // What matters most comes first: the end may have no room.
+            bar.set_message(format!(
+                "{speed}  {}loss {:.4}  lr {:.2e}  {}",
+                left(to_do * rates.step_ms / 1e3),
+                report.loss,
+                report.lr,
+                bytes(memory)
+            ));
+            self.last = Some(format!("step {:>6}/{}  {text}", report.step, self.steps));
             return;
         }
         // Lines come at the start, the end, and every few seconds: enough for a log, not a flood.
@@ -115,22 +165,19 @@ impl Observer for Progress {
     }
 
     fn evaluated(&mut self, step: u64, evaluation: Evaluation) {
-        self.say(&format!(
+        say!(
             "step {step:>6}: validation loss {:.4}, accuracy {:.1} %",
             evaluation.loss,
             evaluation.accuracy * 100.0
-        ));
+        );
     }
 
     fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
-        self.say(&format!(
-            "step {step:>6}: the model goes on from {prompt:?}:\n{}",
-            indented(&format!("{prompt}{text}"))
-        ));
+        say!("step {step:>6}: the model goes on from {prompt:?}:\n{}", indented(&format!("{prompt}{text}")));
     }
 
     fn looked(&mut self, step: u64, seen: &Observation) {
-        self.say(&format!("before step {step}: {}", seen.note));
+        say!("before step {step}: {}", seen.note);
     }
 
     fn pruned(&mut self, step: u64, pruned: &Pruned) {
@@ -140,7 +187,7 @@ impl Observer for Progress {
             0 => String::new(),
             n => format!(", {n} linear layers without zeros"),
         };
-        self.say(&format!(
+        say!(
             "before step {step}: pruned to {} of {} weights ({:.2} % pruned), mask as {}{sparse}; {} in use, {} before{note}",
             count(kept as f64),
             count(all as f64),
@@ -148,11 +195,11 @@ impl Observer for Progress {
             pruned.form,
             bytes(pruned.bytes[1]),
             bytes(pruned.bytes[0]),
-        ));
+        );
     }
 
     fn saved(&mut self, path: &Path) {
-        self.say(&format!("saved {}", path.display()));
+        say!("saved {}", path.display());
     }
 
     fn begins(&mut self) {
@@ -160,18 +207,18 @@ impl Observer for Progress {
     }
 
     fn note(&mut self, text: &str) {
-        self.say(&format!("note: {text}"));
+        say!("note: {text}");
     }
 
     fn warning(&mut self, text: &str) {
-        self.say(&format!("warning: {text}"));
+        say!("warning: {text}");
     }
 }
 
 /// One paragraph before the first step; `transport` joins the ranks, where they are processes.
-pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<&str>) {
+pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<&str>) -> String {
     let batch = &plan.batch;
-    say!(
+    format!(
         "{}: {} parameters, {}, on {device}; {} training and {} validation samples; batch {}{} in {} micro-batch{}",
         plan.model.name,
         count(plan.parameters as f64),
@@ -182,7 +229,11 @@ pub fn describe(plan: &Plan, dataset: &Dataset, device: &str, transport: Option<
         ranks(plan, transport),
         batch.micro_batches,
         if batch.micro_batches == 1 { "" } else { "es" },
-    );
+    )
+}
+
+/// Says what should be known before the first step.
+pub fn notes(plan: &Plan, dataset: &Dataset) {
     for note in plan.notes.iter().cloned().chain(skipped(dataset)) {
         say!("note: {note}");
     }
@@ -228,14 +279,14 @@ fn ranks(plan: &Plan, transport: Option<&str>) -> String {
 }
 
 /// That the candidates are scored some at a time, where they are.
-pub fn scoring(scoring: &Scoring) {
-    if scoring.passes > 1 {
-        say!(
+pub fn scoring(scoring: &Scoring) -> Option<String> {
+    (scoring.passes > 1).then(|| {
+        format!(
             "scoring in {} passes over its samples, each three times, since the sums of all candidates would not fit: {} at once",
             scoring.passes,
             bytes(scoring.bytes as usize),
-        );
-    }
+        )
+    })
 }
 
 /// Lines that stand apart from those of the run.
@@ -245,27 +296,27 @@ fn indented(text: &str) -> String {
 
 /// The closing tables.
 pub fn summarise(summary: &Summary) {
-    say!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
+    answer!("\n{:<15}{:>12}{:>12}", "memory", "predicted", "peak");
     for name in Category::ALL.map(Category::name) {
         let Bytes { predicted, measured } = summary.memory[name];
         // A category that this run does not have would only be a row of zeros.
         if predicted.unwrap_or(0) > 0 || measured.unwrap_or(0) > 0 {
             let show = |value: Option<usize>| value.map_or("-".into(), bytes);
-            say!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
+            answer!("  {name:<13}{:>12}{:>12}", show(predicted.map(|b| b as usize)), show(measured));
         }
     }
     if let Some(peak) = summary.peak_bytes {
-        say!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
+        answer!("  {:<13}{:>12}{:>12}", "at once", "", bytes(peak));
     }
     if let Some(peak) = summary.host_peak_bytes {
-        say!("  {:<13}{:>12}{:>12}", "on the host", "", bytes(peak));
+        answer!("  {:<13}{:>12}{:>12}", "on the host", "", bytes(peak));
     }
     state(summary);
     layers(summary);
     let predicted = predicted::sentence(summary);
     let (Some(seconds), Some(step_ms)) = (summary.seconds, summary.step_ms) else {
         if let Some(predicted) = predicted {
-            say!("\n{predicted}");
+            answer!("\n{predicted}");
         }
         return;
     };
@@ -274,9 +325,9 @@ pub fn summarise(summary: &Summary) {
         (_, Some(images)) => format!(", {} images/s", count(images)),
         _ => String::new(),
     };
-    say!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
+    answer!("\n{} steps in {seconds:.1} s; a step takes {step_ms:.1} ms{speed}", summary.steps);
     if let Some(predicted) = predicted {
-        say!("{predicted}");
+        answer!("{predicted}");
     }
     let validation = &summary.validation;
     if let Some(loss) = validation.loss {
@@ -286,10 +337,10 @@ pub fn summarise(summary: &Summary) {
             _ => String::new(),
         };
         let best = validation.best_loss.map_or(String::new(), |best| format!("; best loss {best:.4}"));
-        say!("validation loss {loss:.4}, {score}{best}");
+        answer!("validation loss {loss:.4}, {score}{best}");
     }
     if let Some(run) = &summary.run {
-        say!("run folder {run}");
+        answer!("run folder {run}");
     }
 }
 
@@ -299,7 +350,7 @@ fn state(summary: &Summary) {
         return;
     }
     let each = &summary.state_bytes;
-    say!(
+    answer!(
         "\nstate of a prunable weight: {:.3} bytes at {:.1} % sparsity (weight {:.3}, gradient {:.3}, optimizer {:.3}, mask {:.3})",
         each.total(),
         100.0 * summary.sparsity,
@@ -311,7 +362,7 @@ fn state(summary: &Summary) {
     // SAMO counts for mixed precision with Adam, its f32 gradients included.
     if summary.precision == "bf16" {
         let samo = 24.0 * (1.0 - summary.sparsity) + 2.0;
-        say!("  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)");
+        answer!("  with Adam, SAMO's 24 f + 2 is {samo:.3}, dense training's 20 (without f32 gradients 16)");
     }
 }
 
@@ -320,23 +371,23 @@ fn layers(summary: &Summary) {
     let Some(layers) = summary.kept_by_layer.as_ref().filter(|_| summary.sparsity > 0.0) else { return };
     let line = |layer: &KeptOfLayer| {
         let KeptOfLayer { name, kept, of } = layer;
-        say!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
+        answer!("  {:>6.2} %  {name} ({kept} of {of})", 100.0 * layer.share());
     };
     const ENDS: usize = 4;
     if layers.len() <= 4 * ENDS {
-        say!("\nkept of each layer");
+        answer!("\nkept of each layer");
         return layers.iter().for_each(line);
     }
     let mut sorted: Vec<&KeptOfLayer> = layers.iter().collect();
     sorted.sort_by(|a, b| a.share().total_cmp(&b.share()));
     let (least, most) = (sorted[0].share(), sorted[sorted.len() - 1].share());
     if most - least < 0.001 {
-        say!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
+        answer!("\nkept of each of {} layers: {:.2} %", layers.len(), 100.0 * least);
         return;
     }
-    say!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
+    answer!("\nkept of each layer, least and most of {} (all with --json)", layers.len());
     sorted[..ENDS].iter().for_each(|layer| line(layer));
-    say!("       ...");
+    answer!("       ...");
     sorted[sorted.len() - ENDS..].iter().for_each(|layer| line(layer));
 }
 

@@ -14,6 +14,7 @@ use espalier_train::{Error, hub, run};
 use crate::log::LogArguments;
 use crate::progress::{self, Progress};
 use crate::say;
+use crate::setting::setting;
 use crate::train::{Prepared, conflict, in_file, prepare_text, read_run};
 
 #[derive(Args)]
@@ -31,17 +32,18 @@ pub struct PruneArguments {
     /// The share of weights that goes, in [0, 1).
     #[arg(long, allow_negative_numbers = true)]
     sparsity: Option<f64>,
-    /// Override a field of the run file, as in `--set prune.scope=layer`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the run file, as in `--set prune.scope=layer`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
     /// The run folder to write.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
-    #[command(flatten)]
-    log: LogArguments,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// Runs the command.

@@ -9,21 +9,18 @@ mod state;
 mod study;
 mod tensorboard;
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use espalier_data::regular_file;
-use espalier_report::serve;
+use espalier_report::{Figure, serve};
 use espalier_study::folder;
-use espalier_train::Error;
 use serde_json::json;
 
-use crate::draft::Draft;
+use crate::draft::{Draft, may_replace};
 use crate::records::{self, RunRecord, settings};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 use crate::watch::watch;
 
 #[derive(Args)]
@@ -45,19 +42,19 @@ pub struct ReportArguments {
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     /// The page.
-    #[arg(short, long, value_name = "FILE.html")]
+    #[arg(short, long, value_name = "FILE.html", help_heading = "Files")]
     out: Option<PathBuf>,
     /// The curves alone, as a picture. With it, --csv or --tensorboard there is no page unless -o names one.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", help_heading = "Files")]
     svg: Option<PathBuf>,
     /// The numbers over steps as a table for spreadsheets.
-    #[arg(long, value_name = "FILE.csv")]
+    #[arg(long, value_name = "FILE.csv", help_heading = "Files")]
     csv: Option<PathBuf>,
     /// The numbers over steps for TensorBoard: a folder for each run, with an event file.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
     tensorboard: Option<PathBuf>,
     /// The timeline of the run, where it is not trace.json in its folder.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     trace: Option<PathBuf>,
     /// Show it in a browser, and what is new while it goes on; at 127.0.0.1:8700 unless another address is given.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
@@ -106,18 +103,18 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
     };
     let drafts = wanted.map(open).collect::<Result<Vec<_>>>()?;
     for run in &runs {
-        say!("{}: {}", run.name, run.sentence());
+        answer!("{}: {}", run.name, run.sentence());
         run.notes().iter().for_each(|note| say!("note: {note}"));
     }
     for (form, draft) in &drafts {
         draft.finish(&form.text(&runs))?;
-        say!("{}: {}", form.name(), draft.file().display());
+        answer!("{}: {}", form.name(), draft.file().display());
     }
     if let Some(folder) = &arguments.tensorboard {
         for run in &runs {
             tensorboard::write(run, folder)?;
         }
-        say!("event files: {}", folder.display());
+        answer!("event files: {}", folder.display());
     }
     if arguments.json {
         say::json(&json!({
@@ -158,15 +155,6 @@ impl Form {
         }
     }
 
-    /// What such a file begins with.
-    fn start(self) -> &'static str {
-        match self {
-            Form::Page => "<!doctype html",
-            Form::Picture => "<svg",
-            Form::Table => "run,step,",
-        }
-    }
-
     fn text(self, runs: &[RunRecord]) -> String {
         match self {
             Form::Page => page::of(runs).html(),
@@ -175,21 +163,17 @@ impl Form {
         }
     }
 
-    /// Refuses to write over a file that does not begin like this one: a slip of the pen must not cost a run its metrics.
+    /// Refuses to write over a file that does not begin like this one.
     fn may_replace(self, file: &Path) -> Result<()> {
-        if !file.is_file() {
-            return Ok(());
-        }
-        let (start, mut head) = (self.start(), Vec::new());
-        let read =
-            regular_file::open(file).and_then(|file| file.take(start.len() as u64).read_to_end(&mut head));
-        if read.is_err() || head.is_empty() || head.eq_ignore_ascii_case(start.as_bytes()) {
-            return Ok(());
-        }
-        let why = format!(
-            "a file is here that is no {} of a report: choose another name, or remove it",
-            self.name()
-        );
-        Err(Error::File { path: file.into(), why }.into())
+        let is_ours = |head: &[u8]| match self {
+            Form::Page => starts(head, "<!doctype html"),
+            Form::Picture => Figure::begins(head),
+            Form::Table => starts(head, "run,step,"),
+        };
+        may_replace(file, &format!("{} of a report", self.name()), is_ours, "remove it")
     }
+}
+
+fn starts(head: &[u8], with: &str) -> bool {
+    head.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with.as_bytes()))
 }

@@ -1,6 +1,7 @@
 //! `espalier runs`: which runs a folder holds, and how far each has come.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -11,9 +12,9 @@ use espalier_report::number;
 use espalier_train::Error;
 use serde_json::json;
 
-use crate::columns::columns;
+use crate::columns::Columns;
 use crate::records::RunRecord;
-use crate::say::{self, say};
+use crate::say::{self, answer};
 
 /// How deep runs are looked for below the folder.
 const DEPTH: usize = 3;
@@ -45,14 +46,20 @@ struct Found {
 pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
     let folder = &arguments.folder;
     let mut folders = Vec::new();
-    let refused = |why| Error::of_io(folder, &why, format!("the folder cannot be read: {why}"));
+    let refused = |error: io::Error| {
+        let why = match error.kind() {
+            ErrorKind::NotFound => "there is no such folder".into(),
+            _ => format!("the folder cannot be read: {error}"),
+        };
+        Error::of_io(folder, &error, why)
+    };
     fs::read_dir(folder).map_err(refused)?;
     find(folder, DEPTH, &mut folders);
     let mut found = folders.iter().map(|path| open(folder, path)).collect::<Result<Vec<Found>>>()?;
     found.sort_by(|a, b| (a.written, &a.run.name).cmp(&(b.written, &b.run.name)));
     match found.is_empty() {
-        true => say!("no run is in {}", folder.display()),
-        false => say!("{}", table(&found)),
+        true => answer!("no run is in {}", folder.display()),
+        false => say::on_standard_output(format_args!("{}", table(&found))),
     }
     if arguments.json {
         let of = |found: &Found| {
@@ -109,5 +116,5 @@ fn table(found: &[Found]) -> String {
             age.map_or("-".into(), |age| format!("{} ago", number::seconds(age))),
         ]);
     }
-    columns(&rows)
+    Columns::new(&rows).within(say::width())
 }

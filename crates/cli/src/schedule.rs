@@ -1,7 +1,7 @@
 //! `espalier schedule`: a pipeline schedule as a picture, as figures, or as lines that can be read back.
 //!
-//! The picture and the figures are for people and go to standard error, the lines of `--actions` and `--json` to
-//! standard output.
+//! Standard output has what was asked for: the picture and the figures, or the lines of `--actions`, beside which the picture goes
+//! to standard error.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
@@ -80,10 +80,14 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
             Report::of(name, &options)?
         }
     };
-    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let on_terminal = if arguments.actions { io::stderr().is_terminal() } else { say::answers_on_terminal() };
+    let colour = on_terminal && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let ink = if colour { Ink::Colour } else { Ink::Plain };
-    say::on_standard_error(format_args!("{}\n{}", timeline.picture(&schedule, ink), figures(&report)));
-    if arguments.actions {
+    let drawn = format!("{}\n{}", timeline.picture(&schedule, ink), figures(&report));
+    if !arguments.actions {
+        say::on_standard_output(format_args!("{drawn}"));
+    } else {
+        say::on_standard_error(format_args!("{drawn}"));
         match io::stdout().write_all(schedule.to_string().as_bytes()) {
             // Whoever reads has seen enough, as `head` does.
             Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}

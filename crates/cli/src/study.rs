@@ -22,7 +22,8 @@ use espalier_train::Error;
 
 use crate::device;
 use crate::log::LogArguments;
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
+use crate::setting::setting;
 use crate::signals::{INTERRUPTED, Stop};
 use crate::train::{conflict, in_file, read, resolve};
 use progress::Progress;
@@ -41,20 +42,21 @@ use progress::Progress;
 pub struct StudyArguments {
     /// The study file (TOML); docs/study.md lists its fields.
     study_file: PathBuf,
-    /// Override a field of the study file, as in `--set search.trials=8`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the study file, as in `--set search.trials=8`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
     /// The study's folder, otherwise `out/NAME`; a study that has begun there goes on.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Run a share of the trials, as in `2/8`: the others are run by other processes, on any machine that sees the folder.
-    #[arg(long, value_name = "I/N", value_parser = parse_shard)]
+    #[arg(long, value_name = "I/N", value_parser = parse_shard, help_heading = "Trials")]
     shard: Option<Shard>,
     /// Move the end of a range outwards where a best trial lies near it, and look there.
-    #[arg(long, conflicts_with = "shard")]
+    #[arg(long, conflicts_with = "shard", help_heading = "Trials")]
     widen: bool,
     /// Trials that run at a time; otherwise one a core, or sixteen on a card.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Trials")]
     workers: Option<u32>,
     /// Show the study in a browser while it runs; at 127.0.0.1:8700 unless another address is given. `espalier report DIR --serve` shows one that was started without.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = serve::ADDRESS,
@@ -63,11 +65,11 @@ pub struct StudyArguments {
     /// Say what would run, then stop.
     #[arg(long)]
     dry_run: bool,
-    #[command(flatten)]
-    log: LogArguments,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// Trials side by side on a card, where nobody says how many: small networks leave most of it idle.
@@ -97,7 +99,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     check_batches(&study, &workers)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
     if arguments.dry_run {
-        table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE));
+        answer!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE)));
         print_json(arguments, &Summary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
         return Ok(ExitCode::SUCCESS);
     }
@@ -107,7 +109,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
         say!("warning: {skipped}");
     }
     live::begin(arguments, &folder)?;
-    table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE));
+    say!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(Shard::WHOLE)));
     stop.begun.store(true, Ordering::SeqCst);
     let mut progress = Progress::new();
     let shard = arguments.shard.unwrap_or(Shard::WHOLE);

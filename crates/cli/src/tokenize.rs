@@ -1,6 +1,5 @@
 //! `espalier tokenize`: text as token files, on all cores.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -10,12 +9,12 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use espalier_data::{Text, TokenFiles, Tokenized, Tokenizer, Width};
 use espalier_train::Error;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::export::bytes;
-use crate::progress::{count, skipped_files};
-use crate::say::{self, say};
+use crate::progress::{bar, clear, count, skipped_files};
+use crate::say::{self, answer, say};
 use crate::signals::{INTERRUPTED, Stop};
 
 #[derive(Args)]
@@ -94,7 +93,7 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
     if let Some(note) = skipped_files(&skipped) {
         say!("note: {note}");
     }
-    say!(
+    answer!(
         "{}: {} tokens of {:.1} MB of text in {documents} files, {:.2} bytes a token; {seconds:.1} s, {:.1} MB/s",
         arguments.out.display(),
         count(tokens as f64),
@@ -102,7 +101,7 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
         text_bytes as f64 / tokens as f64,
         text_bytes as f64 / 1e6 / seconds
     );
-    say!(
+    answer!(
         "in a run file: [data] kind = \"tokens\", path = {:?}, dtype = \"{name}\"; [model] vocab = {}",
         arguments.out.display().to_string(),
         tokenizer.vocab()
@@ -124,10 +123,7 @@ struct Shown {
 
 impl Shown {
     fn new() -> Shown {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:28} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-            ProgressBar::no_length().with_style(style.expect("a fixed template"))
-        });
+        let bar = bar("{bar:20} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
         Shown { bar, last_line: Instant::now() }
     }
 
@@ -145,9 +141,7 @@ impl Shown {
         }
     }
 
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+    fn finish(&mut self) {
+        self.bar.take().iter().for_each(clear);
     }
 }

@@ -27,7 +27,8 @@ use crate::auto::Auto;
 use crate::picture::Picture;
 use crate::predicted::predict;
 use crate::progress::{self, Progress};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
+use crate::setting::setting;
 use crate::signals::{INTERRUPTED, Stop};
 use crate::{device, log, profile, ranks, restart, start};
 
@@ -47,49 +48,50 @@ use crate::{device, log, profile, ranks, restart, start};
 pub struct TrainArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     run_file: PathBuf,
-    /// Override a field of the run file, as in `--set train.batch=16`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the run file, as in `--set train.batch=16`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting)]
     overrides: Vec<String>,
     /// Train on so many ranks, threads of this process: `parallel.data` becomes what they leave beside the other axes.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// The run folder; otherwise a new one below `out/`, named after the run file.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Go on from the newest checkpoint in the run folder (the newest folder of this name without --out).
-    #[arg(long)]
+    #[arg(long, help_heading = "Resuming")]
     resume: bool,
     /// Go on although this field, or section, of the run file is not what it was and that makes another run. May be repeated.
-    #[arg(long, value_name = "FIELD", requires = "resume")]
+    #[arg(long, value_name = "FIELD", requires = "resume", help_heading = "Resuming")]
     allow: Vec<String>,
     /// With --resume: start over in the run folder. Its checkpoints and metrics are put aside, in a folder there.
-    #[arg(long, requires = "resume")]
+    #[arg(long, requires = "resume", help_heading = "Resuming")]
     fresh: bool,
     /// Start from the weights (and masks) of a checkpoint, or of the newest one of a run folder, of either precision; or from a
     /// folder of Hugging Face's, or a file of weights (docs/models.md). With --resume: where the weights that the run started
     /// from are by now, which must be the same; with --resume --fresh, others that it starts over from.
-    #[arg(long, value_name = "CHECKPOINT")]
+    #[arg(long, value_name = "CHECKPOINT", help_heading = "Resuming")]
     from: Option<PathBuf>,
     /// Start again from the last good checkpoint, up to so many times, where the run falls over.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Resuming")]
     max_restarts: usize,
     /// This process is waited for by the one of this number, for --max-restarts.
     #[arg(long, value_name = "PROCESS", hide = true, conflicts_with = "max_restarts")]
     supervised: Option<i32>,
     /// Say what would run and what it would need, then stop.
-    #[arg(long)]
+    #[arg(long, help_heading = "Looking closer")]
     dry_run: bool,
     /// Say where the card's time went, by family of kernels.
-    #[arg(long)]
+    #[arg(long, help_heading = "Looking closer")]
     profile: bool,
     /// Write what every rank did when, for chrome://tracing or Perfetto; meant for a few steps.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Looking closer")]
     trace: Option<PathBuf>,
-    #[command(flatten)]
-    log: log::LogArguments,
     /// Print the summary as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: log::LogArguments,
 }
 
 /// A run file, resolved, with its data.
@@ -251,15 +253,16 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
     info!("the plan is resolved: {}, {} ranks, {opened}", plan.model.name, ranks);
     if leads {
         let transport = join.as_ref().map(Join::transport);
-        progress::describe(&plan, &dataset, &device::describe(&device), transport);
+        say!("{}", progress::describe(&plan, &dataset, &device::describe(&device), transport));
+        progress::notes(&plan, &dataset);
     }
     room::check(&plan, &device, join.as_ref())?;
     // Said now, not once the weights of a large model have been made. A run that goes on has its masks.
     if !arguments.resume {
         let ranks = join.as_ref().map_or(ranks, |join| join.sharing(Cuda::probe().gpus.len()));
         let scoring = plan.scoring(prune::memory(&device, ranks)).map_err(Error::Plan)?;
-        if leads && let Some(scoring) = &scoring {
-            progress::scoring(scoring);
+        if leads && let Some(scoring) = scoring.as_ref().and_then(progress::scoring) {
+            say!("{scoring}");
         }
     }
 
@@ -305,7 +308,8 @@ fn train_here(arguments: &TrainArguments, launched: Option<&Launched>) -> Result
 fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     let Prepared { plan, dataset, join } = prepared;
     let (kind, device) = prepared.planned_device()?;
-    progress::describe(plan, dataset, &device, join.as_ref().map(Join::transport));
+    answer!("{}", progress::describe(plan, dataset, &device, join.as_ref().map(Join::transport)));
+    progress::notes(plan, dataset);
     run::check(plan, dataset.len(Split::Train), &place(arguments), &mut Progress::lines())?;
     // Whoever asks what a run would need may ask it of a smaller machine, or of one without the card.
     if kind == "cpu"
@@ -318,8 +322,8 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
         _ => prune::memory(&Device::cpu(1).map_err(Error::Tensor)?, plan.mesh.size()),
     };
     let scoring = if arguments.resume { None } else { plan.scoring(memory).map_err(Error::Plan)? };
-    if let Some(scoring) = &scoring {
-        progress::scoring(scoring);
+    if let Some(scoring) = scoring.as_ref().and_then(progress::scoring) {
+        answer!("{scoring}");
     }
     let mut summary = Summary::planned(plan, kind);
     summary.scored(scoring);
@@ -334,7 +338,7 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
 }
 
 /// How many replicas of a run file's other axes so many ranks are.
-fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
+pub fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
     let extents = RunFile::replica(text, overrides).map_err(|error| in_file(path, error))?;
     let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
     let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));

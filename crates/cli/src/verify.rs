@@ -10,7 +10,7 @@ use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::parallel::Ranks;
 use serde_json::json;
 
-use crate::say;
+use crate::say::{self, answer};
 
 #[derive(Args)]
 #[command(
@@ -48,16 +48,16 @@ pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
             Err(other) => return Err(other.into()),
         };
         match &problem {
-            None => say!("step {step:>6}: whole"),
-            Some(why) => say!("step {step:>6}: damaged: {}: {why}", path.display()),
+            None => answer!("step {step:>6}: whole"),
+            Some(why) => answer!("step {step:>6}: damaged: {}: {why}", path.display()),
         }
         verified.push(Verified { step, path, problem });
     }
     let newest = verified.iter().filter(|one| one.problem.is_none()).map(|one| one.step).max();
     match newest {
-        Some(step) => say!("a run resumes after step {step}"),
-        None if verified.is_empty() => say!("there is no checkpoint yet"),
-        None => say!("no whole checkpoint is left"),
+        Some(step) => answer!("a run resumes after step {step}"),
+        None if verified.is_empty() => answer!("there is no checkpoint yet"),
+        None => answer!("no whole checkpoint is left"),
     }
     if arguments.json {
         let one = |one: &Verified| {
@@ -83,6 +83,9 @@ fn found(arguments: &VerifyArguments) -> Result<Vec<(u64, PathBuf)>> {
     }
     if run.join("run.toml").exists() || run.join("checkpoints").exists() {
         return Ok(inside);
+    }
+    if !run.exists() {
+        return Err(Error::File { path: run.clone(), why: "there is no such folder".into() }.into());
     }
     let why =
         "there is no run here (no run.toml and no checkpoints), and it is not the folder of a checkpoint";

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use espalier_data::Tokenizer;
 use espalier_plan::Plan;
 use espalier_plan::config::Purpose;
@@ -16,14 +17,16 @@ use espalier_train::infer::{self, Generator, Sampling};
 use espalier_train::trained::Trained;
 
 use crate::say::say;
+use crate::setting::setting;
 use crate::{device, ranks};
 
 #[derive(Args)]
+#[command(next_help_heading = "Sampling")]
 pub struct WritingArguments {
-    /// The most tokens to write.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
-    pub tokens: u64,
-    /// What logits are divided by: higher is bolder, and 0 always takes the likeliest token.
+    /// The most new tokens to write.
+    #[arg(long, visible_alias = "tokens", value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_new_tokens: u64,
+    /// The temperature, which logits are divided by; 0: greedy, the likeliest token always.
     #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true, value_parser = temperature)]
     temperature: f64,
     /// Draw from the K likeliest tokens; 0: from all.
@@ -32,17 +35,30 @@ pub struct WritingArguments {
     /// Draw from the likeliest tokens that have this share of the probability.
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = share)]
     top_p: f64,
-    /// Where chance comes from: the same seed gives the same text.
+    /// Leave out tokens that are less than P times as likely as the likeliest.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true, value_parser = zero_to_one)]
+    min_p: f64,
+    /// Make tokens that the text has already less likely (above 1) or likelier (below).
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = penalty)]
+    repetition_penalty: f64,
+    /// The random seed: the same one gives the same text.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// End the text before this word. May be repeated.
+    /// A stop sequence: end the text before it. May be repeated.
     #[arg(long, value_name = "WORD", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
+    /// Where to compute: a GPU where one is found (auto), or what is named.
+    #[arg(long, value_name = "DEVICE", value_parser = PossibleValuesParser::new(["auto", "cpu", "cuda"]), help_heading = "Model")]
+    device: Option<String>,
+    /// What weights are stored in while it writes [default: what it was trained in].
+    #[arg(long, value_name = "TYPE", value_parser = PossibleValuesParser::new(["f32", "bf16"]), help_heading = "Model")]
+    dtype: Option<String>,
     /// The tokenizer.json of a model whose data were token files, or another than it was trained with.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
     tokenizer: Option<PathBuf>,
-    /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`. May be repeated.
-    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    /// Override a field of the run file, as in `--set device.kind=cpu` or `--set parallel.tensor=2`; `--set FIELD=` leaves it out. Paths are relative to the
+    /// current folder. May be repeated.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = setting, help_heading = "Model")]
     overrides: Vec<String>,
 }
 
@@ -50,6 +66,20 @@ fn temperature(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if (0.0..f64::INFINITY).contains(&number) => Ok(number),
         _ => Err("expected a number of at least 0, such as 0.8".into()),
+    }
+}
+
+fn zero_to_one(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected a number from 0 to 1, such as 0.05".into()),
+    }
+}
+
+fn penalty(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(factor) if factor > 0.0 && f64::is_finite(factor) => Ok(factor),
+        _ => Err("expected a number above 0, such as 1.2".into()),
     }
 }
 
@@ -63,8 +93,15 @@ fn share(text: &str) -> Result<f64, String> {
 impl WritingArguments {
     /// How a token is chosen.
     pub fn sampling(&self) -> Sampling {
-        let WritingArguments { temperature, top_k, top_p, seed, .. } = *self;
-        Sampling { temperature, top_k, top_p, seed }
+        let WritingArguments { temperature, top_k, top_p, min_p, repetition_penalty, seed, .. } = *self;
+        Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed }
+    }
+
+    /// Fields of the run file that are not as it was trained; what `--device` and `--dtype` say comes last.
+    fn overrides(&self) -> Vec<String> {
+        let device = self.device.iter().map(|kind| format!("device.kind={kind}"));
+        let dtype = self.dtype.iter().map(|precision| format!("train.precision={precision}"));
+        self.overrides.iter().cloned().chain(device).chain(dtype).collect()
     }
 }
 
@@ -86,8 +123,9 @@ impl Writer {
             Some(path) => Some(Tokenizer::open(path).map_err(Error::Data)?),
             None => None,
         };
-        trained.run().check_overrides(&arguments.overrides, Purpose::Text).map_err(Error::Plan)?;
-        let plan = trained.plan(&arguments.overrides)?;
+        let overrides = arguments.overrides();
+        trained.run().check_overrides(&overrides, Purpose::Text).map_err(Error::Plan)?;
+        let plan = trained.plan(&overrides)?;
         let refuse = |why: String| Err(trained.checkpoint().refuse(why));
         if plan.model.input.context().is_none() {
             refuse(format!("it is a model of images ({}), which writes no text", plan.model.name))?;

@@ -78,6 +78,14 @@ impl Text {
         if self.paths.is_empty() {
             return Err(setting("paths", "at least one file or folder", "none"));
         }
+        // Before it seems that a folder which is not there is a file.
+        if let Some(path) = self.paths.iter().find(|path| fs::symlink_metadata(path).is_err()) {
+            return Err(Error::Missing {
+                path: path.clone(),
+                expected: "a file or folder of text".into(),
+                hint: "",
+            });
+        }
         if !self.extensions.is_empty() && !self.paths.iter().any(|path| path.is_dir()) {
             return Err(setting("extensions", "a folder among the paths to apply them to", "only files"));
         }

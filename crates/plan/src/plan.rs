@@ -222,6 +222,18 @@ impl Plan {
         Plan::new(self.record.0.alone(), self.facts)
     }
 
+    /// The same ranks as they write a text: each has the same parameters, and nothing is cut along the sequence, of which one position
+    /// comes at a time. None where they can as they are.
+    pub fn for_writing(&self) -> Result<Option<Plan>, Error> {
+        if !self.layout.has_sequence() {
+            return Ok(None);
+        }
+        let mut run_file = self.record.0.clone();
+        run_file.parallel.sequence = false;
+        // Stages stay where they are: their weights are.
+        Ok(Some(Plan { parts: self.parts.clone(), ..Plan::new(run_file, self.facts)? }))
+    }
+
     /// The run file that it was made from.
     pub fn record(&self) -> &Record {
         &self.record

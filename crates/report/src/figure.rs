@@ -35,6 +35,8 @@ const WIDE_HEIGHT: f64 = 360.0;
 /// Between panels, and around them.
 const GAP: f64 = 36.0;
 const MARGIN: f64 = 20.0;
+/// A rule of our style that no other drawing has.
+const STYLED: &[u8] = b".ground{fill:";
 
 impl Figure {
     /// No panels yet.
@@ -88,6 +90,11 @@ impl Figure {
             style::sheet(),
             canvas.finish()
         )
+    }
+
+    /// Whether a file that begins like this is a figure that was written here: it has our style.
+    pub fn begins(head: &[u8]) -> bool {
+        head.starts_with(b"<svg") && head.windows(STYLED.len()).any(|bytes| bytes == STYLED)
     }
 
     /// Two beside each other, unless one takes a row by itself.

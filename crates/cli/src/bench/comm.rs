@@ -21,7 +21,7 @@ use serde_json::json;
 use super::cluster_file::ClusterFile;
 use super::device_kind;
 use crate::messages::{self, Links, POINT_TO_POINT, Ranks, Turns};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 
 /// Words of messages: those that only have to start, and those that fill a link.
 const SIZES: [f64; 5] = [256.0, 4096.0, 65_536.0, 1_048_576.0, 4_194_304.0];
@@ -72,7 +72,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let links = rounds(|| messages::links(ranks, AllReduce::Ring, precision, sizes))?;
     let links = Links::medians(&links);
     let bytes = precision.size() as f64;
-    say::on_standard_error(format_args!("{}", table(&links, bytes)));
+    say::on_standard_output(format_args!("{}", table(&links, bytes)));
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
     let occupies = rounded(median(rounds(|| messages::occupies(ranks, precision, overlapped))?));
@@ -82,7 +82,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     };
     let (meet_us, turn_us) = (middle(|turns| turns.meet), middle(|turns| turns.turn));
     let link = Fabric { occupies, meet_us, turn_us, ..Fabric::fit(&two, &rings, bytes) };
-    say!(
+    answer!(
         "link: {} us to start a message, {} GB/s, of which rings reach {:.0} %; a sum takes {:.0} % of computing beside it",
         link.alpha_us,
         link.gb_per_s,
@@ -90,7 +90,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         100.0 * link.occupies
     );
     if turns.is_some() {
-        say!(
+        answer!(
             "where two ranks take turns on a core, to meet others costs each {meet_us} us, and a meeting of all leaves cores idle for {turn_us} us"
         );
     }

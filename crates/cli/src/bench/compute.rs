@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use super::cluster_file::ClusterFile;
 use super::device_kind;
 use super::timing::at_once;
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 use crate::{device, doctor};
 use sizes::{Convolutions, Sizes};
 use work::Work;
@@ -64,7 +64,7 @@ pub fn compute(arguments: &ComputeArguments) -> Result<ExitCode> {
     say!("measuring {}", machine.in_words());
     let mut rows = Vec::new();
     let device = machine.measure(&mut rows)?;
-    say!("{}", summary(&device));
+    answer!("{}", summary(&device));
     let comment = format!("Measured by `espalier bench compute`: {}.", machine.in_words());
     let note = "measured by `espalier bench`";
     let part = Part::device(device.clone());
@@ -261,7 +261,7 @@ impl Machine {
         let seen = work.iter().zip(busy).zip(alone);
         let rows: Vec<Row> =
             seen.map(|((work, busy), alone)| Row { work: *work, precision, busy, alone }).collect();
-        rows.iter().for_each(|row| say!("{}", row.line()));
+        rows.iter().for_each(|row| answer!("{}", row.line()));
         Ok(rows)
     }
 

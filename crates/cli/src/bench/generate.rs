@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use super::device_kind;
 use crate::device;
-use crate::say::{self, say};
+use crate::say::{self, answer};
 
 /// Bytes of the block that a processor reads to measure the bandwidth: more than any of its caches holds.
 const READ: usize = 1 << 29;
@@ -188,15 +188,15 @@ fn time_reads(device: &Device) -> espalier_train::Result<Vec<f64>> {
 
 impl Report {
     fn say(&self, device: &str) {
-        say!(
+        answer!(
             "{} ({device}), {}, {:.2} billion parameters",
             self.device,
             self.format,
             self.parameters as f64 / 1e9
         );
-        say!("prompt   {:>6} tokens {:>10.1} tokens/s", self.prompt_tokens, self.prompt_tokens_per_s);
-        say!("writing  {:>6} tokens {:>10.1} tokens/s", self.new_tokens, self.tokens_per_s);
-        say!(
+        answer!("prompt   {:>6} tokens {:>10.1} tokens/s", self.prompt_tokens, self.prompt_tokens_per_s);
+        answer!("writing  {:>6} tokens {:>10.1} tokens/s", self.new_tokens, self.tokens_per_s);
+        answer!(
             "a token reads {:.3} GB: {:.1} GB/s of {:.1} GB/s, a share of {:.2}",
             self.bytes_per_token / 1e9,
             self.bytes_per_s / 1e9,

@@ -16,12 +16,13 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use espalier_plan::device::DeviceKind;
+use espalier_report::Figure;
 use espalier_tensor::DType;
 
 use super::device_kind;
 use crate::device;
-use crate::draft::Draft;
-use crate::say::{self, say};
+use crate::draft::{Draft, may_replace};
+use crate::say::{self, answer, say};
 use contest::Contest;
 use report::{Report, Sweep};
 
@@ -60,8 +61,17 @@ pub struct SparseArguments {
           value_parser = clap::value_parser!(u64).range(1..=MOST_SIDE))]
     sizes: Vec<u64>,
     /// The figure.
-    #[arg(long, visible_alias = "out", value_name = "FILE.svg", default_value = "out/bench-sparse.svg")]
+    #[arg(
+        short = 'o',
+        long,
+        visible_alias = "out",
+        value_name = "FILE.svg",
+        default_value = "out/bench-sparse.svg"
+    )]
     svg: PathBuf,
+    /// Write the figure over a file that is none of ours.
+    #[arg(long)]
+    force: bool,
     /// Print what was measured as one line of JSON, the last of standard output.
     #[arg(long)]
     json: bool,
@@ -84,15 +94,18 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     let mut sizes: Vec<usize> = arguments.sizes.iter().map(|&size| size as usize).collect();
     sizes.sort_unstable();
     sizes.dedup();
+    if !arguments.force {
+        may_replace(&arguments.svg, "figure of ours", Figure::begins, "add --force")?;
+    }
     let draft = Draft::open(&arguments.svg, "--svg")?;
     let device = device::choose(arguments.device, std::thread::available_parallelism()?.get())?;
     let contest = Contest { device, dtype: arguments.precision, batch: arguments.batch as usize };
     let mut report = Report::new(&contest, arguments.sparsity);
 
-    say::on_standard_error(format_args!("{}", report.heading()));
+    say::on_standard_output(format_args!("{}", report.heading()));
     for &size in &sizes {
         report.rows.push(contest.measure(size, arguments.sparsity, true, ROW)?);
-        say!("{}", report.line(report.rows.last().expect("just measured")));
+        answer!("{}", report.line(report.rows.last().expect("just measured")));
     }
     // Where nothing multiplies sparsely, there is nothing to look for.
     if report.rows.iter().any(|row| row.sparse.is_ok()) {
@@ -107,7 +120,7 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
         }
     }
     for sentence in report.sentences() {
-        say!("{sentence}");
+        answer!("{sentence}");
     }
     draft.finish(&report.figure().svg())?;
     say!("figure: {}", arguments.svg.display());

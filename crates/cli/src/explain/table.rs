@@ -6,13 +6,15 @@ use espalier_plan::cost::explanation::{ByParallelism, Timed};
 use espalier_plan::cost::{Explanation, Integrated, Link, Parallelism};
 
 use super::measure::{Measured, Seconds};
+use crate::columns::Columns;
 
-/// Everything; with the mixture that the run file asks for, where it does.
+/// Everything, in tables of so many letters; with the mixture that the run file asks for, where it does.
 pub fn text(
     explanation: &Explanation,
     word_bytes: u64,
     measured: Option<&Measured>,
     run: Option<&Integrated>,
+    width: usize,
 ) -> String {
     let at = &explanation.setting;
     let pruned = match explanation.sparsity {
@@ -26,7 +28,7 @@ pub fn text(
         at.ranks,
         link(at.link, word_bytes)
     );
-    text += &aligned(&costs(explanation));
+    text += &Columns::new(&costs(explanation)).summed().within(width);
     if let Some(measured) = measured {
         let fitted = link(measured.links.fitted(), word_bytes);
         let _ = writeln!(text, "\nmeasured among {} threads of this process: {fitted}", at.ranks);
@@ -34,7 +36,7 @@ pub fn text(
             let _ = writeln!(text, "  by {}: {}", name.replace('_', "-"), link(each, word_bytes));
         }
         text += "\nmilliseconds by the formulas, and as measured\n\n";
-        text += &aligned(&times(explanation, measured));
+        text += &Columns::new(&times(explanation, measured)).summed().within(width);
     }
     let _ = writeln!(text, "\n{}", conclusion(explanation));
     let found = match &explanation.integrated {
@@ -150,25 +152,6 @@ fn cost(cost: Option<Timed>) -> [String; 2] {
         Some(timed) => [count(timed.cost.words), milliseconds(timed.seconds)],
         None => ["-".into(), "-".into()],
     }
-}
-
-/// Columns as wide as what is in them, the first to the left and the others to the right; the last row behind a line.
-fn aligned(rows: &[Vec<String>]) -> String {
-    let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max();
-    let widths: Vec<usize> = (0..rows[0].len()).map(|column| wide(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for (i, row) in rows.iter().enumerate() {
-        if i + 1 == rows.len() {
-            let line = widths.iter().sum::<usize>() + 2 * (widths.len() - 1);
-            let _ = writeln!(text, "{}", "-".repeat(line));
-        }
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
-    text
 }
 
 /// `a message takes 2 us to start and 0.667 ns a word of 4 bytes (6.0 GB/s)`

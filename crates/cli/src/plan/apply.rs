@@ -9,16 +9,39 @@ use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
 
 use super::PlanArguments;
+use crate::draft::{Draft, may_replace};
 use crate::say::say;
 use crate::train::{conflict, in_file, resolve};
 
-/// Writes it; what stands in the run file of other layouts goes.
-pub fn write(text: &str, arguments: &PlanArguments, best: &Estimate, file: &Path) -> Result<()> {
-    let candidate = &best.candidate;
+/// Stands in the first line of every run file that is written here.
+const MARK: &str = " by `espalier plan`: ";
+
+/// Finds out whether it can be written. The run file that is planned for, and others that were not written here, are not written over
+/// unless that is asked for.
+pub fn open(arguments: &PlanArguments, file: &Path) -> Result<Draft> {
     if arguments.engine != "espalier" {
         let problem = format!("writes a run of ours, but `--engine` is \"{}\"", arguments.engine);
         return Err(conflict("--apply", &problem).into());
     }
+    if !arguments.force {
+        let [source, target] = [arguments.run_file(), file].map(|path| path.canonicalize().ok());
+        if source.is_some() && source == target {
+            let why = "it is the run file that is planned for: choose another name, or add --force";
+            return Err(Error::File { path: file.into(), why: why.into() }.into());
+        }
+        may_replace(file, "run file of `espalier plan --apply`", is_ours, "add --force")?;
+    }
+    Draft::open(file, "--apply")
+}
+
+fn is_ours(head: &[u8]) -> bool {
+    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.starts_with(b"# ") && line.windows(MARK.len()).any(|bytes| bytes == MARK.as_bytes())
+}
+
+/// Writes it; what stands in the run file of other layouts goes.
+pub fn write(text: &str, arguments: &PlanArguments, best: &Estimate, draft: &Draft) -> Result<()> {
+    let candidate = &best.candidate;
     let source = arguments.run_file();
     let run_file = RunFile::parse(text, &arguments.overrides).map_err(|error| in_file(source, error))?;
     let laid_out = candidate.applied(&run_file).map_err(Error::Plan)?;
@@ -27,14 +50,8 @@ pub fn write(text: &str, arguments: &PlanArguments, best: &Estimate, file: &Path
     let facts = Dataset::facts_of(&checked).map_err(Error::Data)?;
     espalier_plan::Plan::new(checked.clone(), facts).map_err(Error::Plan)?;
     let written = checked.to_toml().map_err(Error::Plan)?;
-    let why =
-        |why| Error::File { path: file.to_owned(), why: format!("the run file cannot be written: {why}") };
-    std::fs::write(file, format!("# {} by `espalier plan`: {candidate}\n\n{written}", laid_out.model.name))
-        .map_err(why)?;
-    say!(
-        "{} has the first layout: {candidate}; run it with `espalier train {}`",
-        file.display(),
-        file.display()
-    );
+    draft.finish(&format!("# {}{MARK}{candidate}\n\n{written}", laid_out.model.name))?;
+    let file = arguments.apply.as_deref().unwrap_or(draft.file()).display();
+    say!("{file} has the first layout: {candidate}; run it with `espalier train {file}`");
     Ok(())
 }

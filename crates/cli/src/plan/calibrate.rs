@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::{PlanArguments, find_cluster, seconds};
 use crate::bench::cluster_file::ClusterFile;
 use crate::machine::{self, Machine};
-use crate::say::say;
+use crate::say::answer;
 use crate::train::{in_file, read_run, resolve};
 
 /// What of plan.json says what the data were: they need not be here any more.
@@ -47,7 +47,7 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     let times = folders.iter().zip(&runs).zip(found.before.iter().zip(&found.after));
     let mut rows = Vec::new();
     for ((folder, run), (before, after)) in times {
-        say!(
+        answer!(
             "{}: {} took {} a step; {} were predicted, {} are now",
             folder.display(),
             run.candidate,
@@ -62,7 +62,7 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
             "calibrated_ms": 1e3 * after,
         }));
     }
-    say!(
+    answer!(
         "matrix and memory rates of {} are {:.3} times what they were; launches and links stay",
         machine.source,
         found.factor
@@ -82,6 +82,9 @@ fn finished(folder: &Path) -> Result<Measured> {
         regular_file::read_text(&folder.join(name), RECORDS)
             .map_err(|why| refused(format!("{name} cannot be read: {why}")))
     };
+    if !folder.exists() {
+        return Err(refused("there is no such folder".into()).into());
+    }
     let path = folder.join("run.toml");
     let run_file = RunFile::parse(&read_run(&path)?, &[]).map_err(|error| in_file(&path, error))?;
     let Resolved { facts } = serde_json::from_str(&read("plan.json")?)

@@ -27,7 +27,7 @@ pub fn compare(request: &Request, devices: usize) -> Result<Value> {
         Some((_, dense)) => dense.clone(),
         None => best(request, &request.plan, "dense", devices)?,
     };
-    say::on_standard_error(format_args!("{}\n", text(&found, dense.as_ref())));
+    say::on_standard_output(format_args!("{}\n", text(&found, dense.as_ref())));
     let of = |estimate: &Option<Estimate>| {
         let Some(estimate) = estimate else { return serde_json::json!({ "fits": false }) };
         let mut value = record(estimate, &request.plan);

@@ -1,17 +1,16 @@
 //! The picture of a sweep: how a step gets shorter, and what of the devices is used, with more of them.
 
-use std::path::Path;
-
 use anyhow::Result;
 use espalier_plan::simulate::Estimate;
 use espalier_report::{Axis, Curve, Figure, Guide, Plot};
-use espalier_train::Error;
 
 use super::Request;
 use super::compare::{self, Sweep};
+use crate::draft::Draft;
+use crate::say::say;
 
 /// Draws it into a file: one curve, or one for each form of state that is compared.
-pub fn draw(request: &Request, best: &[(usize, Estimate)], file: &Path) -> Result<()> {
+pub fn draw(request: &Request, best: &[(usize, Estimate)], draft: &Draft) -> Result<()> {
     let devices: Vec<usize> = best.iter().map(|(number, _)| *number).collect();
     let compared = match request.arguments.compare.is_empty() {
         true => vec![Sweep { name: "planned".into(), points: best.to_vec() }],
@@ -36,8 +35,7 @@ pub fn draw(request: &Request, best: &[(usize, Estimate)], file: &Path) -> Resul
         ))
         .with(time)
         .with(used.with(Guide::level("peak", 100.0)));
-    let why =
-        |why| Error::File { path: file.to_owned(), why: format!("the picture cannot be written: {why}") };
-    std::fs::write(file, figure.svg()).map_err(why)?;
+    draft.finish(&figure.svg())?;
+    say!("figure: {}", draft.file().display());
     Ok(())
 }

@@ -7,6 +7,9 @@ use espalier_plan::cluster::Cluster;
 use espalier_plan::search::{Advice, Found};
 use espalier_plan::simulate::{Breakdown, Estimate};
 
+use crate::columns::Columns;
+use crate::say;
+
 /// The table of a search, and the paragraph below it.
 pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, found: &Found) -> String {
     let pruned = plan
@@ -148,24 +151,7 @@ pub fn seconds(time: f64) -> String {
     if time < 1.0 { format!("{:.1} ms", 1e3 * time) } else { format!("{time:.3} s") }
 }
 
-/// Columns of equal width, numbers to the right but for the first and the last column.
+/// Columns whose first and last are words, as wide as where answers go.
 pub fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let _ = match column {
-                0 => write!(line, "{cell:<width$}", width = widths[0]),
-                _ if column + 1 == columns => write!(line, "  {cell}"),
-                _ => write!(line, "  {cell:>width$}", width = widths[column]),
-            };
-        }
-        text += line.trim_end();
-        text += "\n";
-    }
-    text
+    Columns::new(rows).with_text().within(say::width())
 }

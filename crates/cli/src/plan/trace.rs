@@ -1,22 +1,20 @@
 //! A step of a layout in virtual time, as the file that a run's `--trace` writes: the same types, and the same names for what ranks
 //! do. The bytes of messages, and buckets of gradients that travel beside the passes, only a run has.
 
-use std::path::Path;
-
 use anyhow::Result;
 use espalier_plan::schedule::Span as Planned;
 use espalier_plan::simulate::{Candidate, Job};
 use espalier_plan::{Mesh, PerAxis};
 use espalier_train::Error;
-use espalier_train::run::trace::{Event, TraceFile, may_replace};
+use espalier_train::run::trace::{Event, TraceFile};
 use espalier_train::step::{Kind, Span};
 
 use super::Request;
+use crate::draft::Draft;
 use crate::say::say;
 
 /// Writes it; rows have the numbers of the ranks that they would be.
-pub fn write(request: &Request, candidate: &Candidate, file: &Path) -> Result<()> {
-    may_replace(file).map_err(|why| Error::File { path: file.to_owned(), why })?;
+pub fn write(request: &Request, candidate: &Candidate, draft: &Draft) -> Result<()> {
     let job = Job::new(&request.plan, &request.cluster, request.engine);
     let timeline = job.timeline(candidate).map_err(Error::Plan)?;
     let mesh = Mesh::new(candidate.extents()).expect("a candidate has ranks on every axis");
@@ -26,13 +24,12 @@ pub fn write(request: &Request, candidate: &Candidate, file: &Path) -> Result<()
         (rank, seen.flat_map(|(number, span)| Event::of(rank, number, &span)).collect())
     });
     let text = serde_json::to_string(&TraceFile::of_ranks(rows.collect())).expect("a trace is plain data");
-    let why = |why| Error::File { path: file.to_owned(), why: format!("the trace cannot be written: {why}") };
-    std::fs::write(file, text).map_err(why)?;
+    draft.finish(&text)?;
     let ranks = match candidate.pipeline {
         1 => "one rank".to_owned(),
         stages => format!("one rank of each of the {stages} stages of a replica"),
     };
-    say!("{} has a step of {candidate} in virtual time: {ranks}", file.display());
+    say!("{} has a step of {candidate} in virtual time: {ranks}", draft.file().display());
     Ok(())
 }
 

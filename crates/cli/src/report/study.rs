@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Form, ReportArguments};
 use crate::draft::Draft;
-use crate::say::{self, say};
+use crate::say::{self, answer};
 use crate::study::live;
 use crate::train::conflict;
 use crate::watch::watch;
@@ -34,14 +34,14 @@ pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
     };
     let drafts = [open(Form::Page, &page)?, open(Form::Picture, &arguments.svg)?];
     let (done, all, of) = shown.progress()?;
-    say!("{what}: {done} of {all} {of}");
+    answer!("{what}: {done} of {all} {of}");
     if let [Some(draft), _] = &drafts {
         draft.finish(&shown.page()?.html())?;
-        say!("page: {}", draft.file().display());
+        answer!("page: {}", draft.file().display());
     }
     if let [_, Some(draft)] = &drafts {
         draft.finish(&shown.figure()?.svg())?;
-        say!("picture: {}", draft.file().display());
+        answer!("picture: {}", draft.file().display());
     }
     if arguments.json {
         let (page, svg) = (&page, &arguments.svg);

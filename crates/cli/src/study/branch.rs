@@ -11,7 +11,7 @@ use espalier_train::Error;
 use serde_json::json;
 
 use super::{StudyArguments, live, single};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 use crate::train::{in_file, read};
 
 /// Runs the study.
@@ -20,7 +20,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let study = Branching::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
     let source = Source::open(&study, &single::folder_of(path)?)?;
     let run_file = &source.run_file;
-    say!(
+    let described = format!(
         "study {}: {} branches of {} samples each from {}{}",
         study.name,
         study.factors.len(),
@@ -33,8 +33,10 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         if study.seeds > 1 { format!(", with {} seeds", study.seeds) } else { String::new() }
     );
     if arguments.dry_run {
+        answer!("{described}");
         return Ok(ExitCode::SUCCESS);
     }
+    say!("{described}");
     let dataset = Arc::new(Dataset::open(run_file).map_err(Error::Data)?);
     let device = single::open_device(run_file)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
@@ -53,7 +55,7 @@ fn table(fork: &Fork) {
     let noise = fork
         .noise_scale
         .map_or("noise hides the gradient".into(), |scale| format!("{scale:.0} by the noise scale"));
-    say!(
+    answer!(
         "after step {}: loss {:.4}; critical batch {}, {noise}",
         fork.step,
         fork.loss,
@@ -62,6 +64,6 @@ fn table(fork: &Fork) {
     for branch in &fork.branches {
         let off = branch.uncertainty().map_or(String::new(), |off| format!(" +- {off:.4}"));
         let loss = branch.loss.map_or("diverged".into(), |loss| format!("{loss:.4}{off}"));
-        say!("  batch {:>6}, {:>5} steps at {:<9.3e} loss {loss}", branch.batch, branch.steps, branch.lr);
+        answer!("  batch {:>6}, {:>5} steps at {:<9.3e} loss {loss}", branch.batch, branch.steps, branch.lr);
     }
 }

@@ -11,23 +11,21 @@ use espalier_train::Error;
 use serde_json::json;
 
 use super::{StudyArguments, live, single};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 use crate::train::{in_file, read};
 
 /// Runs the study.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let gap = Gap::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    say!(
-        "study {}: {} batch sizes, {} arms, {} runs in all",
-        gap.name,
-        gap.batches.len(),
-        gap.arms.len(),
-        gap.runs()
-    );
+    let (batches, arms) = (gap.batches.len(), gap.arms.len());
+    let described =
+        format!("study {}: {batches} batch sizes, {arms} arms, {} runs in all", gap.name, gap.runs());
     if arguments.dry_run {
+        answer!("{described}");
         return Ok(ExitCode::SUCCESS);
     }
+    say!("{described}");
     let beside = single::folder_of(path)?;
     let mut run_file = gap.run_file(gap.batches[0], &gap.arms[0], 0).map_err(Error::Plan)?;
     run_file.resolve_paths(&beside);
@@ -36,7 +34,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&gap.name));
     let _claim = single::claim(arguments, &folder)?;
     live::begin(arguments, &folder)?;
-    say!(
+    answer!(
         "{:>7} {:<18} {:>5} {:>6} {:>9} {:>9} {:>7} {:>10}",
         "batch",
         "arm",
@@ -60,8 +58,8 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
 fn line(outcome: &Outcome) {
     let Outcome { batch, arm, seed, steps, ended } = outcome;
     match ended {
-        None => say!("{batch:>7} {arm:<18} {seed:>5} {steps:>6}  diverged"),
-        Some(ended) => say!(
+        None => answer!("{batch:>7} {arm:<18} {seed:>5} {steps:>6}  diverged"),
+        Some(ended) => answer!(
             "{batch:>7} {arm:<18} {seed:>5} {steps:>6} {:>9.4} {:>9.4} {:>5.1} % {:>8.3} %",
             ended.training_loss,
             ended.validation_loss,

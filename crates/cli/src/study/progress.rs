@@ -1,12 +1,12 @@
 //! A study as it goes: a bar on a terminal, lines elsewhere; a line for every new best.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use espalier_study::{Cell, Observer, Record, Standing};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
+use crate::progress::{bar, clear};
 use crate::say::say;
 
 /// Without a terminal, a line comes at least this often while trials end.
@@ -26,26 +26,21 @@ pub struct Progress {
 impl Progress {
     /// A bar where standard error is a terminal.
     pub fn new() -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:28} {pos}/{len} trials {msg}");
-            ProgressBar::no_length().with_style(style.expect("a fixed template"))
-        });
+        let bar = bar("{bar:20} {pos}/{len} trials{wide_msg}");
         let now = Instant::now();
         Progress { bar, began: now, last_line: now, before: None, best: HashMap::new() }
     }
 
-    /// Leaves the last state of the bar on the screen.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.abandon();
-        }
+    /// Takes the bar away.
+    pub fn finish(&mut self) {
+        self.bar.take().iter().for_each(clear);
     }
+}
 
-    fn say(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| say!("{text}")),
-            None => say!("{text}"),
-        }
+/// Also where the study has failed.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 
@@ -58,7 +53,7 @@ impl Observer for Progress {
         let left = left(self.began.elapsed(), done - before.min(done), trials - done);
         if let Some(steps) = best.filter(|steps| self.best.get(&key).is_none_or(|known| steps < known)) {
             self.best.insert(key, steps);
-            self.say(&format!("{}: {steps} steps (trial {}, {})", name(cell), record.trial, values(record)));
+            say!("{}: {steps} steps (trial {}, {})", name(cell), record.trial, values(record));
         }
         match &self.bar {
             Some(bar) => {
@@ -75,10 +70,7 @@ impl Observer for Progress {
     }
 
     fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64) {
-        self.say(&format!(
-            "{}: the best {field} lies at the edge; now from {low:.3e} to {high:.3e}",
-            name(cell)
-        ));
+        say!("{}: the best {field} lies at the edge; now from {low:.3e} to {high:.3e}", name(cell));
     }
 }
 

@@ -59,6 +59,6 @@ pub fn write_page(folder: &Path, page: &Page) -> Result<String> {
     let path = folder.join("study.html");
     let unwritten = |why| Error::Disk { path: path.clone(), why: format!("cannot be written: {why}") };
     fs::write(&path, page.html()).map_err(unwritten)?;
-    say!("page: {}", path.display());
+    crate::say::answer!("page: {}", path.display());
     Ok(path.display().to_string())
 }

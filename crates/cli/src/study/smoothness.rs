@@ -14,7 +14,7 @@ use espalier_train::Error;
 use serde_json::json;
 
 use super::{StudyArguments, live, single};
-use crate::say::{self, say};
+use crate::say::{self, answer, say};
 use crate::train::{in_file, read};
 
 /// Runs the study.
@@ -22,10 +22,13 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let study =
         Smoothness::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    say!("study {}: smoothness along training at {} sparsities", study.name, study.sparsities.len());
+    let described =
+        format!("study {}: smoothness along training at {} sparsities", study.name, study.sparsities.len());
     if arguments.dry_run {
+        answer!("{described}");
         return Ok(ExitCode::SUCCESS);
     }
+    say!("{described}");
     let beside = single::folder_of(path)?;
     let mut run_file = study.run_file(study.sparsities[0]).map_err(Error::Plan)?;
     run_file.resolve_paths(&beside);
@@ -63,7 +66,7 @@ pub fn of_best(study: &Study, results: &Results, workers: &Workers, look: Look) 
         Device::Cpu(_) => Device::cpu(std::thread::available_parallelism()?.get()).map_err(Error::Tensor)?,
         card => card.clone(),
     };
-    say!("smoothness along the best trials, every {} steps:", look.every);
+    answer!("smoothness along the best trials, every {} steps:", look.every);
     let mut whole = None;
     let courses = smoothness::of_best(study, results, &workers.first().on(&device), look, |course| {
         heard(course, &mut whole);
@@ -90,7 +93,7 @@ fn line(course: &Course, measured: &Measured, whole: Option<&Measured>) {
     let theory = whole.filter(|_| course.sparsity > 0.0).map_or(String::new(), |whole| {
         format!("; by theory c1 is {:.2} times the whole network's", Ratios::predicted(measured, whole).c1)
     });
-    say!(
+    answer!(
         "sparsity {}: mean L {:.3} over {} steps, gradient variance {}, loss falls by {}, critical batch by the noise scale {}{theory}",
         course.sparsity,
         measured.mean,

@@ -1,13 +1,14 @@
-//! A study in words and columns, for standard error.
+//! A study in words and columns.
 
 use espalier_study::summary::CellSummary;
 use espalier_study::{Goal, Method, Runner, Shard, Study, Summary, Workers};
 
 use super::progress::short;
-use crate::say::say;
+use crate::columns::Columns;
+use crate::say::{self, answer, say};
 
-/// Says what is about to run.
-pub fn describe(study: &Study, workers: &Workers, shard: Shard) {
+/// What is about to run, in three lines.
+pub fn describe(study: &Study, workers: &Workers, shard: Shard) -> String {
     let search = &study.search;
     let goal = match study.goal {
         Goal::Error(error) => format!("a validation error of {error}"),
@@ -19,8 +20,7 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) {
         (Method::Sobol, true) => "each until it cannot be the best",
         (Method::Halving, _) => "the slow ones given up on the way",
     };
-    say!("study {}: steps to {goal}, {} training samples", study.name, workers.training_samples());
-    say!(
+    let cells = format!(
         "  {} cells ({} batch sizes, {sparsities} sparsities), {} trials each over {}, {method}",
         study.cells.len(),
         study.cells.len() / sparsities,
@@ -32,42 +32,35 @@ pub fn describe(study: &Study, workers: &Workers, shard: Shard) {
     } else {
         format!("; shard {} of {}", shard.index, shard.of)
     };
-    say!(
-        "  at most {} steps a trial, measured every {}; {}{share}",
+    format!(
+        "study {}: steps to {goal}, {} training samples\n{cells}\n  at most {} steps a trial, measured every {}; {}{share}",
+        study.name,
+        workers.training_samples(),
         search.steps,
         search.eval_every,
         workers.describe()
-    );
+    )
 }
 
 /// Says what was found.
 pub fn summarise(summary: &Summary) {
-    say!(
-        "{:>6} {:>8} {:>8} {:>9} {:>6} {:>6} {:>6} {:>6} {:>10}  best",
-        "batch",
-        "sparsity",
-        "K*",
-        "complete",
-        "incom.",
-        "infea.",
-        "cut",
-        "stop.",
-        "steps"
-    );
+    let head = ["batch", "sparsity", "K*", "complete", "incom.", "infea.", "cut", "stop.", "steps", "best"];
+    let mut rows = vec![head.map(String::from).to_vec()];
     for cell in &summary.cells {
-        let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
         let CellSummary { batch, sparsity, complete, incomplete, infeasible, cut, stopped, steps, .. } = cell;
-        say!(
-            "{batch:>6} {sparsity:>8} {k_star:>8} {complete:>9} {incomplete:>6} {infeasible:>6} {cut:>6} {stopped:>6} {steps:>10}  {}",
-            best(cell)
-        );
+        let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
+        let mut row = vec![batch.to_string(), sparsity.to_string(), k_star];
+        row.extend([complete, incomplete, infeasible, cut, stopped].map(ToString::to_string));
+        row.extend([steps.to_string(), best(cell)]);
+        rows.push(row);
     }
+    say::on_standard_output(format_args!("{}", Columns::new(&rows).with_text().within(say::width())));
     for fit in &summary.fits {
         let curve = fit.fit.curve;
         let critical = fit.fit.critical_batch.map_or("none".into(), |batch| format!("{batch:.0}"));
         let [low, high] = fit.fit.c1_interval;
         let [least, most] = fit.fit.c2_interval;
-        say!(
+        answer!(
             "sparsity {}: K* = {:.0}/B + {:.0} (c1 {low:.0} to {high:.0}, c2 {least:.0} to {most:.0}), critical batch {critical}{}",
             fit.sparsity,
             curve.c1,
@@ -78,7 +71,7 @@ pub fn summarise(summary: &Summary) {
     for ratio in &summary.ratios {
         let predicted =
             ratio.predicted.map_or(String::new(), |predicted| format!(", {predicted:.2} by theory"));
-        say!(
+        answer!(
             "sparsity {}, batch {}: {:.2} times the steps of the whole network{predicted}",
             ratio.sparsity,
             ratio.batch,
@@ -93,9 +86,9 @@ pub fn summarise(summary: &Summary) {
             cell.finished()
         );
     }
-    say!("{} of {} trials, {} steps", summary.finished, summary.trials, summary.steps);
+    answer!("{} of {} trials, {} steps", summary.finished, summary.trials, summary.steps);
     if let Some(report) = &summary.report {
-        say!("page: {}", report.display());
+        answer!("page: {}", report.display());
     }
 }
 

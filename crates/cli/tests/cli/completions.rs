@@ -13,8 +13,8 @@ fn completions(shell: &str) -> Output {
 fn commands() -> Vec<String> {
     let help = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("--help").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let listed = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    let listed = help.lines().take_while(|line| *line != "Options:").filter(|line| line.starts_with("  "));
+    let listed = listed.filter_map(|line| line.split_whitespace().next());
     listed.map(str::to_owned).collect()
 }
 

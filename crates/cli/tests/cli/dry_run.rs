@@ -112,7 +112,7 @@ fn it_draws_the_layout_of_several_ranks() {
     let (plan, text) = dry(&["parallel.tensor=2", "parallel.data=2", "model.tied=false"]);
     assert!(text.contains("batch 4 over 2 replicas of 2 tensor ranks, each"), "{text}");
     assert!(text.contains("layout: data 2 x tensor 2 = 4 ranks"), "{text}");
-    assert!(text.contains("\n      3  data 1, tensor 1  "), "{text}");
+    assert!(text.contains("\n  3     data 1, tensor 1  "), "{text}");
     assert!(text.contains("  sums of activations "), "{text}");
     let picture = &plan["picture"];
     assert_eq!((&picture["ranks"], picture["rows"].as_array().unwrap().len()), (&4.into(), 4));

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::said;
+use crate::{said, shown};
 
 /// Where the run files are named from.
 fn root() -> PathBuf {
@@ -16,7 +16,14 @@ fn root() -> PathBuf {
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(root()).arg("explain").args(arguments.split(' ')).output().unwrap()
+    // As wide as the page shows it.
+    command
+        .current_dir(root())
+        .env("COLUMNS", "120")
+        .arg("explain")
+        .args(arguments.split(' '))
+        .output()
+        .unwrap()
 }
 
 fn figures(arguments: &str) -> Value {
@@ -56,13 +63,13 @@ fn the_mixture_of_a_run_is_told() {
     let run = "runs/integrated.toml";
     let by = "layers.0 to layers.6 by data, layers.11 to layers.16 by model";
     let output = explain(&format!("{run} --ranks 2"));
-    assert!(said(&output).contains(&format!("in the run: {by}: ")), "{}", said(&output));
+    assert!(shown(&output).contains(&format!("in the run: {by}: ")), "{}", shown(&output));
     assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
     let output = command.current_dir(root()).args(["train", run, "--dry-run"]).output().unwrap();
-    assert!(said(&output).contains(&format!("integrated: {by}\n")), "{}", said(&output));
-    assert!(said(&output).contains("activations dealt out anew"), "{}", said(&output));
+    assert!(shown(&output).contains(&format!("integrated: {by}\n")), "{}", shown(&output));
+    assert!(shown(&output).contains("activations dealt out anew"), "{}", shown(&output));
 }
 
 /// The result of Gholami et al.
@@ -111,8 +118,8 @@ fn pruning_shortens_sums_of_weight_gradients_alone() {
 #[test]
 fn a_transformer_has_no_rows() {
     let output = explain("runs/hello.toml --ranks 4");
-    let text = said(&output);
-    assert!(output.status.success() && output.stdout.is_empty(), "{text}");
+    let text = shown(&output);
+    assert!(output.status.success() && output.stderr.is_empty(), "{text}");
     assert!(text.contains("h.0.mlp.c_fc") && !text.contains("domain"), "{text}");
     assert!(text.lines().last().unwrap().starts_with("integrated: wte to tied_linear by data: "), "{text}");
 }
@@ -142,7 +149,7 @@ fn measuring_fits_alpha_and_beta_and_times_every_layer() {
         }
     }
     let given = explain("runs/shapes.toml --ranks 2 --measure --alpha 1e-6 --beta 1e-9");
-    let text = said(&given);
+    let text = shown(&given);
     assert!(text.contains("takes 1.00 us to start and 1.00 ns a word"), "{text}");
     assert!(text.contains("measured among 2 threads"), "{text}");
 }
@@ -177,12 +184,12 @@ fn what_cannot_be_asked_for() {
 #[test]
 fn the_documentation_shows_true_output() {
     let page = fs::read_to_string(root().join("docs/explain.md")).unwrap();
-    let mut shown = 0;
+    let mut compared = 0;
     for block in page.split("```").skip(1).step_by(2) {
         let (command, expected) = block.trim_start().split_once('\n').unwrap();
         let arguments = command.strip_prefix("$ espalier explain ").expect("a command");
-        assert_eq!(said(&explain(arguments)), expected, "{command}");
-        shown += 1;
+        assert_eq!(shown(&explain(arguments)), expected, "{command}");
+        compared += 1;
     }
-    assert_eq!(shown, 2);
+    assert_eq!(compared, 2);
 }

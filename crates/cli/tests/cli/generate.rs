@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::faults::kill;
 use crate::outputs::compare;
-use crate::{TINY, json, said, train_in};
+use crate::{TINY, json, said, shown, train_in};
 
 fn espalier(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
@@ -38,8 +38,15 @@ fn a_model_goes_on_from_a_text() {
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     let report = json(&generate(folder.path(), &[&asked[..], &["--json"]].concat()).stdout);
-    // What was written, without the prompt, and a line's end.
-    assert_eq!(text.trim_end_matches('\n'), report["text"].as_str().unwrap().trim_end_matches('\n'));
+    // The prompt, what was written, and a line's end; a program gets what was written alone.
+    let written = report["text"].as_str().unwrap();
+    assert_eq!(text.trim_end_matches('\n'), format!("12+{written}").trim_end_matches('\n'));
+    let alone = generate(folder.path(), &[&asked[..], &["--no-echo"]].concat());
+    assert_eq!(shown(&alone).trim_end_matches('\n'), written.trim_end_matches('\n'));
+    let mut from_input = espalier(folder.path(), &["generate", "run", "--tokens", "9", "--seed", "3"]);
+    let mut child = from_input.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"12+\n").unwrap();
+    assert_eq!(shown(&child.wait_with_output().unwrap()), text, "a prompt from standard input");
     assert_eq!((&report["prompt_tokens"], &report["new_tokens"]), (&Value::from(3), &Value::from(9)));
     assert_eq!(report["tokens"].as_array().unwrap().len(), 9);
     assert_eq!((&report["format"], &report["end"]), (&Value::from("dense-f32"), &Value::from("length")));
@@ -47,7 +54,18 @@ fn a_model_goes_on_from_a_text() {
         report["tokens_per_s"].as_f64().unwrap() > 0.0
             && report["prompt_tokens_per_s"].as_f64().unwrap() > 0.0
     );
-    compare("espalier generate --json", &[report]);
+    // Several: the first is the one of the seed, the second that of the next.
+    let several = json(&generate(folder.path(), &[&asked[..], &["-n", "2", "--json"]].concat()).stdout);
+    let next = ["run", "12+", "--max-new-tokens", "9", "--seed", "4", "--json"];
+    let next = json(&generate(folder.path(), &next).stdout);
+    assert_eq!(
+        (&several["tokens"], &several["samples"][0]["tokens"]),
+        (&report["tokens"], &report["tokens"])
+    );
+    assert_eq!(several["samples"][1]["tokens"], next["tokens"]);
+    compare("espalier generate --json", &[report, several]);
+    let short = ["run", "12+", "--max-new-tokens", "2", "--device", "cpu", "--dtype", "bf16", "--json"];
+    assert_eq!(json(&generate(folder.path(), &short).stdout)["format"], "dense-bf16");
     assert!(said(&output).contains("9 tokens"), "{}", said(&output));
 }
 
@@ -63,6 +81,16 @@ fn a_text_repeats() {
     let hot = |seed, more: &[&str]| tokens(&[&["--temperature", "1.5", "--seed", seed], more].concat());
     assert_eq!(hot("1", &[]), hot("1", &[]));
     assert_ne!(hot("1", &[]), hot("2", &[]));
+    assert_eq!(hot("1", &["--min-p", "1"]), tokens(&["--temperature", "0"]), "the likeliest alone");
+    let distinct = |tokens: Value| {
+        let mut tokens: Vec<u64> =
+            tokens.as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens.len()
+    };
+    let penalty = ["--temperature", "0", "--repetition-penalty", "50"];
+    assert!(distinct(tokens(&penalty)) > distinct(tokens(&["--temperature", "0"])));
     assert_eq!(hot("1", &["--set", "parallel.pipeline=2"]), hot("1", &[]));
     assert_eq!(hot("1", &["--set", "parallel.tensor=2"]), hot("1", &[]));
     assert_eq!(

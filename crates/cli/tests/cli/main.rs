@@ -12,6 +12,7 @@ mod dry_run;
 mod explain;
 mod faults;
 mod generate;
+mod hello;
 mod killed;
 mod kinds;
 mod launch;
@@ -21,6 +22,7 @@ mod models;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod outputs;
+mod overwrite;
 mod pipeline;
 mod plan;
 mod planned;
@@ -30,7 +32,9 @@ mod report;
 mod resumed;
 mod schedule;
 mod signals;
+mod streams;
 mod study;
+mod terminal;
 mod tokenize;
 mod train;
 mod unheard;
@@ -91,6 +95,11 @@ pub fn json(stdout: &[u8]) -> Value {
 /// Standard error as text.
 pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Standard output as text.
+pub fn shown(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A build without MPI has no tests that could say that they were skipped.

@@ -57,7 +57,7 @@ fn what_cannot_be_measured_is_said_in_one_sentence() {
     let at = folder.path();
     assert!(train_in(at, TINY, &["--out", "dense"]).status.success());
     let cases: [(&[&str], &str); 7] = [
-        (&["nowhere"], "neither a checkpoint"),
+        (&["nowhere"], "nowhere: there is no such folder"),
         (&["dense", "--samples", "100000"], "`samples` is 100000, and there are"),
         (
             &["dense", "--samples", "6", "--noise"],

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use espalier_plan::RunFile;
+
 use crate::outputs::compare;
 use crate::{TINY, json, said, train_in};
 
@@ -58,6 +60,61 @@ fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
     let output = train_in(at, AUTO, &zero);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(&json(&output.stdout)["weights_hash"], hash);
+}
+
+/// The run file of docs/models.md, in small: steps that suit trained weights, and nothing to say again where the run goes on.
+#[test]
+fn the_recipe_for_fine_tuning_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let page = include_str!("../../../../docs/models.md");
+    let mut recipe = page.split("```").nth(1).unwrap().strip_prefix("toml\n").unwrap().to_owned();
+    let small = [
+        ("context = 256", "context = 8"),
+        ("kind = \"text\"", "count = 200"),
+        ("path = \"book.txt\"", ""),
+        ("steps = 1000", "steps = 12"),
+        ("warmup = 100", "warmup = 2"),
+        ("batch = 8", "batch = 4"),
+    ];
+    for (written, smaller) in small {
+        assert!(recipe.contains(written), "{written}");
+        recipe = recipe.replace(written, smaller);
+    }
+    let from = gpt2().display().to_string();
+    let begun = train_in(at, &recipe, &["--from", &from, "-o", "tune", "--set", "train.steps=6"]);
+    assert!(begun.status.success(), "{}", said(&begun));
+    let text = fs::read_to_string(at.join("tune/run.toml")).unwrap();
+    let rate = RunFile::parse(&text, &[]).unwrap().learning_rate;
+    assert!(rate.peak <= 1e-4 && rate.warmup > 0, "{rate:?}");
+    let again = train_in(at, &recipe, &["-o", "tune", "--resume", "--json"]);
+    assert!(again.status.success(), "{}", said(&again));
+    let summary = json(&again.stdout);
+    assert_eq!(summary["steps"], 12);
+    assert!(summary["sparsity"].as_f64().unwrap() > 0.7, "{}", summary["sparsity"]);
+}
+
+/// What is not there is said to be not there, and nothing is asked of the network.
+#[test]
+fn a_folder_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let commands: [&[&str]; 8] = [
+        &["train", "run.toml", "--from", "gpt2"],
+        &["train", "run.toml", "--from", "gpt2", "--dry-run"],
+        &["eval", "gpt2", "--data", "run.toml"],
+        &["generate", "gpt2", "hello"],
+        &["export", "gpt2", "-o", "out"],
+        &["measure", "gpt2"],
+        &["verify", "gpt2"],
+        &["runs", "gpt2"],
+    ];
+    for command in commands {
+        let output = espalier(folder.path(), command);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {}", said(&output));
+        let last = said(&output).lines().last().unwrap_or_default().to_owned();
+        assert!(last.starts_with("error: gpt2: there is no such folder"), "{command:?}: {last}");
+    }
 }
 
 #[test]
@@ -210,7 +267,7 @@ fn what_cannot_be_done_is_said() {
             "`train.clip` has no effect where a model writes text",
         ),
         (&["eval", &from], "nothing says what it learnt from: --data names what to judge it by"),
-        (&["eval", "gone"], "it is neither a checkpoint"),
+        (&["eval", "gone"], "gone: there is no such folder (nothing is downloaded"),
         (&["eval", "run", "--layout", "tnesor=2"], "`parallel.tnesor` is not a field"),
         (&["export", "run", "-o", "run"], "run: it is there already"),
         (&["export", "run", "-o", "hf", "--shards", "much"], "`--shards` is \"much\", which is no size"),

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::said;
+use crate::{said, shown};
 
 const GPT3: &str = "runs/gpt3-13b.toml --cluster summit";
 
@@ -93,7 +93,7 @@ fn compressed_state_needs_fewer_stages_and_is_faster() {
 #[test]
 fn one_line_says_whether_it_fits() {
     let yes = plan("runs/gpt3-13b.toml --fits 80GB --gpus 1 --set train.batch=8");
-    assert!(said(&yes).starts_with("gpt3-13b fits on one device of 80 GB: "), "{}", said(&yes));
+    assert!(shown(&yes).starts_with("gpt3-13b fits on one device of 80 GB: "), "{}", shown(&yes));
     let dense = figures("runs/gpt3-13b.toml --fits 80GB --gpus 1 --set train.batch=8 --sparsity 0");
     assert_eq!(dense["fits"], false);
     assert!(dense["memory_bytes"].as_f64().unwrap() > 80e9);

@@ -102,7 +102,7 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
     let cases: [(&[&str], &str); 12] = [
         (&twice, "`--sparsity` makes `prune.sparsity` 0.5, but --set makes it 0.9"),
         (&other, "`--method` makes `prune.method` \"magnitude\", but --set makes it \"random\""),
-        (&["nowhere", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
+        (&["nowhere", "--method", "magnitude", "-o", "x"], "nowhere: there is no such folder"),
         (&["dense", "--method", "magnitud", "-o", "x"], "did you mean `magnitude`?"),
         (&["dense", "--method", "magnitude", "--sparsity", "1.0", "-o", "x"], "a number in [0, 1)"),
         (&["dense", "--method", "magnitude", "--sparsity=-0.5", "-o", "x"], "a number in [0, 1)"),

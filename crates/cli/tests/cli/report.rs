@@ -64,7 +64,8 @@ fn a_page_shows_what_a_run_has() {
     }
     assert!(page.contains("validation") && page.contains("; finished</p>"), "{page}");
     assert!(!page.contains("NaN") && page.len() < 150_000, "{}", page.len());
-    assert!(said(&output).contains("run: finished, 4 steps"), "{}", said(&output));
+    let told = crate::shown(&output);
+    assert!(told.contains("run: finished, 4 steps"), "{told}");
 
     let output = reported(at, &["run", "--svg", "curves.svg", "--json"]);
     let found = json(&output.stdout);

@@ -89,7 +89,7 @@ fn what_cannot_be_tokenized_is_said() {
     let ours = ["--tokenizer", "tokenizer.json", "-o", "out.bin"];
     let with = |tokenizer: &'static str| ["--tokenizer", tokenizer, "-o", "out.bin"];
     let cases: [(&str, [&str; 4], &[&str], &str); 10] = [
-        ("gone.txt", ours, &[], "gone.txt is not there: expected a data file"),
+        ("gone.txt", ours, &[], "gone.txt is not there: expected a file or folder of text"),
         ("latin.txt", ours, &[], "latin.txt is not UTF-8 at byte 3, which a tokenizer needs"),
         ("empty.txt", ours, &[], "empty.txt holds nothing to train on: expected text"),
         ("texts", with("gone.json"), &[], "gone.json is not there: expected a Hugging Face tokenizer.json"),

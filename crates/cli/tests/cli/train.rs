@@ -164,3 +164,29 @@ fn a_card_is_used_or_what_is_missing_is_said() {
     );
     assert!(!folder.path().join("asked").exists(), "nothing is left behind");
 }
+
+/// Paths in the run file are relative to it, those of `--set` to where the command is run; a name that is missing is said.
+#[test]
+fn a_path_that_is_set_lies_where_the_command_is_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::create_dir(at.join("runs")).unwrap();
+    let text =
+        TINY.replace("kind = \"arithmetic\"\n    count = 200", "kind = \"text\"\n    path = \"beside.txt\"");
+    assert!(text.contains("beside.txt"));
+    fs::write(at.join("runs/run.toml"), text).unwrap();
+    fs::write(at.join("here.txt"), "some words to learn, ".repeat(40)).unwrap();
+    let train = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        let arguments = [&["train", "runs/run.toml", "--dry-run", "--json"], more].concat();
+        command.current_dir(at).args(arguments).output().unwrap()
+    };
+    let missing = train(&[]);
+    assert_eq!(missing.status.code(), Some(2));
+    let expected = format!("{} is not there", at.join("runs/beside.txt").display());
+    assert!(said(&missing).contains(&expected), "{}", said(&missing));
+    let set = train(&["--set", "data.path=here.txt"]);
+    assert!(set.status.success(), "{}", said(&set));
+    let unset = train(&["--set", "data=", "--set", "train.steps=", "--set", "train.epochs=1"]);
+    assert!(unset.status.success(), "back to the data of a run file without any: {}", said(&unset));
+}

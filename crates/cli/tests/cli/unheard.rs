@@ -75,13 +75,23 @@ fn a_run_goes_on_where_standard_output_takes_nothing() {
 
 #[test]
 fn other_commands_do_not_panic_either() {
-    let commands: [&[&str]; 3] = [
+    let commands: [&[&str]; 5] = [
+        &["schedule", "1f1b", "--stages", "2", "--micro-batches", "4"],
+        &["doctor"],
         &["schedule", "1f1b", "--stages", "2", "--micro-batches", "4", "--json"],
         &["schedule", "1f1b", "--stages", "2", "--micro-batches", "4", "--actions"],
         &["doctor", "--json"],
     ];
     for arguments in commands {
         for deaf in [Deaf::Full, Deaf::Closed] {
+            // Whoever closed the pipe hears nothing more; who filled the disk, once.
+            let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+            let output = command.args(arguments).stdout(deaf.end()).output().unwrap();
+            if !arguments.iter().any(|word| ["--json", "--actions"].contains(word)) {
+                let warnings = said(&output).matches("standard output cannot be written").count();
+                assert_eq!(warnings, usize::from(matches!(deaf, Deaf::Full)), "{}", said(&output));
+                assert_eq!(said(&output).lines().count(), warnings, "{}", said(&output));
+            }
             let run = || {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
                 command.args(arguments).stdout(deaf.end()).stderr(deaf.end()).status().unwrap().code()

@@ -161,7 +161,9 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     match all.iter().any(|field| field == name) {
         true => Ok(()),
         false => {
-            let hint = super::nearest(name, all.iter().map(String::as_str)).map(String::from);
+            let theirs = super::other_names::ours(name.rsplit('.').next().unwrap_or(name)).next();
+            let hint =
+                theirs.or_else(|| super::nearest(name, all.iter().map(String::as_str))).map(String::from);
             Err(Error::UnknownField { field: name.into(), hint })
         }
     }

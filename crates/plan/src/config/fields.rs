@@ -160,11 +160,22 @@ pub(super) fn elsewhere(key: &str) -> Option<String> {
     let join = |section: &str| if section.is_empty() { key.into() } else { format!("{section}.{key}") };
     let field = ALL.iter().find(|(_, fields)| fields.contains(&key)).map(|(section, _)| join(section));
     let sections = ALL.iter().map(|(section, _)| *section).filter(|section| !section.is_empty());
-    // What everyone writes first.
-    let habit = match key {
-        "lr" | "learning_rate" => Some("learning_rate.peak".to_string()),
-        "ranks" => Some("parallel.data".to_string()),
-        _ => None,
-    };
-    field.or(habit).or_else(|| super::nearest(key, sections).map(String::from))
+    field.or_else(|| super::nearest(key, sections).map(String::from))
+}
+
+/// The field of a section that who gives the section itself a value most likely means.
+pub(super) fn usual_field(section: &str) -> Option<&'static str> {
+    Some(match section {
+        "model" => "model.name",
+        "data" => "data.path",
+        "train" => "train.steps",
+        "optimizer" => "optimizer.name",
+        "learning_rate" => "learning_rate.peak",
+        "prune" => "prune.sparsity",
+        "parallel" => "parallel.data",
+        "checkpoint" => "checkpoint.every",
+        "sample" => "sample.prompt",
+        "device" => "device.kind",
+        _ => return None,
+    })
 }

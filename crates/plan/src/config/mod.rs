@@ -13,6 +13,7 @@ mod layers;
 mod learning_rate;
 mod model;
 mod optimizer;
+mod other_names;
 mod overrides;
 mod parallel;
 mod pipeline;
@@ -108,8 +109,10 @@ impl RunFile {
     /// The same for a rank of as many as a launcher has `started`, where one has: `[parallel]` must fit their number.
     pub fn parse_for(text: &str, overrides: &[String], started: Option<usize>) -> Result<RunFile, Error> {
         let mut table = table(text, overrides)?;
+        overrides::check_unset(overrides)?;
         auto::take(&mut table)?;
-        let notes = Pipeline::drop_moot(&mut table, overrides);
+        let mut notes = Pipeline::drop_moot(&mut table, overrides);
+        notes.extend(Train::drop_moot(&mut table, overrides));
         let empty = Table::new();
         let mut top = Section::new("", &table);
         let seed = top.whole("seed", 0, 0, i64::MAX as usize)? as u64;
@@ -302,6 +305,16 @@ impl RunFile {
 /// The value that overrides of the form `a.b=c` give a field, as it would be written; the last one counts.
 pub fn overridden(overrides: &[String], field: &str) -> Option<String> {
     overrides::value_of(overrides, field).map(|value| reader::show(&value))
+}
+
+/// The field of a run file that other tools call so.
+pub fn by_another_name(name: &str) -> Option<&'static str> {
+    other_names::ours(name).next()
+}
+
+/// An override with its relative paths below `folder`: a field that names files, set by whoever stands there, means files there.
+pub fn below(folder: &Path, text: &str) -> String {
+    overrides::below(folder, text)
 }
 
 /// A file's text as a table, after putting in overrides of the form `a.b=c`.

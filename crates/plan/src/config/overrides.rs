@@ -1,8 +1,21 @@
-//! `--set a.b=c`: a value put into the run file before it is read, so that it passes the same checks.
+//! `--set a.b=c`: a value put into the run file before it is read, so that it passes the same checks; `--set a.b=` takes one out.
+
+use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::Error;
+use super::{Error, check_name};
+
+/// Fields that name files.
+const PATHS: [&str; 7] = [
+    "data.path",
+    "data.validation_path",
+    "data.tokenizer",
+    "data.images",
+    "data.labels",
+    "parallel.schedule_file",
+    "branch.from",
+];
 
 /// Puts one override into the table. The value is TOML where it parses as such and a plain text elsewhere, so that
 /// `model.name=gpt` needs no quotes, nor the items of `data.extensions=[rs, md]`. Numbers in the path count items of a
@@ -16,6 +29,10 @@ pub(super) fn apply(table: &mut Table, text: &str) -> Result<(), Error> {
         return Err(malformed("`section.field=value`"));
     }
     let nowhere = || malformed("a path through sections of the run file");
+    if value.trim().is_empty() {
+        take(table, &keys);
+        return Ok(());
+    }
     let value = parse(value.trim());
     let Some((first, inner)) = sections.split_first() else {
         table.insert((*last).into(), value);
@@ -38,6 +55,63 @@ pub(super) fn apply(table: &mut Table, text: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Takes a field, a section or an item of a list out, where it is there.
+fn take(table: &mut Table, keys: &[&str]) {
+    let Some((last, above)) = keys.split_last() else { return };
+    let Some((first, inner)) = above.split_first() else {
+        table.remove(*last);
+        return;
+    };
+    let mut at = table.get_mut(*first);
+    for key in inner {
+        at = match at {
+            Some(Value::Table(t)) => t.get_mut(*key),
+            Some(Value::Array(items)) => key.parse::<usize>().ok().and_then(|place| items.get_mut(place)),
+            _ => None,
+        };
+    }
+    match (at, last.parse::<usize>()) {
+        (Some(Value::Table(t)), _) => drop(t.remove(*last)),
+        (Some(Value::Array(items)), Ok(place)) if place < items.len() => drop(items.remove(place)),
+        _ => {}
+    }
+}
+
+/// Refuses overrides that take out what no run file has: nothing else would notice them.
+pub(super) fn check_unset(overrides: &[String]) -> Result<(), Error> {
+    for text in overrides {
+        if let Some((path, "")) = text.split_once('=').map(|(path, value)| (path, value.trim())) {
+            let names: Vec<&str> = path.split('.').map(str::trim).collect();
+            let items = |key: &&str| key.parse::<usize>().is_err();
+            check_name(&names.into_iter().take_while(items).take(2).collect::<Vec<_>>().join("."))?;
+        }
+    }
+    Ok(())
+}
+
+/// An override with its relative paths below `folder`.
+pub(super) fn below(folder: &Path, text: &str) -> String {
+    let Some((path, value)) = text.split_once('=') else { return text.into() };
+    let keys: Vec<&str> = path.split('.').map(str::trim).collect();
+    // A study file has its run file in a section.
+    let keys = keys.strip_prefix(&["run"]).unwrap_or(&keys);
+    let field = keys[..keys.len().min(2)].join(".");
+    if !PATHS.contains(&&*field) || value.trim().is_empty() {
+        return text.into();
+    }
+    let joined = |value: Value| match value {
+        Value::String(path) if !path.is_empty() => {
+            Value::String(folder.join(path).to_string_lossy().into_owned())
+        }
+        other => other,
+    };
+    let value = match parse(value.trim()) {
+        Value::Array(items) => Value::Array(items.into_iter().map(joined).collect()),
+        one => joined(one),
+    };
+    format!("{}={value}", path.trim())
+}
+
 /// What holds a key that nothing holds yet: a list where it is a number.
 fn empty(key: &str) -> Value {
     if key.parse::<usize>().is_ok() { Value::Array(Vec::new()) } else { Value::Table(Table::new()) }
@@ -52,13 +126,11 @@ fn item<'a>(items: &'a mut Vec<Value>, key: &str, new: impl FnOnce() -> Value) -
     items.get_mut(place)
 }
 
-/// The value that an override of this field, in its own words, gives it; the last one counts.
+/// The value that an override of this field, in its own words, gives it; the last one counts, and may take it out.
 pub(super) fn value_of(overrides: &[String], field: &str) -> Option<Value> {
-    let value = |text: &String| {
-        let (path, value) = text.split_once('=')?;
-        path.split('.').map(str::trim).eq(field.split('.')).then(|| parse(value.trim()))
-    };
-    overrides.iter().rev().find_map(value)
+    let split = overrides.iter().rev().filter_map(|text| text.split_once('='));
+    let mut own = split.filter(|(path, _)| path.split('.').map(str::trim).eq(field.split('.')));
+    own.next().map(|(_, value)| value.trim()).filter(|value| !value.is_empty()).map(parse)
 }
 
 fn parse(value: &str) -> Value {
@@ -88,7 +160,7 @@ mod tests {
     #[test]
     fn values_are_toml_or_text() {
         let mut table = Table::new();
-        for text in ["a=1", "b.c = gpt", "b.d=[1, 2]", "b.e=x=y", "f=", "g=\"quoted\"", "h=1\ni=2"] {
+        for text in ["a=1", "b.c = gpt", "b.d=[1, 2]", "b.e=x=y", "f=\"\"", "g=\"quoted\"", "h=1\ni=2"] {
             apply(&mut table, text).unwrap();
         }
         assert_eq!(table["a"], Value::Integer(1));
@@ -117,6 +189,38 @@ mod tests {
         assert_eq!(table["parallel"]["cut"].as_array().unwrap()[1], Value::Integer(4));
         assert!(apply(&mut table, "prune.exclude.3=x").is_err(), "none is left out");
         assert_eq!(parse("[odd").as_str(), Some("[odd"));
+    }
+
+    #[test]
+    fn a_field_without_a_value_is_taken_out() {
+        let mut table: Table =
+            "seed = 1\n[train]\nsteps = 5\nbatch = 2\n[model]\nhidden = [1, 2]\n[prune]\nmethod = \"snip\"\n"
+                .parse()
+                .unwrap();
+        for text in
+            ["seed=", "train.steps = ", "model.hidden.0=", "prune=", "train.epochs=", "sample.prompt="]
+        {
+            apply(&mut table, text).unwrap();
+        }
+        assert_eq!(table.to_string().replace("\n\n", "\n"), "[model]\nhidden = [2]\n[train]\nbatch = 2\n");
+        assert_eq!(value_of(&["seed=1".into(), "seed=".into()], "seed"), None);
+        for known in ["seed=", "prune=", "model.hidden.0=", "train.steps="] {
+            check_unset(&[known.into()]).unwrap();
+        }
+        insta::assert_snapshot!(check_unset(&["train.bacth=".into()]).unwrap_err(), @"`train.bacth` is not a field; did you mean `train.batch`?");
+    }
+
+    #[test]
+    fn paths_that_are_set_lie_where_the_command_is_run() {
+        let here = |text: &str| below(Path::new("/here"), text);
+        assert_eq!(here("data.path=a/b.txt"), "data.path=\"/here/a/b.txt\"");
+        assert_eq!(here("data.path = [a, /abs/b]"), "data.path=[\"/here/a\", \"/abs/b\"]");
+        assert_eq!(here("data.path.1=\"b c\""), "data.path.1=\"/here/b c\"");
+        assert_eq!(here("run.data.path=a"), "run.data.path=\"/here/a\"");
+        assert_eq!(here("data.path="), "data.path=");
+        for other in ["train.batch=4", "data.kind=text", "seed", "sample.prompt=data.path=x"] {
+            assert_eq!(here(other), other);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use toml::{Table, Value};
 
-use super::{Error, nearest};
+use super::{Error, fields, nearest, other_names};
 
 /// The largest size of a dimension; larger ones are slips of the finger, and products of these stay in range.
 pub const LARGEST: usize = 1 << 24;
@@ -24,19 +24,19 @@ pub struct Section<'a> {
     path: String,
     table: &'a Table,
     known: Vec<&'static str>,
-    /// Where else a field of this name stands.
-    elsewhere: fn(&str) -> Option<String>,
+    /// Whether fields of run files can be meant.
+    is_of_run_file: bool,
 }
 
 impl<'a> Section<'a> {
     /// A table at `path` (empty at the top).
     pub fn new(path: impl Into<String>, table: &'a Table) -> Section<'a> {
-        Section { path: path.into(), table, known: Vec::new(), elsewhere: super::fields::elsewhere }
+        Section { path: path.into(), table, known: Vec::new(), is_of_run_file: true }
     }
 
     /// The same of a file that is no run file: fields of run files are no hints there.
     pub fn foreign(path: impl Into<String>, table: &'a Table) -> Section<'a> {
-        Section { elsewhere: |_| None, ..Section::new(path, table) }
+        Section { is_of_run_file: false, ..Section::new(path, table) }
     }
 
     /// The full path of a key.
@@ -160,9 +160,9 @@ impl<'a> Section<'a> {
     /// The error for a word outside a closed set, with the nearest one as a hint.
     pub fn not_one_of(&self, key: &str, value: &Value, words: impl Iterator<Item = &'static str>) -> Error {
         let words: Vec<_> = words.collect();
-        // "gpu" is what everyone writes first, and one letter from "cpu".
-        let habit = |word: &str| (word == "gpu" && words.contains(&"cuda")).then_some("cuda");
-        let hint = |word| habit(word).or_else(|| nearest(word, words.iter().copied()));
+        // First: "gpu" is one letter from "cpu".
+        let hint =
+            |word| other_names::our_word(word, &words).or_else(|| nearest(word, words.iter().copied()));
         let hint = value.as_str().and_then(hint).map(String::from);
         let quoted: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
         let expected = match quoted.split_last() {
@@ -177,12 +177,19 @@ impl<'a> Section<'a> {
     /// A section inside this one; an empty one where it is not written.
     pub fn section(&mut self, key: &'static str, empty: &'a Table) -> Result<Section<'a>, Error> {
         match self.get(key) {
-            None => Ok(Section { elsewhere: self.elsewhere, ..Section::new(self.field(key), empty) }),
-            Some(Value::Table(table)) => {
-                Ok(Section { elsewhere: self.elsewhere, ..Section::new(self.field(key), table) })
-            }
-            Some(value) => Err(self.wrong(key, format!("a section, `[{}]`", self.field(key)), value)),
+            None => Ok(self.inner(key, empty)),
+            Some(Value::Table(table)) => Ok(self.inner(key, table)),
+            Some(value) => Err(Error::Value {
+                field: self.field(key),
+                expected: format!("a section, `[{}]`", self.field(key)),
+                got: show(value),
+                hint: fields::usual_field(&self.field(key)).filter(|_| self.is_of_run_file).map(String::from),
+            }),
         }
+    }
+
+    fn inner(&self, key: &str, table: &'a Table) -> Section<'a> {
+        Section { is_of_run_file: self.is_of_run_file, ..Section::new(self.field(key), table) }
     }
 
     /// Refuses what was not asked for.
@@ -204,8 +211,24 @@ impl<'a> Section<'a> {
             return Err(Error::NoEffect { field, why });
         }
         let near = |keys: &[&str]| nearest(left, keys.iter().copied()).map(|near| self.field(near));
-        let hint = near(&self.known).or_else(|| (self.elsewhere)(left)).or_else(|| near(others));
+        let of_run_file = |hint: &dyn Fn() -> Option<String>| if self.is_of_run_file { hint() } else { None };
+        // First: `eval_batch_size` is near to `eval_batch`, but `n_layer` is near to nothing.
+        let hint = of_run_file(&|| self.by_another_name(left))
+            .or_else(|| near(&self.known))
+            .or_else(|| of_run_file(&|| fields::elsewhere(left)))
+            .or_else(|| near(others));
         Err(Error::UnknownField { field, hint })
+    }
+}
+
+impl Section<'_> {
+    /// The field that other tools call so: one that this section knows, or of another section.
+    fn by_another_name(&self, name: &str) -> Option<String> {
+        let exists = |ours: &&str| match ours.rsplit_once('.').unwrap_or(("", ours)) {
+            (section, key) if section == self.path => self.known.contains(&key),
+            _ => true,
+        };
+        other_names::ours(name).find(exists).map(String::from)
     }
 }
 

@@ -123,8 +123,56 @@ fn misspelt_fields_and_words() {
     insta::assert_snapshot!(sentence("[train]\nfrobnicate = 1"), @"`train.frobnicate` is not a field");
     insta::assert_snapshot!(sentence("[optimizer]\nname = \"adma\""), @r#"`optimizer.name` must be "sgd", "momentum", "nesterov", "adam", "adamw", "lars" or "lamb", got "adma"; did you mean `adam`?"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 19 known words, got "resnet50"; did you mean `resnet-50`?"#);
-    insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16""#);
+    insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16"; did you mean `bf16`?"#);
     insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "tokens", "idx", "cifar10", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
+}
+
+/// What people type who come from other tools, wherever they write it.
+#[test]
+fn names_of_other_tools_get_ours() {
+    let names = [
+        ("batch_size", "train.batch"),
+        ("lr", "learning_rate.peak"),
+        ("hidden_size", "model.width"),
+        ("n_layer", "model.layers"),
+        ("n_head", "model.heads"),
+        ("block_size", "model.context"),
+        ("max_steps", "train.steps"),
+        ("num_epochs", "train.epochs"),
+        ("dtype", "train.precision"),
+        ("gradient_accumulation_steps", "train.micro_batches"),
+        ("max_grad_norm", "train.clip"),
+        ("warmup_steps", "learning_rate.warmup"),
+        ("tensor_parallel_size", "parallel.tensor"),
+        ("save_steps", "checkpoint.every"),
+        ("max-new-tokens", "sample.tokens"),
+    ];
+    for (theirs, ours) in names {
+        for section in ["", "[train]\n", "[model]\n"] {
+            let text = sentence(&format!("{section}{theirs} = 1"));
+            assert!(text.ends_with(&format!("is not a field; did you mean `{ours}`?")), "{section}: {text}");
+        }
+        let set = RunFile::parse("", &[format!("{theirs}=1")]).unwrap_err().to_string();
+        assert!(set.contains(&format!("`{ours}`")), "{set}");
+    }
+    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\nhidden_size = 3"), @"`model.hidden_size` is not a field; did you mean `model.hidden`?");
+    insta::assert_snapshot!(sentence("learning_rate = 0.1"), @"`learning_rate` must be a section, `[learning_rate]`, got 0.1; did you mean `learning_rate.peak`?");
+    insta::assert_snapshot!(sentence("[train]\nprecision = \"bfloat16\""), @r#"`train.precision` must be "f32" or "bf16", got "bfloat16"; did you mean `bf16`?"#);
+}
+
+/// The unit that is set takes the place of the file's, and says so; both in one place are a contradiction.
+#[test]
+fn a_length_is_in_steps_or_in_epochs() {
+    let set = |text: &str, set: &[&str]| {
+        RunFile::parse(text, &set.iter().map(|set| set.to_string()).collect::<Vec<_>>())
+    };
+    let run = set("[train]\nsteps = 500", &["train.epochs=2"]).unwrap();
+    assert_eq!(run.train.length, crate::timetable::Length::Epochs(2));
+    assert_eq!(run.notes, ["`train.steps` of the run file is left aside: `train.epochs` takes its place"]);
+    let plain = set("[train]\nsteps = 500", &["train.steps=", "train.epochs=2"]).unwrap();
+    assert_eq!((plain.train.length, plain.notes.len()), (run.train.length, 0));
+    assert!(set("", &["train.epochs=2", "train.steps=3"]).is_err());
+    assert!(set("", &["train.bacth="]).is_err(), "what takes nothing out is a slip");
 }
 
 #[test]
@@ -146,7 +194,7 @@ fn wrong_types_and_impossible_values() {
     insta::assert_snapshot!(pixels("mean = []"), @"`data.mean` must be a number, or one for each channel, got an empty list");
     insta::assert_snapshot!(sentence("[data]\nmean = 0.5"), @r#"`data.mean` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
     insta::assert_snapshot!(sentence("seed = -1"), @"`seed` must be a whole number of at least 0, got -1");
-    insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3");
+    insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3; did you mean `train.steps`?");
     insta::assert_snapshot!(sentence("[device]\nthreads = 5000"), @"`device.threads` must be a whole number of at most 4096, got 5000");
     insta::assert_snapshot!(sentence("[device]\nkind = \"gpu\""), @r#"`device.kind` must be "auto", "cpu" or "cuda", got "gpu"; did you mean `cuda`?"#);
     insta::assert_snapshot!(sentence("[train]\nsteps = = 3"), @"line 2: not TOML: extra `=`, expected nothing");
@@ -155,7 +203,7 @@ fn wrong_types_and_impossible_values() {
 
 #[test]
 fn settings_that_contradict_each_other() {
-    insta::assert_snapshot!(sentence("[train]\nsteps = 3\nepochs = 4"), @"`train.epochs` and `train.steps` exclude each other: write one of them");
+    insta::assert_snapshot!(sentence("[train]\nsteps = 3\nepochs = 4"), @"`train.epochs` and `train.steps` exclude each other: write one of them (`--set train.steps=` leaves the other out)");
     insta::assert_snapshot!(sentence("[train]\nbatch = 8\nmicro_batches = 3"), @"`train.micro_batches` is 3, which does not divide `train.batch` = 8");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\n[data]\nkind = \"arithmetic\""), @r#"`data.kind` is "arithmetic", which gives text, but the model resnet-50 takes images"#);
     insta::assert_snapshot!(sentence("[data]\nkind = \"shapes\""), @r#"`data.kind` is "shapes", which gives images, but the model gpt takes text"#);

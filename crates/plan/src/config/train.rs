@@ -1,9 +1,10 @@
 //! `[train]`, `[checkpoint]`, `[device]`: how long, in what portions, how exactly, and where.
 
 use serde::Serialize;
+use toml::{Table, Value};
 
-use super::Error;
 use super::reader::{Choice, LARGEST, MOST, Section};
+use super::{Error, overrides};
 use crate::device::{Device, DeviceKind};
 use crate::spec::{Precision, Recompute};
 use crate::timetable::{Checkpoint, Length};
@@ -57,7 +58,9 @@ impl Train {
         let epochs = section.optional_whole("epochs", 1, MOST)?;
         let length = match (steps, epochs) {
             (Some(_), Some(_)) => {
-                let problem = "and `train.steps` exclude each other: write one of them".into();
+                let problem =
+                    "and `train.steps` exclude each other: write one of them (`--set train.steps=` leaves the other out)"
+                        .into();
                 return Err(Error::Conflict { field: section.field("epochs"), problem });
             }
             (None, Some(epochs)) => Length::Epochs(epochs),
@@ -86,6 +89,21 @@ impl Train {
         }
         section.finish()?;
         Ok(train)
+    }
+}
+
+impl Train {
+    /// Takes out of the file's table the length that an override in the other unit takes the place of, and says so.
+    pub(super) fn drop_moot(table: &mut Table, overrides: &[String]) -> Option<String> {
+        let is_set = |key: &str| overrides::value_of(overrides, &format!("train.{key}")).is_some();
+        let (set, moot) = match (is_set("steps"), is_set("epochs")) {
+            (true, false) => ("steps", "epochs"),
+            (false, true) => ("epochs", "steps"),
+            _ => return None,
+        };
+        let Some(Value::Table(train)) = table.get_mut("train") else { return None };
+        train.remove(moot)?;
+        Some(format!("`train.{moot}` of the run file is left aside: `train.{set}` takes its place"))
     }
 }
 

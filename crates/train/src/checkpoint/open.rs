@@ -50,6 +50,10 @@ impl Checkpoint {
         if path.is_file() {
             return Err(none());
         }
+        if !path.exists() {
+            let why = "there is no such folder (nothing is downloaded: a model is a folder or file of this machine)";
+            return Err(Error::file(path, why));
+        }
         let mut damaged = Vec::new();
         for path in Checkpoints::of_run(path).list_of_first(ranks)?.into_iter().rev() {
             match Checkpoint::read(&path, ranks) {

@@ -171,6 +171,7 @@ impl<'a> Generator<'a> {
         go_on: &mut dyn FnMut(u32) -> bool,
     ) -> Result<Written> {
         let begin = Instant::now();
+        sampler.read(prompt);
         let likeliest = sampler.takes_the_likeliest();
         let mut choose = |logits: &[f32]| sampler.choose(logits);
         let mut choice = if likeliest { Choice::Likeliest } else { Choice::FromLogits(&mut choose) };

@@ -1,8 +1,12 @@
 //! From logits to a token: the likeliest, or one that is drawn from the likely ones.
 //!
 //! Logits are divided by the temperature; of the tokens the `top_k` likeliest stay, and of these the fewest whose
-//! probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020). What is drawn depends on the seed and the
+//! probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2020), without those that are less than `min_p` times as likely
+//! as the likeliest (Nguyen et al. 2024). Before that the logits of tokens that the text has already are divided by the repetition
+//! penalty where they are positive, and multiplied by it where they are not (Keskar et al. 2019). What is drawn depends on the seed and the
 //! number of the token alone, so a text repeats on any layout of ranks that gives the same logits.
+
+use std::collections::BTreeSet;
 
 use espalier_tensor::ops::argmax;
 use espalier_tensor::random;
@@ -19,13 +23,18 @@ pub struct Sampling {
     pub top_k: usize,
     /// The share of probability that can be drawn, in (0, 1].
     pub top_p: f64,
+    /// Tokens that are less than this times as likely as the likeliest cannot be drawn; 0: all can.
+    pub min_p: f64,
+    /// Above 1 tokens of the prompt and of the text so far are less likely; 1: as likely as ever.
+    pub repetition_penalty: f64,
     /// Where chance comes from.
     pub seed: u64,
 }
 
 impl Sampling {
     /// The likeliest token, always.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    pub const GREEDY: Sampling =
+        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
 }
 
 /// Chooses the tokens of one text.
@@ -35,24 +44,56 @@ pub struct Sampler {
     key: u64,
     /// Tokens chosen so far.
     chosen: u64,
+    /// Those of the prompt and of the text, where they count.
+    seen: BTreeSet<u32>,
 }
 
 impl Sampler {
     /// At the beginning of a text.
     pub fn new(sampling: Sampling) -> Sampler {
-        Sampler { sampling, key: random::key(sampling.seed, PURPOSE), chosen: 0 }
+        Sampler { sampling, key: random::key(sampling.seed, PURPOSE), chosen: 0, seen: BTreeSet::new() }
     }
 
-    /// Whether chance has no part in it: it is the likeliest token, always.
+    /// Whether nothing but the logits has a part in it: it is the likeliest token, always.
     pub fn takes_the_likeliest(&self) -> bool {
+        self.is_greedy() && !self.has_penalty()
+    }
+
+    fn is_greedy(&self) -> bool {
         self.sampling.temperature == 0.0 || self.sampling.top_k == 1
+    }
+
+    fn has_penalty(&self) -> bool {
+        self.sampling.repetition_penalty != 1.0
+    }
+
+    /// Takes note of tokens that stand in the text without having been chosen here.
+    pub fn read(&mut self, ids: &[u32]) {
+        if self.has_penalty() {
+            self.seen.extend(ids);
+        }
     }
 
     /// The next token. Of equally likely ones the first comes first; a logit that is no number is never chosen.
     pub fn choose(&mut self, logits: &[f32]) -> u32 {
-        let Sampling { temperature, top_k, top_p, .. } = self.sampling;
+        if !self.has_penalty() {
+            return self.draw(logits);
+        }
+        let (mut logits, penalty) = (logits.to_vec(), self.sampling.repetition_penalty as f32);
+        for token in &self.seen {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+        let token = self.draw(&logits);
+        self.seen.insert(token);
+        token
+    }
+
+    fn draw(&mut self, logits: &[f32]) -> u32 {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         self.chosen += 1;
-        if self.takes_the_likeliest() {
+        if self.is_greedy() {
             return argmax::of_slice(logits);
         }
         let mut tokens: Vec<u32> =
@@ -76,6 +117,10 @@ impl Sampler {
                 sum >= share
             });
             tokens.truncate(enough.map_or(tokens.len(), |last| last + 1));
+        }
+        // The likeliest weighs 1, and weights fall.
+        tokens.truncate(weights[..tokens.len()].partition_point(|weight| *weight >= min_p).max(1));
+        if tokens.len() < weights.len() {
             total = weights[..tokens.len()].iter().sum();
         }
         let mut left = random::uniform(self.key, self.chosen - 1) * total;
@@ -138,6 +183,23 @@ mod tests {
         assert_eq!(seen(Sampling { top_p: 0.6, ..hot }), [1, 3, 4]);
         assert_eq!(seen(Sampling { top_p: 0.5, ..hot }), [1, 4]);
         assert_eq!(seen(Sampling { top_p: 0.01, ..hot }), [1]);
+        // exp(-1/3) = 0.72 and exp(-2/3) = 0.51 of the likeliest.
+        assert_eq!(seen(Sampling { min_p: 0.5, ..hot }), [0, 1, 3, 4]);
+        assert_eq!(seen(Sampling { min_p: 0.6, ..hot }), [1, 3, 4]);
+        assert_eq!(seen(Sampling { min_p: 1.0, ..hot }), [1, 4]);
+        assert_eq!(seen(Sampling { min_p: 0.6, top_k: 1, ..hot }), [1]);
+    }
+
+    #[test]
+    fn what_stands_in_the_text_is_less_likely_again() {
+        let mut sampler = Sampler::new(Sampling { repetition_penalty: 3.0, ..Sampling::GREEDY });
+        assert!(!sampler.takes_the_likeliest(), "a card must show its logits");
+        sampler.read(&[4, 99]);
+        // 4 falls from 2 to 0.67, then 1 does, then 3 from 1 to 0.33; -1 would become -3.
+        assert_eq!([0; 5].map(|_| sampler.choose(&LOGITS)), [1, 3, 1, 1, 1]);
+        let mut below = Sampler::new(Sampling { repetition_penalty: 3.0, ..Sampling::GREEDY });
+        below.read(&[1]);
+        assert_eq!(below.choose(&[-2.0, -1.0]), 0, "-1 counts as -3");
     }
 
     #[test]

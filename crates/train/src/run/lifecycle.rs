@@ -40,7 +40,7 @@ use crate::parallel::{Ranks, exchange, together};
 use crate::prune::{Observation, Pruned};
 use crate::summary::{Predicted, Rates, Summary, Validation};
 use crate::trainer::{Evaluation, Trainer};
-use crate::{Error, Result, hub};
+use crate::{Error, Result, durable, hub};
 
 /// From so many weights on, making them takes long enough that a person should know.
 const MANY: u64 = 1_000_000_000;
@@ -111,7 +111,10 @@ impl Run {
         if let Some(path) = place.trace.as_ref().filter(|_| leads) {
             // Not after hours of training.
             may_replace(path).map_err(|why| Error::file(path, why))?;
-            File::create(path)
+            File::options()
+                .append(true)
+                .create(true)
+                .open(path)
                 .map_err(|why| Error::of_io(path, &why, format!("the trace cannot be written: {why}")))?;
         }
         let data = if leads { Fingerprint::of(&plan.data)? } else { None };
@@ -420,7 +423,7 @@ impl Run {
         let file = TraceFile::new(together(ranks, own)?.expect("no rank can fail at it"));
         if self.leads() {
             let text = serde_json::to_string(&file).expect("a trace is plain data");
-            fs::write(path, text).map_err(|why| Error::unwritten(path, why))?;
+            durable::replace(path, text.as_bytes()).map_err(|why| Error::unwritten(path, why))?;
         }
         Ok(())
     }

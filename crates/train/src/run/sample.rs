@@ -45,6 +45,7 @@ impl Run {
             top_k: sample.top_k,
             top_p: sample.top_p,
             seed: self.plan.seed,
+            ..Sampling::GREEDY
         };
         let text = write(&self.trainer, &self.prompt, sample.tokens, sampling)?;
         observer.sampled(step, &sample.prompt, &text);

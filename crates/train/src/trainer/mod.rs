@@ -11,7 +11,7 @@ mod saved;
 mod zeros;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use espalier_comm::Sent;
@@ -78,6 +78,8 @@ pub struct Trainer {
     together: (u64, Sent),
     /// Groups of ranks that share nothing, for steps that each takes by itself.
     nobody: Groups,
+    /// The ranks as they write a text, where they differ, once one was asked for.
+    writing: OnceLock<(Plan, Stage)>,
     /// The update that a drill spoils.
     fault: Option<u64>,
 }
@@ -153,6 +155,7 @@ impl Trainer {
             sent: Sent::default(),
             together: Default::default(),
             nobody: Groups::default(),
+            writing: OnceLock::new(),
             fault: None,
             weights,
             candidates,
@@ -321,6 +324,14 @@ impl Trainer {
     /// The model as it is now, to write text. All ranks must, at rest.
     pub fn generator(&self) -> Result<Generator<'_>> {
         let Context { plan, stage, ranks, device, .. } = &self.context;
+        let (plan, stage) = match plan.for_writing()? {
+            None => (plan, stage),
+            Some(writing) => {
+                let built = Stage::new(&writing, ranks)?;
+                let (plan, stage) = self.writing.get_or_init(|| (writing, built));
+                (plan, stage)
+            }
+        };
         Generator::new(plan, stage, &self.weights, ranks, device)
     }
 

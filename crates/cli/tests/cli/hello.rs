@@ -1,0 +1,57 @@
+//! `runs/hello.toml`, the first thing that anybody runs: it takes its text along, and that text stays what it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use espalier_plan::RunFile;
+
+use crate::{json, said};
+
+fn runs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runs")
+}
+
+fn dry_run(folder: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    command.current_dir(folder).args(["train", "hello.toml", "--dry-run", "--json"]).output().unwrap()
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[test]
+fn it_works_elsewhere_or_says_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["hello.toml", "hello-tokenizer.json", "hello.txt"];
+    for (i, name) in files.iter().enumerate() {
+        fs::copy(runs().join(name), folder.path().join(name)).unwrap();
+        let output = dry_run(folder.path());
+        if i + 1 == files.len() {
+            assert!(output.status.success(), "{}", said(&output));
+            assert!(json(&output.stdout)["parameters"].as_u64().unwrap() > 500_000);
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        let missing = files[i + 1..].iter().any(|name| {
+            said(&output).contains(&format!("{} is not there", folder.path().join(name).display()))
+        });
+        assert!(missing && said(&output).lines().count() == 1, "{}", said(&output));
+    }
+}
+
+/// README's numbers are of these bytes. Who changes them changes README.
+#[test]
+fn its_text_is_frozen() {
+    let text = fs::read(runs().join("hello.txt")).unwrap();
+    assert!(text.is_ascii() && text.len() <= 500_000, "{}", text.len());
+    assert_eq!(hash(&text), 0xdee8_4296_bae9_cbc3);
+    assert_eq!(hash(&fs::read(runs().join("hello-tokenizer.json")).unwrap()), 0x8bfe_90b6_3658_2d02);
+    // What it writes at the end is a paragraph, which its context has room for.
+    let run = RunFile::parse(&fs::read_to_string(runs().join("hello.toml")).unwrap(), &[]).unwrap();
+    assert!(run.sample.unwrap().tokens >= 60);
+}

@@ -1,0 +1,140 @@
+//! Standard output has what a command was asked for, standard error what is said beside it; with `--json` standard output has one
+//! line for a program, and the answer for people joins the notes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::{TINY, json, said, shown, train_in};
+
+fn espalier(folder: &Path, arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    command.current_dir(folder).args(arguments.split(' ')).output().unwrap()
+}
+
+#[test]
+fn what_was_asked_for_is_on_standard_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = train_in(folder.path(), TINY, &["--out", "out/a"]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    for (answer, note) in [("perplexity ", "step      4/4 "), ("run folder out/a", "saved ")] {
+        assert!(shown(&trained).contains(answer) && !said(&trained).contains(answer), "{answer}");
+        assert!(said(&trained).contains(note) && !shown(&trained).contains(note), "{note}");
+    }
+    assert!(train_in(folder.path(), TINY, &["--out", "out/b", "--set", "train.batch=8"]).status.success());
+
+    let asked = [
+        ("train run.toml --dry-run", "predicted"),
+        ("plan run.toml --gpus 2", "where the time goes"),
+        ("plan run.toml --fits 80GB", "fits on one device"),
+        ("runs", "finished"),
+        ("compare out/a out/b", "train.batch"),
+        ("explain run.toml --ranks 2", "integrated: "),
+        ("eval out/a", "perplexity"),
+        ("verify out/a", "a run resumes after step 4"),
+        ("doctor", "cores"),
+        ("schedule 1f1b --stages 2 --micro-batches 4", "weight versions"),
+        ("report out/a", "page: "),
+        ("measure out/a --eigenvalue --samples 4", "largest eigenvalue"),
+        ("prune out/a --method magnitude --sparsity 0.5 -o out/c", "kept of each layer"),
+        ("export out/a -o out/d", "tensors"),
+    ];
+    for (command, answer) in asked {
+        let output = espalier(folder.path(), command);
+        assert!(output.status.success(), "{command}: {}", said(&output));
+        assert!(shown(&output).contains(answer), "{command}: {}", shown(&output));
+        assert!(!said(&output).contains(answer), "{command}: {}", said(&output));
+        // Twice would write over what was written.
+        if command.contains(" -o ") {
+            continue;
+        }
+        let output = espalier(folder.path(), &format!("{command} --json"));
+        assert!(json(&output.stdout).is_object(), "{command}");
+        assert!(said(&output).contains(answer), "{command}: {}", said(&output));
+    }
+}
+
+/// Lines that `--file` reads have nothing between them.
+#[test]
+fn actions_have_standard_output_to_themselves() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = espalier(folder.path(), "schedule 1f1b --stages 2 --micro-batches 4 --actions");
+    assert!(!shown(&output).contains("bubble") && said(&output).contains("bubble"), "{}", said(&output));
+    std::fs::write(folder.path().join("mine.txt"), &output.stdout).unwrap();
+    let again = espalier(folder.path(), "schedule --file mine.txt --json");
+    assert_eq!(json(&again.stdout)["stages"], Value::from(2));
+}
+
+/// Every line of every help fits where it is read, and options that belong together stand together.
+#[test]
+fn help_is_wrapped_and_grouped() {
+    let help = |command: &str, columns: &str| {
+        let mut espalier = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        let words = command.split(' ').filter(|word| !word.is_empty());
+        let output = espalier.env("COLUMNS", columns).args(words).arg("--help").output().unwrap();
+        assert!(output.status.success(), "{command}");
+        shown(&output)
+    };
+    let commands = [
+        "",
+        "train",
+        "prune",
+        "study",
+        "generate",
+        "chat",
+        "eval",
+        "export",
+        "plan",
+        "explain",
+        "schedule",
+        "runs",
+        "compare",
+        "report",
+        "verify",
+        "measure",
+        "doctor",
+        "bench",
+        "bench sparse",
+        "tokenize",
+        "completions",
+    ];
+    for command in commands {
+        for columns in [80, 60] {
+            let text = help(command, &columns.to_string());
+            // One line says how it is called, however long it is, and one word is not broken.
+            let is_one = |line: &str| line.starts_with("Usage:") || !line.trim().contains(' ');
+            let wide = text.lines().find(|line| line.chars().count() > columns && !is_one(line));
+            assert_eq!(wide, None, "{command} at {columns}");
+        }
+    }
+    for (command, heads) in [
+        ("", &["Train and prune:", "Use a model:", "Look at runs:"][..]),
+        ("train", &["Resuming:", "Log:"]),
+        ("generate", &["Sampling:", "Model:"]),
+        ("plan", &["Search:", "Files:"]),
+    ] {
+        let text = help(command, "80");
+        heads.iter().for_each(|head| assert!(text.lines().any(|line| line == *head), "{head} in {text}"));
+    }
+}
+
+#[test]
+fn tables_fit_where_they_are_read_or_are_turned() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("run.toml"), TINY).unwrap();
+    let table = |columns: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        command.current_dir(folder.path()).env("COLUMNS", columns);
+        let output = command.args(["explain", "run.toml", "--ranks", "2"]).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let text = shown(&output);
+        text.split("\n\n").nth(1).unwrap().to_owned()
+    };
+    let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
+    let wide = table("200");
+    assert!(wide.starts_with("layer ") && widest(&wide) > 80, "{wide}");
+    let turned = table("80");
+    assert!(widest(&turned) <= 80, "{turned}");
+    assert!(turned.contains("    weights ") && turned.contains("  cheapest "), "{turned}");
+}
