@@ -301,7 +301,6 @@ def restarts(check, folder):
         run = Processes(arguments(file, settings, out, "--max-restarts", "3"), 2)
         killed = 0
         for rank in (1, 0):
-            before = len(os.listdir(os.path.join(out, "checkpoints"))) if os.path.isdir(os.path.join(out, "checkpoints")) else 0
             newest = lambda: max((name for name in os.listdir(os.path.join(out, "checkpoints")) if name.startswith("step-")), default="") if os.path.isdir(os.path.join(out, "checkpoints")) else ""
             last, until = newest(), time.monotonic() + 60
             while newest() == last and time.monotonic() < until and run.children[0].poll() is None:

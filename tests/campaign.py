@@ -413,8 +413,7 @@ def campaign(name, only, seed, seconds, work, workers):
     if name == "faults" and subprocess.run("strace -qq -o /dev/null true", shell=True, stderr=subprocess.DEVNULL).returncode:
         skip("strace", "it is not there, or may not trace")
         return []
-    folder = os.path.join(work, name)
-    os.mkdir(folder)
+    folder = tempfile.mkdtemp(prefix=f"{name}-", dir=work)
     part = PARTS[name][0](folder)
     numbers, failures, lock, until = iter([only] if only is not None else range(10**9)), [], threading.Lock(), time.monotonic() + seconds
     tried = [0]

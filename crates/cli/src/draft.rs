@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 
 use anyhow::Result;
-use espalier_data::regular_file;
+use espalier_data::regular_file::{self, irregular};
 use espalier_train::Error;
 
 /// Bytes of a file by which it is known whose it is.
@@ -25,6 +25,9 @@ impl Draft {
         let refused = |why: String| Error::File { path: file.into(), why };
         if file.is_dir() || file.file_name().is_none() {
             return Err(refused(format!("a folder; {argument} takes the name of a file")).into());
+        }
+        if let Some(got) = fs::metadata(file).ok().and_then(|found| irregular(found.file_type())) {
+            return Err(refused(format!("it is {got}; {argument} takes the name of a file")).into());
         }
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder).map_err(|why| Error::of_io(file, &why, &why))?;

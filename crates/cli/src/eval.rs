@@ -92,6 +92,9 @@ fn laid_out(layout: &str, ranks: Option<usize>) -> Result<Vec<String>> {
     let fields = layout.split(',').map(str::trim).filter(|text| !text.is_empty()).map(field);
     let mut fields = fields.collect::<Result<Vec<String>>>()?;
     if let Some(ranks) = ranks {
+        if ranks == 0 {
+            return Err(conflict("--ranks", "is 0, and it takes one rank at least").into());
+        }
         if config::overridden(&fields, "parallel.data").is_some() {
             return Err(
                 conflict("--ranks", "sets `data`, and so does --layout: leave one of them out").into()

@@ -87,7 +87,7 @@ pub struct PlanArguments {
     #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus", help_heading = "Search")]
     sweep: Option<String>,
     /// Draw the sweep into a file; with --compare a curve for each form of state.
-    #[arg(long, value_name = "FILE", requires = "sweep", help_heading = "Files")]
+    #[arg(long, value_name = "FILE", requires = "sweep", conflicts_with = "fits", help_heading = "Files")]
     svg: Option<PathBuf>,
     /// Whether it fits into devices of so much memory, in one line.
     #[arg(long, value_name = "SIZE", help_heading = "Search")]
@@ -301,11 +301,12 @@ impl<'a> Request<'a> {
             return Err(wrong("--sparsity", "a range that grows, as in 0..0.95", range, None).into());
         }
         let of_one = [
-            ("--trace", self.arguments.trace.is_some(), "shows"),
-            ("--apply", self.arguments.apply.is_some(), "writes"),
+            ("--trace", self.arguments.trace.is_some(), "shows one layout"),
+            ("--apply", self.arguments.apply.is_some(), "writes one layout"),
+            ("--svg", self.arguments.svg.is_some(), "draws a sweep over devices"),
         ];
         if let Some((option, _, does)) = of_one.into_iter().find(|(_, given, _)| *given) {
-            let problem = format!("{does} one layout, but `--sparsity` is a range");
+            let problem = format!("{does}, but `--sparsity` is a range");
             return Err(conflict(option, &problem).into());
         }
         let number = self.devices()?[0];

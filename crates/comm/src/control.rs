@@ -162,16 +162,25 @@ impl Control {
         self.send(self.frame(Kind::Ended, ALL, 0));
         let is_over = |heard: &mut Heard| self.failed().is_some() || heard.ended.iter().all(|&ended| ended);
         let waited = self.news.wait_timeout_while(self.heard(), limit, |heard| !is_over(heard));
-        !waited.expect("no panic while locked").1.timed_out()
+        let in_time = !waited.expect("no panic while locked").1.timed_out();
+        if in_time {
+            // Those who listen here, and there, end with it.
+            self.say_no_more();
+        }
+        in_time
     }
 
-    /// Tells all that this rank has failed, unless another was the first to.
+    /// Tells all that this rank has failed, or which one did before it.
     pub(crate) fn fail(&self, how: &'static str, why: String) {
         self.heard().ended[self.rank] = true;
-        if self.note(Failed { rank: self.rank, how, why }) {
-            self.tell_failed();
-        }
-        // What was said is delivered before the end of what is said.
+        self.note(Failed { rank: self.rank, how, why });
+        // The first failure, whosever it is: the thread that heard of it may not have come to telling it.
+        self.tell_failed();
+        self.say_no_more();
+    }
+
+    /// Ends what this rank says; what was said is delivered before that.
+    fn say_no_more(&self) {
         for stream in &self.streams {
             let _ = stream.lock().expect("no panic while locked").shutdown(Shutdown::Write);
         }
@@ -202,10 +211,6 @@ impl Control {
     fn send(&self, frame: Frame) {
         let (own, from) = (self.rank as u32, frame.from);
         let is_hub = self.rank == 0;
-        // From somebody else, or from oneself to oneself.
-        if from != own && (frame.to == own || frame.to == ALL) {
-            self.hear(&frame);
-        }
         let bytes = frame.bytes();
         for (index, stream) in self.streams.iter().enumerate() {
             let receiver = index as u32 + 1;
@@ -217,6 +222,10 @@ impl Control {
                 // One that cannot be told is found missing.
                 let _ = stream.lock().expect("no panic while locked").write_all(&bytes);
             }
+        }
+        // It was handed on first: whoever hears that all have ended may end the process.
+        if from != own && (frame.to == own || frame.to == ALL) {
+            self.hear(&frame);
         }
     }
 

@@ -132,7 +132,7 @@ impl Rendezvous {
         let seen: Vec<IpAddr> = self
             .peers
             .iter()
-            .map(|peer| peer.peer_addr().map(|address| address.ip()))
+            .map(|peer| peer.peer_addr().map(|address| address.ip().to_canonical()))
             .collect::<std::io::Result<_>>()
             .map_err(launch)?;
         let words: Vec<String> = seen.iter().map(IpAddr::to_string).collect();

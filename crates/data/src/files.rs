@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs,
     io::{Cursor, Read, Seek, SeekFrom},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 /// Bytes that are hashed of all files together, about.
@@ -90,12 +90,17 @@ impl Fingerprint {
     /// Of the files that a run reads; none where it reads none.
     pub fn of(data: &Data) -> Result<Option<Fingerprint>, Error> {
         let paths = Dataset::files(data)?;
-        Ok(Some(Fingerprint::of_files(&paths, HASHED)?).filter(|found| !found.files.is_empty()))
+        let tokenizer = match &data.source {
+            Source::Text { tokenizer: Some(path), .. } => Some(Tokenizer::file_at(path)),
+            _ => None,
+        };
+        let found = Fingerprint::of_files(&paths, tokenizer.as_deref(), HASHED)?;
+        Ok(Some(found).filter(|found| !found.files.is_empty()))
     }
 
     /// Of these files, whatever they hold.
     pub fn of_paths(paths: &[PathBuf]) -> Result<Fingerprint, Error> {
-        Fingerprint::of_files(paths, HASHED)
+        Fingerprint::of_files(paths, None, HASHED)
     }
 
     /// As it is written to a run folder.
@@ -103,12 +108,14 @@ impl Fingerprint {
         serde_json::to_string_pretty(self).expect("paths and numbers are plain data")
     }
 
-    fn of_files(paths: &[PathBuf], hashed: u64) -> Result<Fingerprint, Error> {
+    /// One of them may be the `tokenizer`'s.
+    fn of_files(paths: &[PathBuf], tokenizer: Option<&Path>, hashed: u64) -> Result<Fingerprint, Error> {
         // None: every byte.
         let piece = (total(paths)? > hashed).then(|| (hashed / PIECES / paths.len() as u64).max(4096));
         let file = |path: &PathBuf| {
             // A tokenizer in two files is what the one file is that checkpoints have in their place.
-            let (bytes, blake3) = match Tokenizer::joined(path)? {
+            let joined = (tokenizer == Some(path)).then(|| Tokenizer::joined(path)).transpose()?.flatten();
+            let (bytes, blake3) = match joined {
                 Some(text) => hash(Cursor::new(&text), text.len() as u64, piece),
                 None => regular_file::open(path).and_then(|file| {
                     let bytes = file.metadata()?.len();
@@ -159,7 +166,6 @@ fn hash(mut file: impl Read + Seek, bytes: u64, piece: Option<u64>) -> std::io::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     fn write(path: &Path, bytes: &[u8]) {
         fs::write(path, bytes).unwrap();
@@ -173,10 +179,11 @@ mod tests {
         let text: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         write(&a, &text);
         write(&b, b"short");
-        let of = |paths: &[&PathBuf], hashed| {
-            Fingerprint::of_files(&paths.iter().map(|path| path.to_path_buf()).collect::<Vec<_>>(), hashed)
-                .unwrap()
+        let of_all = |paths: &[&PathBuf], tokenizer, hashed| {
+            let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+            Fingerprint::of_files(&paths, tokenizer, hashed).unwrap()
         };
+        let of = |paths: &[&PathBuf], hashed| of_all(paths, None, hashed);
         // All of it; and, at 1 KiB, 64 pieces of 4 KiB of `a`.
         for hashed in [HASHED, 1 << 10] {
             write(&a, &text);
@@ -203,10 +210,14 @@ mod tests {
             ["vocab.json", "merges.txt", "tokenizer.json"].map(|name| folder.path().join(name));
         write(&vocab, br#"{"a": 0, "b": 1, "ab": 2}"#);
         write(&merges, b"#version: 0.2\na b\n");
-        let was = of(&[&vocab], HASHED);
+        let two = || of_all(&[&vocab], Some(&vocab), HASHED);
+        let was = two();
         write(&joined, Tokenizer::open(&vocab).unwrap().to_json().unwrap().as_bytes());
         assert_eq!(of(&[&joined], HASHED).change_since(&was), None, "two files of a tokenizer are one");
         write(&merges, b"#version: 0.2\n");
-        assert!(of(&[&vocab], HASHED).change_since(&was).is_some());
+        assert!(two().change_since(&was).is_some());
+        // One of this name among the texts is a text.
+        write(&vocab, b"words that somebody has written down");
+        assert_eq!(of(&[&vocab], HASHED).files[0].bytes, 36);
     }
 }

@@ -39,7 +39,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 pub fn read_from(path: &Path, start: u64, limit: u64) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
     let too_long =
-        || io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {}", Size(limit as usize)));
+        || io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {}", Size(limit as usize)));
     let size = file.metadata()?.len().saturating_sub(start);
     file.seek(SeekFrom::Start(start))?;
     if size > limit {

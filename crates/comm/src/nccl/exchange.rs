@@ -74,7 +74,7 @@ impl Exchange {
 pub(super) struct Wire<'a> {
     pub(super) nccl: &'a Nccl,
     pub(super) comm: Comm,
-    /// Its compute stream is the line's.
+    /// Its compute stream is the channel's.
     pub(super) beside: &'a Cuda,
     pub(super) element: Element,
     pub(super) scratch: CUdeviceptr,

@@ -1,7 +1,7 @@
 //! NCCL itself, opened when it is first asked for.
 //!
 //! Not by way of cudarc: that looks for `libnccl.so` and for endings of CUDA's versions, but NVIDIA's packages and Python
-//! wheels only have `libnccl.so.2`. What is used of NCCL has not changed since 2.7, the first with `ncclSend`.
+//! wheels only have `libnccl.so.2`. What is used of NCCL has not changed since 2.10, the first with bf16.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ impl Nccl {
             ($name:literal) => {
                 // SAFETY: the types are those of `nccl.h`.
                 *unsafe { library.get($name.as_bytes()) }.map_err(|_| {
-                    format!("the NCCL that was found has no {}: it must be 2.7 or newer", $name)
+                    format!("the NCCL that was found has no {}: it must be 2.10 or newer", $name)
                 })?
             };
         }

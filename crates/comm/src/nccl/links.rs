@@ -75,7 +75,6 @@ pub(super) struct Header {
 const ELEMENTS: [Element; 5] = [Element::F32, Element::Bf16, Element::U32, Element::U64, Element::F64];
 
 impl Frame {
-    /// Writes a frame; of a message of the host, `payload` is its bytes.
     pub(super) fn write(&self, stream: &mut impl Write) -> std::io::Result<()> {
         let words = |stream: &mut dyn Write, kind: u8, number: u64, header: &Header| {
             let element = ELEMENTS.iter().position(|element| *element == header.element);
@@ -134,6 +133,8 @@ pub(super) struct Links {
     shared: Shared,
     /// Where each rank's door is.
     addresses: Vec<SocketAddr>,
+    /// How long it may take to reach one.
+    limit: Duration,
     outbound: Mutex<HashMap<usize, Sender<outbound::Event>>>,
     inbound: Mutex<HashMap<usize, Sender<inbound::Event>>>,
 }
@@ -144,10 +145,11 @@ impl Links {
         shared: Shared,
         door: TcpListener,
         addresses: Vec<SocketAddr>,
+        limit: Duration,
     ) -> Result<Arc<Links>, String> {
         door.set_nonblocking(true).map_err(|e| e.to_string())?;
         let (outbound, inbound) = Default::default();
-        let links = Arc::new(Links { shared, addresses, outbound, inbound });
+        let links = Arc::new(Links { shared, addresses, limit, outbound, inbound });
         let weak = Arc::downgrade(&links);
         let thread = thread::Builder::new().name("espalier-door".into());
         thread.spawn(move || attend(&door, &weak)).map_err(|e| e.to_string())?;
@@ -175,7 +177,7 @@ impl Links {
             return Ok(link.clone());
         }
         let (events, inbox) = mpsc::channel();
-        let mut stream = TcpStream::connect(self.addresses[rank])
+        let mut stream = TcpStream::connect_timeout(&self.addresses[rank], self.limit)
             .map_err(|e| format!("rank {rank} cannot be reached at {}: {e}", self.addresses[rank]))?;
         let hello = [&MAGIC[..], &(self.shared.control.rank() as u32).to_le_bytes()].concat();
         let said = stream.set_nodelay(true).and_then(|()| stream.write_all(&hello));

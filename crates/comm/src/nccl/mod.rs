@@ -130,7 +130,7 @@ fn join(cuda: &Cuda, place: &Place, limit: Duration) -> Result<(Arc<World>, Arc<
     let addresses = rendezvous.addresses(port, limit)?;
     let control = Control::start(rendezvous)?;
     let shared = Shared { nccl, cuda: cuda.clone(), control: control.clone() };
-    let links = Links::open(shared.clone(), door, addresses).map_err(launch)?;
+    let links = Links::open(shared.clone(), door, addresses, limit).map_err(launch)?;
     Ok((Arc::new(World { shared, links }), control))
 }
 

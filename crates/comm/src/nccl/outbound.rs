@@ -85,7 +85,12 @@ impl Outbound {
             };
             let moved = event.is_ok();
             match event {
-                Ok(Event::Send(parcel)) if parcel.ready.is_none() => self.hand_over(parcel),
+                // Those of one key keep their order.
+                Ok(Event::Send(parcel))
+                    if parcel.ready.is_none() && self.waiting.iter().all(|other| other.key != parcel.key) =>
+                {
+                    self.hand_over(parcel);
+                }
                 Ok(Event::Send(parcel)) => self.waiting.push_back(parcel),
                 Ok(Event::Connect(ticket)) => {
                     let failed = |why| Error::Carrier { rank: ticket.rank, call: ticket.call, why };
@@ -131,6 +136,11 @@ impl Outbound {
                 Ok(false) => break,
                 Ok(true) => {
                     let parcel = self.waiting.pop_front().expect("it is the first");
+                    moved = true;
+                    if parcel.ready.is_none() {
+                        self.hand_over(parcel);
+                        continue;
+                    }
                     let said = self.connect().and_then(|()| {
                         let frame = Frame::Announced(self.next, header(&parcel));
                         frame.write(&mut self.stream).map_err(|e| e.to_string())

@@ -35,7 +35,6 @@ fn the_suite() {
     }
 }
 
-/// Whoever is late is only late.
 /// The process would be aborted while they start.
 #[test]
 fn more_ranks_than_a_process_can_have_threads() {
@@ -44,6 +43,7 @@ fn more_ranks_than_a_process_can_have_threads() {
     assert!(matches!(failure, Failure::Launch(Error::TooManyThreads { ranks, .. }) if ranks == most + 1));
 }
 
+/// Whoever is late is only late.
 #[test]
 fn the_suite_where_messages_come_late() {
     for (name, case) in CASES {

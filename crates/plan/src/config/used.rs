@@ -101,6 +101,13 @@ impl RunFile {
     fn check_held_out(&self, overrides: &[String]) -> Result<(), Error> {
         let run = self.in_use(overrides)?;
         let instead = "--data names what else to judge it by";
+        if matches!((&self.data.held_out, &run.data.held_out), (HeldOut::Files { .. }, HeldOut::Share { .. }))
+            && run.data.source == self.data.source
+        {
+            let problem =
+                format!("is left out, and the model has learnt from all of `data.path` ({instead})");
+            return Err(Error::Conflict { field: "data.validation_path".into(), problem });
+        }
         let (HeldOut::Share { validation: was }, HeldOut::Share { validation: is }) =
             (&self.data.held_out, &run.data.held_out)
         else {

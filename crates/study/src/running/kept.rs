@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use espalier_data::regular_file::{self, RECORDS};
-use espalier_train::Result;
 use espalier_train::checkpoint::{Checkpoints, Companion};
 use espalier_train::parallel::Ranks;
+use espalier_train::{Error, Result};
 
 use super::Running;
 use crate::trial::Record;
@@ -34,8 +34,11 @@ impl Running {
         folder: &Path,
     ) -> Result<Option<(Running, Record)>> {
         let mut running = Running::begin(workload, settings)?;
-        let Ok(Some(whole)) = running.checkpoints(folder).latest(&Ranks::alone(), |_| ()) else {
-            return Ok(None);
+        let whole = match running.checkpoints(folder).latest(&Ranks::alone(), |_| ()) {
+            Ok(Some(whole)) => whole,
+            // A disk that does not answer says nothing about what is there.
+            Err(error @ Error::Disk { .. }) => return Err(error),
+            Ok(None) | Err(_) => return Ok(None),
         };
         let text = regular_file::read(&whole.path().join(RECORD), RECORDS).unwrap_or_default();
         let is_its = |record: &Record| {

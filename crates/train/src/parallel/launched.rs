@@ -91,12 +91,14 @@ impl Join {
 
     /// How many ranks share the memory that it computes in: its machine's, or that of its GPU, of which the machine has so many.
     pub fn sharing(&self, gpus: usize) -> usize {
+        // Where the launcher does not say how many are here, all may be.
+        let here = self.launched.local_size.unwrap_or(self.launched.size).max(1);
         match self.carrier {
-            Carrier::Mpi => self.local_size(),
+            Carrier::Mpi => here,
             Carrier::Nccl(_) if !self.shares_gpus || gpus == 0 => 1,
             Carrier::Nccl(_) => {
                 let own = self.gpu(gpus);
-                (0..self.local_size()).filter(|local| local % gpus == own).count().max(1)
+                (0..here).filter(|local| local % gpus == own).count().max(1)
             }
         }
     }

@@ -63,11 +63,16 @@ pub(crate) fn of_first<T: Serialize + DeserializeOwned>(
         File(PathBuf, String),
         Other(String),
     }
+    let mut kept = None;
     let own = ranks.leads().then(|| match look() {
         Ok(found) => Found::It(found),
         Err(Error::Disk { path, why }) => Found::Disk(path, why),
         Err(Error::File { path, why }) => Found::File(path, why),
-        Err(other) => Found::Other(other.to_string()),
+        Err(other) => {
+            let said = Found::Other(other.to_string());
+            kept = Some(other);
+            said
+        }
     });
     let own = own.map_or(Vec::new(), |own| serde_json::to_vec(&own).expect("what is found is plain data"));
     let said = exchange(ranks.world(), &own)?;
@@ -75,6 +80,7 @@ pub(crate) fn of_first<T: Serialize + DeserializeOwned>(
         Found::It(found) => Ok(found),
         Found::Disk(path, why) => Err(Error::Disk { path, why }),
         Found::File(path, why) => Err(Error::File { path, why }),
-        Found::Other(why) => Err(Error::RankEnded { rank: 0, how: "failed", why }),
+        // The first rank itself has more than the words of it.
+        Found::Other(why) => Err(kept.unwrap_or(Error::RankEnded { rank: 0, how: "failed", why })),
     }
 }

@@ -168,8 +168,10 @@ impl Run {
         let is_over = place.resume && done >= steps && !trainer.progress().evaluation_due;
         // A process that was killed behind the last checkpoint has left the rest of its end to this one.
         let began = if leads { StartPoint::read(&folder)?.map_or(0, |start| start.step()) } else { 0 };
+        // One that only pruned has neither lines nor an end to write down.
+        let has_trained = done > began && folder.join("metrics.jsonl").exists();
         let finishes =
-            is_over && leads && done == steps && done > began && !folder.join(SUMMARY_FILE).exists();
+            is_over && leads && done == steps && has_trained && !folder.join(SUMMARY_FILE).exists();
         let nothing_left = is_over && !finishes;
         if nothing_left {
             observer.note(&nothing_to_do(&plan, done, steps));

@@ -170,7 +170,8 @@ impl Past {
                 self.validation = Some((evaluation.step, evaluation.validation));
             }
             Some(Line::Pruned(_) | Line::Looked(_) | Line::Diverged(_)) => {}
-            None => self.unreadable += 1,
+            // It stays where it is; that its step has no line of ours is told as a gap.
+            None => {}
         }
     }
 
