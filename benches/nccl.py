@@ -373,6 +373,8 @@ def main():
         return 0
     # Four ranks of one GPU must all find room on it at the same time.
     os.environ.setdefault("NCCL_MAX_CTAS", "4")
+    # Each communicator has a stream: none should wait for another because the driver has put them into one queue.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     wrong = []
 
     def check(name, work):
