@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process;
 
 use anyhow::Result;
 use espalier_data::regular_file::{self, irregular};
@@ -35,7 +34,8 @@ impl Draft {
         // What a link leads to is replaced, and not the link.
         let target = fs::canonicalize(file).unwrap_or_else(|_| file.into());
         let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let part = target.with_file_name(format!(".{name}.{}.part", process::id()));
+        // The same name each time: what a killed process has left goes with the next.
+        let part = target.with_file_name(format!(".{name}.part"));
         let draft = Draft { file: target, part };
         fs::write(&draft.part, "").map_err(|why| Error::of_io(file, &why, &why))?;
         Ok(draft)
@@ -87,6 +87,7 @@ mod tests {
         let (file, link) = (folder.path().join("figure.svg"), folder.path().join("link.svg"));
         fs::write(&file, "old").unwrap();
         std::os::unix::fs::symlink("figure.svg", &link).unwrap();
+        fs::write(folder.path().join(".figure.svg.part"), "of one that was killed").unwrap();
         let draft = Draft::open(&link, "--svg").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "old", "until it is finished");
         draft.finish("new").unwrap();

@@ -46,8 +46,20 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Gives a file or folder another name, and waits until that is on the disk.
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    fs::rename(from, to)?;
+    rename_unsynced(from, to)?;
     sync_folder(parent(to))
+}
+
+/// The same without waiting for the disk. A file system that a signal has interrupted, as those of a network may be, is asked again,
+/// a few times.
+pub(crate) fn rename_unsynced(from: &Path, to: &Path) -> io::Result<()> {
+    for _ in 0..8 {
+        match fs::rename(from, to) {
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
+    fs::rename(from, to)
 }
 
 /// Writes a file and waits until it is on the disk; its name may not be.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::write::WRITING;
 use super::{Checkpoint, Checkpoints};
+use crate::durable;
 
 /// One that goes bears this name: whoever is killed while it goes leaves no checkpoint with holes.
 const REMOVING: &str = ".removing-";
@@ -64,6 +65,6 @@ fn rename_free(path: &Path, prefix: &str) -> io::Result<PathBuf> {
         n => path.with_file_name(format!("{prefix}{name}-{n}")),
     });
     let free = names.into_iter().find(|name| name.symlink_metadata().is_err()).expect("some name is free");
-    fs::rename(path, &free)?;
+    durable::rename_unsynced(path, &free)?;
     Ok(free)
 }
