@@ -35,8 +35,8 @@ use crate::transport::{CallBuffers, Pending, Transport, choice};
 const ROLL_CALL: Duration = Duration::from_millis(500);
 
 /// How much later than the rank that failed first all others end: a launcher ends the whole job with the first process
-/// that ends badly, and that one should have said why.
-const AFTER_YOU: Duration = Duration::from_millis(200);
+/// that ends badly, and that one should have said why, which it does when its farewell is over.
+const AFTER_YOU: Duration = Duration::from_millis(1200);
 
 /// How long the progress thread of a rank that failed is given to tell the others. It needs 300 ms, unless it is in a call of MPI that
 /// waits for a rank that does not come.

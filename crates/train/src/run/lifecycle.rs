@@ -211,9 +211,11 @@ impl Run {
             observer.note(&format!(
                 "all {steps} steps are done, and the run was stopped before its end was written down: that is done now"
             ));
-            // What cannot be removed is not in the way.
-            let _ = checkpoints.remove_leftovers();
             checkpoints.remove_old(done, |problem| observer.warning(problem));
+        }
+        if is_over && leads {
+            // As a disk leaves it that failed for a moment. What cannot be removed is not in the way.
+            let _ = checkpoints.remove_leftovers();
         }
         let tokens_per_sample = match plan.model.input {
             Input::Tokens { seq, .. } => Some(seq),

@@ -152,9 +152,14 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
     let written: Summary = serde_json::from_slice(&fs::read(at.join("summary.json")).unwrap()).unwrap();
     assert_eq!(written.weights_hash, whole.weights_hash);
     assert!(fs::read(at.join("metrics.jsonl")).unwrap() == metrics);
-    let names: Vec<_> =
-        fs::read_dir(at.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["step-000004"]);
+    let names = || -> Vec<_> {
+        fs::read_dir(at.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    assert_eq!(names(), ["step-000004"]);
+    // What a disk that failed for a moment has left goes too, although nothing else is to be done.
+    fs::create_dir(at.join("checkpoints/.removing-step-000002")).unwrap();
+    train(&resumed, &base, &mut Heard::default()).unwrap();
+    assert_eq!(names(), ["step-000004"]);
 }
 
 /// What was lost of the metrics is said by whoever goes on.
