@@ -185,6 +185,21 @@ fn digits(n: f64) -> String {
     if n == 0.0 {
         return "0".into();
     }
+    // A link of no bandwidth takes for ever.
+    if !n.is_finite() {
+        return n.to_string();
+    }
     let before = n.abs().log10().floor() as i32 + 1;
     format!("{n:.*}", usize::try_from((3 - before).clamp(0, 6)).expect("not negative"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_any_size_have_digits() {
+        let said = [0.0, 0.012, 1.25, 123.4, 5e9, f64::INFINITY, f64::NAN].map(digits);
+        assert_eq!(said, ["0", "0.0120", "1.25", "123", "5000000000", "inf", "NaN"]);
+    }
 }
