@@ -362,6 +362,8 @@ def main():
     parser.add_argument("--ranks", type=int, help="layouts of so many ranks")
     parser.add_argument("--parts", default="suite,layouts,chain,faults,restarts,torchrun")
     chosen = parser.parse_args()
+    if not os.access(BINARY, os.X_OK):
+        sys.exit(f"{BINARY} is not there: cargo build --release, or name a binary in ESPALIER")
     doctor = subprocess.run([BINARY, "doctor", "--json"], capture_output=True, text=True, env=clean())
     machine = summary(doctor.stdout) or {}
     cuda, nccl = machine.get("cuda", {}), machine.get("nccl", {})
