@@ -10,6 +10,8 @@
 //! The schedule is marked as message-driven: its executor may take what has arrived instead, and the sums of gradients
 //! then depend on the run; in the order of the lists they repeat.
 
+use std::collections::BTreeSet;
+
 use super::action::Task;
 use super::{Error, Name, Options, Pass, Placement, Schedule};
 
@@ -39,52 +41,70 @@ struct Arrived {
     micro_batch: usize,
 }
 
-fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64) -> Vec<Vec<Task>> {
-    let mut order = vec![Vec::new(); stages];
-    let mut free = vec![0.0; stages];
-    let mut in_flight = vec![0; stages];
-    let mut inbox: Vec<Vec<Arrived>> = (0..stages).map(|_| Vec::new()).collect();
-    let mut let_in = stages.min(micro_batches);
-    inbox[0].extend((0..let_in).map(|k| Arrived { at: 0.0, pass: Pass::Forward, micro_batch: k }));
-    // The earliest start anywhere comes first: whatever is sent later arrives later than that.
-    while let Some((rank, chosen)) = earliest(&inbox, &free, &in_flight) {
-        let Arrived { at, pass, micro_batch } = inbox[rank].remove(chosen);
-        order[rank].push(Task::new(pass, micro_batch, 0));
-        let end = f64::max(at, free[rank]) + time(rank, pass);
-        free[rank] = end;
-        let mut send = |to: usize, pass, micro_batch| inbox[to].push(Arrived { at: end, pass, micro_batch });
-        if pass == Pass::Forward {
-            in_flight[rank] += 1;
-            match rank + 1 < stages {
-                true => send(rank + 1, Pass::Forward, micro_batch),
-                false => send(rank, Pass::Backward, micro_batch),
-            }
-        } else {
-            in_flight[rank] -= 1;
-            if rank > 0 {
-                send(rank - 1, Pass::Backward, micro_batch);
-            } else if let_in < micro_batches {
-                send(0, Pass::Forward, let_in);
-                let_in += 1;
-            }
-        }
-    }
-    order
+/// A rank and what lies there.
+#[derive(Default)]
+struct Rank {
+    free: f64,
+    in_flight: usize,
+    inbox: Vec<Arrived>,
+    order: Vec<Task>,
 }
 
-/// Which rank starts next, and with which of its messages.
-fn earliest(inbox: &[Vec<Arrived>], free: &[f64], in_flight: &[usize]) -> Option<(usize, usize)> {
-    let mut best = None;
-    let mut least = (f64::INFINITY, true, f64::INFINITY);
-    for (rank, messages) in inbox.iter().enumerate() {
-        let forward_is_due = in_flight[rank] < inbox.len() - rank;
-        for (index, message) in messages.iter().enumerate() {
+/// When a rank starts next: then, with what is due or not, since when it lies there. Times are at least 0, so that their bits have
+/// their order.
+type Start = (u64, bool, u64);
+
+impl Rank {
+    /// Which of its messages this rank takes next, and when.
+    fn next(&self, stages_behind: usize) -> Option<(Start, usize)> {
+        let forward_is_due = self.in_flight < stages_behind;
+        let start = |(index, message): (usize, &Arrived)| {
             let is_due = (message.pass == Pass::Forward) == forward_is_due;
-            let key = (f64::max(message.at, free[rank]), !is_due, message.at);
-            if key < least {
-                (least, best) = (key, Some((rank, index)));
+            ((f64::max(message.at, self.free).to_bits(), !is_due, message.at.to_bits()), index)
+        };
+        self.inbox.iter().enumerate().map(start).min()
+    }
+}
+
+fn order(stages: usize, micro_batches: usize, time: impl Fn(usize, Pass) -> f64) -> Vec<Vec<Task>> {
+    let mut ranks: Vec<Rank> = (0..stages).map(|_| Rank::default()).collect();
+    let mut let_in = stages.min(micro_batches);
+    ranks[0].inbox.extend((0..let_in).map(|k| Arrived { at: 0.0, pass: Pass::Forward, micro_batch: k }));
+    // One entry a rank that has a message. The earliest start anywhere comes first: what is sent later arrives later than that.
+    let mut starts = BTreeSet::new();
+    starts.extend(ranks[0].next(stages).map(|(start, _)| (start, 0)));
+    while let Some((_, rank)) = starts.pop_first() {
+        let (_, chosen) = ranks[rank].next(stages - rank).expect("it has an entry");
+        let Arrived { at, pass, micro_batch } = ranks[rank].inbox.remove(chosen);
+        ranks[rank].order.push(Task::new(pass, micro_batch, 0));
+        let end = f64::max(at, ranks[rank].free) + time(rank, pass);
+        ranks[rank].free = end;
+        let sent = if pass == Pass::Forward {
+            ranks[rank].in_flight += 1;
+            match rank + 1 < stages {
+                true => Some((rank + 1, Pass::Forward, micro_batch)),
+                false => Some((rank, Pass::Backward, micro_batch)),
+            }
+        } else {
+            ranks[rank].in_flight -= 1;
+            match rank > 0 {
+                true => Some((rank - 1, Pass::Backward, micro_batch)),
+                false => (let_in < micro_batches).then_some((0, Pass::Forward, let_in)),
+            }
+        };
+        if let Some((to, pass, micro_batch)) = sent {
+            let_in += usize::from(to == 0 && pass == Pass::Forward);
+            if to != rank {
+                if let Some((start, _)) = ranks[to].next(stages - to) {
+                    starts.remove(&(start, to));
+                }
+            }
+            ranks[to].inbox.push(Arrived { at: end, pass, micro_batch });
+            if to != rank {
+                starts.extend(ranks[to].next(stages - to).map(|(start, _)| (start, to)));
             }
         }
+        starts.extend(ranks[rank].next(stages - rank).map(|(start, _)| (start, rank)));
     }
-    best
+    ranks.into_iter().map(|rank| rank.order).collect()
 }

@@ -47,9 +47,10 @@ impl Checkpoints {
     }
 }
 
-/// Takes a checkpoint's name away at once, and then its files.
+/// Takes a checkpoint's name away at once, and then its files, at a second attempt where a disk did not answer the first.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    fs::remove_dir_all(rename_free(path, REMOVING)?)
+    let nameless = rename_free(path, REMOVING)?;
+    fs::remove_dir_all(&nameless).or_else(|_| fs::remove_dir_all(&nameless))
 }
 
 /// Gives a damaged checkpoint a name that is none of a checkpoint's, beside the others, and returns it.
