@@ -101,8 +101,8 @@ impl Counter {
     }
 }
 
-/// The elements that fall to a rank when `elements` are dealt out to `size` ranks: as evenly as can be, first come first.
-pub fn share(elements: usize, size: usize, rank: usize) -> Range<usize> {
+/// The chunk of a message that a rank adds up: as even as can be, the first ranks one more. It is the rule by which `plan` splits too.
+pub(crate) fn chunk(elements: usize, size: usize, rank: usize) -> Range<usize> {
     let (each, left) = (elements / size, elements % size);
     let start = rank * each + rank.min(left);
     start..start + each + usize::from(rank < left)
@@ -117,7 +117,7 @@ pub(crate) fn sent_by(call: &Call, rank: usize, size: usize, halo: bool) -> Opti
         Operation::Send { .. } => Some((Traffic::PointToPoint, bytes)),
         Operation::Broadcast { root } if root == rank => Some((Traffic::Broadcast, bytes * others)),
         Operation::AllReduce(_) => {
-            let own = share(call.elements, size, rank).len() * call.element?.bytes();
+            let own = chunk(call.elements, size, rank).len() * call.element?.bytes();
             Some((Traffic::AllReduce, bytes - own + own * others))
         }
         Operation::ReduceScatter(_) => Some((Traffic::ReduceScatter, bytes / size * others)),
@@ -151,7 +151,7 @@ mod tests {
 
         #[test]
         fn shares_part_the_elements(size in 1..9usize, elements in 0..100usize) {
-            let shares: Vec<_> = (0..size).map(|rank| share(elements, size, rank)).collect();
+            let shares: Vec<_> = (0..size).map(|rank| chunk(elements, size, rank)).collect();
             prop_assert_eq!(shares.iter().cloned().flatten().collect::<Vec<_>>(), (0..elements).collect::<Vec<_>>());
             let lengths = shares.iter().map(ExactSizeIterator::len);
             prop_assert!(lengths.clone().max().unwrap() - lengths.min().unwrap() <= 1);

@@ -113,7 +113,7 @@ impl Weights {
         for &place in &held.parameters {
             weights.parameters[place] = Some(fresh(
                 &parameters[place],
-                &local.pieces[place],
+                &local.shards[place],
                 device,
                 dtype,
                 seed,
@@ -129,7 +129,7 @@ impl Weights {
     /// Gives all parameters and statistics the values that [`Weights::initialise`] gave them, one at a time.
     pub fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
         for (tensor, (parameter, piece)) in
-            self.parameters.iter_mut().zip(local.parameters.iter().zip(&local.pieces))
+            self.parameters.iter_mut().zip(local.parameters.iter().zip(&local.shards))
         {
             let Some(tensor) = tensor else { continue };
             // The new one is booked as workspace until it stands in the place of the old.
@@ -146,7 +146,7 @@ impl Weights {
     /// Whether they are what [`Weights::initialise`] gives.
     pub fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
         for (tensor, (parameter, piece)) in
-            self.parameters.iter().zip(local.parameters.iter().zip(&local.pieces))
+            self.parameters.iter().zip(local.parameters.iter().zip(&local.shards))
         {
             let Some(tensor) = tensor else { continue };
             let first = fresh(parameter, piece, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;

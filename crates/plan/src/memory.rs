@@ -18,7 +18,7 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use crate::batch::Batch;
-use crate::cut::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
+use crate::packets::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
 use crate::pruning::{Kernels, Pruning};
 use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
 use crate::scoring::{Grown, Needs, ScoredBatch, growth_bytes};

@@ -13,7 +13,7 @@ use std::ops::{Index, IndexMut};
 
 use serde::Serialize;
 
-use crate::cut::Cut;
+use crate::split::GroupRank;
 
 /// An axis of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -223,12 +223,12 @@ impl Mesh {
     }
 
     /// Where a rank stands in its slice along the axes named; who else is in it is not listed, since they may be millions.
-    pub fn place_along(&self, rank: usize, axes: &[Axis]) -> Cut {
+    pub fn place_along(&self, rank: usize, axes: &[Axis]) -> GroupRank {
         let coordinates = self.coordinates(rank);
         let named = Axis::ALL.into_iter().filter(|axis| axes.contains(axis));
-        named.fold(Cut::ALONE, |Cut { ranks, rank }, axis| {
+        named.fold(GroupRank::SINGLE, |GroupRank { ranks, rank }, axis| {
             let extent = self.extents[axis];
-            Cut { ranks: ranks * extent, rank: rank * extent + coordinates[axis] }
+            GroupRank { ranks: ranks * extent, rank: rank * extent + coordinates[axis] }
         })
     }
 
@@ -299,7 +299,7 @@ mod tests {
                 let slice = mesh.slice(rank, &axes);
                 prop_assert_eq!(&slice.ranks, &(0..mesh.size()).filter(agrees).collect::<Vec<_>>());
                 prop_assert_eq!(slice.ranks[slice.place], rank);
-                let place = Cut { ranks: slice.ranks.len(), rank: slice.place };
+                let place = GroupRank { ranks: slice.ranks.len(), rank: slice.place };
                 prop_assert_eq!(mesh.place_along(rank, &axes), place);
             }
         }

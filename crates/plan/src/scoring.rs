@@ -11,10 +11,10 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::batch::Batch;
-use crate::cut::part;
 use crate::error::Error;
 use crate::pruning::{Method, Pruning};
 use crate::spec::Parameter;
+use crate::split::split;
 
 /// In how many passes weights are scored, and what that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -60,10 +60,10 @@ impl ScoredBatch {
     pub fn part(&self, count: usize, replica: usize) -> (Range<usize>, bool) {
         match self.norm_group.filter(|group| count.is_multiple_of(*group)) {
             Some(group) => {
-                let groups = part(count / group, self.replicas, replica);
+                let groups = split(count / group, self.replicas, replica);
                 (groups.start * group..groups.end * group, false)
             }
-            None => (part(count, self.replicas, replica), true),
+            None => (split(count, self.replicas, replica), true),
         }
     }
 

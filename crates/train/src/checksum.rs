@@ -81,7 +81,7 @@ mod tests {
                 "{text}"
             );
         }
-        // Cut off anywhere.
+        // GroupRank off anywhere.
         for end in 0..file.len() {
             assert!(check_toml(&file[..end]).is_err(), "{}", &file[..end]);
         }

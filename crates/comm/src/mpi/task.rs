@@ -17,7 +17,7 @@ use crate::call::{Call, Operation, Reduce};
 use crate::data::{Data, Element};
 use crate::error::{Error, Result};
 use crate::reduce::{Number, reduce};
-use crate::traffic::share;
+use crate::traffic::chunk;
 use crate::transport::CallBuffers;
 
 /// Bytes that a rank gathers at most to reduce them by itself.
@@ -59,7 +59,7 @@ impl Job {
             Operation::AllReduce(_) if size == 1 => None,
             Operation::AllReduce(_) if gathers => Some(call.elements * size),
             Operation::AllReduce(_) | Operation::ReduceScatter(_) => {
-                Some(share(call.elements, size, rank).len() * size)
+                Some(chunk(call.elements, size, rank).len() * size)
             }
             _ => None,
         };
@@ -209,7 +209,7 @@ impl<'s> Task<'s> {
                 Ok(true)
             }
             Stage::Exchanged(how) => {
-                let own = share(call.elements, self.job.size, self.job.rank).len();
+                let own = chunk(call.elements, self.job.size, self.job.rank).len();
                 if let Operation::ReduceScatter(_) = call.operation {
                     self.job.reduce(how, own, To::Data);
                     return Ok(true);
@@ -300,8 +300,8 @@ fn exchange(job: &Job) -> [Vec<i32>; 4] {
     let (elements, scale) = (job.call().elements, scale(job.call().element));
     // `Job::new` has compared the largest of these with MPI's limit.
     let units = |elements: usize| (elements * scale) as i32;
-    let shares = || (0..job.size).map(|rank| share(elements, job.size, rank));
-    let own = share(elements, job.size, job.rank).len();
+    let shares = || (0..job.size).map(|rank| chunk(elements, job.size, rank));
+    let own = chunk(elements, job.size, job.rank).len();
     [
         shares().map(|share| units(share.len())).collect(),
         shares().map(|share| units(share.start)).collect(),

@@ -112,7 +112,7 @@ mod tests {
     use std::time::Duration;
 
     use espalier_comm::threads;
-    use espalier_plan::cut::part;
+    use espalier_plan::split::split;
     use espalier_tensor::{DType, Device};
 
     use super::*;
@@ -125,7 +125,7 @@ mod tests {
             let values: Vec<f32> = (0..samples * 2 * width).map(|i| i as f32).collect();
             threads::run(ranks, Duration::from_secs(60), |group| -> Result<()> {
                 let device = &Device::cpu(1)?;
-                let parts = |extent| (0..ranks).map(|rank| part(extent, ranks, rank)).collect::<Vec<_>>();
+                let parts = |extent| (0..ranks).map(|rank| split(extent, ranks, rank)).collect::<Vec<_>>();
                 let deal = Deal { group: &group, samples: parts(samples), columns: parts(width) };
                 let (own, columns) = (deal.samples[group.rank()].clone(), deal.columns[group.rank()].clone());
                 let whole = Tensor::from_f32(device, &shape, DType::F32, &values, Category::Workspace)?;

@@ -2,8 +2,8 @@
 //! number within the step, and not on the micro-batch or the rank that it is in; of an element that lies in a part of a tensor, on its
 //! place in the whole.
 
-use espalier_plan::cut::part;
 use espalier_plan::spec::Counted;
+use espalier_plan::split::split;
 use espalier_tensor::ops::dropout::{self, Numbers};
 use espalier_tensor::{Tensor, random};
 
@@ -29,7 +29,7 @@ impl Dropout {
                 Numbers { first, run: run as u64, of: of as u64 }
             }
             Some(Counted::Samples { ranks, rank }) => {
-                let own = part(share.samples, ranks, rank);
+                let own = split(share.samples, ranks, rank);
                 let of_each = x.len() / own.len().max(1);
                 Numbers::from((share.first + own.start) as u64 * of_each as u64)
             }

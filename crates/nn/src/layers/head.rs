@@ -17,9 +17,9 @@ mod tests;
 use std::ops::Range;
 
 use espalier_comm::Communicator;
-use espalier_plan::cut::part;
 use espalier_plan::spec::WeightOrder;
 use espalier_plan::spec::rooms::{self, LOGITS_ON_GPU, LOGITS_ON_HOST, NUMBERS_OF_A_ROW};
+use espalier_plan::split::split;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::cross_entropy::{Losses, NUMBERS, Summed, Total};
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
@@ -74,7 +74,7 @@ impl Classes {
         let mut padded = room(widest)?;
         flat::put(&mut padded, 0, own, 0..own.len())?;
         let all = self.group.all_gather(padded, room(ranks * widest)?)?.read_f32()?;
-        let own = |rank: usize| &all[rank * widest..][..part(self.count, ranks, rank).len()];
+        let own = |rank: usize| &all[rank * widest..][..split(self.count, ranks, rank).len()];
         Ok((0..ranks).flat_map(own).copied().collect())
     }
 

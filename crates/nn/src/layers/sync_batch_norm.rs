@@ -2,7 +2,7 @@
 //! As with a halo and its convolution, the sums stand before the norm in a rank's model, and are built as one layer with it.
 
 use espalier_comm::{Communicator, Reduce};
-use espalier_plan::cut::part;
+use espalier_plan::split::split;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::batch_norm::measure;
 
@@ -34,7 +34,7 @@ impl SyncBatchNorm {
 
     /// What it has measured; nothing where it has no samples, but one that stands in.
     fn counted(&self, mut own: Vec<f64>, share: &BatchSlice) -> Vec<f64> {
-        let has_none = self.shared.is_some_and(|(ranks, rank)| part(share.samples, ranks, rank).is_empty());
+        let has_none = self.shared.is_some_and(|(ranks, rank)| split(share.samples, ranks, rank).is_empty());
         if has_none || share.norms == (NormGroup::AllReplicas { stands_in: true }) {
             own.fill(0.0);
         }

@@ -1,28 +1,28 @@
 //! The values that weights start from: functions of the seed, the parameter's name and an element's place in it alone, never of the
 //! layout.
 
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::{Category, DType, Device, Tensor, random};
 use rayon::prelude::*;
 
 use crate::Result;
 
-/// A piece of a parameter as it starts.
+/// A shard of a parameter as it starts.
 pub(super) fn fresh(
     parameter: &spec::Parameter,
-    piece: &Piece,
+    shard: &Shard,
     device: &Device,
     dtype: DType,
     seed: u64,
     category: Category,
 ) -> Result<Tensor> {
     let (mut values, len) = room_for(parameter.elements(), device, category)?;
-    match piece.is_whole() {
+    match shard.is_full() {
         true => draw_initial(&mut values, &parameter.name, len, parameter.init, seed, |i| i),
         false => {
-            let in_whole = |i: u64| piece.in_whole(i as usize) as u64;
-            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_whole);
+            let in_full = |i: u64| shard.in_full(i as usize) as u64;
+            draw_initial(&mut values, &parameter.name, len, parameter.init, seed, in_full);
         }
     }
     Ok(Tensor::from_f32(device, &parameter.shape, dtype, &values, category)?)
@@ -61,18 +61,18 @@ fn draw_initial(
     len: usize,
     init: Init,
     seed: u64,
-    in_whole: impl Fn(u64) -> u64 + Sync + Send,
+    in_full: impl Fn(u64) -> u64 + Sync + Send,
 ) {
     let key = random::key(seed, name_key(name));
     match init {
         Init::Constant(value) => values.resize(len, value),
-        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, in_whole(i))),
+        Init::Normal(std) => draw(values, len, |i| std as f64 * random::normal(key, in_full(i))),
         Init::TruncatedNormal(std) => {
             // Between -2 and 2 deviations lies this much of the distribution; what is left has this deviation.
             const LOW: f64 = 0.022_750_131_948;
             const WIDTH: f64 = 0.954_499_736_104;
             const DEVIATION: f64 = 0.879_625_661_034;
-            let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, in_whole(i)));
+            let truncated = |i| random::normal_quantile(LOW + WIDTH * random::uniform(key, in_full(i)));
             draw(values, len, |i| std as f64 / DEVIATION * truncated(i))
         }
     }

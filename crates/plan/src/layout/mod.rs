@@ -1,13 +1,12 @@
 //! How the tensors of a model lie on the mesh: each rank's own model, made of the whole one.
 //!
 //! A rank's model is a spec like any other, of the sizes that the rank has, with what it exchanges with others as layers of their
-//! own. Its parameters are as many as the whole's, in the same order and of the same names; a [`Piece`] says where each lies in the
+//! own. Its parameters are as many as the whole's, in the same order and of the same names; a [`Shard`] says where each lies in the
 //! whole. All that counts, builds, saves or masks reads that model, so an axis that cuts tensors is known here alone.
 
 mod integrated;
 mod named;
 mod norms;
-mod piece;
 pub mod spatial;
 mod tensor;
 
@@ -16,11 +15,11 @@ use std::ops::Range;
 
 pub use integrated::{Mixing, Mixture};
 pub use named::{LinearForm, Named};
-pub use piece::{Piece, Run, Runs};
 
 use crate::cost::Integrated;
 use crate::error::Error;
 use crate::mesh::{Axis, PerAxis};
+use crate::shard::Shard;
 use crate::spec::{Input, Layer, Model, Parameter, Shape};
 use crate::tiles::Region;
 
@@ -47,8 +46,8 @@ pub struct LocalModel {
     /// Its parameters, of the shapes that the rank has.
     pub parameters: Vec<Parameter>,
     /// Of each parameter, what the rank holds.
-    pub pieces: Vec<Piece>,
-    /// Of each parameter, along which axes those who hold the same piece have a summand of its gradient each. Along others they have
+    pub shards: Vec<Shard>,
+    /// Of each parameter, along which axes those who hold the same shard have a summand of its gradient each. Along others they have
     /// the same gradient.
     pub partial: Vec<Partial>,
     /// The classes whose logits the rank makes, where that is not all.
@@ -82,21 +81,21 @@ impl LocalModel {
     }
 
     fn uncut(model: &Model, parameters: Vec<Parameter>) -> LocalModel {
-        let pieces: Vec<Piece> = parameters.iter().map(|parameter| Piece::whole(&parameter.shape)).collect();
-        let partial = vec![Partial::default(); pieces.len()];
-        LocalModel { model: model.clone(), parameters, pieces, partial, classes: None }
+        let shards: Vec<Shard> = parameters.iter().map(|parameter| Shard::full(&parameter.shape)).collect();
+        let partial = vec![Partial::default(); shards.len()];
+        LocalModel { model: model.clone(), parameters, shards, partial, classes: None }
     }
 
     /// That of a rank among those along an axis.
-    fn of(shard: tensor::Shard, axis: Axis) -> LocalModel {
-        let tensor::Shard { model, parameters, held, classes } = shard;
+    fn of(shard: tensor::Sharded, axis: Axis) -> LocalModel {
+        let tensor::Sharded { model, parameters, held, classes } = shard;
         let along = |is_partial: bool| Partial {
             tensor: is_partial && axis == Axis::Tensor,
             spatial: is_partial && axis == Axis::Spatial,
         };
-        let (pieces, partial) =
-            held.into_iter().map(|(piece, is_partial)| (piece, along(is_partial))).unzip();
-        LocalModel { model, parameters, pieces, partial, classes }
+        let (shards, partial) =
+            held.into_iter().map(|(shard, is_partial)| (shard, along(is_partial))).unzip();
+        LocalModel { model, parameters, shards, partial, classes }
     }
 
     /// The tile of every image that the rank holds, where images are cut.
@@ -113,8 +112,8 @@ impl LocalModel {
     /// Weights of each parameter that a rank keeps where so many of the whole stay: its fair share, since only the run knows
     /// where they lie.
     pub(crate) fn kept(&self, mut whole: Vec<Option<u64>>) -> Vec<Option<u64>> {
-        for (kept, piece) in whole.iter_mut().zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()) {
-            let share = piece.len() as f64 / piece.of().iter().product::<usize>() as f64;
+        for (kept, shard) in whole.iter_mut().zip(&self.shards).filter(|(_, shard)| !shard.is_full()) {
+            let share = shard.len() as f64 / shard.full_shape().iter().product::<usize>() as f64;
             *kept = kept.map(|kept| (kept as f64 * share).round() as u64);
         }
         whole
@@ -242,7 +241,7 @@ impl Layout {
     pub fn are_summed(&self, parameter: usize, a: usize, b: usize) -> bool {
         let (one, other) = (&self.locals[a], &self.locals[b]);
         let Partial { tensor, spatial } = one.partial[parameter];
-        one.pieces[parameter] == other.pieces[parameter]
+        one.shards[parameter] == other.shards[parameter]
             && (tensor || a % self.tensor == b % self.tensor)
             && (spatial || a / self.tensor == b / self.tensor)
     }

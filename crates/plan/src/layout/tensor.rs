@@ -25,21 +25,21 @@ use std::ops::Range;
 use self::exchanges::positions;
 use self::held::Held;
 pub(super) use self::route::follow;
-use super::{Classes, LinearForm, Piece, through};
-use crate::cut::part;
+use super::{Classes, LinearForm, Shard, through};
 use crate::error::Error;
 use crate::mesh::Axis;
 use crate::spec::{
     Along, Branches, Counted, Dropout, Embedding, Layer, Model, Move, Parameter, PositionEmbedding, Residual,
     Shape, TiedLinear,
 };
+use crate::split::split;
 
 /// What one of several ranks along the tensor axis has.
-pub(super) struct Shard {
+pub(super) struct Sharded {
     pub model: Model,
     pub parameters: Vec<Parameter>,
-    /// Of each parameter its piece, and whether all who have the same have a summand of its gradient.
-    pub held: Vec<(Piece, bool)>,
+    /// Of each parameter its shard, and whether all who have the same have a summand of its gradient.
+    pub held: Vec<(Shard, bool)>,
     pub classes: Option<Classes>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Part<'a> {
 }
 
 /// That of a rank.
-pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Result<Shard, Error> {
+pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Result<Sharded, Error> {
     let mut sharder = Sharder::new(part);
     let (mut local, mut shape) = (model.clone(), model.input.shape());
     let last = model.blocks.len() - 1;
@@ -68,20 +68,20 @@ pub(super) fn shard(model: &Model, whole: &[Parameter], part: Part<'_>) -> Resul
 }
 
 /// What a rank has whose layers were made.
-fn finish(mut sharder: Sharder<'_>, local: Model, whole: &[Parameter]) -> Shard {
+fn finish(mut sharder: Sharder<'_>, local: Model, whole: &[Parameter]) -> Sharded {
     let parameters = local.parameters();
     let held = parameters.iter().zip(whole).map(|(own, whole)| {
         debug_assert_eq!(
             own.name, whole.name,
             "a rank's model has the parameters of the whole, in their order"
         );
-        let everything = || Held { piece: Piece::whole(&whole.shape), is_partial: false };
-        let Held { piece, is_partial } = sharder.held.remove(&own.name).unwrap_or_else(everything);
-        debug_assert_eq!(piece.shape(), own.shape, "{}", own.name);
-        (piece, is_partial)
+        let everything = || Held { shard: Shard::full(&whole.shape), is_partial: false };
+        let Held { shard, is_partial } = sharder.held.remove(&own.name).unwrap_or_else(everything);
+        debug_assert_eq!(shard.shape(), own.shape, "{}", own.name);
+        (shard, is_partial)
     });
     let held = held.collect();
-    Shard { model: local, parameters, held, classes: sharder.classes }
+    Sharded { model: local, parameters, held, classes: sharder.classes }
 }
 
 /// Makes the layers of one rank.
@@ -197,9 +197,9 @@ impl Sharder<'_> {
             }
             Layer::Embedding(embedding) => {
                 let own = self.own(embedding.vocab);
-                let piece =
-                    Piece::whole(&[embedding.vocab, embedding.width]).cut(0, std::slice::from_ref(&own));
-                self.hold(&format!("{}.weight", embedding.name), piece, false);
+                let shard =
+                    Shard::full(&[embedding.vocab, embedding.width]).narrow(0, std::slice::from_ref(&own));
+                self.hold(&format!("{}.weight", embedding.name), shard, false);
                 let (vocab, first) = (own.len(), own.start);
                 built.push(Layer::Embedding(Embedding { vocab, first, ..embedding.clone() }));
                 built.push(self.leave(layer.output(shape).expect("the shapes were checked")));
@@ -255,7 +255,7 @@ impl Sharder<'_> {
 
     /// Which of so many a rank has: equal parts, but for one more in some.
     fn own(&self, extent: usize) -> Range<usize> {
-        part(extent, self.part.ranks, self.part.rank)
+        split(extent, self.part.ranks, self.part.rank)
     }
 
     fn conflict(&self, problem: String) -> Error {

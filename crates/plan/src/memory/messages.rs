@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use crate::cut::{BUCKET, packets};
+use crate::packets::{BUCKET, packets};
 use crate::spec::rooms::{BlockMessages, InBackward};
 
 /// A gradient that is summed over ranks.

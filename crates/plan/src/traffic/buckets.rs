@@ -1,6 +1,6 @@
 //! Which gradients travel together: a large one by itself, small ones packed, since a message has a cost however short it is.
 
-use crate::cut::packets_of;
+use crate::packets::packets_of;
 
 /// Gradients whose sum over ranks is one message.
 #[derive(Debug, Clone, PartialEq, Eq)]

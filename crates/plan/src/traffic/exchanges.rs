@@ -6,7 +6,6 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::all_reduce;
-use crate::cut::Cut;
 use crate::error::Error;
 use crate::layout::LocalModel;
 use crate::mesh::Axis;
@@ -14,6 +13,7 @@ use crate::plan::Plan;
 use crate::schedule::{Action, Schedule};
 use crate::spec::recompute::attention_insides;
 use crate::spec::{Along, Exchange, Halo, Layer, Move, Recompute, Shape, SharedStatistics};
+use crate::split::GroupRank;
 
 /// Numbers of a row of logits that ranks with some classes each tell each other: f32.
 const NUMBERS_OF_A_ROW: u64 = 4;
@@ -215,7 +215,7 @@ impl Walk<'_> {
     }
 
     /// Its place among the ranks along some axes.
-    fn along(&self, axes: &[Axis]) -> Cut {
+    fn along(&self, axes: &[Axis]) -> GroupRank {
         self.plan.mesh.place_along(self.rank, axes)
     }
 }
@@ -249,7 +249,7 @@ mod tests {
             assert_eq!(rank.gathers, Sent { count: 1, bytes: 32 * 64 * 4 * 4 });
             assert_eq!([rank.scatters, rank.halos], [Sent::default(); 2]);
         }
-        // Cut along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered once more.
+        // GroupRank along the sequence each sum is a scatter and a gather, and a linear layer's input is gathered once more.
         for rank in exchanges(&format!("{text}\nsequence = true")) {
             let half = 32 * 32 * 128 * 4;
             assert_eq!(rank.scatters, Sent { count: 18, bytes: 18 * half });

@@ -14,14 +14,15 @@ pub use buckets::{Bucket, Buckets, Gradient};
 pub use exchanges::{Exchanges, Sent};
 pub use step::StepTraffic;
 
-use crate::cut::{BUCKET, Cut, packets};
 use crate::error::Error;
 use crate::layout::LocalModel;
 use crate::mesh::Axis;
 use crate::optimizer::Rule;
+use crate::packets::{BUCKET, packets};
 use crate::plan::Plan;
 use crate::schedule::{Action, Chunk, Payload, Placement, Updates};
 use crate::spec::ShapeError;
+use crate::split::GroupRank;
 use crate::stages::BlockTensors;
 
 /// What a rank moves.
@@ -161,7 +162,7 @@ struct Rank<'a> {
 struct Shared {
     /// The chunk that makes them; none of what several places of the model use.
     chunk: Option<usize>,
-    group: Cut,
+    group: GroupRank,
     gradients: Vec<Gradient>,
 }
 
@@ -178,39 +179,39 @@ impl Rank<'_> {
     }
 
     /// Its place among those of these peers that hold a copy of any of these parts, in every replica.
-    fn sharers(&self, parts: &[usize], peers: &[usize]) -> Cut {
+    fn sharers(&self, parts: &[usize], peers: &[usize]) -> GroupRank {
         let mesh = &self.plan.mesh;
         let holds =
             |stage: &usize| parts.iter().any(|part| self.placement.holders(*part).any(|of| of == *stage));
         let stages: Vec<usize> = (0..mesh.extent(Axis::Pipeline)).filter(holds).collect();
         // Ranks count stages slowest, then replicas, then peers. They are not listed: replicas may be millions.
-        let of = |all: &[usize], one: usize| Cut {
+        let of = |all: &[usize], one: usize| GroupRank {
             ranks: all.len(),
             rank: all.iter().position(|of| *of == one).expect("it holds the part itself"),
         };
         let (stages, peers, replicas) = (of(&stages, self.stage), of(peers, self.peer), self.replicas());
-        Cut {
+        GroupRank {
             ranks: stages.ranks * replicas.ranks * peers.ranks,
             rank: (stages.rank * replicas.ranks + replicas.rank) * peers.ranks + peers.rank,
         }
     }
 
     /// Its place among those that hold the same weights and other samples.
-    fn replicas(&self) -> Cut {
+    fn replicas(&self) -> GroupRank {
         self.along(&[Axis::Data])
     }
 
     /// Its place among those that have parts of the same layers.
-    fn peers(&self) -> Cut {
+    fn peers(&self) -> GroupRank {
         self.along(&[Axis::Spatial, Axis::Tensor])
     }
 
-    fn along(&self, axes: &[Axis]) -> Cut {
+    fn along(&self, axes: &[Axis]) -> GroupRank {
         self.plan.mesh.place_along(self.rank, axes)
     }
 
-    fn world(&self) -> Cut {
-        Cut { ranks: self.plan.mesh.size(), rank: self.rank }
+    fn world(&self) -> GroupRank {
+        GroupRank { ranks: self.plan.mesh.size(), rank: self.rank }
     }
 
     /// The parts that use a parameter.
@@ -257,7 +258,7 @@ impl Rank<'_> {
     }
 
     /// The sum of a bucket, of which each rank gets its part alone where they share out state.
-    fn sum(&self, group: Cut, bucket: &Bucket) -> u64 {
+    fn sum(&self, group: GroupRank, bucket: &Bucket) -> u64 {
         match self.plan.sharing.is_sharded() {
             true => scatter(group, bucket.parameters.iter().map(|one| self.lengths[*one]), self.size),
             false => all_reduce(group, bucket.bytes / self.size, self.size),
@@ -330,14 +331,14 @@ impl Rank<'_> {
 }
 
 /// What a rank sends to sum so many numbers, of so many bytes each, over a group.
-fn all_reduce(group: Cut, numbers: u64, size: u64) -> u64 {
+fn all_reduce(group: GroupRank, numbers: u64, size: u64) -> u64 {
     let ranks = group.ranks as u64;
     let own = numbers / ranks + u64::from((group.rank as u64) < numbers % ranks);
     (numbers - own).saturating_add(own.saturating_mul(ranks - 1)).saturating_mul(size)
 }
 
 /// What it sends of vectors of which each rank gets its part, or has it.
-fn scatter(group: Cut, lengths: impl Iterator<Item = u64>, size: u64) -> u64 {
+fn scatter(group: GroupRank, lengths: impl Iterator<Item = u64>, size: u64) -> u64 {
     let parts = lengths.fold(0, |sum: u64, n| sum.saturating_add(n.div_ceil(group.ranks as u64)));
     parts.saturating_mul(group.ranks as u64 - 1).saturating_mul(size)
 }

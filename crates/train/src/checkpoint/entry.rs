@@ -6,11 +6,11 @@ use std::io;
 use std::iter;
 use std::os::unix::fs::FileExt;
 
-use espalier_plan::layout::{Piece, Run};
+use espalier_plan::shard::{Run, Shard, Values};
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::fault::{ReadFault, retry};
-use super::portion::{Common, Descriptions, Form, Kept, PIECES, Portion, common};
+use super::sharded::{Common, Descriptions, Kept, PIECES, common, runs};
 
 /// The largest header of a file that is believed, as the format has it.
 const LARGEST_HEADER: u64 = 100_000_000;
@@ -19,46 +19,47 @@ const LARGEST_HEADER: u64 = 100_000_000;
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) dtype: Dtype,
-    pub(super) form: Form,
+    pub(super) values: Values,
     /// Of the whole; where kept weights are stored, of all weights.
     pub(super) shape: Vec<usize>,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<FileShard>,
 }
 
 /// What a file has of a tensor, and where its bytes begin.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
-    pub(super) portion: Portion,
+pub(super) struct FileShard {
+    pub(super) shard: Shard,
     /// Numbers in the file.
     pub(super) length: usize,
-    pub(super) shard: usize,
+    /// Which file.
+    pub(super) file: usize,
     pub(super) offset: u64,
 }
 
-impl Part {
+impl FileShard {
     fn start(&self) -> usize {
-        self.portion.start.unwrap_or(0)
+        self.shard.start().unwrap_or(0)
     }
 
-    /// What it has of what is wanted. Of the same piece that is a range, whatever the mask keeps of it.
-    pub(super) fn common(&self, wanted: &Portion, length: usize, kept: Option<&Kept>) -> Vec<Common> {
-        if self.portion.piece == wanted.piece && self.portion.form == wanted.form {
-            let flat = |first: usize, length| iter::once(Run { at: 0, in_whole: first, length });
-            return common(flat(self.start(), self.length), flat(wanted.start.unwrap_or(0), length));
+    /// What it has of what is wanted. Of the same shard that is a range, whatever the mask keeps of it.
+    pub(super) fn common(&self, wanted: &Shard, length: usize, kept: Option<&Kept>) -> Vec<Common> {
+        if self.shard.elements() == wanted.elements() && self.shard.values() == wanted.values() {
+            let flat = |first: usize, length| iter::once(Run { at: 0, in_full: first, length });
+            return common(flat(self.start(), self.length), flat(wanted.start().unwrap_or(0), length));
         }
-        let runs = |portion: &Portion, length| -> Vec<Run> {
-            portion.runs(length, kept.filter(|_| matches!(portion.form, Form::KeptBy(_)))).collect()
+        let own_runs = |shard: &Shard, length| -> Vec<Run> {
+            runs(shard, length, kept.filter(|_| matches!(shard.values(), Values::KeptBy(_)))).collect()
         };
-        common(runs(&self.portion, self.length).into_iter(), runs(wanted, length).into_iter())
+        common(own_runs(&self.shard, self.length).into_iter(), own_runs(wanted, length).into_iter())
     }
 }
 
 impl Entry {
     /// The shape of all that is stored: of kept weights, of their vector.
     pub(super) fn stored_shape(&self) -> Vec<usize> {
-        match self.form {
-            Form::Numbers => self.shape.clone(),
-            Form::KeptBy(_) | Form::Packed(_) => vec![self.parts.iter().map(|part| part.length).sum()],
+        match self.values {
+            Values::Dense => self.shape.clone(),
+            Values::KeptBy(_) | Values::Packed(_) => vec![self.parts.iter().map(|part| part.length).sum()],
         }
     }
 
@@ -66,25 +67,25 @@ impl Entry {
     pub(super) fn check(&self) -> Result<(), String> {
         let all: usize = self.shape.iter().product();
         let mut held = 0;
-        for (piece, parts) in self.pieces() {
+        for (shard, parts) in self.by_elements() {
             let end = ranges_follow(&parts)?;
-            held += match self.form {
-                Form::Numbers if end < piece.len() => end,
-                Form::Numbers if end > piece.len() => {
+            held += match self.values {
+                Values::Dense if end < shard.len() => end,
+                Values::Dense if end > shard.len() => {
                     return Err(format!("its files hold {end} elements of {all}"));
                 }
-                Form::Packed(bits) if end != (bits * piece.len()).div_ceil(32) => {
+                Values::Packed(bits) if end != (bits * shard.len()).div_ceil(32) => {
                     return Err(format!(
                         "{end} words are not {bits} bits for each of {} elements",
-                        piece.len()
+                        shard.len()
                     ));
                 }
-                _ => piece.len(),
+                _ => shard.len(),
             };
         }
-        let pieces: Vec<&Piece> = self.pieces().into_keys().collect();
-        let overlap = |i: usize| pieces[..i].iter().any(|other| !pieces[i].intersect(other).is_empty());
-        if (0..pieces.len()).any(overlap) {
+        let shards: Vec<Shard> = self.by_elements().into_keys().collect();
+        let overlap = |i: usize| shards[..i].iter().any(|other| !shards[i].intersect(other).is_empty());
+        if (0..shards.len()).any(overlap) {
             return Err("some of its elements are in two files".into());
         }
         match held == all {
@@ -95,8 +96,8 @@ impl Entry {
 
     /// The parts of kept weights must be all that the mask keeps.
     pub(super) fn check_kept(&self, kept: &Kept) -> Result<(), String> {
-        for (piece, parts) in self.pieces() {
-            let (found, expected) = (ranges_follow(&parts)?, kept.count_in(piece));
+        for (shard, parts) in self.by_elements() {
+            let (found, expected) = (ranges_follow(&parts)?, kept.count_in(&shard));
             if found != expected {
                 return Err(format!("its files hold {found} numbers where its mask keeps {expected}"));
             }
@@ -104,17 +105,17 @@ impl Entry {
         Ok(())
     }
 
-    /// The parts of each piece, in the order of their elements.
-    fn pieces(&self) -> HashMap<&Piece, Vec<&Part>> {
-        let mut pieces: HashMap<&Piece, Vec<&Part>> = HashMap::new();
-        self.parts.iter().for_each(|part| pieces.entry(&part.portion.piece).or_default().push(part));
-        pieces.values_mut().for_each(|parts| parts.sort_by_key(|part| (part.start(), part.length)));
-        pieces
+    /// The parts that ranks have split among them, in their order, by what they are parts of.
+    fn by_elements(&self) -> HashMap<Shard, Vec<&FileShard>> {
+        let mut shards: HashMap<Shard, Vec<&FileShard>> = HashMap::new();
+        self.parts.iter().for_each(|part| shards.entry(part.shard.elements()).or_default().push(part));
+        shards.values_mut().for_each(|parts| parts.sort_by_key(|part| (part.start(), part.length)));
+        shards
     }
 }
 
-/// Where the ranges of one piece end, if each begins where the one before ends.
-fn ranges_follow(parts: &[&Part]) -> Result<usize, String> {
+/// Where the ranges of one shard end, if each begins where the one before ends.
+fn ranges_follow(parts: &[&FileShard]) -> Result<usize, String> {
     let mut next = 0;
     for part in parts {
         let start = part.start();
@@ -132,7 +133,7 @@ pub(super) fn add_tensors(
     tensors: &mut BTreeMap<String, Entry>,
     file: &File,
     bytes: u64,
-    shard: usize,
+    number: usize,
 ) -> Result<(), ReadFault> {
     let io = |why: io::Error| ReadFault::of("its header", &why);
     let mut length = [0; 8];
@@ -154,18 +155,18 @@ pub(super) fn add_tensors(
         None => Descriptions::new(),
     };
     for (name, info) in header.tensors() {
-        let portion = match pieces.remove(&name) {
-            Some(description) => description.portion().map_err(|why| format!("{name}: {why}"))?,
-            None => Portion::of(Piece::whole(&info.shape)),
+        let shard = match pieces.remove(&name) {
+            Some(description) => description.shard().map_err(|why| format!("{name}: {why}"))?,
+            None => Shard::full(&info.shape),
         };
         let entry = tensors.entry(name.clone()).or_insert_with(|| Entry {
             dtype: info.dtype,
-            form: portion.form.clone(),
-            shape: portion.piece.of().to_vec(),
+            values: shard.values().clone(),
+            shape: shard.full_shape().to_vec(),
             parts: Vec::new(),
         });
-        let shape = portion.piece.of();
-        if entry.dtype != info.dtype || entry.shape != shape || entry.form != portion.form {
+        let shape = shard.full_shape();
+        if entry.dtype != info.dtype || entry.shape != shape || entry.values != *shard.values() {
             return Err(format!(
                 "{name} is a part of {:?} {shape:?}, and in another file one of {:?} {:?}",
                 info.dtype, entry.dtype, entry.shape
@@ -173,7 +174,7 @@ pub(super) fn add_tensors(
             .into());
         }
         let offset = 8 + length + info.data_offsets.0 as u64;
-        entry.parts.push(Part { portion, length: info.shape.iter().product(), shard, offset });
+        entry.parts.push(FileShard { shard, length: info.shape.iter().product(), file: number, offset });
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The f32 numbers of weights. Those of a bf16 run are roundings of masters, which its checkpoints have beside them: in f32, or as the
 //! 16 bits that each weight lost; of a pruned parameter those of its kept weights, where state is compressed.
 
-use espalier_plan::layout::Piece;
+use espalier_plan::shard::{Shard, Values};
 use espalier_plan::spec::Model;
 use espalier_tensor::bf16;
 use espalier_tensor::mask::ones;
@@ -10,7 +10,7 @@ use safetensors::tensor::Dtype;
 
 use super::convert::convert;
 use super::open::Checkpoint;
-use super::portion::{Form, Kept, Portion};
+use super::sharded::Kept;
 use super::start::positions;
 use super::tensors::is_finite;
 use super::{MASKS, MODEL, OPTIMIZER};
@@ -23,15 +23,15 @@ impl Checkpoint {
         let Some(entry) = self.files.get(OPTIMIZER).and_then(|tensors| tensors.get(&label)) else {
             return Ok(None);
         };
-        let whole = Piece::whole(shape);
-        let is_dense = entry.form == Form::Numbers && entry.shape == shape;
+        let whole = Shard::full(shape);
+        let is_dense = entry.values == Values::Dense && entry.shape == shape;
         let kept = match is_dense {
             true => None,
             false => self.packed(MASKS, name, &whole, 1)?.map(Kept::new),
         };
-        let (portion, stored) = match (&entry.form, &kept) {
-            (Form::KeptBy(mask), Some(kept)) => (Portion::kept(whole.clone(), mask), kept.count()),
-            (Form::Numbers, _) => (Portion::of(Piece::whole(&entry.shape)), entry.shape.iter().product()),
+        let (shard, stored) = match (&entry.values, &kept) {
+            (Values::KeptBy(mask), Some(kept)) => (whole.clone().kept_by(mask), kept.count()),
+            (Values::Dense, _) => (Shard::full(&entry.shape), entry.shape.iter().product()),
             _ => return Err(self.refuse(format!("{label} is in a form that no run has"))),
         };
         let places: Vec<usize> = match &kept {
@@ -41,7 +41,7 @@ impl Checkpoint {
         if places.len() != stored {
             return Err(self.refuse(format!("{label} has {stored} numbers where {} are kept", places.len())));
         }
-        let bytes = self.bytes(entry, &portion, stored, kept.as_ref())?;
+        let bytes = self.bytes(entry, &shard, stored, kept.as_ref())?;
         let mut exact = vec![0.0; whole.len()];
         match entry.dtype {
             Dtype::F32 => {
@@ -85,20 +85,20 @@ impl Checkpoint {
     pub(crate) fn exact_pieces<'a>(
         &'a self,
         model: &Model,
-    ) -> impl Fn(&str, &Piece) -> Result<Option<Vec<f32>>> + 'a {
+    ) -> impl Fn(&str, &Shard) -> Result<Option<Vec<f32>>> + 'a {
         let positions = positions(model);
-        move |name, piece| {
+        move |name, shard| {
             let entry = self.files.get(MODEL).and_then(|tensors| tensors.get(name));
             let Some(entry) = entry.filter(|entry| matches!(entry.dtype, Dtype::F32 | Dtype::F16)) else {
                 return Ok(None);
             };
-            let portion = match entry.shape.first() {
-                Some(rows) if positions.contains(name) && *rows > piece.of()[0] => {
-                    Portion::of(piece.clone().of_longer(0, *rows))
+            let shard = match entry.shape.first() {
+                Some(rows) if positions.contains(name) && *rows > shard.full_shape()[0] => {
+                    shard.clone().of_longer(0, *rows)
                 }
-                _ => Portion::of(piece.clone()),
+                _ => shard.clone(),
             };
-            let bytes = convert(self.bytes(entry, &portion, piece.len(), None)?, entry.dtype, Dtype::F32);
+            let bytes = convert(self.bytes(entry, &shard, shard.len(), None)?, entry.dtype, Dtype::F32);
             Ok(Some(bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect()))
         }
     }

@@ -14,7 +14,7 @@
 //! Of several ranks each writes files of its own, in the form that Hugging Face's tools know:
 //! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is said in
 //! `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any layout can go on
-//! from what any other number left. Where ranks hold pieces of tensors, their files hold pieces (`portion`), and say in the
+//! from what any other number left. Where ranks hold pieces of tensors, their files hold pieces (`shard`), and say in the
 //! description that the format leaves to its users which they are.
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when all ranks
@@ -27,12 +27,12 @@ mod convert;
 mod entry;
 mod exact;
 mod fault;
+mod files;
 mod manifest;
 mod old;
 mod open;
-mod portion;
 mod read;
-mod shard;
+mod sharded;
 mod start;
 mod tensors;
 mod weights;
@@ -50,11 +50,10 @@ use crate::{Error, Result};
 
 pub(crate) use convert::convert;
 pub(crate) use fault::{ReadFault, retry};
+pub(crate) use files::file_name;
 pub use old::set_aside;
 pub use open::Checkpoint;
-pub use portion::Portion;
 pub use read::{Room, Wanted};
-pub(crate) use shard::file_name;
 pub(crate) use tensors::{is_finite, write_tensors};
 pub(crate) use weights::{first_not_finite, saved_weights, wanted_weights};
 pub use write::{Companion, Saved, Stored};

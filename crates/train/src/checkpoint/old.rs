@@ -47,9 +47,9 @@ impl Checkpoints {
     }
 }
 
-/// Takes a checkpoint's name away at once, and then its files, at a second attempt where a disk did not answer the first.
+/// Takes a checkpoint's name away at once, and then its files, each at a second attempt where a disk did not answer the first.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    let nameless = rename_free(path, REMOVING)?;
+    let nameless = rename_free(path, REMOVING).or_else(|_| rename_free(path, REMOVING))?;
     fs::remove_dir_all(&nameless).or_else(|_| fs::remove_dir_all(&nameless))
 }
 

@@ -12,8 +12,8 @@ use espalier_data::regular_file::{self, RECORDS, irregular};
 
 use super::entry::{Entry, add_tensors};
 use super::fault::{ReadFault, retry};
+use super::files::part_of;
 use super::manifest::Manifest;
-use super::shard::part_of;
 use super::write::hash;
 use super::{Checkpoints, MANIFEST, MODEL, Progress, refuse};
 use crate::parallel::{Ranks, together};
@@ -24,14 +24,14 @@ use crate::{Error, Result};
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    pub(super) shards: Vec<Shard>,
+    pub(super) shards: Vec<ShardFile>,
     /// The tensors of each file, by name.
     pub(super) files: BTreeMap<String, BTreeMap<String, Entry>>,
 }
 
 /// A file on the disk.
 #[derive(Debug, Clone)]
-pub(super) struct Shard {
+pub(super) struct ShardFile {
     pub(super) name: String,
     pub(super) file: Arc<File>,
 }
@@ -112,7 +112,7 @@ impl Checkpoint {
         if !self.manifest.files.is_empty() {
             return vec![self.path.join(MANIFEST)];
         }
-        let file = |shard: &Shard| match self.path.is_file() {
+        let file = |shard: &ShardFile| match self.path.is_file() {
             true => self.path.clone(),
             false => self.path.join(&shard.name),
         };
@@ -135,7 +135,7 @@ impl Checkpoint {
     /// The file that holds a tensor of the weights, or a part of it.
     pub(crate) fn file_of(&self, tensor: &str) -> Option<&str> {
         let entry = self.files.get(MODEL)?.get(tensor)?;
-        Some(&self.shards[entry.parts.first()?.shard].name)
+        Some(&self.shards[entry.parts.first()?.file].name)
     }
 
     /// All but the hashes of its files.
@@ -225,12 +225,12 @@ fn add_file(
     folder: &Path,
     name: &str,
     expected: Option<u64>,
-    shards: &mut Vec<Shard>,
+    shards: &mut Vec<ShardFile>,
     tensors: &mut BTreeMap<String, Entry>,
 ) -> Result<(), ReadFault> {
     let (file, bytes) = open_file(folder, name, expected)?;
     add_tensors(tensors, &file, bytes, shards.len()).map_err(|fault| fault.in_file(name))?;
-    shards.push(Shard { name: name.to_owned(), file: Arc::new(file) });
+    shards.push(ShardFile { name: name.to_owned(), file: Arc::new(file) });
     Ok(())
 }
 

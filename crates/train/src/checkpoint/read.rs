@@ -5,16 +5,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use espalier_plan::layout::Piece;
+use espalier_plan::shard::{Shard, Values};
 use espalier_tensor::Tensor;
 use espalier_tensor::mask::copy_bits;
 use safetensors::tensor::Dtype;
 
 use super::convert::{convert, is_float};
-use super::entry::{Entry, Part, read_at};
+use super::entry::{Entry, FileShard, read_at};
 use super::fault::ReadFault;
-use super::open::{Checkpoint, Shard};
-use super::portion::{Common, Form, Kept, Portion, common};
+use super::open::{Checkpoint, ShardFile};
+use super::sharded::{Common, Kept, common};
 use super::tensors::dtype_of;
 use super::{MASKS, OPTIMIZER};
 use crate::Result;
@@ -38,28 +38,28 @@ pub enum Room<'a> {
     /// With a whole tensor.
     Tensor(&'a mut Tensor),
     /// With a part of one.
-    Portion(&'a mut Tensor, Portion),
+    Shard(&'a mut Tensor, Shard),
 }
 
 impl<'a> Room<'a> {
-    /// For a tensor of which this rank holds a piece, which may be all.
-    pub fn piece(tensor: &'a mut Tensor, piece: &Piece) -> Room<'a> {
-        match piece.is_whole() {
+    /// For a tensor of which this rank holds a shard, which may be all.
+    pub fn of(tensor: &'a mut Tensor, shard: &Shard) -> Room<'a> {
+        match shard.is_full() {
             true => Room::Tensor(tensor),
-            false => Room::Portion(tensor, Portion::of(piece.clone())),
+            false => Room::Shard(tensor, shard.clone()),
         }
     }
 
     fn tensor(&self) -> &Tensor {
         match self {
-            Room::Tensor(tensor) | Room::Portion(tensor, _) => tensor,
+            Room::Tensor(tensor) | Room::Shard(tensor, _) => tensor,
         }
     }
 
-    pub(super) fn portion(&self) -> Cow<'_, Portion> {
+    pub(super) fn shard(&self) -> Cow<'_, Shard> {
         match self {
-            Room::Tensor(tensor) => Cow::Owned(Portion::of(Piece::whole(tensor.shape()))),
-            Room::Portion(_, portion) => Cow::Borrowed(portion),
+            Room::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
+            Room::Shard(_, shard) => Cow::Borrowed(shard),
         }
     }
 }
@@ -70,44 +70,46 @@ impl Checkpoint {
         self.files.get(file).into_iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// The whole numbers of a tensor that no rank had a piece of.
+    /// The whole numbers of a tensor that no rank had a shard of.
     pub fn words(&self, file: &str, name: &str) -> Result<Option<Vec<u32>>> {
         let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
-        if entry.form != Form::Numbers {
+        if entry.values != Values::Dense {
             return Err(self.refuse(format!("{name} in {file} is in pieces")));
         }
-        let whole = Portion::of(Piece::whole(&entry.shape));
+        let whole = Shard::full(&entry.shape);
         Ok(Some(words(&self.bytes(entry, &whole, entry.shape.iter().product(), None)?)))
     }
 
-    /// What is packed in words for each weight of a piece, so many bits, whoever wrote which pieces or all of it.
-    pub fn packed(&self, file: &str, name: &str, piece: &Piece, bits: usize) -> Result<Option<Vec<u32>>> {
+    /// What is packed in words for each weight of a shard, so many bits, whoever wrote which pieces or all of it.
+    pub fn packed(&self, file: &str, name: &str, shard: &Shard, bits: usize) -> Result<Option<Vec<u32>>> {
         let Some(entry) = self.words_of(file, name)? else { return Ok(None) };
-        let whole = Piece::whole(piece.of());
+        let whole = Shard::full(shard.full_shape());
         let refuse = || match (bits, whole.len()) {
             (1, len) => self.refuse(format!("the mask of {name} is not one of {len} weights")),
             (_, len) => {
                 self.refuse(format!("{name} in {file} has not {bits} bits for each of {len} weights"))
             }
         };
-        let mut packed = vec![0; (bits * piece.len()).div_ceil(32)];
-        let mut take = |from: &Piece, stored: Vec<u32>| match are_bits(&stored, bits * from.len()) {
+        let mut packed = vec![0; (bits * shard.len()).div_ceil(32)];
+        let mut take = |from: &Shard, stored: Vec<u32>| match are_bits(&stored, bits * from.len()) {
             false => Err(refuse()),
             true => {
-                for Common { from, to, length } in common(from.runs(), piece.runs()) {
+                for Common { from, to, length } in common(from.runs(), shard.runs()) {
                     copy_bits(&stored, bits * from, &mut packed, bits * to, bits * length);
                 }
                 Ok(())
             }
         };
-        match &entry.form {
-            Form::Numbers => take(&whole, self.words(file, name)?.expect("it is there"))?,
-            form if *form != Form::Packed(bits) || entry.shape != piece.of() => return Err(refuse()),
+        match &entry.values {
+            Values::Dense => take(&whole, self.words(file, name)?.expect("it is there"))?,
+            form if *form != Values::Packed(bits) || entry.shape != shard.full_shape() => {
+                return Err(refuse());
+            }
             _ => {
                 for part in &entry.parts {
                     let mut bytes = vec![0; 4 * part.length];
                     self.read_part(entry, part, 0, &mut bytes)?;
-                    take(&part.portion.piece, words(&bytes))?;
+                    take(&part.shard, words(&bytes))?;
                 }
             }
         }
@@ -152,10 +154,10 @@ impl Checkpoint {
         for Wanted { file, tensors, .. } in wanted {
             for (name, room) in tensors {
                 let entry = &self.files[*file][name];
-                let portion = room.portion();
-                let kept = self.kept(entry, &portion)?;
-                let bytes = self.bytes(entry, &portion, room.tensor().len(), kept.as_ref())?;
-                let (Room::Tensor(tensor) | Room::Portion(tensor, _)) = room;
+                let shard = room.shard();
+                let kept = self.kept(entry, &shard)?;
+                let bytes = self.bytes(entry, &shard, room.tensor().len(), kept.as_ref())?;
+                let (Room::Tensor(tensor) | Room::Shard(tensor, _)) = room;
                 tensor.copy_from_host(&convert(bytes, entry.dtype, dtype_of(tensor)))?;
             }
         }
@@ -166,24 +168,24 @@ impl Checkpoint {
     /// one of another shape.
     pub fn numbers(&self, file: &str, name: &str, shape: &[usize]) -> Result<Option<(Dtype, Vec<u8>)>> {
         let entry = self.files.get(file).and_then(|tensors| tensors.get(name));
-        let Some(entry) = entry.filter(|entry| entry.shape == shape && entry.form == Form::Numbers) else {
+        let Some(entry) = entry.filter(|entry| entry.shape == shape && entry.values == Values::Dense) else {
             return Ok(None);
         };
-        let whole = Portion::of(Piece::whole(shape));
+        let whole = Shard::full(shape);
         Ok(Some((entry.dtype, self.bytes(entry, &whole, shape.iter().product(), None)?)))
     }
 
     /// An error where a tensor is not what a room is for.
     fn compare(&self, file: &str, name: &str, entry: &Entry, room: &Room<'_>, converts: bool) -> Result<()> {
-        let (portion, dtype) = (room.portion(), dtype_of(room.tensor()));
-        let kept = self.kept(entry, &portion)?;
-        if let (Form::KeptBy(_), Some(kept)) = (&entry.form, &kept) {
+        let (shard, dtype) = (room.shard(), dtype_of(room.tensor()));
+        let kept = self.kept(entry, &shard)?;
+        if let (Values::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
             entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
         }
         let there = entry.stored_shape();
-        let shape = match (&portion.form, &kept) {
-            (Form::KeptBy(_), Some(kept)) => vec![kept.count()],
-            _ => portion.piece.of().to_vec(),
+        let shape = match (&shard.values(), &kept) {
+            (Values::KeptBy(_), Some(kept)) => vec![kept.count()],
+            _ => shard.full_shape().to_vec(),
         };
         if file == OPTIMIZER && (there.len() == 1) != (shape.len() == 1) {
             let form = |compressed| if compressed { "of kept weights alone" } else { "of all weights" };
@@ -201,9 +203,9 @@ impl Checkpoint {
                 entry.dtype,
             )));
         }
-        let all = kept.filter(|_| portion.form != Form::Numbers);
-        let all = all.map_or(portion.piece.len(), |kept| kept.count_in(&portion.piece));
-        let end = portion.start.map(|start| start + room.tensor().len());
+        let all = kept.filter(|_| *shard.values() != Values::Dense);
+        let all = all.map_or(shard.len(), |kept| kept.count_in(&shard));
+        let end = shard.start().map(|start| start + room.tensor().len());
         if end.map_or(room.tensor().len() != all, |end| end > all) {
             let here = room.tensor().len();
             return Err(self.refuse(format!("{name} has {all} numbers there where this run has {here}")));
@@ -212,37 +214,37 @@ impl Checkpoint {
     }
 
     /// The mask that says which weights are stored, or wanted, of a tensor of which that is not all.
-    fn kept(&self, entry: &Entry, portion: &Portion) -> Result<Option<Kept>> {
-        let (mask, shape) = match (&entry.form, &portion.form) {
-            (Form::KeptBy(mask), Form::KeptBy(wanted))
-                if mask != wanted || entry.shape != portion.piece.of() =>
+    fn kept(&self, entry: &Entry, shard: &Shard) -> Result<Option<Kept>> {
+        let (mask, shape) = match (&entry.values, &shard.values()) {
+            (Values::KeptBy(mask), Values::KeptBy(wanted))
+                if mask != wanted || entry.shape != shard.full_shape() =>
             {
                 return Err(
                     self.refuse(format!("what {mask} keeps there is what {wanted} keeps in this run"))
                 );
             }
-            (Form::KeptBy(mask), _) => (mask, &entry.shape[..]),
-            (_, Form::KeptBy(mask)) => (mask, portion.piece.of()),
+            (Values::KeptBy(mask), _) => (mask, &entry.shape[..]),
+            (_, Values::KeptBy(mask)) => (mask, shard.full_shape()),
             _ => return Ok(None),
         };
-        match self.packed(MASKS, mask, &Piece::whole(shape), 1)? {
+        match self.packed(MASKS, mask, &Shard::full(shape), 1)? {
             Some(words) => Ok(Some(Kept::new(words))),
             None => Err(self.refuse(format!("it has no mask for {mask}, of which it holds kept weights"))),
         }
     }
 
-    /// The bytes of a portion of a tensor, which has so many numbers.
+    /// The bytes of a shard of a tensor, which has so many numbers.
     pub(super) fn bytes(
         &self,
         entry: &Entry,
-        portion: &Portion,
+        shard: &Shard,
         length: usize,
         kept: Option<&Kept>,
     ) -> Result<Vec<u8>> {
         let each = entry.dtype.bitsize() / 8;
         let mut bytes = vec![0; length * each];
         for part in &entry.parts {
-            let common = part.common(portion, length, kept);
+            let common = part.common(shard, length, kept);
             let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
             if let [Common { from, to, length }] = common[..] {
                 self.read_part(entry, part, from, &mut bytes[to * each..(to + length) * each])?;
@@ -259,8 +261,8 @@ impl Checkpoint {
     }
 
     /// The bytes of a part from one of its numbers on.
-    fn read_part(&self, entry: &Entry, part: &Part, first: usize, into: &mut [u8]) -> Result<()> {
-        let Shard { name, file } = &self.shards[part.shard];
+    fn read_part(&self, entry: &Entry, part: &FileShard, first: usize, into: &mut [u8]) -> Result<()> {
+        let ShardFile { name, file } = &self.shards[part.file];
         let at = part.offset + (first * entry.dtype.bitsize() / 8) as u64;
         read_at(file, at, into).map_err(|why| ReadFault::of(name, &why).at(self.path()))
     }

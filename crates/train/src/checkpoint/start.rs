@@ -7,7 +7,6 @@ use espalier_plan::spec::{Layer, Model};
 
 use super::MODEL;
 use super::open::Checkpoint;
-use super::portion::Portion;
 use super::read::{Room, Wanted};
 use crate::Result;
 
@@ -60,12 +59,12 @@ pub(super) fn positions(model: &Model) -> HashSet<String> {
 
 /// Room for the first rows of a table of which more are there.
 fn longer<'a>(room: Room<'a>, there: &[usize]) -> Room<'a> {
-    let portion = room.portion().into_owned();
-    let here = portion.piece.of();
+    let shard = room.shard().into_owned();
+    let here = shard.full_shape();
     if there.len() != here.len() || there[0] <= here[0] {
         return room;
     }
-    let piece = portion.piece.of_longer(0, there[0]);
-    let (Room::Tensor(tensor) | Room::Portion(tensor, _)) = room;
-    Room::Portion(tensor, Portion::of(piece))
+    let shard = shard.of_longer(0, there[0]);
+    let (Room::Tensor(tensor) | Room::Shard(tensor, _)) = room;
+    Room::Shard(tensor, shard)
 }

@@ -14,7 +14,7 @@ use espalier_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::manifest::FileRecord;
-use super::portion::{Description, Descriptions, PIECES};
+use super::sharded::{Description, Descriptions, PIECES};
 use super::write::{Fault, Saved, Stored};
 use crate::durable;
 
@@ -41,8 +41,8 @@ pub(crate) fn write_tensors(path: &Path, saved: &Saved<'_>) -> Result<FileRecord
 fn header(order: &[&(String, Stored<'_>)]) -> io::Result<Vec<u8>> {
     let (mut pieces, mut infos, mut end) = (Descriptions::new(), Vec::new(), 0);
     for (name, stored) in order {
-        if let Some(portion) = stored.portion() {
-            pieces.insert(name.clone(), Description::of(portion));
+        if let Some(shard) = stored.shard() {
+            pieces.insert(name.clone(), Description::of(shard));
         }
         let start = end;
         end += stored.byte_len();
@@ -75,7 +75,7 @@ impl Hashed {
 impl Stored<'_> {
     fn shape(&self) -> Vec<usize> {
         match self {
-            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.shape().to_vec(),
+            Stored::Tensor(tensor) | Stored::Shard(tensor, _) => tensor.shape().to_vec(),
             Stored::Words(words) | Stored::Packed(words, _) => vec![words.len()],
             Stored::Bytes(_, shape, _) => shape.clone(),
         }
@@ -83,7 +83,7 @@ impl Stored<'_> {
 
     fn dtype(&self) -> Dtype {
         match self {
-            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => dtype_of(tensor),
+            Stored::Tensor(tensor) | Stored::Shard(tensor, _) => dtype_of(tensor),
             Stored::Words(_) | Stored::Packed(..) => Dtype::U32,
             Stored::Bytes(dtype, ..) => *dtype,
         }
@@ -91,7 +91,7 @@ impl Stored<'_> {
 
     pub(super) fn byte_len(&self) -> usize {
         match self {
-            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.byte_len(),
+            Stored::Tensor(tensor) | Stored::Shard(tensor, _) => tensor.byte_len(),
             Stored::Words(words) | Stored::Packed(words, _) => size_of_val(words.as_slice()),
             Stored::Bytes(.., bytes) => bytes.len(),
         }
@@ -100,7 +100,7 @@ impl Stored<'_> {
     /// From whichever device: one tensor at a time is on the host.
     fn bytes(&self) -> Result<Cow<'_, [u8]>, espalier_tensor::Error> {
         match self {
-            Stored::Tensor(tensor) | Stored::Portion(tensor, _) => tensor.read_bytes(),
+            Stored::Tensor(tensor) | Stored::Shard(tensor, _) => tensor.read_bytes(),
             Stored::Words(words) | Stored::Packed(words, _) => {
                 Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>().into())
             }

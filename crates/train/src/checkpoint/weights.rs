@@ -13,7 +13,7 @@ use crate::parallel::pieces::Pieces;
 /// What is held of weights, to be saved.
 pub(crate) fn saved_weights<'a>(weights: &'a Weights, pieces: &Pieces) -> Saved<'a> {
     let stored = |((name, tensor), id): ((&str, &'a Tensor), Option<ParameterId>)| {
-        let stored = id.map_or(Stored::Tensor(tensor), |id| Stored::piece(tensor, pieces.own(id)));
+        let stored = id.map_or(Stored::Tensor(tensor), |id| Stored::of(tensor, pieces.own(id)));
         (name.to_owned(), stored)
     };
     weights.named().zip(ids(weights)).map(stored).collect()
@@ -23,7 +23,7 @@ pub(crate) fn saved_weights<'a>(weights: &'a Weights, pieces: &Pieces) -> Saved<
 pub(crate) fn wanted_weights<'a>(weights: &'a mut Weights, pieces: &Pieces) -> Wanted<'a> {
     let (all, ids) = (weights.parameters() + weights.statistics(), ids(weights));
     let room = |((name, tensor), id): ((&str, &'a mut Tensor), Option<ParameterId>)| match id {
-        Some(id) => (name.to_owned(), Room::piece(tensor, pieces.own(id))),
+        Some(id) => (name.to_owned(), Room::of(tensor, pieces.own(id))),
         None => (name.to_owned(), Room::Tensor(tensor)),
     };
     let tensors: Vec<_> = weights.named_mut().zip(ids).map(room).collect();

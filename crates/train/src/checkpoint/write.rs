@@ -1,7 +1,7 @@
 //! Writing: each rank its own files, rank 0 the manifest.
 //!
 //! **Who writes what.** Ranks along the data axis hold the same tensors, those of one replica its stages' and of these perhaps
-//! pieces: each tensor, and each piece of one, is written by one of those that hold it (a tied embedding is at both ends of a
+//! pieces: each tensor, and each shard of one, is written by one of those that hold it (a tied embedding is at both ends of a
 //! pipeline, a norm whole beside pieces of matrices), dealt out so that all write alike many bytes. A range of shared state is
 //! this rank's alone, so it writes it.
 //!
@@ -15,16 +15,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use espalier_data::regular_file;
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_tensor::Tensor;
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::files::{Held, deal, file_name, part_of};
 use super::manifest::{FileRecord, Manifest};
 use super::old::{remove, set_aside};
-use super::portion::{Description, Portion};
-use super::shard::{Held, deal, file_name, part_of};
+use super::sharded::Description;
 use super::tensors::write_tensors;
 use super::{Checkpoint, Checkpoints, MANIFEST, MODEL, Progress, ReadFault};
 use crate::parallel::{Ranks, exchange, together};
@@ -45,11 +45,11 @@ pub enum Stored<'a> {
     /// A tensor, from whichever device; every rank that holds one of this name holds the same.
     Tensor(&'a Tensor),
     /// A part of a tensor; every rank that holds this one holds the same, and a range of it no other.
-    Portion(&'a Tensor, Portion),
+    Shard(&'a Tensor, Shard),
     /// Whole numbers of the host; as a tensor.
     Words(Vec<u32>),
-    /// Those that pack a piece of a tensor; as a portion.
-    Packed(Vec<u32>, Portion),
+    /// Those that pack a shard of a tensor; as a shard.
+    Packed(Vec<u32>, Shard),
     /// Numbers of the host, of a type and shape, little-endian; as a tensor.
     Bytes(Dtype, Vec<usize>, Vec<u8>),
 }
@@ -235,7 +235,7 @@ impl Together<'_> {
     }
 }
 
-/// A file, a name in it, and which portion of the tensor of that name, if it is not all.
+/// A file, a name in it, and which shard of the tensor of that name, if it is not all.
 type StoredId = (String, String, Option<Description>);
 /// What a rank holds, and its bytes.
 type Holding = (StoredId, usize);
@@ -286,7 +286,7 @@ fn write_own(folder: &Path, files: Vec<(&str, Saved<'_>)>, ranks: &Ranks) -> Res
         let name = file_name(file, rank, size);
         let record = write_tensors(&folder.join(&name), &saved)?;
         let all = saved.len();
-        let whole = saved.into_iter().filter(|(_, stored)| stored.portion().is_none());
+        let whole = saved.into_iter().filter(|(_, stored)| stored.shard().is_none());
         let tensors: BTreeMap<_, _> = whole.map(|(name, stored)| (name, stored.byte_len())).collect();
         Ok(Written { file: name, record, is_whole: tensors.len() == all, tensors })
     })
@@ -317,43 +317,43 @@ fn index(written: &[Written]) -> io::Result<Option<serde_json::Value>> {
 }
 
 impl<'a> Stored<'a> {
-    /// A tensor of which this rank holds a piece, which may be all.
-    pub fn piece(tensor: &'a Tensor, piece: &Piece) -> Stored<'a> {
-        match piece.is_whole() {
+    /// A tensor of which this rank holds a shard, which may be all.
+    pub fn of(tensor: &'a Tensor, shard: &Shard) -> Stored<'a> {
+        match shard.is_full() {
             true => Stored::Tensor(tensor),
-            false => Stored::Portion(tensor, Portion::of(piece.clone())),
+            false => Stored::Shard(tensor, shard.clone()),
         }
     }
 
-    /// So many bits for each weight of a piece, which may be all.
-    pub fn packed(words: Vec<u32>, piece: &Piece, bits: usize) -> Stored<'a> {
-        match piece.is_whole() {
+    /// So many bits for each weight of a shard, which may be all.
+    pub fn packed(words: Vec<u32>, shard: &Shard, bits: usize) -> Stored<'a> {
+        match shard.is_full() {
             true => Stored::Words(words),
-            false => Stored::Packed(words, Portion::packed(piece.clone(), bits)),
+            false => Stored::Packed(words, shard.clone().packed(bits)),
         }
     }
 
     /// Which part of a tensor it is, if it is not all.
-    pub(super) fn portion(&self) -> Option<&Portion> {
+    pub(super) fn shard(&self) -> Option<&Shard> {
         match self {
             Stored::Tensor(_) | Stored::Words(_) | Stored::Bytes(..) => None,
-            Stored::Portion(_, portion) | Stored::Packed(_, portion) => Some(portion),
+            Stored::Shard(_, shard) | Stored::Packed(_, shard) => Some(shard),
         }
     }
 
     /// Whether it is nothing of something: another rank may hold all of it, and write it as what was never cut.
     fn is_nothing(&self) -> bool {
-        let nothing = |piece: &Piece| piece.is_empty() && piece.of().iter().all(|extent| *extent > 0);
-        self.portion().is_some_and(|portion| nothing(&portion.piece))
+        let nothing = |shard: &Shard| shard.is_empty() && shard.full_shape().iter().all(|extent| *extent > 0);
+        self.shard().is_some_and(|shard| nothing(shard))
     }
 
     /// Whether other ranks may hold it too.
     fn is_shared(&self) -> bool {
-        self.portion().is_none_or(|portion| portion.start.is_none())
+        self.shard().is_none_or(|shard| shard.start().is_none())
     }
 
     fn id(&self, file: &str, name: &str) -> StoredId {
-        (file.to_owned(), name.to_owned(), self.portion().map(Description::of))
+        (file.to_owned(), name.to_owned(), self.shard().map(Description::of))
     }
 }
 

@@ -156,7 +156,7 @@ impl<'a> Surface<'a> {
             let (tensor, piece) = (self.weights.get(*id), self.context.pieces.own(*id));
             let stream = random::key(self.context.plan.seed ^ PURPOSE, name_key(self.weights.name(*id)));
             let stream = random::key(stream, number);
-            let places = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+            let places = piece.runs().flat_map(|run| run.in_full..run.in_full + run.length);
             let sign = |place: usize| if random::bits(stream, place as u64) & 1 == 0 { 1.0 } else { -1.0 };
             let signs: Vec<f32> = places.map(sign).collect();
             Ok(Tensor::from_f32(&tensor.device(), tensor.shape(), DType::F32, &signs, Category::Scoring)?)

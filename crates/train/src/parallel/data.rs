@@ -17,7 +17,7 @@ use std::time::Instant;
 use espalier_comm::{Reduce, Request};
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::cut::{BUCKET, SCATTERED_AT_ONCE};
+use espalier_plan::packets::{BUCKET, SCATTERED_AT_ONCE};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::Buckets;
 use espalier_tensor::ops::rows;

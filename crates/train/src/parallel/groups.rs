@@ -10,7 +10,7 @@ use std::ops::Range;
 use espalier_comm::{Communicator, Reduce};
 use espalier_nn::weights::{BufferId, ParameterId, Weights};
 use espalier_plan::schedule::Placement;
-use espalier_plan::{Cut, Plan};
+use espalier_plan::{GroupRank, Plan};
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::ops::flat;
 use espalier_tensor::{Category, DType, Tensor};
@@ -101,7 +101,7 @@ impl Groups {
             known.insert(key.clone(), place);
         }
         for (place, key) in of_parameters.iter().enumerate() {
-            let pieces = |peer: usize| &locals[peer].pieces[place];
+            let pieces = |peer: usize| &locals[peer].shards[place];
             let first = (0..own).find(|peer| pieces(*peer) == pieces(own)).unwrap_or(own);
             groups.parameters[place] = known[key];
             groups.owned[place] = holders(&key.0)[0] == stage && first == own;
@@ -140,8 +140,8 @@ impl Groups {
     }
 
     /// Which part of a parameter's state is this rank's, where those who share it share that out too.
-    pub fn cut(&self, id: ParameterId) -> Cut {
-        self.of(id).map_or(Cut::ALONE, |group| Cut { ranks: group.size(), rank: group.rank() })
+    pub fn member(&self, id: ParameterId) -> GroupRank {
+        self.of(id).map_or(GroupRank::SINGLE, |group| GroupRank { ranks: group.size(), rank: group.rank() })
     }
 
     /// How many there are.

@@ -7,7 +7,7 @@
 use espalier_comm::{Communicator, Reduce};
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Traffic;
-use espalier_plan::cut::packets;
+use espalier_plan::packets::packets;
 use espalier_plan::schedule::Action;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{compress, expand_into};

@@ -29,11 +29,10 @@ pub mod zero;
 
 use std::ops::Range;
 
-use espalier_comm::traffic::share;
 use espalier_comm::{Communicator, Reduce, Sent};
 use espalier_nn::AxisGroups;
-use espalier_plan::Plan;
 use espalier_plan::mesh::{Axis, Mesh, PerAxis};
+use espalier_plan::{Plan, split};
 use tracing::span::EnteredSpan;
 
 pub use threads::{GiveUp, on_threads, on_threads_within};
@@ -185,7 +184,7 @@ impl Ranks {
 
     /// Which of so many samples fall to it.
     pub fn part(&self, samples: usize) -> Range<usize> {
-        share(samples, self.data().size(), self.data().rank())
+        split(samples, self.data().size(), self.data().rank())
     }
 
     /// Sums over all ranks.

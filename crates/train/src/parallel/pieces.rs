@@ -1,12 +1,13 @@
 //! Which pieces of the model's parameters this rank holds, and which its peers: those that hold the layers of a stage together.
 //!
-//! A parameter that is cut has another piece on each of them, or the same on some; one that is not is whole on all. What is
+//! A parameter that is cut has another shard on each of them, or the same on some; one that is not is whole on all. What is
 //! found in pieces and must be that of the whole, a count, a digest, is put together here. Pieces are in the order of the
-//! whole, so that masks, ties and compressed state of a piece are those of the whole where they lie.
+//! whole, so that masks, ties and compressed state of a shard are those of the whole where they lie.
 
 use espalier_comm::{Communicator, Message, Reduce};
 use espalier_nn::weights::{ParameterId, digest};
-use espalier_plan::layout::{Layout, Piece};
+use espalier_plan::Shard;
+use espalier_plan::layout::Layout;
 use espalier_plan::spec::{Model, Parameter};
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::update::SquaredNorms;
@@ -20,19 +21,19 @@ use crate::Result;
 pub struct Pieces {
     peers: Communicator,
     /// By peer, and of each by parameter.
-    held: Vec<Vec<Piece>>,
+    held: Vec<Vec<Shard>>,
 }
 
 impl Pieces {
     /// Those of a layout.
     pub fn of(layout: &Layout, ranks: &Ranks) -> Pieces {
-        let held = layout.peers().iter().map(|local| local.pieces.clone()).collect();
+        let held = layout.peers().iter().map(|local| local.shards.clone()).collect();
         Pieces::new(ranks.peers().clone(), held)
     }
 
     /// Those of one rank that holds all of every tensor.
     pub fn whole(model: &Model) -> Pieces {
-        let whole = |parameter: &Parameter| Piece::whole(&parameter.shape);
+        let whole = |parameter: &Parameter| Shard::full(&parameter.shape);
         Pieces { peers: Communicator::alone(), held: vec![model.parameters().iter().map(whole).collect()] }
     }
 
@@ -41,23 +42,23 @@ impl Pieces {
         self.peers.size() == 1
     }
 
-    /// Those of the peers, in their order, each a piece of every parameter.
-    pub fn new(peers: Communicator, held: Vec<Vec<Piece>>) -> Pieces {
+    /// Those of the peers, in their order, each a shard of every parameter.
+    pub fn new(peers: Communicator, held: Vec<Vec<Shard>>) -> Pieces {
         assert_eq!(peers.size(), held.len(), "pieces of all peers");
         Pieces { peers, held }
     }
 
     /// What this rank holds of a parameter, if its stage has it.
-    pub fn own(&self, id: ParameterId) -> &Piece {
+    pub fn own(&self, id: ParameterId) -> &Shard {
         &self.held[self.peers.rank()][id.0]
     }
 
     /// Whether some peer has less than all of a parameter.
     pub fn is_cut(&self, id: ParameterId) -> bool {
-        self.held.iter().any(|held| !held[id.0].is_whole())
+        self.held.iter().any(|held| !held[id.0].is_full())
     }
 
-    /// Whether this rank speaks for its piece: the first of the peers that hold it.
+    /// Whether this rank speaks for its shard: the first of the peers that hold it.
     pub fn is_owner(&self, id: ParameterId) -> bool {
         self.held.iter().position(|held| held[id.0] == *self.own(id)) == Some(self.peers.rank())
     }
@@ -67,12 +68,12 @@ impl Pieces {
         Ok(self.peers.all_reduce(numbers, Reduce::Sum)?)
     }
 
-    /// What all peers together count of a parameter, from what each counts of its piece. Where it is cut all must ask.
+    /// What all peers together count of a parameter, from what each counts of its shard. Where it is cut all must ask.
     pub fn count(&self, id: ParameterId, own: usize) -> Result<usize> {
         Ok(self.total(id, vec![own as u64])?[0] as usize)
     }
 
-    /// Sums over all of a parameter, from those over this rank's piece. Where it is cut all peers must ask.
+    /// Sums over all of a parameter, from those over this rank's shard. Where it is cut all peers must ask.
     pub fn total<T: Copy + Default>(&self, id: ParameterId, own: Vec<T>) -> Result<Vec<T>>
     where
         Vec<T>: Message,
@@ -111,8 +112,8 @@ impl Pieces {
     /// The bytes of a whole parameter, or of what has a number for each of its weights. All peers must ask.
     pub(crate) fn join(&self, id: ParameterId, own: &Tensor) -> Result<Vec<u8>> {
         let each = own.dtype().bytes();
-        let mut whole = vec![0; self.own(id).of().iter().product::<usize>() * each];
-        // A second holder of a piece has the same bytes.
+        let mut whole = vec![0; self.own(id).full_shape().iter().product::<usize>() * each];
+        // A second holder of a shard has the same bytes.
         let held = if self.is_owner(id) { own.read_bytes()? } else { [][..].into() };
         for (peer, bytes) in exchange(&self.peers, &held)?.into_iter().enumerate() {
             if bytes.is_empty() {
@@ -120,7 +121,7 @@ impl Pieces {
             }
             for run in self.held[peer][id.0].runs() {
                 let from = &bytes[run.at * each..(run.at + run.length) * each];
-                whole[run.in_whole * each..(run.in_whole + run.length) * each].copy_from_slice(from);
+                whole[run.in_full * each..(run.in_full + run.length) * each].copy_from_slice(from);
             }
         }
         Ok(whole)
@@ -139,13 +140,13 @@ mod tests {
     #[test]
     fn a_digest_of_pieces_is_that_of_the_whole() {
         let (shape, device) = ([5, 12], Device::cpu(1).unwrap());
-        let whole = Piece::whole(&shape);
-        let heads = |at: usize| whole.clone().cut(1, &[at..at + 1, 4 + at..5 + at, 8 + at..9 + at]);
-        let cuts: [[Piece; 4]; 4] = [
-            [0..2, 2..3, 3..3, 3..5].map(|rows| whole.clone().cut(0, &[rows])),
-            [0..1, 1..6, 6..11, 11..12].map(|columns| whole.clone().cut(1, &[columns])),
+        let whole = Shard::full(&shape);
+        let heads = |at: usize| whole.clone().narrow(1, &[at..at + 1, 4 + at..5 + at, 8 + at..9 + at]);
+        let cuts: [[Shard; 4]; 4] = [
+            [0..2, 2..3, 3..3, 3..5].map(|rows| whole.clone().narrow(0, &[rows])),
+            [0..1, 1..6, 6..11, 11..12].map(|columns| whole.clone().narrow(1, &[columns])),
             [0, 1, 2, 3].map(heads),
-            [0..6, 6..12, 0..6, 6..12].map(|columns| whole.clone().cut(1, &[columns])),
+            [0..6, 6..12, 0..6, 6..12].map(|columns| whole.clone().narrow(1, &[columns])),
         ];
         for dtype in [DType::F32, DType::Bf16] {
             let values: Vec<f32> = (0..60).map(|i| (i as f32 - 30.0) / 8.0).collect();
@@ -155,16 +156,16 @@ mod tests {
             let digests = on_threads(&mesh, &device, |ranks, device| {
                 let id = |cut: usize| ParameterId(cut);
                 let held = |rank: usize| {
-                    let mut held: Vec<Piece> = cuts.iter().map(|cut| cut[rank].clone()).collect();
+                    let mut held: Vec<Shard> = cuts.iter().map(|cut| cut[rank].clone()).collect();
                     held.push(whole.clone());
                     held
                 };
                 let pieces = Pieces::new(ranks.stages().clone(), (0..4).map(held).collect());
                 let digest = |cut: usize| {
-                    let piece = pieces.own(id(cut));
-                    let at = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+                    let shard = pieces.own(id(cut));
+                    let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
                     let own: Vec<f32> = at.map(|place| values[place]).collect();
-                    let own = Tensor::from_f32(device, &piece.shape(), dtype, &own, Category::Weights)?;
+                    let own = Tensor::from_f32(device, &shard.shape(), dtype, &own, Category::Weights)?;
                     assert_eq!(pieces.count(id(cut), own.len())?, 60);
                     pieces.digest(id(cut), &own)
                 };

@@ -1,7 +1,7 @@
 //! ZeRO, stages 1 and 2 (Rajbhandari et al. 2020): the ranks that share a parameter share out its master weights and moments, and
 //! perhaps the sum of its gradients (`data` says when each is scattered).
 //!
-//! Each rank has its [`Cut`] of every parameter's kept weights. A gradient's sum goes in parts, each to the rank that steps
+//! Each rank has its [`GroupRank`] of every parameter's kept weights. A gradient's sum goes in parts, each to the rank that steps
 //! it; the new weights, kept values in the weights' own type, come back from all. A reduce-scatter and an all-gather move
 //! what one all-reduce moves, so nothing more is sent than without.
 //!
@@ -11,8 +11,8 @@
 
 use espalier_comm::{Communicator, Reduce, Request};
 use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::Cut;
-use espalier_plan::cut::packets;
+use espalier_plan::packets::packets;
+use espalier_plan::{GroupRank, split};
 use espalier_tensor::ops::compress::{compress, expand_into};
 use espalier_tensor::ops::flat;
 use espalier_tensor::ops::update::{Norms, SquaredNorms, Step, Target, squared_norms, step};
@@ -25,21 +25,21 @@ use crate::state::{Gradients, Masks, Optimizer};
 
 /// Vectors that travel in one message, with their lengths, in the order of their places in it.
 struct Packet {
-    cut: Cut,
+    member: GroupRank,
     lengths: Vec<(ParameterId, usize)>,
 }
 
 impl Packet {
     /// Elements of one rank's part of the message.
     fn part(&self) -> usize {
-        self.lengths.iter().map(|(_, length)| self.cut.part(*length)).sum()
+        self.lengths.iter().map(|(_, length)| self.member.largest(*length)).sum()
     }
 
     /// Each vector with its length and its first element's place within a rank's part.
     fn places(&self) -> impl Iterator<Item = (ParameterId, usize, usize)> {
         self.lengths.iter().scan(0, |next, &(id, length)| {
             let place = *next;
-            *next += self.cut.part(length);
+            *next += self.member.largest(length);
             Some((id, length, place))
         })
     }
@@ -54,19 +54,24 @@ pub(super) struct Scattering {
 impl Scattering {
     /// Starts the sum of some gradients.
     pub(super) fn start(gradients: Vec<(ParameterId, Tensor)>, group: &Communicator) -> Result<Scattering> {
-        let cut = cut_of(group);
+        let member = member_of(group);
         let lengths = gradients.iter().map(|(id, gradient)| (*id, gradient.len())).collect();
-        let (packet, first) = (Packet { cut, lengths }, &gradients[0].1);
+        let (packet, first) = (Packet { member, lengths }, &gradients[0].1);
         let (device, dtype, part) = (first.device(), first.dtype(), packet.part());
         let whole = match &*gradients {
             // Nothing is to be padded and nothing packed.
-            [(_, one)] if one.len() == part * cut.ranks => gradients.into_iter().next().expect("one").1,
+            [(_, one)] if one.len() == part * member.ranks => gradients.into_iter().next().expect("one").1,
             _ => {
-                let all = [part * cut.ranks];
+                let all = [part * member.ranks];
                 let mut whole = Tensor::zeros(&device, &all, dtype, Category::Communication)?;
                 for ((_, gradient), (_, length, place)) in gradients.iter().zip(packet.places()) {
-                    for rank in 0..cut.ranks {
-                        flat::put(&mut whole, rank * part + place, gradient, cut.of(rank, length))?;
+                    for rank in 0..member.ranks {
+                        flat::put(
+                            &mut whole,
+                            rank * part + place,
+                            gradient,
+                            split(length, member.ranks, rank),
+                        )?;
                     }
                 }
                 whole
@@ -80,12 +85,12 @@ impl Scattering {
     pub(super) fn wait(self) -> Result<Vec<(ParameterId, Tensor)>> {
         let part = self.request.wait()?;
         if let [(id, length)] = *self.packet.lengths
-            && self.packet.cut.own(length).len() == part.len()
+            && self.packet.member.split(length).len() == part.len()
         {
             return Ok(vec![(id, part)]);
         }
         let own = |(id, length, place): (ParameterId, usize, usize)| {
-            let at = place..place + self.packet.cut.own(length).len();
+            let at = place..place + self.packet.member.split(length).len();
             Ok((id, flat::take(&part, at, Category::Workspace)?))
         };
         self.packet.places().map(own).collect()
@@ -101,14 +106,14 @@ struct Gathering {
 impl Gathering {
     /// Hands this rank's parts of some vectors, of such lengths, to all.
     fn start(parts: &[(ParameterId, usize, &Tensor)], group: &Communicator) -> Result<Gathering> {
-        let cut = cut_of(group);
-        let packet = Packet { cut, lengths: parts.iter().map(|(id, length, _)| (*id, *length)).collect() };
+        let member = member_of(group);
+        let packet = Packet { member, lengths: parts.iter().map(|(id, length, _)| (*id, *length)).collect() };
         let (device, dtype) = (parts[0].2.device(), parts[0].2.dtype());
         let mut own = Tensor::zeros(&device, &[packet.part()], dtype, Category::Communication)?;
         for ((_, _, part), (_, _, place)) in parts.iter().zip(packet.places()) {
             flat::put(&mut own, place, part, 0..part.len())?;
         }
-        let all = Tensor::empty(&device, &[packet.part() * cut.ranks], dtype, Category::Communication)?;
+        let all = Tensor::empty(&device, &[packet.part() * member.ranks], dtype, Category::Communication)?;
         Ok(Gathering { packet, request: group.start_all_gather(own, all)? })
     }
 
@@ -126,11 +131,11 @@ struct Gathered {
 impl Gathered {
     /// Puts the parts of a vector together, in a tensor of its length.
     fn join(&self, id: ParameterId, into: &mut Tensor) -> Result<()> {
-        let (cut, part) = (self.packet.cut, self.packet.part());
+        let (member, part) = (self.packet.member, self.packet.part());
         let (_, length, place) =
             self.packet.places().find(|(of, ..)| *of == id).expect("a vector of this message");
-        for rank in 0..cut.ranks {
-            let (of, start) = (cut.of(rank, length), rank * part + place);
+        for rank in 0..member.ranks {
+            let (of, start) = (split(length, member.ranks, rank), rank * part + place);
             flat::put(into, of.start, &self.all, start..start + of.len())?;
         }
         Ok(())
@@ -147,8 +152,8 @@ pub(crate) fn join(part: &Tensor, length: usize, group: &Communicator) -> Result
     Ok(whole.reinterpret(part.dtype()))
 }
 
-fn cut_of(group: &Communicator) -> Cut {
-    Cut { ranks: group.size(), rank: group.rank() }
+fn member_of(group: &Communicator) -> GroupRank {
+    GroupRank { ranks: group.size(), rank: group.rank() }
 }
 
 /// A parameter whose parts the ranks have stepped, each its own.
@@ -178,7 +183,7 @@ pub(crate) fn step_shared(
         let (weight, mask) = (weights.get(id), masks.get(id));
         let group = groups.number(id).expect("with several replicas every parameter is shared");
         let length = mask.map_or(weight.len(), Mask::kept);
-        Ok(Shared { id, group, length, own: own_weights(weight, mask, groups.cut(id))? })
+        Ok(Shared { id, group, length, own: own_weights(weight, mask, groups.member(id))? })
     });
     let mut shared: Vec<Shared> = shared.collect::<Result<_>>()?;
     let (ids, group_of): (Vec<ParameterId>, Vec<usize>) =
@@ -207,8 +212,8 @@ pub(crate) fn step_shared(
 }
 
 /// A rank's part of a parameter's kept weights.
-pub(crate) fn own_weights(weight: &Tensor, mask: Option<&Mask>, cut: Cut) -> Result<Tensor> {
-    let take = |kept: &Tensor| flat::take(kept, cut.own(kept.len()), Category::Workspace);
+pub(crate) fn own_weights(weight: &Tensor, mask: Option<&Mask>, member: GroupRank) -> Result<Tensor> {
+    let take = |kept: &Tensor| flat::take(kept, member.split(kept.len()), Category::Workspace);
     Ok(match mask {
         Some(mask) => take(&compress(weight, mask, Category::Workspace)?)?,
         None => take(weight)?,

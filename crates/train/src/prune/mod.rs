@@ -27,7 +27,7 @@ use std::fmt::Debug;
 
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::Plan;
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_plan::pruning::{Method, Scope};
 use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::ops::compress::apply;
@@ -171,7 +171,7 @@ impl Network<'_> {
 
     /// Elements of all of it.
     pub fn whole_len(&self, id: ParameterId) -> usize {
-        self.context.pieces.own(id).of().iter().product()
+        self.context.pieces.own(id).full_shape().iter().product()
     }
 
     /// Whether what is here of a parameter is counted here: of those that hold it one does.
@@ -244,7 +244,7 @@ impl Network<'_> {
             places: ids.iter().map(|id| id.0).collect(),
             owned: ids.iter().map(|id| self.is_owner(*id)).collect(),
             all: self.weights.parameters(),
-            piece: &|place| {
+            shard: &|place| {
                 let id = ParameterId(place);
                 self.context.pieces.is_cut(id).then(|| self.context.pieces.own(id))
             },
@@ -254,7 +254,7 @@ impl Network<'_> {
         Ok(ids.iter().copied().zip(words).collect())
     }
 
-    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a piece must ask.
+    /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a shard must ask.
     pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<Words> {
         if !self.context.pieces.is_cut(id) {
             return select::best(keys, count);
@@ -268,7 +268,7 @@ impl Network<'_> {
         if self.context.pieces.is_cut(id) { of_piece(&whole, self.context.pieces.own(id)) } else { whole }
     }
 
-    /// Weights of all of a parameter that are not gone. Where it is cut all that hold a piece must ask.
+    /// Weights of all of a parameter that are not gone. Where it is cut all that hold a shard must ask.
     pub fn alive(&self, id: ParameterId) -> Result<usize> {
         self.context.pieces.count(id, self.alive_here(id))
     }
@@ -284,7 +284,7 @@ impl Network<'_> {
             return Ok(random_keys(device, self.len(id), stream)?);
         }
         let runs: Vec<(usize, usize)> =
-            self.context.pieces.own(id).runs().map(|run| (run.in_whole, run.length)).collect();
+            self.context.pieces.own(id).runs().map(|run| (run.in_full, run.length)).collect();
         Ok(random_keys_at(device, &runs, stream)?)
     }
 
@@ -356,10 +356,10 @@ pub fn places(words: &[u32]) -> Vec<usize> {
     ones(words).collect()
 }
 
-/// What a piece has of a mask of the whole.
-fn of_piece(words: &[u32], piece: &Piece) -> Words {
-    let mut own = vec![0; piece.len().div_ceil(32)];
-    piece.runs().for_each(|run| copy_bits(words, run.in_whole, &mut own, run.at, run.length));
+/// What a shard has of a mask of the whole.
+fn of_piece(words: &[u32], shard: &Shard) -> Words {
+    let mut own = vec![0; shard.len().div_ceil(32)];
+    shard.runs().for_each(|run| copy_bits(words, run.in_full, &mut own, run.at, run.length));
     own
 }
 
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_piece_has_its_bits_of_the_whole_mask() {
-        let heads = Piece::whole(&[2, 6]).cut(1, &[1..2, 4..6]);
+        let heads = Shard::full(&[2, 6]).narrow(1, &[1..2, 4..6]);
         // Columns 1, 4 and 5 of each row.
         let rows = [0b10_0110, 0b01_0001];
         assert_eq!(of_piece(&[rows[1] << 6 | rows[0]], &heads), [0b010_101]);

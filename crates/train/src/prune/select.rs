@@ -3,7 +3,7 @@
 //! The k-th largest key is found digit by digit from two histograms, which the device makes. Keys are shown three times instead
 //! of being held, as a model's may be larger than what is free.
 
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::select::{Digit, Histogram, at_least, histogram};
 
@@ -23,9 +23,9 @@ pub struct Stages<'a> {
     pub owned: Vec<bool>,
     /// Tensors of all stages.
     pub all: usize,
-    /// The piece of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut: all ranks say of
+    /// The shard of a tensor that a rank of this kind holds, by its place among all, where the tensor is cut: all ranks say of
     /// the same ones that they are.
-    pub piece: &'a dyn Fn(usize) -> Option<&'a Piece>,
+    pub shard: &'a dyn Fn(usize) -> Option<&'a Shard>,
     /// Sums over all these ranks.
     pub sum: &'a Sum<'a>,
 }
@@ -82,7 +82,7 @@ pub fn best_of_stages(
     let stay = |place: usize| missing.saturating_sub(at_threshold[..place].iter().sum::<u64>() as usize);
     // Of all tensors before it the ties stay, of all behind it they go.
     let divided = (0..stages.all).find(|place| (1..at_threshold[*place]).contains(&(stay(*place) as u64)));
-    let divided = divided.and_then(|place| Some((place, (stages.piece)(place)?)));
+    let divided = divided.and_then(|place| Some((place, (stages.shard)(place)?)));
     let mut ties = None;
     let mut words = vec![Words::new(); tensors];
     walk(&mut |i, keys| {
@@ -92,24 +92,24 @@ pub fn best_of_stages(
         }
         Ok(())
     })?;
-    if let Some((place, piece)) = divided {
+    if let Some((place, shard)) = divided {
         let own = ties.as_ref().filter(|(i, _)| stages.owned[*i]).map(|(_, ties)| ties);
-        let end = first_to_go(own, piece, stay(place), stages.sum)?;
+        let end = first_to_go(own, shard, stay(place), stages.sum)?;
         if let Some((i, ties)) = ties {
-            words[i] = ties.keep_before(end, piece);
+            words[i] = ties.keep_before(end, shard);
         }
     }
     Ok(words)
 }
 
-/// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a piece, and says whether it speaks for it.
+/// Keeps the `keep` places with the largest keys of one tensor, of which this rank holds a shard, and says whether it speaks for it.
 pub fn best_of_pieces(
     keys: &Tensor,
     keep: usize,
-    (piece, owned): (&Piece, bool),
+    (shard, owned): (&Shard, bool),
     sum: &Sum<'_>,
 ) -> crate::Result<Words> {
-    let stages = Stages { places: vec![0], owned: vec![owned], all: 1, piece: &|_| Some(piece), sum };
+    let stages = Stages { places: vec![0], owned: vec![owned], all: 1, shard: &|_| Some(shard), sum };
     let words = best_of_stages(&stages, keep, one_by_one(1, |_| Ok(keys.clone())))?;
     Ok(words.into_iter().next().expect("one tensor"))
 }
@@ -142,7 +142,7 @@ mod tests {
             places: (0..tensors).collect(),
             owned: vec![true; tensors],
             all: tensors,
-            piece: &|_| None,
+            shard: &|_| None,
             sum: &Ok,
         };
         best_of_stages(&stages, keep, one_by_one(tensors, keys))
@@ -181,7 +181,7 @@ mod tests {
                         give.send(counts.clone()).unwrap();
                         Ok(take.recv().unwrap().iter().zip(counts).map(|(a, b)| a + b).collect())
                     };
-                    let stages = Stages { places: own.clone(), owned, all: keys.len(), piece: &|_| None, sum: &sum };
+                    let stages = Stages { places: own.clone(), owned, all: keys.len(), shard: &|_| None, sum: &sum };
                     best_of_stages(&stages, keep, one_by_one(own.len(), |i| Ok(tensor(&keys[own[i]])))).unwrap()
                 };
                 let second: Vec<usize> = [0].into_iter().chain(cut..keys.len()).collect();
@@ -214,8 +214,8 @@ mod tests {
     }
 
     /// The places of the whole that masks of pieces keep.
-    fn in_whole(words: &Words, piece: &Piece) -> Vec<usize> {
-        ones(words).map(|at| piece.in_whole(at)).collect()
+    fn in_full(words: &Words, shard: &Shard) -> Vec<usize> {
+        ones(words).map(|at| shard.in_full(at)).collect()
     }
 
     proptest! {
@@ -232,9 +232,9 @@ mod tests {
             let distinct = if copies { 2 } else { ranks };
             let piece_of = |t: usize, rank: usize| {
                 let (columns, keys, at) = &tensors[t];
-                let whole = Piece::whole(&[keys.len() / columns, *columns]);
+                let whole = Shard::full(&[keys.len() / columns, *columns]);
                 let held = (0..*columns).filter(|column| at[*column] % distinct == rank % distinct);
-                if cut[t] { whole.cut(1, &held.map(|column| column..column + 1).collect::<Vec<_>>()) } else { whole }
+                if cut[t] { whole.narrow(1, &held.map(|column| column..column + 1).collect::<Vec<_>>()) } else { whole }
             };
             let is_owner = |t: usize, rank: usize| if cut[t] { rank < distinct } else { rank == 0 };
             let count = |keys: &[u32]| (share * keys.len() as f64) as usize;
@@ -250,9 +250,9 @@ mod tests {
             let mesh = Mesh::new(PerAxis { pipeline: ranks, ..PerAxis::ONES }).unwrap();
             let chosen = on_threads(&mesh, &DEVICE, |world, device| {
                 let rank = world.rank();
-                let pieces: Vec<Piece> = (0..tensors.len()).map(|t| piece_of(t, rank)).collect();
+                let pieces: Vec<Shard> = (0..tensors.len()).map(|t| piece_of(t, rank)).collect();
                 let keys = |t: usize| {
-                    let at = pieces[t].runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+                    let at = pieces[t].runs().flat_map(|run| run.in_full..run.in_full + run.length);
                     let keys: Vec<u32> = at.map(|place| tensors[t].1[place]).collect();
                     Ok(Tensor::from_slice(device, &[keys.len()], &keys, Category::Workspace)?)
                 };
@@ -261,7 +261,7 @@ mod tests {
                     places: (0..tensors.len()).collect(),
                     owned: (0..tensors.len()).map(|t| is_owner(t, rank)).collect(),
                     all: tensors.len(),
-                    piece: &|t| cut[t].then(|| &pieces[t]),
+                    shard: &|t| cut[t].then(|| &pieces[t]),
                     sum: &sum,
                 };
                 let together = best_of_stages(&stages, keep, one_by_one(tensors.len(), keys))?;
@@ -271,7 +271,7 @@ mod tests {
                 };
                 let alone = (0..tensors.len()).map(alone).collect::<crate::Result<Vec<_>>>()?;
                 let places = |words: &[Words]| {
-                    words.iter().zip(&pieces).map(|(words, piece)| in_whole(words, piece)).collect::<Vec<_>>()
+                    words.iter().zip(&pieces).map(|(words, shard)| in_full(words, shard)).collect::<Vec<_>>()
                 };
                 Ok((places(&together), places(&alone)))
             }).unwrap();
@@ -281,9 +281,9 @@ mod tests {
                 };
                 let all: Vec<usize> = (0..tensors.len()).collect();
                 for (rank, (together, alone)) in chosen.iter().enumerate() {
-                    let piece = piece_of(t, rank);
+                    let shard = piece_of(t, rank);
                     let here = |places: Vec<usize>| -> Vec<usize> {
-                        places.into_iter().filter(|place| piece.runs().any(|run| (run.in_whole..run.in_whole + run.length).contains(place))).collect()
+                        places.into_iter().filter(|place| shard.runs().any(|run| (run.in_full..run.in_full + run.length).contains(place))).collect()
                     };
                     prop_assert_eq!(&together[t], &here(expected(&all, keep)), "all, rank {}", rank);
                     prop_assert_eq!(&alone[t], &here(expected(&[t], count(&tensors[t].1))), "{}, rank {}", t, rank);

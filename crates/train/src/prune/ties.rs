@@ -5,7 +5,7 @@
 //! them, sums over the ranks that hold the pieces. It takes two rounds up to 2^32 weights, and only for a tensor that is
 //! cut and keeps some of its ties but not all: at most one under a threshold.
 
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_tensor::Tensor;
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::select::{DIGITS, at_least_before};
@@ -14,7 +14,7 @@ use super::Words;
 use super::select::Sum;
 use crate::Result;
 
-/// A piece of a tensor with ties, on the host.
+/// A shard of a tensor with ties, on the host.
 pub(super) struct Ties {
     /// What is above the threshold.
     above: Words,
@@ -31,21 +31,21 @@ impl Ties {
     }
 
     /// The places of ties in the whole, ascending.
-    fn places<'a>(&'a self, piece: &'a Piece) -> impl Iterator<Item = usize> + 'a {
-        let mut runs = piece.runs();
+    fn places<'a>(&'a self, shard: &'a Shard) -> impl Iterator<Item = usize> + 'a {
+        let mut runs = shard.runs();
         let mut run = runs.next();
         ones(&self.tied).map(move |at| {
             while run.is_some_and(|run| run.at + run.length <= at) {
                 run = runs.next();
             }
-            let run = run.expect("a place of the piece");
-            run.in_whole + at - run.at
+            let run = run.expect("a place of the shard");
+            run.in_full + at - run.at
         })
     }
 
     /// All above the threshold, and the ties before a place of the whole.
-    pub(super) fn keep_before(self, end: usize, piece: &Piece) -> Words {
-        let before = self.places(piece).take_while(|place| *place < end).count();
+    pub(super) fn keep_before(self, end: usize, shard: &Shard) -> Words {
+        let before = self.places(shard).take_while(|place| *place < end).count();
         let mut words = self.above;
         ones(&self.tied).take(before).for_each(|at| words[at / 32] |= 1 << (at % 32));
         words
@@ -54,12 +54,12 @@ impl Ties {
 
 /// The place in the whole of the first tie that goes, if `stay` of them stay and others do not. `own` are those that this rank
 /// counts, if any; all ranks of the sum must ask.
-pub(super) fn first_to_go(own: Option<&Ties>, piece: &Piece, stay: usize, sum: &Sum<'_>) -> Result<usize> {
-    let (mut within, mut stay) = (0..piece.of().iter().product::<usize>(), stay as u64);
+pub(super) fn first_to_go(own: Option<&Ties>, shard: &Shard, stay: usize, sum: &Sum<'_>) -> Result<usize> {
+    let (mut within, mut stay) = (0..shard.full_shape().iter().product::<usize>(), stay as u64);
     while within.len() > 1 {
         let width = within.len().div_ceil(DIGITS);
         let mut counts = vec![0u64; DIGITS];
-        for place in own.iter().flat_map(|ties| ties.places(piece)).filter(|place| within.contains(place)) {
+        for place in own.iter().flat_map(|ties| ties.places(shard)).filter(|place| within.contains(place)) {
             counts[(place - within.start) / width] += 1;
         }
         let counts = sum(counts)?;

@@ -46,7 +46,10 @@ impl Pruner for TwoOfFour {
             // Neighbours may be on two ranks: each looks at all of the tensor and keeps what is its own.
             let keys = network.context.pieces.join(id, &keys)?;
             let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-            Ok((id, network.own_part(id, larger_halves(&keys, network.context.pieces.own(id).of(), dim))))
+            Ok((
+                id,
+                network.own_part(id, larger_halves(&keys, network.context.pieces.own(id).full_shape(), dim)),
+            ))
         };
         Ok(Draw::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))
     }

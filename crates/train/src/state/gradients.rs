@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
 use espalier_nn::weights::ParameterId;
-use espalier_plan::Cut;
+use espalier_plan::GroupRank;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{compress, compress_add};
 use espalier_tensor::ops::elementwise::add_into;
@@ -166,10 +166,10 @@ impl<'a> Gradients<'a> {
             Some(mask) => compress(&pull, mask, Category::Workspace)?,
             None => pull,
         };
-        let cut = self.shared.map_or(Cut::ALONE, |groups| groups.cut(id));
-        match cut.is_alone() {
+        let member = self.shared.map_or(GroupRank::SINGLE, |groups| groups.member(id));
+        match member.is_single() {
             true => add_into(sum, &pull)?,
-            false => add_into(sum, &flat::take(&pull, cut.own(pull.len()), Category::Workspace)?)?,
+            false => add_into(sum, &flat::take(&pull, member.split(pull.len()), Category::Workspace)?)?,
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! digits than it has itself.
 
 use espalier_nn::weights::Weights;
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::update::split;
 use espalier_tensor::{DType, Mask, Tensor};
@@ -13,14 +13,14 @@ use crate::Result;
 use crate::parallel::pieces::Pieces;
 
 impl Optimizer {
-    /// Has fresh masters begin at what `exact` says of a parameter's name and of the piece of it that is here; where that is nothing, they
+    /// Has fresh masters begin at what `exact` says of a parameter's name and of the shard of it that is here; where that is nothing, they
     /// stay at the weight.
     pub(crate) fn start_masters(
         &mut self,
         weights: &mut Weights,
         masks: &Masks,
         pieces: &Pieces,
-        exact: impl Fn(&str, &Piece) -> Result<Option<Vec<f32>>>,
+        exact: impl Fn(&str, &Shard) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         for (id, slot) in self.slots_mut() {
             if slot.master.is_some()
@@ -50,7 +50,7 @@ impl Slot {
             Some(words) => ones(&words).map(|place| exact[place]).collect(),
             None => exact,
         };
-        let own = &stored[self.cut.own(stored.len())];
+        let own = &stored[self.member.split(stored.len())];
         let bytes: Vec<u8> = match master.dtype() {
             DType::U16 => own.iter().flat_map(|number| split(*number).1.to_le_bytes()).collect(),
             _ => own.iter().flat_map(|number| number.to_le_bytes()).collect(),

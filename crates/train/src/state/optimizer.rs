@@ -2,15 +2,15 @@
 //!
 //! In f32 the weight is its own master; in bf16 each parameter has an f32 master (or the 16 bits that the weight
 //! lost), and the weight is its rounding. Under a mask that compresses, master and moments hold kept weights alone.
-//! Ranks may share them out: then each has its [`Cut`] of these vectors.
+//! Ranks may share them out: then each has its [`GroupRank`] of these vectors.
 
 use espalier_comm::Communicator;
 use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_plan::optimizer;
 use espalier_plan::optimizer::Master;
 use espalier_plan::spec::Precision;
-use espalier_plan::{Cut, Plan};
+use espalier_plan::{GroupRank, Plan};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::cast::cast;
 use espalier_tensor::ops::compress::{apply, compress, expand};
@@ -20,7 +20,7 @@ use espalier_tensor::{Category, DType, Mask, Tensor};
 
 use super::{Gradients, Masks};
 use crate::Result;
-use crate::checkpoint::{OPTIMIZER, Portion, Room, Saved, Stored, Wanted};
+use crate::checkpoint::{OPTIMIZER, Room, Saved, Stored, Wanted};
 use crate::parallel::groups::Groups;
 use crate::parallel::pieces::Pieces;
 use crate::parallel::zero::{join, own_weights};
@@ -42,12 +42,12 @@ pub struct Optimizer {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(super) name: String,
-    /// Of the state, were all of the rank's piece here.
+    /// Of the state, were all of the rank's shard here.
     shape: Vec<usize>,
     /// Whether it is of kept weights alone.
     pub(super) compressed: bool,
     /// Which part of it is.
-    pub(super) cut: Cut,
+    pub(super) member: GroupRank,
     pub(super) master: Option<Tensor>,
     moments: Vec<Tensor>,
     /// Zero for biases and norm parameters where they are left out of weight decay,
@@ -70,11 +70,11 @@ impl Optimizer {
                     return Ok(None);
                 }
                 let (weight, mask) = (weights.get(id), masks.compressing(id));
-                let cut = shared.map_or(Cut::ALONE, |groups| groups.cut(id));
+                let member = shared.map_or(GroupRank::SINGLE, |groups| groups.member(id));
                 let shape = mask.map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
-                let own = match cut.is_alone() {
+                let own = match member.is_single() {
                     true => shape.clone(),
-                    false => vec![cut.own(shape.iter().product()).len()],
+                    false => vec![member.split(shape.iter().product()).len()],
                 };
                 let zeros = |dtype| Tensor::zeros(&weight.device(), &own, dtype, Category::Optimizer);
                 let moments = (0..rule.states()).map(|_| zeros(DType::F32)).collect::<Result<_, _>>()?;
@@ -83,11 +83,11 @@ impl Optimizer {
                         (DType::F32, ..) => None,
                         // A fresh weight is a bf16 number: no bit was lost.
                         (_, Master::LowBits, _) => Some(zeros(DType::U16)?),
-                        (_, Master::F32, None) if cut.is_alone() => {
+                        (_, Master::F32, None) if member.is_single() => {
                             Some(cast(weight, DType::F32, Category::Optimizer)?)
                         }
                         (_, Master::F32, mask) => {
-                            let kept = own_weights(weight, mask, cut)?;
+                            let kept = own_weights(weight, mask, member)?;
                             Some(cast(&kept, DType::F32, Category::Optimizer)?)
                         }
                     },
@@ -97,7 +97,7 @@ impl Optimizer {
                     name: parameter.name,
                     compressed: mask.is_some(),
                     shape,
-                    cut,
+                    member,
                 }))
             })
             .collect::<Result<_>>()?;
@@ -166,7 +166,7 @@ impl Optimizer {
         pieces: &Pieces,
     ) -> Result<()> {
         let slot = self.slots[id.0].as_mut().expect("a parameter of this stage");
-        let (cut, before) = (slot.cut, slot.shape.iter().product());
+        let (member, before) = (slot.member, slot.shape.iter().product());
         if compressed {
             (slot.shape, slot.compressed) = (vec![new.kept()], true);
         }
@@ -180,7 +180,7 @@ impl Optimizer {
                 }
                 continue;
             }
-            let whole = match group.filter(|_| !cut.is_alone()) {
+            let whole = match group.filter(|_| !member.is_single()) {
                 Some(group) => join(state, before, group)?,
                 None => state.clone(),
             };
@@ -193,8 +193,8 @@ impl Optimizer {
             if let Some(old) = warm {
                 warm_up(&mut kept, old, new, |_, nth| nth, (id, pieces))?;
             }
-            if !cut.is_alone() {
-                kept = flat::take(&kept, cut.own(kept.len()), Category::Workspace)?;
+            if !member.is_single() {
+                kept = flat::take(&kept, member.split(kept.len()), Category::Workspace)?;
             }
             // Workspace until it stands in the place of the old one.
             *state = kept;
@@ -220,12 +220,12 @@ impl Optimizer {
         self.state(id).into_iter().map(Tensor::byte_len).sum()
     }
 
-    /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or what this rank has of its piece.
+    /// The state as a checkpoint holds it: `master/NAME`, `moment0/NAME`, whole or what this rank has of its shard.
     pub fn saved(&self, pieces: &Pieces, groups: &Groups) -> Saved<'_> {
         let slots =
             self.slots.iter().enumerate().filter_map(|(i, slot)| Some((ParameterId(i), slot.as_ref()?)));
-        // Parts of the same piece that another group shares out too are written by the first of them.
-        let slots = slots.filter(|(id, slot)| slot.cut.is_alone() || groups.is_first_copy(*id));
+        // Parts of the same shard that another group shares out too are written by the first of them.
+        let slots = slots.filter(|(id, slot)| slot.member.is_single() || groups.is_first_copy(*id));
         slots.flat_map(|(id, slot)| slot.saved(pieces.own(id))).collect()
     }
 
@@ -287,21 +287,20 @@ impl Slot {
         }
     }
 
-    fn saved(&self, piece: &Piece) -> Saved<'_> {
-        let stored = |(i, tensor)| match self.portion(piece) {
+    fn saved(&self, shard: &Shard) -> Saved<'_> {
+        let stored = |(i, tensor)| match self.shard(shard) {
             None => (self.label(i), Stored::Tensor(tensor)),
-            Some(portion) => (self.label(i), Stored::Portion(tensor, portion)),
+            Some(shard) => (self.label(i), Stored::Shard(tensor, shard)),
         };
         self.master.iter().chain(&self.moments).enumerate().map(stored).collect()
     }
 
-    fn rooms(&mut self, piece: &Piece) -> Vec<(String, Room<'_>)> {
+    fn rooms(&mut self, shard: &Shard) -> Vec<(String, Room<'_>)> {
         let count = self.master.iter().len() + self.moments.len();
-        let (labels, portion): (Vec<_>, _) =
-            ((0..count).map(|i| self.label(i)).collect(), self.portion(piece));
-        let room = |tensor| match portion.clone() {
+        let (labels, shard): (Vec<_>, _) = ((0..count).map(|i| self.label(i)).collect(), self.shard(shard));
+        let room = |tensor| match shard.clone() {
             None => Room::Tensor(tensor),
-            Some(portion) => Room::Portion(tensor, portion),
+            Some(shard) => Room::Shard(tensor, shard),
         };
         labels.into_iter().zip(self.master.iter_mut().chain(&mut self.moments).map(room)).collect()
     }
@@ -314,16 +313,16 @@ impl Slot {
         }
     }
 
-    /// Where what is here of a rank's piece of the parameter belongs, if that is not all of its state.
-    fn portion(&self, piece: &Piece) -> Option<Portion> {
-        let portion = match (piece.is_whole(), self.compressed) {
-            (true, _) => Portion::of(Piece::whole(&self.shape)),
-            (false, false) => Portion::of(piece.clone()),
-            (false, true) => Portion::kept(piece.clone(), &self.name),
+    /// Where what is here of a rank's shard of the parameter belongs, if that is not all of its state.
+    fn shard(&self, shard: &Shard) -> Option<Shard> {
+        let shard = match (shard.is_full(), self.compressed) {
+            (true, _) => Shard::full(&self.shape),
+            (false, false) => shard.clone(),
+            (false, true) => shard.clone().kept_by(&self.name),
         };
-        match self.cut.is_alone() {
-            true => (!piece.is_whole()).then_some(portion),
-            false => Some(portion.from(self.cut.own(self.shape.iter().product()).start)),
+        match self.member.is_single() {
+            true => (!shard.is_full()).then_some(shard),
+            false => Some(shard.starting_at(self.member.split(self.shape.iter().product()).start)),
         }
     }
 }

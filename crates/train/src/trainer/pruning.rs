@@ -238,7 +238,7 @@ enum Fate {
     Bits,
     /// Its mask is stored as a list of kept places, which is smaller where few are kept.
     Places,
-    /// Something is left of it, here or in another rank's piece.
+    /// Something is left of it, here or in another rank's shard.
     Left,
     /// It is multiplied without its zeros.
     Sparse,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use espalier_nn::weights::ParameterId;
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_plan::spec::Precision;
 use espalier_tensor::Mask;
 
@@ -103,7 +103,7 @@ impl Trainer {
         let stored = |(name, words): (String, Vec<u32>)| {
             let memory = pruner.memory(&name).expect("a name that the method has given");
             let stored = match self.packing(memory).flatten() {
-                Some((piece, bits)) => Stored::packed(words, &piece, bits),
+                Some((shard, bits)) => Stored::packed(words, &shard, bits),
                 None => Stored::Words(words),
             };
             (name, stored)
@@ -117,7 +117,7 @@ impl Trainer {
         for name in whole.names(PRUNER) {
             let Some(packing) = pruner.memory(name).and_then(|memory| self.packing(memory)) else { continue };
             let words = match packing {
-                Some((piece, bits)) => whole.packed(PRUNER, name, &piece, bits)?,
+                Some((shard, bits)) => whole.packed(PRUNER, name, &shard, bits)?,
                 None => whole.words(PRUNER, name)?,
             };
             recalled.extend(words.map(|words| (name.to_owned(), words)));
@@ -125,23 +125,23 @@ impl Trainer {
         Ok(recalled)
     }
 
-    /// Of which piece, and in how many bits a weight, a method remembers something, if not the same on every rank; nothing where
+    /// Of which shard, and in how many bits a weight, a method remembers something, if not the same on every rank; nothing where
     /// it is of a tensor that this rank does not hold.
-    fn packing(&self, memory: Memory<'_>) -> Option<Option<(Piece, usize)>> {
+    fn packing(&self, memory: Memory<'_>) -> Option<Option<(Shard, usize)>> {
         let (name, is_mask) = match memory {
             Memory::Own => return Some(None),
             Memory::MaskOf(name) => (name, true),
             Memory::ValuesOf(name) => (name, false),
         };
-        let (piece, tensor) = match self.weights.parameter(name) {
+        let (shard, tensor) = match self.weights.parameter(name) {
             Some(id) if self.weights.holds(id) => (self.context.pieces.own(id).clone(), self.weights.get(id)),
             Some(_) => return None,
             None => {
                 let (_, statistic) = self.weights.named().find(|(held, _)| *held == name)?;
-                (Piece::whole(statistic.shape()), statistic)
+                (Shard::full(statistic.shape()), statistic)
             }
         };
-        Some(Some((piece, if is_mask { 1 } else { 8 * tensor.dtype().bytes() })))
+        Some(Some((shard, if is_mask { 1 } else { 8 * tensor.dtype().bytes() })))
     }
 
     fn take_masks(&mut self, whole: &Checkpoint) -> Result<()> {
@@ -152,9 +152,9 @@ impl Trainer {
             if !self.weights.holds(id) {
                 continue;
             }
-            let piece = self.context.pieces.own(id);
-            let words = whole.packed(MASKS, name, piece, 1)?.expect("a name of this file");
-            self.set_mask(id, Mask::new(&self.context.device, piece.len(), &words)?)?;
+            let shard = self.context.pieces.own(id);
+            let words = whole.packed(MASKS, name, shard, 1)?.expect("a name of this file");
+            self.set_mask(id, Mask::new(&self.context.device, shard.len(), &words)?)?;
         }
         self.count_kept()
     }

@@ -142,7 +142,7 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
     }
 }
 
-/// What was said before is read once: parts behind each other are the text in one piece.
+/// What was said before is read once: parts behind each other are the text in one shard.
 #[test]
 fn a_text_may_be_read_in_parts() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,14 +3,13 @@
 use std::ops::Range;
 use std::path::Path;
 
-use espalier_plan::Cut;
-use espalier_plan::layout::Piece;
 use espalier_plan::mesh::{Mesh, PerAxis};
+use espalier_plan::{GroupRank, Shard};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Result;
 use espalier_train::checkpoint::{
-    Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Portion, Progress, Room, Stored, Wanted,
+    Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Progress, Room, Stored, Wanted,
 };
 use espalier_train::parallel::{Ranks, on_threads};
 use proptest::prelude::*;
@@ -32,21 +31,21 @@ fn moment_at(place: usize) -> f32 {
     1.0 / (1.0 + place as f32)
 }
 
-/// Who holds what: the dimension that is cut, whose each place is one of the pieces', and the piece of each rank of a replica.
+/// Who holds what: the dimension that is cut, whose each place is one of the pieces', and the shard of each rank of a replica.
 #[derive(Debug, Clone)]
 struct Layout {
     dim: usize,
     piece_of_place: Vec<usize>,
     piece_of_rank: Vec<usize>,
     replicas: usize,
-    /// Whether those that hold a piece share its state out.
+    /// Whether those that hold a shard share its state out.
     shared: bool,
 }
 
 /// What one rank holds.
 struct Own {
-    piece: Piece,
-    cut: Cut,
+    shard: Shard,
+    member: GroupRank,
     weight: Vec<f32>,
     dense_state: Vec<f32>,
     kept_state: Vec<f32>,
@@ -65,16 +64,15 @@ impl Layout {
         let number = self.piece_of_rank[member];
         let held = (0..whole.shape[self.dim]).filter(|place| self.piece_of_place[*place] == number);
         let ranges: Vec<Range<usize>> = held.map(|place| place..place + 1).collect();
-        let piece = Piece::whole(&whole.shape).cut(self.dim, &ranges);
+        let shard = Shard::full(&whole.shape).narrow(self.dim, &ranges);
         let holders: Vec<(usize, usize)> = (0..self.members())
             .filter(|other| self.piece_of_rank[*other] == number)
             .flat_map(|other| (0..self.replicas).map(move |replica| (other, replica)))
             .collect();
         let rank = holders.iter().position(|holder| *holder == (member, replica)).unwrap();
-        let cut = if self.shared { Cut { ranks: holders.len(), rank } } else { Cut::ALONE };
-        let places: Vec<usize> =
-            piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length).collect();
-        let of = |numbers: Vec<f32>| numbers[cut.own(numbers.len())].to_vec();
+        let share = if self.shared { GroupRank { ranks: holders.len(), rank } } else { GroupRank::SINGLE };
+        let places: Vec<usize> = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length).collect();
+        let of = |numbers: Vec<f32>| numbers[share.split(numbers.len())].to_vec();
         let mut mask = vec![0; places.len().div_ceil(32)];
         let mut halves = vec![0; places.len().div_ceil(2)];
         for (at, place) in places.iter().enumerate() {
@@ -89,8 +87,8 @@ impl Layout {
                 .filter(|place| whole.kept[**place])
                 .map(|place| moment_at(*place))
                 .collect()),
-            piece,
-            cut,
+            shard,
+            member: share,
             mask,
             halves,
         }
@@ -109,22 +107,22 @@ impl Layout {
 }
 
 impl Own {
-    /// Which portion of the state this rank has, of all weights or of the kept ones.
-    fn portion(&self, kept: Option<&str>) -> Option<Portion> {
+    /// Which shard of the state this rank has, of all weights or of the kept ones.
+    fn shard(&self, kept: Option<&str>) -> Option<Shard> {
         let (own, all) = match kept {
             Some(_) => (self.kept_state.len(), ones(&self.mask).count()),
-            None => (self.dense_state.len(), self.piece.len()),
+            None => (self.dense_state.len(), self.shard.len()),
         };
-        assert_eq!(self.cut.own(all).len(), own);
-        let whole = self.piece.is_whole();
-        let portion = match kept {
-            Some(_) if whole => Portion::of(Piece::whole(&[all])),
-            Some(mask) => Portion::kept(self.piece.clone(), mask),
-            None => Portion::of(self.piece.clone()),
+        assert_eq!(self.member.split(all).len(), own);
+        let whole = self.shard.is_full();
+        let shard = match kept {
+            Some(_) if whole => Shard::full(&[all]),
+            Some(mask) => self.shard.clone().kept_by(mask),
+            None => self.shard.clone(),
         };
-        match self.cut.is_alone() {
-            true => (!whole).then_some(portion),
-            false => Some(portion.from(self.cut.own(all).start)),
+        match self.member.is_single() {
+            true => (!whole).then_some(shard),
+            false => Some(shard.starting_at(self.member.split(all).start)),
         }
     }
 }
@@ -135,7 +133,7 @@ fn tensor(device: &Device, shape: &[usize], values: &[f32]) -> Tensor {
 
 /// The shape of what a rank has of dense state.
 fn dense_shape(own: &Own) -> Vec<usize> {
-    if own.cut.is_alone() { own.piece.shape() } else { vec![own.dense_state.len()] }
+    if own.member.is_single() { own.shard.shape() } else { vec![own.dense_state.len()] }
 }
 
 const DENSE: &str = "moment0/w";
@@ -144,24 +142,24 @@ const KEPT: &str = "moment1/w";
 fn save(folder: &Path, whole: &Whole, layout: &Layout) {
     layout.on_ranks(|ranks, device, (member, replica)| {
         let own = layout.own(whole, member, replica);
-        let weight = tensor(device, &own.piece.shape(), &own.weight);
+        let weight = tensor(device, &own.shard.shape(), &own.weight);
         let dense = tensor(device, &dense_shape(&own), &own.dense_state);
         let kept = tensor(device, &[own.kept_state.len()], &own.kept_state);
-        let state = |tensor, portion: Option<Portion>| match portion {
+        let state = |tensor, shard: Option<Shard>| match shard {
             None => Stored::Tensor(tensor),
-            Some(portion) => Stored::Portion(tensor, portion),
+            Some(shard) => Stored::Shard(tensor, shard),
         };
         let files = vec![
-            (MODEL, vec![("w".to_owned(), Stored::piece(&weight, &own.piece))]),
+            (MODEL, vec![("w".to_owned(), Stored::of(&weight, &own.shard))]),
             (
                 OPTIMIZER,
                 vec![
-                    (DENSE.to_owned(), state(&dense, own.portion(None))),
-                    (KEPT.to_owned(), state(&kept, own.portion(Some("w")))),
+                    (DENSE.to_owned(), state(&dense, own.shard(None))),
+                    (KEPT.to_owned(), state(&kept, own.shard(Some("w")))),
                 ],
             ),
-            (MASKS, vec![("w".to_owned(), Stored::packed(own.mask.clone(), &own.piece, 1))]),
-            (PRUNER, vec![("early/w".to_owned(), Stored::packed(own.halves.clone(), &own.piece, 16))]),
+            (MASKS, vec![("w".to_owned(), Stored::packed(own.mask.clone(), &own.shard, 1))]),
+            (PRUNER, vec![("early/w".to_owned(), Stored::packed(own.halves.clone(), &own.shard, 16))]),
         ];
         Checkpoints::new(folder, 1, "m", "f32").save(&Progress::default(), files, &ranks).map(drop)
     });
@@ -171,22 +169,22 @@ fn read(folder: &Path, whole: &Whole, layout: &Layout) {
     layout.on_ranks(|ranks, device, (member, replica)| {
         let own = layout.own(whole, member, replica);
         let checkpoint = Checkpoint::read(&folder.join("step-000000"), &ranks)?;
-        assert_eq!(checkpoint.packed(MASKS, "w", &own.piece, 1)?.unwrap(), own.mask);
-        assert_eq!(checkpoint.packed(PRUNER, "early/w", &own.piece, 16)?.unwrap(), own.halves);
+        assert_eq!(checkpoint.packed(MASKS, "w", &own.shard, 1)?.unwrap(), own.mask);
+        assert_eq!(checkpoint.packed(PRUNER, "early/w", &own.shard, 16)?.unwrap(), own.halves);
         let empty = |shape: &[usize]| tensor(device, shape, &vec![f32::MAX; shape.iter().product()]);
-        let mut weight = empty(&own.piece.shape());
+        let mut weight = empty(&own.shard.shape());
         let (mut dense, mut kept) = (empty(&dense_shape(&own)), empty(&[own.kept_state.len()]));
-        let dense_room = match own.portion(None) {
+        let dense_room = match own.shard(None) {
             None => Room::Tensor(&mut dense),
-            Some(portion) => Room::Portion(&mut dense, portion),
+            Some(shard) => Room::Shard(&mut dense, shard),
         };
-        let kept_room = match own.portion(Some("w")) {
+        let kept_room = match own.shard(Some("w")) {
             None => Room::Tensor(&mut kept),
-            Some(portion) => Room::Portion(&mut kept, portion),
+            Some(shard) => Room::Shard(&mut kept, shard),
         };
         let wanted = |file, tensors| Wanted { file, tensors, elsewhere: 0, converts: false };
         checkpoint.fill(&mut [
-            wanted(MODEL, vec![("w".to_owned(), Room::piece(&mut weight, &own.piece))]),
+            wanted(MODEL, vec![("w".to_owned(), Room::of(&mut weight, &own.shard))]),
             wanted(OPTIMIZER, vec![(DENSE.to_owned(), dense_room), (KEPT.to_owned(), kept_room)]),
         ])?;
         assert_eq!(weight.to_f32(), own.weight);
@@ -204,7 +202,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Up to three pieces on up to four ranks: runs of places go to them in turn, so that a piece may be three ranges.
+    /// Up to three pieces on up to four ranks: runs of places go to them in turn, so that a shard may be three ranges.
     fn layouts()(
         pieces in 1usize..4, more in 0usize..2, runs in prop::collection::vec(1usize..4, 9), turn in 0usize..3,
         dim in 0usize..3, replicas in 1usize..3, shared in any::<bool>(),
@@ -248,9 +246,9 @@ fn pieces_that_overlap_or_leave_something_out_are_refused() {
                 place => place % 2 == member,
             });
             let ranges: Vec<Range<usize>> = columns.map(|place| place..place + 1).collect();
-            let piece = Piece::whole(&whole.shape).cut(1, &ranges);
-            let weight = tensor(device, &piece.shape(), &vec![1.0; piece.len()]);
-            let files = vec![(MODEL, vec![("w".to_owned(), Stored::piece(&weight, &piece))])];
+            let shard = Shard::full(&whole.shape).narrow(1, &ranges);
+            let weight = tensor(device, &shard.shape(), &vec![1.0; shard.len()]);
+            let files = vec![(MODEL, vec![("w".to_owned(), Stored::of(&weight, &shard))])];
             Checkpoints::new(folder.path(), 1, "m", "f32").save(&Progress::default(), files, &ranks).map(drop)
         });
         let read = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::alone());
@@ -275,10 +273,10 @@ fn state_that_is_not_of_the_mask_is_refused() {
             "the test's own mask"
         );
         let kept = tensor(device, &[own.kept_state.len()], &own.kept_state);
-        let portion = own.portion(Some("w")).unwrap();
+        let shard = own.shard(Some("w")).unwrap();
         let files = vec![
-            (OPTIMIZER, vec![(KEPT.to_owned(), Stored::Portion(&kept, portion))]),
-            (MASKS, vec![("w".to_owned(), Stored::packed(mask, &own.piece, 1))]),
+            (OPTIMIZER, vec![(KEPT.to_owned(), Stored::Shard(&kept, shard))]),
+            (MASKS, vec![("w".to_owned(), Stored::packed(mask, &own.shard, 1))]),
         ];
         Checkpoints::new(folder.path(), 1, "m", "f32").save(&Progress::default(), files, &ranks).map(drop)
     });
@@ -293,7 +291,7 @@ fn state_that_is_not_of_the_mask_is_refused() {
     assert!(state.to_f32().iter().all(|x| *x == 5.0), "nothing was touched");
 }
 
-/// Each piece is in one file, whoever else holds it.
+/// Each shard is in one file, whoever else holds it.
 #[test]
 fn a_piece_on_several_ranks_is_written_by_one() {
     let (whole, layout) = alternating();
@@ -310,7 +308,7 @@ fn a_piece_on_several_ranks_is_written_by_one() {
     read(folder.path(), &whole, &layout);
 }
 
-/// A bit that flips where a file says which pieces it has makes it damaged, not another piece, and nothing panics over it.
+/// A bit that flips where a file says which pieces it has makes it damaged, not another shard, and nothing panics over it.
 #[test]
 fn a_description_with_a_flipped_bit_is_noticed() {
     let (whole, layout) = alternating();

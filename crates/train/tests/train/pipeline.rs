@@ -194,8 +194,8 @@ fn by_hand(
             let masks = Masks::new(used.parameters(), false);
             let mut gradients = Gradients::new(&masks);
             let size = batch / micro_batches;
-            for piece in 0..micro_batches / pieces {
-                let first = update * size + piece * size;
+            for shard in 0..micro_batches / pieces {
+                let first = update * size + shard * size;
                 let samples = order.indices((step * batch + first) as u64, size);
                 let random = random::key(random::key(plan.seed, step as u64), 0);
                 let loss = Loss { random, samples: batch / pieces, temperature: 1.0 };

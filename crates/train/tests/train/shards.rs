@@ -5,11 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::checkpoint::{Checkpoint, Checkpoints, Portion, Progress, Room, Stored, Wanted};
+use espalier_train::checkpoint::{Checkpoint, Checkpoints, Progress, Room, Stored, Wanted};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::trainer::Trainer;
 
@@ -107,8 +107,8 @@ fn numbers(device: &Device, range: std::ops::Range<usize>) -> Tensor {
 }
 
 /// The elements of a tensor from one on.
-fn range_from(shape: &[usize], start: usize) -> Portion {
-    Portion::of(Piece::whole(shape)).from(start)
+fn range_from(shape: &[usize], start: usize) -> Shard {
+    Shard::full(shape).starting_at(start)
 }
 
 /// Saves pieces of a tensor of 10 x 3, one range a rank.
@@ -120,7 +120,7 @@ fn save_pieces(folder: &Path, cuts: &[std::ops::Range<usize>]) {
         let whole = numbers(device, 0..7);
         let files = vec![(
             "state.safetensors",
-            vec![("a".to_owned(), Stored::Portion(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
+            vec![("a".to_owned(), Stored::Shard(&part, own)), ("b".to_owned(), Stored::Tensor(&whole))],
         )];
         Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, &ranks)
     })
@@ -137,7 +137,7 @@ fn pieces_are_joined_and_cut_anew() {
         let (mut part, mut other) = (numbers(&device, 0..cut.len()), numbers(&device, 1..8));
         let own = range_from(&[10, 3], cut.start);
         let tensors =
-            vec![("a".to_owned(), Room::Portion(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
+            vec![("a".to_owned(), Room::Shard(&mut part, own)), ("b".to_owned(), Room::Tensor(&mut other))];
         whole
             .fill(&mut [Wanted { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
             .unwrap();
@@ -221,7 +221,7 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             let own = |rank| range_from(&[3], rank);
             // No such folder can be written to.
             let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
-            let files = vec![(file, vec![("a".to_owned(), Stored::Portion(&part, own(ranks.rank())))])];
+            let files = vec![(file, vec![("a".to_owned(), Stored::Shard(&part, own(ranks.rank())))])];
             let saved = checkpoints.save(&after(step), files, &ranks);
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
@@ -257,7 +257,7 @@ fn a_damaged_part_is_heard_of_by_all() {
         for step in [1, 2] {
             let part = numbers(device, 0..5);
             let own = range_from(&[10], 5 * ranks.rank());
-            let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Portion(&part, own))])];
+            let files = vec![("state.safetensors", vec![("a".to_owned(), Stored::Shard(&part, own))])];
             checkpoints.save(&after(step), files, &ranks)?;
         }
         Ok(())

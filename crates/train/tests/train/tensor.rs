@@ -29,7 +29,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     let (weights, pieces) = (trainer.weights(), trainer.pieces());
     let places = |id| {
         let runs = pieces.own(id).runs();
-        runs.flat_map(|run| run.in_whole..run.in_whole + run.length).collect::<Vec<_>>()
+        runs.flat_map(|run| run.in_full..run.in_full + run.length).collect::<Vec<_>>()
     };
     let weights =
         weights.ids().map(|id| (weights.name(id).to_owned(), places(id), weights.get(id).to_f32())).collect();
@@ -226,10 +226,10 @@ pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
         let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
             let words = mask.read_words().unwrap();
             let places = espalier_train::prune::places(&words).into_iter();
-            let piece = trainer.pieces().own(id);
+            let shard = trainer.pieces().own(id);
             (
                 trainer.weights().name(id).to_owned(),
-                places.map(|place| piece.in_whole(place)).collect::<Vec<_>>(),
+                places.map(|place| shard.in_full(place)).collect::<Vec<_>>(),
             )
         };
         Ok(trainer.masks().iter().map(kept).collect::<Vec<_>>())

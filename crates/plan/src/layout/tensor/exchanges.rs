@@ -1,8 +1,8 @@
 //! What ranks do with an activation before and behind a layer that is cut.
 
 use super::Sharder;
-use crate::cut::part;
 use crate::spec::{Along, Exchange, Layer, Move, Shape};
+use crate::split::split;
 
 impl Sharder<'_> {
     /// Whether what every rank has in plain tensor parallelism is cut along the sequence here.
@@ -11,7 +11,7 @@ impl Sharder<'_> {
     }
 
     pub(super) fn exchange(&self, forward: Move, backward: Move, extent: usize) -> Layer {
-        let parts = (0..self.part.ranks).map(|rank| part(extent, self.part.ranks, rank).len()).collect();
+        let parts = (0..self.part.ranks).map(|rank| split(extent, self.part.ranks, rank).len()).collect();
         Layer::Exchange(Exchange { axis: self.part.axis, forward, backward, parts, rank: self.part.rank })
     }
 

@@ -1,26 +1,26 @@
-//! What a rank holds of the parameters: its piece of those of a layer that is cut, all of the others.
+//! What a rank holds of the parameters: its shard of those of a layer that is cut, all of the others.
 
 use std::ops::Range;
 
-use super::super::Piece;
+use super::super::Shard;
 use super::Sharder;
 use crate::spec::{Conv, Layer, Linear, WeightOrder};
 
 /// What a rank holds of a parameter.
 pub(super) struct Held {
-    pub piece: Piece,
+    pub shard: Shard,
     /// Whether all who have the same have a summand of its gradient.
     pub is_partial: bool,
 }
 
 impl Sharder<'_> {
-    pub(super) fn hold(&mut self, name: &str, piece: Piece, is_partial: bool) {
-        self.held.insert(name.to_owned(), Held { piece, is_partial });
+    pub(super) fn hold(&mut self, name: &str, shard: Shard, is_partial: bool) {
+        self.held.insert(name.to_owned(), Held { shard, is_partial });
     }
 
     /// A parameter that every rank has, where activations are cut along the sequence.
     pub(super) fn whole(&mut self, name: &str, shape: &[usize]) {
-        self.hold(name, Piece::whole(shape), self.part.sequence);
+        self.hold(name, Shard::full(shape), self.part.sequence);
     }
 
     pub(super) fn whole_of(&mut self, layer: &Layer) {
@@ -36,9 +36,9 @@ impl Sharder<'_> {
             WeightOrder::OutIn => ([*output, *input], 0),
             WeightOrder::InOut => ([*input, *output], 1),
         };
-        self.hold(&format!("{name}.weight"), Piece::whole(&shape).cut(dim, own), is_partial);
+        self.hold(&format!("{name}.weight"), Shard::full(&shape).narrow(dim, own), is_partial);
         if linear.bias {
-            self.hold(&format!("{name}.bias"), Piece::whole(&[*output]).cut(0, own), is_partial);
+            self.hold(&format!("{name}.bias"), Shard::full(&[*output]).narrow(0, own), is_partial);
         }
         Linear { output: own.iter().map(ExactSizeIterator::len).sum(), ..linear.clone() }
     }
@@ -50,8 +50,8 @@ impl Sharder<'_> {
             WeightOrder::OutIn => ([*output, *input], 1),
             WeightOrder::InOut => ([*input, *output], 0),
         };
-        let piece = Piece::whole(&shape).cut(dim, std::slice::from_ref(own));
-        self.hold(&format!("{name}.weight"), piece, false);
+        let shard = Shard::full(&shape).narrow(dim, std::slice::from_ref(own));
+        self.hold(&format!("{name}.weight"), shard, false);
         Linear { input: own.len(), bias: false, ..linear.clone() }
     }
 
@@ -59,8 +59,8 @@ impl Sharder<'_> {
     pub(super) fn channels(&mut self, conv: &Conv, own: &Range<usize>) -> Conv {
         let local = Conv { output: own.len(), ..conv.clone() };
         for parameter in Layer::Conv(conv.clone()).parameters() {
-            let piece = Piece::whole(&parameter.shape).cut(0, std::slice::from_ref(own));
-            self.hold(&parameter.name, piece, false);
+            let shard = Shard::full(&parameter.shape).narrow(0, std::slice::from_ref(own));
+            self.hold(&parameter.name, shard, false);
         }
         local
     }

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::super::through;
 use super::Sharder;
-use crate::cut::part;
 use crate::error::Error;
 use crate::spec::{Along, Attention, Bias, Branches, Columns, Counted, Dropout, Join, Layer, Move, Shape};
+use crate::split::split;
 
 /// A part of a layer that a linear layer opens and another closes.
 pub(super) struct Pair {
@@ -179,7 +179,7 @@ impl Sharder<'_> {
                 return Err(self.conflict(format!("but an attention has {heads} heads")));
             }
             let kv = self.part.rank / sharers;
-            let own = part(group, sharers, self.part.rank % sharers);
+            let own = split(group, sharers, self.part.rank % sharers);
             (kv..kv + 1, kv * group + own.start..kv * group + own.end)
         };
         let scaled =

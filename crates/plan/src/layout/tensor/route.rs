@@ -7,9 +7,9 @@
 //! | from whole to columns | `enter`, its outputs |
 //! | from columns to whole | its inputs, `leave`, bias |
 
-use super::{Classes, Held, Shard, Sharder, finish};
+use super::{Classes, Held, Sharded, Sharder, finish};
 use crate::cost::integrated::{Split, Stop};
-use crate::layout::{Piece, norms};
+use crate::layout::{Shard, norms};
 use crate::spec::{Along, Bias, Branches, Counted, Dropout, Layer, Model, Move, Parameter, Residual, Shape};
 
 /// The layers of a rank for a model whose layers go along a route.
@@ -18,7 +18,7 @@ pub(in crate::layout) fn follow(
     whole: &[Parameter],
     part: super::Part<'_>,
     route: &[Stop],
-) -> Shard {
+) -> Sharded {
     let mut sharder = Sharder::new(part);
     let (mut local, mut stops) = (model.clone(), route.iter());
     let mut shape = model.input.shape();
@@ -133,7 +133,7 @@ impl Sharder<'_> {
                     built.push(norms::shared_by_samples(norm, self.part.axis));
                 }
                 for parameter in layer.parameters() {
-                    let held = Held { piece: Piece::whole(&parameter.shape), is_partial: true };
+                    let held = Held { shard: Shard::full(&parameter.shape), is_partial: true };
                     self.held.insert(parameter.name, held);
                 }
                 built.push(layer.clone());

@@ -13,13 +13,13 @@ fn locals(model: &Model, tensor: usize, sequence: bool) -> Vec<LocalModel> {
 /// Every element of every parameter is on one rank, or whole on all of them.
 fn covers(model: &Model, locals: &[LocalModel]) {
     for (id, parameter) in model.parameters().iter().enumerate() {
-        let pieces: Vec<&Piece> = locals.iter().map(|local| &local.pieces[id]).collect();
-        if pieces.iter().all(|piece| piece.is_whole()) {
+        let shards: Vec<&Shard> = locals.iter().map(|local| &local.shards[id]).collect();
+        if shards.iter().all(|shard| shard.is_full()) {
             continue;
         }
-        let mut places: Vec<usize> = pieces
+        let mut places: Vec<usize> = shards
             .iter()
-            .flat_map(|piece| piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length))
+            .flat_map(|shard| shard.runs().flat_map(|run| run.in_full..run.in_full + run.length))
             .collect();
         places.sort_unstable();
         assert_eq!(places, (0..parameter.elements() as usize).collect::<Vec<_>>(), "{}", parameter.name);
@@ -42,8 +42,8 @@ proptest! {
             let names = |model: &Model| model.parameters().into_iter().map(|p| p.name).collect::<Vec<_>>();
             prop_assert_eq!(names(&local.model), names(&model));
             flops += local.model.flops(1).unwrap();
-            for (parameter, piece) in local.model.parameters().iter().zip(&local.pieces) {
-                prop_assert_eq!(&parameter.shape, &piece.shape());
+            for (parameter, shard) in local.model.parameters().iter().zip(&local.shards) {
+                prop_assert_eq!(&parameter.shape, &shard.shape());
             }
             local.model.activation_bytes(3, Precision::F32, Recompute::None).unwrap();
         }

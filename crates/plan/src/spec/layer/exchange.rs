@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::super::shape::Shape;
 use super::{Entry, expect_last, floats};
-use crate::cut::part;
 use crate::mesh::Axis;
+use crate::split::split;
 
 /// A tensor on its way from one sharding to the next, forward, and its gradient on the way back.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -108,7 +108,7 @@ impl Exchange {
 
     /// The samples of a micro-batch that are a rank's where they are cut.
     pub fn samples_of(&self, rank: usize, all: usize) -> Range<usize> {
-        part(all, self.ranks(), rank)
+        split(all, self.ranks(), rank)
     }
 
     /// How many samples of a micro-batch of `all` this rank has behind it, of the `now` that it has before.

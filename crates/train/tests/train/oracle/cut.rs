@@ -8,7 +8,7 @@ use espalier_train::parallel::{Ranks, on_threads};
 
 use super::*;
 
-/// What a rank made of the first micro-batch: its loss, and by parameter the gradient of its piece.
+/// What a rank made of the first micro-batch: its loss, and by parameter the gradient of its shard.
 type Made = (f64, Vec<Vec<f32>>);
 
 /// Sends the first micro-batch through a rank's own model, with its pieces of the file's weights.
@@ -18,9 +18,9 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
     let mut weights = Weights::initialise_held(local, &held, device, DType::F32, 0)?;
     for id in weights.ids().collect::<Vec<_>>() {
         let whole = start(oracle, weights.name(id), masked);
-        let runs = local.pieces[id.0].runs();
+        let runs = local.shards[id.0].runs();
         let own: Vec<f32> =
-            runs.flat_map(|run| whole[run.in_whole..run.in_whole + run.length].to_vec()).collect();
+            runs.flat_map(|run| whole[run.in_full..run.in_full + run.length].to_vec()).collect();
         let shape = weights.get(id).shape().to_vec();
         *weights.get_mut(id) = Tensor::from_f32(device, &shape, DType::F32, &own, Category::Weights)?;
     }
@@ -43,22 +43,22 @@ fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
     values
 }
 
-/// The gradient of a whole parameter. A rank's counts unless one before it has the same: the same piece, and not another summand of it.
+/// The gradient of a whole parameter. A rank's counts unless one before it has the same: the same shard, and not another summand of it.
 fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made: &[Made]) -> Vec<f32> {
     let mut whole = vec![0.0; length];
     for (rank, local) in locals.iter().enumerate() {
         let Partial { tensor: parts, spatial: tiles } = local.partial[id];
         let is_same = |other: usize| {
-            locals[other].pieces[id] == local.pieces[id]
+            locals[other].shards[id] == local.shards[id]
                 && (!parts || other % tensor == rank % tensor)
                 && (!tiles || other / tensor == rank / tensor)
         };
         if (0..rank).any(is_same) {
             continue;
         }
-        for run in local.pieces[id].runs() {
+        for run in local.shards[id].runs() {
             let own = &made[rank].1[id][run.at..run.at + run.length];
-            whole[run.in_whole..run.in_whole + run.length].iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
+            whole[run.in_full..run.in_full + run.length].iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
         }
     }
     whole

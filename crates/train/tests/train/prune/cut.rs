@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use espalier_plan::layout::Piece;
+use espalier_plan::Shard;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::pruning::{Distribution, Moving, Scope};
 use espalier_tensor::{Category, Device, Tensor};
@@ -26,8 +26,8 @@ fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn 
     for step in steps {
         let draw = bench.draw(method, *step);
         for (id, words) in &draw.masks {
-            let piece = bench.context.pieces.own(*id);
-            drawn.insert((*step, id.0), places(words).into_iter().map(|at| piece.in_whole(at)).collect());
+            let shard = bench.context.pieces.own(*id);
+            drawn.insert((*step, id.0), places(words).into_iter().map(|at| shard.in_full(at)).collect());
         }
         bench.apply(draw);
     }
@@ -36,9 +36,9 @@ fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn 
 
 /// What a rank of three holds of a tensor: of some every third column, of others rows whose borders divide no four; of norms and
 /// biases all.
-fn piece(shape: &[usize], id: usize, rank: usize) -> Piece {
+fn shard(shape: &[usize], id: usize, rank: usize) -> Shard {
     if shape.len() == 1 {
-        return Piece::whole(shape);
+        return Shard::full(shape);
     }
     let (dim, extent) = match id % 2 {
         0 => (shape.len() - 1, shape[shape.len() - 1]),
@@ -48,21 +48,21 @@ fn piece(shape: &[usize], id: usize, rank: usize) -> Piece {
         0 => place % 3 == rank,
         _ => place * 3 / extent == rank,
     });
-    Piece::whole(shape).cut(dim, &held.map(|place| place..place + 1).collect::<Vec<_>>())
+    Shard::full(shape).narrow(dim, &held.map(|place| place..place + 1).collect::<Vec<_>>())
 }
 
 /// Keeps of a bench what a rank holds.
 fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
     let shapes: Vec<Vec<usize>> =
         bench.weights.ids().map(|id| bench.weights.get(id).shape().to_vec()).collect();
-    let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| piece(shape, id, rank)).collect();
+    let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| shard(shape, id, rank)).collect();
     bench.context.pieces = Pieces::new(ranks.stages().clone(), (0..3).map(of).collect());
     bench.context.ranks = ranks;
     for id in bench.weights.ids() {
-        let (values, piece) = (bench.values(id), bench.context.pieces.own(id));
-        let at = piece.runs().flat_map(|run| run.in_whole..run.in_whole + run.length);
+        let (values, shard) = (bench.values(id), bench.context.pieces.own(id));
+        let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
         let own: Vec<f32> = at.map(|place| values[place]).collect();
-        let own = Tensor::from_slice(device, &piece.shape(), &own, Category::Weights).unwrap();
+        let own = Tensor::from_slice(device, &shard.shape(), &own, Category::Weights).unwrap();
         *bench.weights.get_mut(id) = own;
     }
 }

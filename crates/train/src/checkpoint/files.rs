@@ -22,7 +22,7 @@ pub(super) fn part_of(name: &str) -> Option<String> {
     Some(format!("{}.safetensors", cut().unwrap_or(stem)))
 }
 
-/// A tensor or a portion of one, and the ranks of a replica that hold it; all replicas hold the same.
+/// A tensor or a shard of one, and the ranks of a replica that hold it; all replicas hold the same.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) bytes: usize,

@@ -1,9 +1,7 @@
-//! How ranks share out what need not be on each of them (ZeRO, Rajbhandari et al. 2020): every parameter's vector of kept
-//! weights is cut into as many parts as there are ranks, so that one large embedding does not sit on one of them.
+//! Which vectors travel in one message, and what messages of shared vectors take (ZeRO, Rajbhandari et al. 2020): every parameter's
+//! vector of kept weights is split over the ranks that share it, so that one large embedding does not sit on one of them.
 //!
-//! Parts are equal, as messages need them, but for the last ones, which may be shorter or empty.
-
-use std::ops::Range;
+//! In a message the shards of all ranks have the length of the longest, as messages need them.
 
 /// Gradients of at least so many bytes are summed over ranks one by one, smaller ones packed into messages of at most so
 /// many: enough to make the cost of starting a message small beside the cost of its bytes.
@@ -12,46 +10,6 @@ pub const BUCKET: u64 = 1 << 20;
 /// Buckets that are on their way at once where each micro-batch's gradients are scattered as they are made: one more is sent
 /// when the one before the last has arrived, so that what waits for its sum does not add up to a model's gradients.
 pub const SCATTERED_AT_ONCE: usize = 2;
-
-/// A rank's place among those that share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
-    /// How many there are.
-    pub ranks: usize,
-    /// Which of them this one is.
-    pub rank: usize,
-}
-
-impl Cut {
-    /// Nothing is shared.
-    pub const ALONE: Cut = Cut { ranks: 1, rank: 0 };
-
-    /// Whether nothing is shared.
-    pub fn is_alone(&self) -> bool {
-        self.ranks == 1
-    }
-
-    /// Elements of a part of a vector; the first rank has them all.
-    pub fn part(&self, elements: usize) -> usize {
-        elements.div_ceil(self.ranks)
-    }
-
-    /// The part of a rank.
-    pub fn of(&self, rank: usize, elements: usize) -> Range<usize> {
-        let part = self.part(elements);
-        (rank * part).min(elements)..((rank + 1) * part).min(elements)
-    }
-
-    /// The part of this rank.
-    pub fn own(&self, elements: usize) -> Range<usize> {
-        self.of(self.rank, elements)
-    }
-}
-
-/// The part of a rank of so many things: equal ones, but for one more in some.
-pub fn part(extent: usize, ranks: usize, rank: usize) -> Range<usize> {
-    extent * rank / ranks..extent * (rank + 1) / ranks
-}
 
 /// Which parameters travel together, given the bytes of each, in their order: large ones alone, small ones packed.
 pub fn packets(bytes: &[u64]) -> Vec<Vec<usize>> {
@@ -185,15 +143,6 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #[test]
-        fn parts_follow_each_other_and_the_first_is_the_longest(elements in 0usize..2000, ranks in 1usize..20) {
-            let cut = Cut { ranks, rank: 0 };
-            let parts: Vec<_> = (0..ranks).map(|rank| cut.of(rank, elements)).collect();
-            prop_assert_eq!(parts.iter().cloned().flatten().collect::<Vec<_>>(), (0..elements).collect::<Vec<_>>());
-            prop_assert_eq!(parts.iter().map(ExactSizeIterator::len).max(), Some(cut.part(elements)));
-            prop_assert_eq!(parts[0].len(), cut.part(elements));
-        }
-
         #[test]
         fn every_parameter_travels_once_in_a_packet_that_is_not_too_large(bytes in prop::collection::vec(0u64..2 * BUCKET, 0..40)) {
             let packets = packets(&bytes);
