@@ -90,7 +90,11 @@ impl Model {
 
     /// What the head, or the next part, reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))
+        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))?;
+        if let Some(Head { linear: Some(linear), .. }) = &self.head {
+            pass.observe(linear, &x)?;
+        }
+        Ok(x)
     }
 
     /// The loss of a batch whose rows have these targets, and the gradient of `scale` times it for
