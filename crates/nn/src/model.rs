@@ -2,6 +2,8 @@
 //! them become chains, and each block, or the inside of each attention, is wrapped for recomputation where that is asked for.
 
 mod builder;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 use std::ops::Range;

@@ -221,8 +221,7 @@ impl Held<'_> {
     fn pass(&self, chunk: usize, x: Tensor, cache: &mut Cache) -> Result<Tensor> {
         let (model, weights) = (self.stage.model(chunk), self.weights);
         let share = BatchSlice { samples: 1, ..BatchSlice::default() };
-        let mut pass =
-            Forward { cache: Some(cache), ..Forward::new(weights, Mode::Evaluate, 0, share) };
+        let mut pass = Forward { cache: Some(cache), ..Forward::new(weights, Mode::Evaluate, 0, share) };
         let x = model.forward(x, &mut pass)?;
         Ok(if model.is_last() { model.last_logits(&x, weights)? } else { x })
     }

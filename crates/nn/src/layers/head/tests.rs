@@ -180,8 +180,7 @@ fn one_chunk_of_logits_exists_at_a_time() {
         let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
         let mut sink = Kept::default();
         let (share, mut stash) = (BatchSlice::default(), Stash::new());
-        let mut pass =
-            Backward { weights: &weights, random: 0, share, stash: &mut stash, sink: &mut sink };
+        let mut pass = Backward { weights: &weights, random: 0, share, stash: &mut stash, sink: &mut sink };
         alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
         device.ledger().peak(Category::Workspace)
     };
