@@ -15,7 +15,7 @@ use espalier_comm::{Communicator, Reduce, threads};
 use espalier_nn::Result;
 use espalier_nn::layers::spatial::{Halo, TiledConv};
 use espalier_nn::layers::{
-    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
+    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Wanted, WeightGradients,
 };
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::spec::{Block, Conv, Init, Input, Layer as Spec, Model};
@@ -79,25 +79,15 @@ fn rank(world: &Communicator, tiles: &Tiles, batch: usize, passes: usize) -> Res
         let share = BatchSlice { samples: batch, ..Default::default() };
         let mut times = Vec::new();
         for _ in 0..=passes {
-            let (mut stash, mut statistics, mut sink) = (Stash::new(), Vec::new(), Summed(world.clone()));
+            let mut sink = Summed(world.clone());
             world.barrier()?;
             let start = Instant::now();
-            let (weights, random, share) = (&weights, 1, &share);
-            let mut forward = Forward {
-                weights,
-                mode: Mode::Train,
-                random,
-                share,
-                stash: &mut stash,
-                statistics: &mut statistics,
-                cache: None,
-            };
-            layer.forward(x.clone(), &mut forward)?;
+            let mut pass = Forward::new(&weights, Mode::Train, 1, share);
+            layer.forward(x.clone(), &mut pass)?;
             let forward = start.elapsed().as_secs_f64();
             world.barrier()?;
             let start = Instant::now();
-            let mut backward = Backward { weights, random, share, stash: &mut stash, sink: &mut sink };
-            layer.backward(dy.clone(), &mut backward, true)?;
+            layer.backward(dy.clone(), &mut Backward::of(&mut pass, &mut sink), true)?;
             let backward = start.elapsed().as_secs_f64();
             let slowest = world.all_reduce(vec![forward, backward], Reduce::Max)?;
             times.push([slowest[0], slowest[1]]);

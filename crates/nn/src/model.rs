@@ -2,6 +2,8 @@
 //! them become chains, and each block, or the inside of each attention, is wrapped for recomputation where that is asked for.
 
 mod builder;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -90,7 +92,11 @@ impl Model {
 
     /// What the head, or the next part, reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))
+        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))?;
+        if let Some(Head { linear: Some(linear), .. }) = &self.head {
+            pass.observe(linear, &x)?;
+        }
+        Ok(x)
     }
 
     /// The loss of a batch whose rows have these targets, and the gradient of `scale` times it for

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use espalier_nn::Result;
 use espalier_nn::layers::{
-    Backward, BatchSlice, Deferred, Forward, GradientSink, Mode, Scale, Stash, Wanted, WeightGradients,
+    Backward, BatchSlice, Deferred, Forward, GradientSink, Mode, Scale, Wanted, WeightGradients,
 };
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
@@ -101,36 +101,18 @@ fn targets(spec: &Spec, device: &Device) -> Tensor {
 }
 
 fn loss(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> f64 {
-    let mut pass = Forward {
-        weights,
-        mode: Mode::Train,
-        random: RANDOM,
-        share: &BatchSlice::default(),
-        stash: &mut Stash::forgetful(),
-        statistics: &mut Vec::new(),
-        cache: None,
-    };
+    let mut pass = Forward::new(weights, Mode::Train, RANDOM, BatchSlice::default());
     let x = model.forward(x, &mut pass).unwrap();
     model.evaluate(&x, targets, weights).unwrap().loss_sum
 }
 
 fn backward(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor, sink: &mut dyn GradientSink) {
-    let mut stash = Stash::new();
-    let mut pass = Forward {
-        weights,
-        mode: Mode::Train,
-        random: RANDOM,
-        share: &BatchSlice::default(),
-        stash: &mut stash,
-        statistics: &mut Vec::new(),
-        cache: None,
-    };
-    let x = model.forward(x, &mut pass).unwrap();
-    let mut pass =
-        Backward { weights, random: RANDOM, share: &BatchSlice::default(), stash: &mut stash, sink };
+    let mut forward = Forward::new(weights, Mode::Train, RANDOM, BatchSlice::default());
+    let x = model.forward(x, &mut forward).unwrap();
+    let mut pass = Backward::of(&mut forward, sink);
     let outcome = model.loss(x, targets, Scale { loss: 1.0, temperature: 1.0 }, &mut pass).unwrap();
     model.backward(outcome.gradient, &mut pass).unwrap();
-    assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");
+    assert!(forward.stash.is_empty(), "the backward pass takes all that the forward pass left");
 }
 
 fn gradients(model: &Model, weights: &Weights, x: Tensor, targets: &Tensor) -> Vec<Vec<f32>> {

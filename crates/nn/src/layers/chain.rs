@@ -47,6 +47,7 @@ impl Chain {
         for (kind, next) in &self.rest {
             let (before, after) = linear.product_activated(&h, *kind, pass.weights)?;
             pass.stash.push(saved_of(*kind, before, &after));
+            pass.observe(next, &after)?;
             (h, linear) = (after, next);
         }
         Ok((h, linear))
@@ -67,19 +68,29 @@ impl Chain {
                 h
             }
         };
-        self.entered(h, pass.share)
+        let h = self.entered(h, &pass.share)?;
+        pass.observe(&self.first, &h)?;
+        Ok(h)
     }
 
     /// The whole chain for one position of a text that is being written, and `plus` added. There is no way back: nothing is kept
     /// between products, and norm, activation and sum are parts of them.
     fn one_row(&self, x: Tensor, plus: Option<&Tensor>, pass: &mut Forward<'_>) -> Result<Tensor> {
         let (mut h, mut norm) = match &self.before {
-            Before::Norm(norm) if self.enter.is_none() => (x, Some(norm)),
+            Before::Norm(norm) if self.enter.is_none() => {
+                // The product runs the norm itself: what comes of it is made for an observer alone.
+                if pass.observer.is_some() {
+                    let h = norm.forward(x.clone(), pass)?;
+                    pass.observe(&self.first, &h)?;
+                }
+                (x, Some(norm))
+            }
             _ => (self.to_first(x, pass)?, None),
         };
         let mut linear = &self.first;
         for (kind, next) in &self.rest {
             h = linear.row_product(&h, norm.take(), Some(*kind), None, pass.weights)?;
+            pass.observe(next, &h)?;
             linear = next;
         }
         linear.row_product(&h, norm, None, plus, pass.weights)
@@ -99,7 +110,7 @@ impl Chain {
         *shape.last_mut().expect("at least one dimension") = width;
         let dh = self.first.input_gradient(dy, &shape, pass.weights)?;
         match &self.enter {
-            Some(enter) => enter.back(dh, pass.share),
+            Some(enter) => enter.back(dh, &pass.share),
             None => Ok(dh),
         }
     }
@@ -120,7 +131,7 @@ impl Chain {
         let (statistics, x) = (pass.stash.pop(), pass.stash.pop());
         let dh = self.before_first(&dy, x.width(), pass)?;
         let (dx, h) = norm.input_gradient_remaking(&dh, &x, &statistics, plus, pass.weights)?;
-        self.first.send_gradients(self.entered(h, pass.share)?, dy, pass)?;
+        self.first.send_gradients(self.entered(h, &pass.share)?, dy, pass)?;
         norm.send_gradients(dh, x, statistics, pass)?;
         Ok(dx)
     }
@@ -130,7 +141,7 @@ impl Chain {
     fn to_again(&self, layers: &Recompute, dy: Tensor, pass: &mut Backward<'_>) -> Result<(Tensor, Stash)> {
         let (h, stash) = layers.again(pass)?;
         let width = h.width();
-        self.first.send_gradients(self.entered(h, pass.share)?, dy.clone(), pass)?;
+        self.first.send_gradients(self.entered(h, &pass.share)?, dy.clone(), pass)?;
         Ok((self.before_first(&dy, width, pass)?, stash))
     }
 }
@@ -158,7 +169,7 @@ impl Layer for Chain {
             Before::Nothing => {
                 let x = pass.stash.pop();
                 let width = x.width();
-                self.first.send_gradients(self.entered(x, pass.share)?, dy.clone(), pass)?;
+                self.first.send_gradients(self.entered(x, &pass.share)?, dy.clone(), pass)?;
                 input_gradient.then(|| self.before_first(&dy, width, pass)).transpose()
             }
             Before::Norm(norm) => self.through_norm(norm, dy, None, pass).map(Some),

@@ -41,12 +41,12 @@ impl Dropout {
 impl Layer for Dropout {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         match pass.mode {
-            Mode::Train => self.apply(&x, pass.random, pass.share),
+            Mode::Train => self.apply(&x, pass.random, &pass.share),
             Mode::Evaluate => Ok(x),
         }
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, _: bool) -> Result<Option<Tensor>> {
-        self.apply(&dy, pass.random, pass.share).map(Some)
+        self.apply(&dy, pass.random, &pass.share).map(Some)
     }
 }

@@ -37,7 +37,7 @@ impl Entrance {
 
 impl Layer for Entrance {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let own = self.take(x, pass.share)?;
+        let own = self.take(x, &pass.share)?;
         self.behind.forward(own, pass)
     }
 

@@ -227,10 +227,10 @@ fn padded(matrix: Tensor, width: usize) -> Result<Tensor> {
 
 impl Layer for Exchange {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        self.there(x, pass.share)
+        self.there(x, &pass.share)
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {
-        input_gradient.then(|| self.back(dy, pass.share)).transpose()
+        input_gradient.then(|| self.back(dy, &pass.share)).transpose()
     }
 }

@@ -97,7 +97,6 @@ pub enum Mode {
 }
 
 /// What a forward pass reads and leaves behind.
-#[derive(Debug)]
 pub struct Forward<'a> {
     /// Parameters and running statistics.
     pub weights: &'a Weights,
@@ -106,16 +105,43 @@ pub struct Forward<'a> {
     /// The key of the step's random numbers: a function of seed and step.
     pub random: u64,
     /// Which of the step's samples these are.
-    pub share: &'a BatchSlice,
+    pub share: BatchSlice,
     /// What the backward pass will pop.
-    pub stash: &'a mut Stash,
+    pub stash: Stash,
     /// What batch norm measured, to be folded into the running statistics if the step is taken.
-    pub statistics: &'a mut Vec<BatchStatistics>,
+    pub statistics: Vec<BatchStatistics>,
     /// Keys and values of the positions before these, where a sequence is read in parts.
     pub cache: Option<&'a mut Cache>,
+    /// Who looks at what linear layers read.
+    pub observer: Option<&'a mut dyn InputObserver>,
 }
 
-impl Forward<'_> {
+/// Looks at what every linear layer reads on the way forward, the head's included: statistics of activations that a
+/// one-shot pruner scores weights by. What runs again on the way back is not shown a second time.
+pub trait InputObserver {
+    /// `x`: `[rows, in_features]`, of the layer that has this weight. Where tensor parallelism splits the layer by its
+    /// inputs, these are the rank's own.
+    fn observe(&mut self, weight: ParameterId, x: &Tensor) -> Result<()>;
+}
+
+impl<'a> Forward<'a> {
+    /// A pass of whole sequences that nobody looks at. Its stash keeps what is pushed where a backward pass follows.
+    pub fn new(weights: &'a Weights, mode: Mode, random: u64, share: BatchSlice) -> Forward<'a> {
+        let stash = match mode {
+            Mode::Train => Stash::new(),
+            Mode::Evaluate => Stash::forgetful(),
+        };
+        Forward { weights, mode, random, share, stash, statistics: Vec::new(), cache: None, observer: None }
+    }
+
+    /// Shows the observer what a linear layer is about to read.
+    pub(crate) fn observe(&mut self, linear: &Linear, x: &Tensor) -> Result<()> {
+        match &mut self.observer {
+            Some(observer) => observer.observe(linear.weight, &x.clone().reshape(&[x.rows(), x.width()])),
+            None => Ok(()),
+        }
+    }
+
     /// Whether it takes one position of a text that is being written through the model, as what a layer reads of it.
     fn is_of_one_row(&self, x: &Tensor) -> bool {
         self.cache.is_some() && x.rows() == 1
@@ -129,11 +155,19 @@ pub struct Backward<'a> {
     /// The key that the forward pass used.
     pub random: u64,
     /// The samples that the forward pass saw.
-    pub share: &'a BatchSlice,
+    pub share: BatchSlice,
     /// What the forward pass left.
     pub stash: &'a mut Stash,
     /// Where gradients of parameters go.
     pub sink: &'a mut dyn GradientSink,
+}
+
+impl<'a> Backward<'a> {
+    /// The way back of a forward pass.
+    pub fn of(forward: &'a mut Forward<'_>, sink: &'a mut dyn GradientSink) -> Backward<'a> {
+        let Forward { weights, random, share, ref mut stash, .. } = *forward;
+        Backward { weights, random, share, stash, sink }
+    }
 }
 
 /// A micro-batch among the samples of its step. The default is one that is alone.

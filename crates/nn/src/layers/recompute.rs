@@ -13,19 +13,10 @@ pub(crate) struct Recompute(pub Sequence);
 impl Recompute {
     /// Runs them again: what they give, and what their backward pass wants.
     pub fn again(&self, pass: &mut Backward<'_>) -> Result<(Tensor, Stash)> {
-        let (x, mut stash) = (pass.stash.pop(), Stash::new());
-        let mut again = Forward {
-            weights: pass.weights,
-            mode: Mode::Train,
-            random: pass.random,
-            share: pass.share,
-            stash: &mut stash,
-            // The first forward pass has reported these already.
-            statistics: &mut Vec::new(),
-            cache: None,
-        };
-        let y = self.0.forward(x, &mut again)?;
-        Ok((y, stash))
+        // The first forward pass has reported what was measured and observed already.
+        let mut again = Forward::new(pass.weights, Mode::Train, pass.random, pass.share);
+        let y = self.0.forward(pass.stash.pop(), &mut again)?;
+        Ok((y, again.stash))
     }
 
     /// Goes back through them with what they left when they ran again.
@@ -59,16 +50,10 @@ fn inner<'a>(stash: &'a mut Stash, pass: &'a mut Backward<'_>) -> Backward<'a> {
 impl Layer for Recompute {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
         pass.stash.push(x.clone());
-        let mut inner = Forward {
-            weights: pass.weights,
-            mode: pass.mode,
-            random: pass.random,
-            share: pass.share,
-            stash: &mut Stash::forgetful(),
-            statistics: pass.statistics,
-            cache: pass.cache.as_deref_mut(),
-        };
-        self.0.forward(x, &mut inner)
+        let kept = std::mem::replace(&mut pass.stash, Stash::forgetful());
+        let y = self.0.forward(x, pass);
+        pass.stash = kept;
+        y
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, input_gradient: bool) -> Result<Option<Tensor>> {

@@ -44,9 +44,9 @@ impl SyncBatchNorm {
 
 impl Layer for SyncBatchNorm {
     fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        match self.group(pass.share) {
+        match self.group(&pass.share) {
             Some(group) if pass.mode == Mode::Train => {
-                let own = self.counted(measure(&x)?, pass.share);
+                let own = self.counted(measure(&x)?, &pass.share);
                 let sums = group.all_reduce(own, Reduce::Sum)?;
                 self.norm.normalise(x, &sums, pass)
             }
@@ -55,9 +55,9 @@ impl Layer for SyncBatchNorm {
     }
 
     fn backward(&self, dy: Tensor, pass: &mut Backward<'_>, wanted: bool) -> Result<Option<Tensor>> {
-        match self.group(pass.share) {
+        match self.group(&pass.share) {
             Some(group) => {
-                let share = *pass.share;
+                let share = pass.share;
                 let everywhere = |own| Ok(group.all_reduce(self.counted(own, &share), Reduce::Sum)?);
                 Ok(Some(self.norm.backward_through(dy, everywhere, pass)?))
             }

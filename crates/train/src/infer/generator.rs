@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use espalier_nn::layers::{BatchSlice, Cache, Forward, Mode, Stash};
+use espalier_nn::layers::{BatchSlice, Cache, Forward, Mode};
 use espalier_nn::weights::Weights;
 use espalier_plan::schedule::{Message, Notice, Schedule, Work};
 use espalier_plan::{Error as PlanError, Plan};
@@ -220,15 +220,8 @@ impl Held<'_> {
     /// Through a part of the model: what comes out of it, which at its end are logits.
     fn pass(&self, chunk: usize, x: Tensor, cache: &mut Cache) -> Result<Tensor> {
         let (model, weights) = (self.stage.model(chunk), self.weights);
-        let mut pass = Forward {
-            weights,
-            mode: Mode::Evaluate,
-            random: 0,
-            share: &BatchSlice { samples: 1, ..BatchSlice::default() },
-            stash: &mut Stash::forgetful(),
-            statistics: &mut Vec::new(),
-            cache: Some(cache),
-        };
+        let share = BatchSlice { samples: 1, ..BatchSlice::default() };
+        let mut pass = Forward { cache: Some(cache), ..Forward::new(weights, Mode::Evaluate, 0, share) };
         let x = model.forward(x, &mut pass)?;
         Ok(if model.is_last() { model.last_logits(&x, weights)? } else { x })
     }

@@ -43,17 +43,9 @@ impl InFlight {
         share: BatchSlice,
         random: u64,
     ) -> Result<(InFlight, Option<Tensor>)> {
-        let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-        let mut pass = Forward {
-            weights,
-            mode: Mode::Train,
-            random,
-            share: &share,
-            stash: &mut stash,
-            statistics: &mut statistics,
-            cache: None,
-        };
+        let mut pass = Forward::new(weights, Mode::Train, random, share);
         let x = model.forward(inputs, &mut pass)?;
+        let Forward { stash, statistics, .. } = pass;
         let (read, sent) = match targets.filter(|_| model.is_last()) {
             Some(targets) => (Some((Saved::new(x), targets)), None),
             None => (None, Some(x)),
@@ -70,7 +62,7 @@ impl InFlight {
         loss: Loss,
         sink: &mut dyn GradientSink,
     ) -> Result<Returned> {
-        let (share, stash) = (&self.share, &mut self.stash);
+        let (share, stash) = (self.share, &mut self.stash);
         let mut pass = Backward { weights, random: self.random, share, stash, sink };
         let (gradient, total) = match self.read.take() {
             None => (gradient.expect("the next part made it"), None),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use espalier_comm::Communicator;
 use espalier_data::{Dataset, Fetched, Split};
-use espalier_nn::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode, Stash};
+use espalier_nn::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode};
 use espalier_nn::weights::Weights;
 use espalier_plan::schedule::{Message, Schedule, Work};
 use espalier_tensor::{DType, Device, Tensor};
@@ -158,15 +158,8 @@ impl Worker for Evaluating<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let (sweep, batch) = (self.sweep, &self.batches[work.micro_batch]);
         let model = sweep.stage.model(work.chunk);
-        let mut pass = Forward {
-            weights: sweep.weights,
-            mode: Mode::Evaluate,
-            random: 0,
-            share: &BatchSlice { samples: self.samples[work.micro_batch], ..BatchSlice::default() },
-            stash: &mut Stash::forgetful(),
-            statistics: &mut Vec::new(),
-            cache: None,
-        };
+        let share = BatchSlice { samples: self.samples[work.micro_batch], ..BatchSlice::default() };
+        let mut pass = Forward::new(sweep.weights, Mode::Evaluate, 0, share);
         let x = model.forward(sweep.input(input, batch)?, &mut pass)?;
         if !model.is_last() {
             return Ok(Some(x));

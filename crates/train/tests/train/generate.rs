@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use espalier_nn::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_nn::layers::{BatchSlice, Forward, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
 use espalier_plan::config::RunFile;
@@ -112,15 +112,8 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
         let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone()).unwrap());
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();
         for end in 1..=ids.len() {
-            let mut pass = Forward {
-                weights: &weights,
-                mode: Mode::Evaluate,
-                random: 0,
-                share: &BatchSlice { samples: 1, ..BatchSlice::default() },
-                stash: &mut Stash::forgetful(),
-                statistics: &mut Vec::new(),
-                cache: None,
-            };
+            let share = BatchSlice { samples: 1, ..BatchSlice::default() };
+            let mut pass = Forward::new(&weights, Mode::Evaluate, 0, share);
             let x = Tensor::from_slice(&device, &[1, end], &ids[..end], Category::Transient).unwrap();
             let x = model.forward(x, &mut pass).unwrap();
             let expected = model.read_logits(&model.last_logits(&x, &weights).unwrap()).unwrap();

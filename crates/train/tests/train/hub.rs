@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use espalier_data::Dataset;
-use espalier_nn::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_nn::layers::{BatchSlice, Forward, Mode};
 use espalier_nn::model::Model;
 use espalier_plan::spec::Recompute;
 use espalier_plan::{Plan, RunFile};
@@ -67,16 +67,7 @@ fn logits(trained: &Trained, overrides: &[String], ids: &[u32]) -> Vec<f32> {
     let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
     let ids = Tensor::from_slice(&device, &[1, ids.len()], ids, Category::Transient).unwrap();
     let share = BatchSlice { samples: 1, ..BatchSlice::default() };
-    let (mut stash, mut statistics) = (Stash::forgetful(), Vec::new());
-    let mut pass = Forward {
-        weights: &weights,
-        mode: Mode::Evaluate,
-        random: 0,
-        share: &share,
-        stash: &mut stash,
-        statistics: &mut statistics,
-        cache: None,
-    };
+    let mut pass = Forward::new(&weights, Mode::Evaluate, 0, share);
     let x = Model::build(&plan.model, Recompute::None).forward(ids, &mut pass).unwrap();
     let table = weights.get(weights.parameter("wte.weight").unwrap());
     matmul(&x, table.t(), None, Category::Workspace).unwrap().to_f32()

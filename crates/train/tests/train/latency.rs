@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use espalier_comm::{Communicator, Reduce, threads};
 use espalier_nn::layers::spatial::{Halo, HaloExchange, TiledConv};
 use espalier_nn::layers::{
-    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Stash, Wanted, WeightGradients,
+    Backward, BatchSlice, Forward, GradientSink, Layer, Mode, Wanted, WeightGradients,
 };
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::sharing::Sharing;
@@ -169,23 +169,11 @@ fn passes(world: Communicator, is_conv: bool) -> Result<Duration> {
         };
         let (x, dy) = (image([rows, columns])?, image(seen)?);
         let share = BatchSlice { samples: BATCH, ..Default::default() };
-        let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-        let (weights, random, share) = (&weights, 1, &share);
         world.barrier()?;
         let start = Instant::now();
-        let mode = Mode::Train;
-        let mut forward = Forward {
-            weights,
-            mode,
-            random,
-            share,
-            stash: &mut stash,
-            statistics: &mut statistics,
-            cache: None,
-        };
+        let mut forward = Forward::new(&weights, Mode::Train, 1, share);
         layer.forward(x, &mut forward)?;
-        let mut backward = Backward { weights, random, share, stash: &mut stash, sink: &mut Dropped };
-        layer.backward(dy, &mut backward, true)?;
+        layer.backward(dy, &mut Backward::of(&mut forward, &mut Dropped), true)?;
         Ok(start.elapsed())
     })
 }

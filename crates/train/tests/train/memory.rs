@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use espalier_data::Split;
-use espalier_nn::layers::{BatchSlice, Forward, Mode, Stash};
+use espalier_nn::layers::{BatchSlice, Forward, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
 use espalier_plan::storage::Storage;
@@ -36,17 +36,7 @@ fn kept_activations_are_exactly_those_predicted() {
         let model = Model::build(&plan.model, plan.storage.recompute);
         let samples: Vec<(u64, usize)> = (0..plan.batch.micro_batch).map(|i| (0, i)).collect();
         let host = dataset.batch(Split::Train, &samples).unwrap();
-        let mut stash = Stash::new();
-        let mut statistics = Vec::new();
-        let mut pass = Forward {
-            weights: &weights,
-            mode: Mode::Train,
-            random: 0,
-            share: &BatchSlice::default(),
-            stash: &mut stash,
-            statistics: &mut statistics,
-            cache: None,
-        };
+        let mut pass = Forward::new(&weights, Mode::Train, 0, BatchSlice::default());
         let x = model.forward(host.inputs.upload(&device, dtype).unwrap(), &mut pass).unwrap();
         let x = Saved::new(x);
         let measured = device.ledger().current(Category::Activations) as u64;
@@ -54,7 +44,7 @@ fn kept_activations_are_exactly_those_predicted() {
         let whole = std::iter::once(0..plan.model.blocks.len());
         let parts = plan.model.part_activations(whole, plan.batch.micro_batch, precision, recompute).unwrap();
         assert_eq!(measured, parts[0].kept, "{}, {}", plan.model.name, recompute.name());
-        drop((x, stash, statistics));
+        drop((x, pass));
         assert_eq!(device.ledger().current(Category::Activations), 0);
         assert_eq!(device.ledger().current(Category::Workspace), 0);
     }

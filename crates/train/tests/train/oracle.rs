@@ -10,7 +10,7 @@ mod cut;
 
 use std::collections::BTreeMap;
 
-use espalier_nn::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, NormGroup, Scale, Stash};
+use espalier_nn::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, NormGroup, Scale};
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::config::RunFile;
@@ -275,26 +275,16 @@ fn pass(
     samples: f32,
     sink: &mut Gradients<'_>,
 ) -> (f64, Tensor, Vec<BatchStatistics>) {
-    let (mut stash, mut statistics) = (Stash::new(), Vec::new());
     let share = BatchSlice { first: 0, samples: x.shape()[0], norms };
-    let random = 0;
-    let mut forward = Forward {
-        weights,
-        mode: Mode::Train,
-        random,
-        share: &share,
-        stash: &mut stash,
-        statistics: &mut statistics,
-        cache: None,
-    };
+    let mut forward = Forward::new(weights, Mode::Train, 0, share);
     let x = model.forward(x, &mut forward).unwrap();
     let read = x.duplicate(Category::Workspace).unwrap();
-    let mut backward = Backward { weights, random, share: &share, stash: &mut stash, sink };
+    let mut backward = Backward::of(&mut forward, sink);
     let rows = targets.len() as f32;
     let scale = Scale { loss: 1.0 / (rows * samples), temperature: 1.0 };
     let outcome = model.loss(x, &targets, scale, &mut backward).unwrap();
     model.backward(outcome.gradient, &mut backward).unwrap();
-    (outcome.total.read().unwrap().loss_sum / f64::from(rows), read, statistics)
+    (outcome.total.read().unwrap().loss_sum / f64::from(rows), read, forward.statistics)
 }
 
 /// A network with the weights and masks of the file.

@@ -75,7 +75,7 @@ fn run(linear: &Linear, weights: &Weights, chunk: usize, shared: bool) -> (Total
     let mut pass = Backward {
         weights,
         random: 0,
-        share: &BatchSlice::default(),
+        share: BatchSlice::default(),
         stash: &mut Stash::new(),
         sink: &mut sink,
     };
@@ -126,7 +126,7 @@ fn added_rows_count_for_nothing() {
             let mut pass = Backward {
                 weights: &weights,
                 random: 0,
-                share: &BatchSlice::default(),
+                share: BatchSlice::default(),
                 stash: &mut Stash::new(),
                 sink: &mut sink,
             };
@@ -180,8 +180,7 @@ fn one_chunk_of_logits_exists_at_a_time() {
         let targets = Tensor::from_slice(&device, &[rows], &targets, category).unwrap();
         let mut sink = Kept::default();
         let (share, mut stash) = (BatchSlice::default(), Stash::new());
-        let mut pass =
-            Backward { weights: &weights, random: 0, share: &share, stash: &mut stash, sink: &mut sink };
+        let mut pass = Backward { weights: &weights, random: 0, share, stash: &mut stash, sink: &mut sink };
         alone(&linear).in_chunks(&operands(&linear, &weights), x, &targets, HALF, 5, &mut pass).unwrap();
         device.ledger().peak(Category::Workspace)
     };

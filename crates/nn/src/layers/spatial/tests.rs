@@ -18,7 +18,7 @@ use espalier_testing::{Need, skipped};
 
 use super::*;
 use crate::layers::{
-    self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, NormGroup, Stash, WeightGradients,
+    self, Backward, BatchSlice, Forward, GradientSink, Layer, Mode, NormGroup, WeightGradients,
 };
 use crate::weights::{ParameterId, Weights};
 use crate::{Error, Result};
@@ -261,26 +261,17 @@ fn pass(
     input_gradient: bool,
 ) -> Result<Passed> {
     let (device, dtype, samples) = (x.device(), x.dtype(), x.shape()[0]);
-    let (mut stash, mut statistics) = (Stash::new(), Vec::new());
-    let mut forward = Forward {
-        weights,
-        mode: Mode::Train,
-        random: 1,
-        share,
-        stash: &mut stash,
-        statistics: &mut statistics,
-        cache: None,
-    };
+    let mut forward = Forward::new(weights, Mode::Train, 1, *share);
     let y = built.iter().try_fold(x, |x, layer| layer.forward(x, &mut forward))?;
     let output = y.to_f32();
     let mut sink = Kept { weights, gradients: BTreeMap::new() };
-    let mut backward = Backward { weights, random: 1, share, stash: &mut stash, sink: &mut sink };
+    let mut backward = Backward::of(&mut forward, &mut sink);
     let mut dy = Some(Tensor::from_f32(&device, &[samples, CLASSES], dtype, dy, Category::Transient)?);
     for (i, layer) in built.iter().enumerate().rev() {
         let dx = layer.backward(dy.take().expect("a gradient"), &mut backward, input_gradient || i > 0)?;
         dy = dx;
     }
-    assert!(stash.is_empty(), "the backward pass takes all that the forward pass left");
+    assert!(forward.stash.is_empty(), "the backward pass takes all that the forward pass left");
     Ok(Passed { output, input_gradient: dy.map(|dx| dx.to_f32()), gradients: sink.gradients })
 }
 
