@@ -13,8 +13,6 @@ use std::path::Path;
 /// Circles that are still there, by folder: to be removed one by one. A circle may have fewer modules than are named here; where none is
 /// left, the entry must go.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("cli", &["auto", "plan", "start", "train"]),
-    ("cli::records", &["folder", "settings"]),
     ("comm::nccl", &["inbound", "links", "outbound"]),
     ("report::plot", &["draw", "guides", "names"]),
     ("study", &["file", "results", "running", "smoothness", "trial", "widen"]),
