@@ -20,7 +20,8 @@ use espalier_train::{Error, hub};
 
 use crate::machine::Machine;
 use crate::plan::seconds;
-use crate::train::{Prepared, conflict, in_file, join, resolve};
+use crate::prepared::{Prepared, join};
+use crate::run_file::{conflict, in_file, resolve};
 
 /// Layouts that are tried before the search gives up: a run file may refuse what the planner does not know of.
 const TRIED: usize = 16;

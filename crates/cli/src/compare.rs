@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::columns::Columns;
-use crate::records::{self, RunRecord, facts, settings};
+use crate::records::{self, RunRecord, facts};
 use crate::say::{self, answer, say};
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
     let row = |first: &str, values: Vec<String>| [vec![first.to_owned()], values].concat();
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let mut rows = vec![row("", runs.iter().map(|run| run.name.clone()).collect())];
-    let differ = settings::differing(&runs);
+    let differ = records::differing(&runs);
     for (field, values) in &differ {
         rows.push(row(field, values.iter().cloned().map(or_dash).collect()));
     }

@@ -10,8 +10,9 @@ use espalier_train::Error;
 use espalier_train::trained::{Score, Trained};
 
 use crate::log::LogArguments;
+use crate::prepared::Prepared;
+use crate::run_file::{conflict, replicas};
 use crate::setting::setting;
-use crate::train::{Prepared, conflict, replicas};
 use crate::{ranks, say};
 
 #[derive(Args)]

@@ -19,9 +19,9 @@ use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
 
 use crate::messages::Links;
+use crate::run_file::{conflict, in_file, read, resolve};
 use crate::say;
 use crate::setting::setting;
-use crate::train::{conflict, in_file, read, resolve};
 
 #[derive(Args)]
 #[command(after_help = "docs/explain.md has the formulas.

@@ -10,8 +10,8 @@ use espalier_train::hub::{self, Export, ExportType, Exported};
 use espalier_train::trained::Trained;
 use serde_json::json;
 
+use crate::run_file::conflict;
 use crate::say;
-use crate::train::conflict;
 
 #[derive(Args)]
 #[command(

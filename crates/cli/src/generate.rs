@@ -12,9 +12,9 @@ use espalier_train::infer::{End, Generator, Sampler, Sampling, TextStream, Writt
 use serde::Serialize;
 
 use crate::log::LogArguments;
+use crate::run_file::conflict;
 use crate::say::{self, say};
 use crate::signals::{INTERRUPTED, Stop};
-use crate::train::conflict;
 use crate::writing::{Writer, WritingArguments, show};
 
 #[derive(Args)]

@@ -18,9 +18,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::log::LogArguments;
+use crate::prepared::{Prepared, prepare_text};
+use crate::run_file::{conflict, read_run};
 use crate::say::{self, answer, say};
 use crate::setting::setting;
-use crate::train::{Prepared, conflict, prepare_text, read_run};
 
 /// Enough that the measures of a small network vary by a few percent, and few enough for seconds.
 const USUAL_SAMPLES: usize = 1000;

@@ -29,8 +29,8 @@ use serde_json::{Value, json};
 
 use crate::draft::{Draft, may_replace};
 use crate::patience::Patience;
+use crate::run_file::{conflict, in_file, read, resolve};
 use crate::setting::setting;
-use crate::train::{conflict, in_file, read, resolve};
 use crate::{machine, say};
 use ranges::{gigabytes, powers, sparsity};
 use record::record;

@@ -12,10 +12,11 @@ use espalier_train::run::Observer;
 use espalier_train::{Error, hub, run};
 
 use crate::log::LogArguments;
+use crate::prepared::{Prepared, prepare_text};
 use crate::progress::{self, Progress};
+use crate::run_file::{conflict, in_file, read_run};
 use crate::say;
 use crate::setting::setting;
-use crate::train::{Prepared, conflict, in_file, prepare_text, read_run};
 
 #[derive(Args)]
 #[command(after_help = "Examples:

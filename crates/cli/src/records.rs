@@ -2,7 +2,7 @@
 
 pub mod facts;
 mod folder;
-pub mod settings;
+mod settings;
 mod tail;
 
-pub use folder::{RunRecord, tell_apart};
+pub use folder::{RunRecord, differing, tell_apart};

@@ -19,7 +19,7 @@ use espalier_study::folder;
 use serde_json::json;
 
 use crate::draft::{Draft, may_replace};
-use crate::records::{self, RunRecord, settings};
+use crate::records::{self, RunRecord};
 use crate::say::{self, answer, say};
 use crate::watch::watch;
 
@@ -74,7 +74,7 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
     if let Some(trace) = &arguments.trace {
         let [run] = &mut runs[..] else {
             let problem = "is the timeline of one run, and there are several";
-            return Err(crate::train::conflict("--trace", problem).into());
+            return Err(crate::run_file::conflict("--trace", problem).into());
         };
         run.read_trace(trace)?;
     }
@@ -119,7 +119,7 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
     if arguments.json {
         say::json(&json!({
             "runs": runs.iter().map(RunRecord::json).collect::<Vec<_>>(),
-            "differ": settings::differing(&runs),
+            "differ": records::differing(&runs),
             "page": page,
             "svg": arguments.svg,
             "csv": arguments.csv,

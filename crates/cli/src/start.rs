@@ -6,8 +6,8 @@ use anyhow::Result;
 use espalier_plan::config::RunFile;
 use espalier_train::{Error, hub};
 
+use crate::run_file::{in_file, read_run};
 use crate::say::say;
-use crate::train::{in_file, read_run};
 
 /// Where a run's weights come from, as far as that says which model it is.
 pub struct Origin<'a> {

@@ -22,10 +22,10 @@ use espalier_train::Error;
 
 use crate::device;
 use crate::log::LogArguments;
+use crate::run_file::{conflict, in_file, read, resolve};
 use crate::say::{self, answer, say};
 use crate::setting::setting;
 use crate::signals::{INTERRUPTED, Stop};
-use crate::train::{conflict, in_file, read, resolve};
 use progress::Progress;
 
 #[derive(Args)]

@@ -1,32 +1,31 @@
 //! `espalier train`: from a run file to a trained model in a run folder.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use espalier_comm::Launched;
-use espalier_data::regular_file::{self, SETTINGS};
-use espalier_data::{Dataset, Split};
+use espalier_data::Split;
 use espalier_plan::config::{self, RunFile};
 use espalier_plan::device::DeviceKind;
-use espalier_plan::{Axis, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::launched::Join;
 use espalier_train::prune;
 use espalier_train::run::{self, Outcome, RunDir, StartPoint, run_launched, run_or_give_up};
-use espalier_train::{Error, Summary, hub, room};
+use espalier_train::{Error, Summary, room};
 use serde::Serialize;
 use tracing::info;
 
 use crate::auto::Auto;
 use crate::picture::Picture;
 use crate::predicted::predict;
+use crate::prepared::{Prepared, prepare_text};
 use crate::progress::{self, Progress};
+use crate::run_file::{conflict, in_file, read, replicas};
 use crate::say::{self, answer, say};
 use crate::setting::setting;
 use crate::signals::{INTERRUPTED, Stop};
@@ -92,91 +91,6 @@ pub struct TrainArguments {
     json: bool,
     #[command(flatten)]
     log: log::LogArguments,
-}
-
-/// A run file, resolved, with its data.
-pub struct Prepared {
-    pub plan: Plan,
-    pub dataset: Dataset,
-    /// How it becomes one of several ranks, where a launcher has started them.
-    pub join: Option<Join>,
-}
-
-impl Prepared {
-    /// Opens the device that the run computes on.
-    pub fn open_device(&self) -> Result<Device> {
-        let device = match &self.join {
-            Some(join) => device::open_for(join, &self.wish(), self.threads()?),
-            None => device::open(&self.wish(), self.threads()?),
-        };
-        Ok(device.map_err(Error::Tensor)?)
-    }
-
-    /// The kind of device that it would be, and that in a few words; nothing is opened.
-    pub fn planned_device(&self) -> Result<(&'static str, String)> {
-        let kind = self.join.as_ref().map_or(self.wish().kind, Join::device_kind);
-        Ok(device::plan(kind, self.threads()?))
-    }
-
-    /// The device asked for, as far as it is not left to us.
-    fn wish(&self) -> espalier_plan::device::Device {
-        let mut wish = self.plan.device.clone();
-        // Ranks of one process share its processor: where the choice is ours, that is it.
-        if self.plan.mesh.size() > 1 && self.join.is_none() && wish.kind == DeviceKind::Auto {
-            wish.kind = DeviceKind::Cpu;
-        }
-        wish
-    }
-
-    /// Threads of the processor.
-    fn threads(&self) -> Result<usize> {
-        let cores = std::thread::available_parallelism()?.get();
-        let all = self.join.as_ref().map_or(cores, |join| join.threads(cores));
-        Ok(device::threads(self.plan.device.threads, all)?)
-    }
-}
-
-/// Reads the text of a run file, as if it stood at `path`, and the data that it names. A run that goes on from a `checkpoint`, or is judged
-/// there, has its tokenizer in that folder where the one that it names is gone.
-pub fn prepare_text(
-    text: &str,
-    path: &Path,
-    overrides: &[String],
-    launched: Option<&Launched>,
-    checkpoint: Option<&Path>,
-) -> Result<Prepared> {
-    let started = launched.map(|launched| launched.size);
-    let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
-    let join = join(&run_file, launched)?;
-    let mut run_file = resolve(run_file, path)?;
-    if let Some(checkpoint) = checkpoint {
-        hub::find_tokenizer(&mut run_file.data, checkpoint);
-    }
-    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
-    let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
-    Ok(Prepared { plan, dataset, join })
-}
-
-/// How this process becomes one of the ranks that a launcher has started.
-pub fn join(run_file: &RunFile, launched: Option<&Launched>) -> Result<Option<Join>> {
-    let of = |launched: &Launched| {
-        let gpus = || Cuda::probe().usable();
-        Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
-    };
-    Ok(launched.map(of).transpose()?)
-}
-
-/// A run file with the paths that it means, standing at `path`, and the schedule that it names.
-pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
-    let folder = std::path::absolute(path)?;
-    run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
-    if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
-        let why = |why: io::Error| Error::of_io(&path, &why, format!("the schedule cannot be read: {why}"));
-        run_file
-            .bring_schedule(&regular_file::read_text(&path, SETTINGS).map_err(why)?)
-            .map_err(Error::Plan)?;
-    }
-    Ok(run_file)
 }
 
 /// Runs the command.
@@ -335,49 +249,6 @@ fn dry_run(arguments: &TrainArguments, prepared: &Prepared) -> Result<()> {
     progress::summarise(&summary);
     print_json(arguments, &Planned { summary: &summary, picture });
     Ok(())
-}
-
-/// How many replicas of a run file's other axes so many ranks are.
-pub fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
-    let extents = RunFile::replica(text, overrides).map_err(|error| in_file(path, error))?;
-    let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
-    let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));
-    if ranks > 0 && !ranks.is_multiple_of(each) {
-        let fields: Vec<String> = used.map(|axis| format!("`parallel.{axis}` = {}", extents[axis])).collect();
-        let product = if fields.len() == 1 { String::new() } else { format!(", {each} ranks together") };
-        let problem = format!(
-            "is {ranks}, but {}{product}: it must be a multiple of {}",
-            fields.join(" and "),
-            if fields.len() == 1 { "that".into() } else { each.to_string() },
-        );
-        return Err(conflict("--ranks", &problem).into());
-    }
-    Ok(ranks / each)
-}
-
-/// The text of a run file.
-pub fn read(path: &Path) -> Result<String> {
-    let why = |why: io::Error| Error::of_io(path, &why, format!("the run file cannot be read: {why}"));
-    Ok(regular_file::read_text(path, SETTINGS).map_err(why)?)
-}
-
-/// The text of the run file in a run folder, which must be as the run wrote it.
-pub fn read_run(path: &Path) -> Result<String> {
-    let missing = || Error::File { path: path.to_owned(), why: "the run file is not there".into() };
-    Ok(run::read_resolved(path)?.ok_or_else(missing)?)
-}
-
-/// An error of a run file's text; one that names only a line is told with the file.
-pub fn in_file(path: &Path, error: espalier_plan::Error) -> Error {
-    match error {
-        espalier_plan::Error::Syntax { .. } => Error::File { path: path.to_owned(), why: error.to_string() },
-        error => Error::Plan(error),
-    }
-}
-
-/// An argument that contradicts another, or the run file.
-pub fn conflict(field: &str, problem: &str) -> Error {
-    Error::Plan(espalier_plan::Error::Conflict { field: field.into(), problem: problem.into() })
 }
 
 impl TrainArguments {

@@ -102,7 +102,7 @@ impl Counter {
 }
 
 /// The chunk of a message that a rank adds up: as even as can be, the first ranks one more. It is the rule by which `plan` splits too.
-pub(crate) fn chunk(elements: usize, size: usize, rank: usize) -> Range<usize> {
+pub fn chunk(elements: usize, size: usize, rank: usize) -> Range<usize> {
     let (each, left) = (elements / size, elements % size);
     let start = rank * each + rank.min(left);
     start..start + each + usize::from(rank < left)

@@ -7,7 +7,7 @@
 //! this workspace's profile, where serde, serde_json, thiserror and rayon alone take 11 s; the first command a
 //! newcomer types would wait a minute longer for what is three small files here. The tests hold them to its output.
 
-use crate::{Error, split::Words, tokenizer_json, vocab_merges};
+use crate::{Error, split::Words};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
@@ -38,21 +38,6 @@ pub struct Bpe {
 }
 
 impl Bpe {
-    /// Reads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it.
-    pub fn open(path: &Path) -> Result<Bpe, Error> {
-        if !vocab_merges::is_vocab(path) {
-            return tokenizer_json::read(path);
-        }
-        let json = vocab_merges::to_json(path)?;
-        match tokenizer_json::parse(path, json.as_bytes()) {
-            // No build reads it: the other reader knows one file alone.
-            Err(Error::OtherTokenizer { path, expected, got }) => {
-                Err(Error::Tokenizer { path, expected, got })
-            }
-            read => Ok(Bpe { json: Some(json), ..read? }),
-        }
-    }
-
     /// The file that it was read from.
     pub fn path(&self) -> &Path {
         &self.path

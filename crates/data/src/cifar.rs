@@ -1,7 +1,7 @@
 //! CIFAR-10's binary version: records of a label byte and three planes (red, green, blue) of 32 x 32 bytes. The planes
 //! are woven into channels-last pixels, as the kernels want them.
 
-use crate::{Error, images::Raw};
+use crate::{Error, raw::Raw};
 use std::path::{Path, PathBuf};
 
 const SIDE: usize = 32;

@@ -6,7 +6,7 @@
 use crate::{
     Error,
     error::{FEWER_IMAGES, open, reading},
-    images::Raw,
+    raw::Raw,
 };
 use espalier_tensor::machine::memory_left;
 use flate2::read::MultiGzDecoder;

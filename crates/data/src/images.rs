@@ -4,11 +4,13 @@
 //! the same samples; or it is files of its own. A pixel becomes (value - mean) / std, with the mean and standard deviation of its channel over the
 //! training split, both exact since the sums are integers, unless the run file says others. A channel that never varies is divided by 1.
 
-use crate::{Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation};
+use crate::{
+    Batch, DataFacts, Error, HostBatch, Inputs, Split, error::check_validation, order::Permutation, raw::Raw,
+};
 use espalier_plan::data::Pixels;
 use espalier_tensor::ops::stored::StoredImages;
 use espalier_tensor::{DType, Device};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// The key of the shuffle that holds out validation images: the same for every run.
@@ -27,18 +29,6 @@ pub struct Images {
     values: Vec<[f32; 256]>,
     /// All of them on a card, where they are kept there.
     stored: OnceLock<Box<StoredImages>>,
-}
-
-/// Images as a reader delivers them. pixels: [count, height, width, channels], labels: [count]
-#[derive(Debug)]
-pub(crate) struct Raw {
-    /// Where they come from, for errors.
-    pub path: PathBuf,
-    pub pixels: Vec<u8>,
-    pub labels: Vec<u8>,
-    /// Height, width, channels.
-    pub shape: [usize; 3],
-    pub classes: usize,
 }
 
 /// How pixels were standardised, in units of a byte's 0 to 255.
@@ -220,16 +210,6 @@ fn in_bytes(field: &'static str, asked: &Option<Vec<f64>>, found: &[f64]) -> Res
             let got = format!("{} numbers for {} channels", some.len(), found.len());
             Err(Error::Setting { field, expected: "one number, or one for each channel", got })
         }
-    }
-}
-
-impl Raw {
-    fn stride(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    fn image(&self, i: usize) -> &[u8] {
-        &self.pixels[i * self.stride()..][..self.stride()]
     }
 }
 

@@ -5,8 +5,7 @@
 //! bytes are read as such, whatever width it learnt from.
 
 use crate::{
-    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, images::Raw, mapped,
-    tokens::Judged,
+    Dataset, Error, Images, Standard, Tokenizer, Tokens, Width, cifar, idx, mapped, raw::Raw, tokens::Judged,
 };
 use espalier_plan::data::Pixels;
 use std::{

@@ -8,7 +8,7 @@
 //!
 //! Image i is a pure function of (seed, i), so a larger set begins with the smaller one.
 
-use crate::{Error, error::FEWER, images::Raw};
+use crate::{Error, error::FEWER, raw::Raw};
 use espalier_plan::DataFacts;
 use espalier_tensor::random;
 use std::thread;

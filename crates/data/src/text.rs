@@ -8,7 +8,7 @@
 //! As bytes, files follow each other as they are. A tokenizer that knows what ends a text (`<|endoftext|>`, `</s>`) puts it
 //! after each file, as GPT-2's training data had it.
 
-use crate::{Error, Tokenizer, encode::encode_files, error::reading, tokens::Stream};
+use crate::{Error, Tokenizer, encode::encode_files, error::reading, stream::Stream};
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -4,18 +4,30 @@
 //! name, never approximated; `any_tokenizer` reads these, in a build that has it. Post-processing, truncation and padding
 //! are left aside: they concern single inputs, not a stream to learn from.
 
-use crate::{Bpe, Error, regular_file::RECORDS};
+use crate::{Bpe, Error, regular_file::RECORDS, vocab_merges};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{cmp::Reverse, collections::HashMap, path::Path};
 
-/// Vocabulary and merges of a `tokenizer.json` of Hugging Face's.
-pub(crate) fn read(path: &Path) -> Result<Bpe, Error> {
-    parse(path, &crate::error::read(path, "a Hugging Face tokenizer.json", RECORDS)?)
+impl Bpe {
+    /// Reads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it.
+    pub fn open(path: &Path) -> Result<Bpe, Error> {
+        if !vocab_merges::is_vocab(path) {
+            return parse(path, &crate::error::read(path, "a Hugging Face tokenizer.json", RECORDS)?);
+        }
+        let json = vocab_merges::to_json(path)?;
+        match parse(path, json.as_bytes()) {
+            // No build reads it: the other reader knows one file alone.
+            Err(Error::OtherTokenizer { path, expected, got }) => {
+                Err(Error::Tokenizer { path, expected, got })
+            }
+            read => Ok(Bpe { json: Some(json), ..read? }),
+        }
+    }
 }
 
-/// The same of its text; errors name `path`.
-pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
+/// Vocabulary and merges of a `tokenizer.json` of Hugging Face's; errors name `path`.
+fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
     let refuse =
         |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());

@@ -9,6 +9,7 @@ use crate::{
     DataFacts, Error, HostBatch, Inputs, Split,
     error::check_validation,
     mapped::{Mapped, Width},
+    stream::Stream,
     text::Text,
     tokenizer::Tokenizer,
 };
@@ -63,17 +64,6 @@ pub(crate) enum Judged<'a> {
     Text(&'a Tokenizer),
     /// Ids of this width below a vocabulary.
     Files(Width, usize),
-}
-
-/// Where the ids lie.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    /// Ids below 256.
-    Bytes(Vec<u8>),
-    /// Ids of a tokenizer.
-    Ids(Vec<u32>),
-    /// Ids in files.
-    Files(Mapped),
 }
 
 impl Tokens {
@@ -280,28 +270,6 @@ pub(crate) fn check_apart(trained: &[PathBuf], held_out: &[PathBuf]) -> Result<(
             got: path.display().to_string(),
         }),
         None => Ok(()),
-    }
-}
-
-impl Stream {
-    pub(crate) fn len(&self) -> u64 {
-        match self {
-            Stream::Bytes(bytes) => bytes.len() as u64,
-            Stream::Ids(ids) => ids.len() as u64,
-            Stream::Files(files) => files.len(),
-        }
-    }
-
-    /// Appends the ids `start .. start + count`.
-    fn read(&self, start: u64, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
-        match self {
-            Stream::Bytes(bytes) => {
-                out.extend(bytes[start as usize..][..count].iter().map(|&b| u32::from(b)))
-            }
-            Stream::Ids(ids) => out.extend_from_slice(&ids[start as usize..][..count]),
-            Stream::Files(files) => files.read(start, count, out)?,
-        }
-        Ok(())
     }
 }
 

@@ -10,8 +10,8 @@ use espalier_train::Error;
 
 use super::PlanArguments;
 use crate::draft::{Draft, may_replace};
+use crate::run_file::{conflict, in_file, resolve};
 use crate::say::say;
-use crate::train::{conflict, in_file, resolve};
 
 /// Stands in the first line of every run file that is written here.
 const MARK: &str = " by `espalier plan`: ";

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use super::{PlanArguments, find_cluster, seconds};
 use crate::bench::cluster_file::ClusterFile;
 use crate::machine::{self, Machine};
+use crate::run_file::{in_file, read_run, resolve};
 use crate::say::answer;
-use crate::train::{in_file, read_run, resolve};
 
 /// What of plan.json says what the data were: they need not be here any more.
 #[derive(Deserialize)]

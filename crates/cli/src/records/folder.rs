@@ -1,7 +1,7 @@
 //! A run folder, read: what the run was asked to do, what it has done so far, and what it came to. Read again while it goes on, only
 //! what is new is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -308,6 +308,18 @@ pub fn tell_apart(runs: &mut [RunRecord]) {
 /// What is in a file, if it is there, is one, and holds that. One that is still being written is read the next time.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&regular_file::read(path, RECORDS).ok()?).ok()
+}
+
+/// Fields that are not the same in all runs, with the value of each run; null where it has none.
+pub fn differing(runs: &[RunRecord]) -> BTreeMap<String, Vec<Option<String>>> {
+    let known: Vec<&RunRecord> = runs.iter().filter(|run| !run.settings.is_empty()).collect();
+    let fields: BTreeSet<&String> = known.iter().flat_map(|run| run.settings.keys()).collect();
+    let differs = |field: &&String| {
+        let first = known[0].settings.get(*field);
+        known.iter().any(|run| run.settings.get(*field) != first)
+    };
+    let values = |field: &String| runs.iter().map(|run| run.settings.get(field).cloned()).collect();
+    fields.into_iter().filter(differs).map(|field| (field.clone(), values(field))).collect()
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
-//! Settings of runs, as fields of the run file, and where they differ.
+//! Settings of a run, as fields of the run file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
-
-use super::folder::RunRecord;
 
 /// Every field with its value: `train.batch` is `16`. A list is one value.
 pub fn flat(run: &Value) -> BTreeMap<String, String> {
@@ -29,18 +27,6 @@ fn collect(value: &Value, path: String, found: &mut BTreeMap<String, String>) {
             found.insert(path, other.to_string());
         }
     }
-}
-
-/// Fields that are not the same in all runs, with the value of each run; null where it has none.
-pub fn differing(runs: &[RunRecord]) -> BTreeMap<String, Vec<Option<String>>> {
-    let known: Vec<&RunRecord> = runs.iter().filter(|run| !run.settings.is_empty()).collect();
-    let fields: BTreeSet<&String> = known.iter().flat_map(|run| run.settings.keys()).collect();
-    let differs = |field: &&String| {
-        let first = known[0].settings.get(*field);
-        known.iter().any(|run| run.settings.get(*field) != first)
-    };
-    let values = |field: &String| runs.iter().map(|run| run.settings.get(field).cloned()).collect();
-    fields.into_iter().filter(differs).map(|field| (field.clone(), values(field))).collect()
 }
 
 #[cfg(test)]

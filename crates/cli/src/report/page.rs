@@ -5,7 +5,7 @@ use espalier_train::Summary;
 
 use super::{curves, pipeline, state};
 use crate::progress::count;
-use crate::records::{RunRecord, facts, settings};
+use crate::records::{self, RunRecord, facts};
 
 /// Everything that there is to show of them.
 pub fn of(runs: &[RunRecord]) -> Page {
@@ -103,7 +103,7 @@ fn results(runs: &[RunRecord]) -> Table {
 fn differing(runs: &[RunRecord]) -> Table {
     let names = runs.iter().map(|run| Column::text(&run.name));
     let mut table = Table::new([Column::text("setting")].into_iter().chain(names).collect());
-    for (field, values) in settings::differing(runs) {
+    for (field, values) in records::differing(runs) {
         let cells = values.into_iter().map(|value| value.unwrap_or_else(|| "–".into()));
         table.row([field].into_iter().chain(cells));
     }

@@ -9,9 +9,9 @@ use serde_json::json;
 
 use super::{Form, ReportArguments};
 use crate::draft::Draft;
+use crate::run_file::conflict;
 use crate::say::{self, answer};
 use crate::study::live;
-use crate::train::conflict;
 use crate::watch::watch;
 
 /// Writes or serves it.

@@ -8,7 +8,7 @@ use espalier_study::folder::{self, StudyFolder};
 use espalier_train::Error;
 
 use super::{StudyArguments, single};
-use crate::train::read;
+use crate::run_file::read;
 use crate::watch::watch_beside;
 
 /// Writes down what a study is that is about to run in its folder, and serves its page from now on where that was asked for. Its results are read from the folder, as by anybody: what runs does not know of

@@ -13,8 +13,8 @@ use espalier_train::Error;
 
 use super::StudyArguments;
 use crate::device;
+use crate::run_file::conflict;
 use crate::say::say;
-use crate::train::conflict;
 
 /// Refuses options that are for studies of many trials.
 pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {

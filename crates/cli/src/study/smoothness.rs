@@ -14,8 +14,8 @@ use espalier_train::Error;
 use serde_json::json;
 
 use super::{StudyArguments, live, single};
+use crate::run_file::{in_file, read};
 use crate::say::{self, answer, say};
-use crate::train::{in_file, read};
 
 /// Runs the study.
 pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {

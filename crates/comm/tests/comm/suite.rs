@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use espalier_comm::traffic::share;
+use espalier_comm::traffic::chunk;
 use espalier_comm::{Communicator, Data, Element, Error, Reduce, Traffic};
 use espalier_plan::{Axis, Mesh, PerAxis};
 
@@ -325,7 +325,7 @@ fn counts(comm: &Communicator) -> Result<(), Error> {
     }
     comm.barrier()?;
     let sent = comm.sent() - before;
-    let own = share(n, size, rank).len();
+    let own = chunk(n, size, rank).len();
     let expected = [
         (Traffic::AllReduce, 2 * (n - own + own * (size - 1))),
         (Traffic::AllGather, 4 * n * (size - 1)),

@@ -7,12 +7,14 @@
 mod builtin;
 mod convolution;
 pub mod datasheet;
+mod kernel;
 pub mod measured;
 pub mod merge;
 mod read;
 
 pub use builtin::{NAMES, builtin};
 pub use convolution::{ByPass, Convolution, ConvolutionPass};
+pub use kernel::Kernels;
 pub use read::Error;
 
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,9 @@ use serde::{Serialize, Serializer};
 use toml::Value;
 
 use crate::batch::BatchNorm;
-use crate::layout::{LinearForm, Mixture, Named};
+use crate::layout::{LinearForm, Mixture};
 use crate::mesh::{Mesh, PerAxis};
+use crate::spec::Named;
 
 use super::reader::{Choice, LARGEST, MOST, Section, whole};
 use super::{Error, Master, Pipeline, Precision, RunFile, StateForm, Train};

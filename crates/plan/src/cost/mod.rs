@@ -12,13 +12,11 @@ pub mod collective;
 pub mod crossing;
 pub mod explanation;
 pub mod integrated;
-pub mod kernel;
 pub mod layer;
 
 pub use collective::{AllReduce, Exchange};
 pub use explanation::Explanation;
 pub use integrated::Integrated;
-pub use kernel::Kernels;
 pub use layer::{LayerSizes, Parallelism};
 
 use std::iter::Sum;

@@ -6,13 +6,12 @@
 
 use serde::{Serialize, Serializer};
 
-use super::Named;
 use crate::cost::integrated::Group;
 use crate::cost::{AllReduce, Integrated, Link, Setting};
 use crate::error::Error;
 use crate::mesh::Axis;
 use crate::pruning::Pruning;
-use crate::spec::{Input, Model};
+use crate::spec::{Input, Model, Named};
 
 const FIELD: &str = "parallel.integrated";
 

@@ -5,7 +5,7 @@
 //! whole. All that counts, builds, saves or masks reads that model, so an axis that cuts tensors is known here alone.
 
 mod integrated;
-mod named;
+mod linear_form;
 mod norms;
 pub mod spatial;
 mod tensor;
@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub use integrated::{Mixing, Mixture};
-pub use named::{LinearForm, Named};
+pub use linear_form::LinearForm;
 
 use crate::cost::Integrated;
 use crate::error::Error;

@@ -27,7 +27,7 @@
 //! comes behind it waits.
 
 use super::action::Task;
-use super::updates::Reduced;
+use super::assemble::Reduced;
 use super::{Error, Name, Options, Pass, Placement, Schedule};
 
 /// Units of as many micro-batches as there are stages.

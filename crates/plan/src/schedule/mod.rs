@@ -18,6 +18,7 @@
 
 mod action;
 mod agreement;
+mod assemble;
 mod axonn;
 mod chimera;
 mod error;

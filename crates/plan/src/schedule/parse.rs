@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::updates::reduce_and_step;
+use super::assemble::reduce_and_step;
 use super::{Action, Error, Message, Pass, Payload, Placement, Schedule, Updates, Work, agreement, messages};
 use crate::near::{did_you_mean, nearest};
 

@@ -4,10 +4,12 @@
 //! [`passes`] says what the blocks of a rank's model take (`convolution` its convolutions), [`collective`] what ranks take to talk, `sums` what they sum of gradients, [`state`] what they hold;
 //! `rank_model` keeps what candidates have in common; `step` walks the lists; `script` is a rank's part for a worker that takes the planned time; `calibrate` refits a cluster's rates to what runs took.
 
+mod breakdown;
 mod calibrate;
 pub mod candidate;
 pub mod collective;
 mod convolution;
+mod holdings;
 pub mod passes;
 mod rank_model;
 mod schedules;
@@ -18,17 +20,18 @@ mod step;
 mod sums;
 mod times;
 
+pub use breakdown::Breakdown;
 pub use calibrate::{Calibrated, Measured};
 pub use candidate::{Candidate, LayoutRecord};
 pub use script::{Script, ScriptLayer, ScriptPart};
-pub use step::{Breakdown, Estimate};
+pub use step::Estimate;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::cluster::Cluster;
-use crate::cost::Kernels;
+use crate::cluster::Kernels;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::layout::Layout;

@@ -2,7 +2,7 @@
 
 use super::collective::Group;
 pub use super::seconds::{Passes, Seconds};
-use crate::cost::Kernels;
+use crate::cluster::Kernels;
 use crate::engine::{AttentionKernel, Engine};
 use crate::mesh::Axis;
 use crate::spec::recompute::attention_insides;

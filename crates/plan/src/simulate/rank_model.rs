@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::state::Holdings;
+use super::holdings::Holdings;
 use crate::error::Error;
 use crate::layout::{Layout, LocalModel};
 use crate::memory::{Listed, Peers, Tensors};

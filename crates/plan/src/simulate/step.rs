@@ -1,10 +1,8 @@
 //! One step of a candidate: how long it takes, and on what.
 
-use std::ops::Mul;
 use std::rc::Rc;
 
-use serde::Serialize;
-
+use super::breakdown::Breakdown;
 use super::passes::Passes;
 use super::schedules::Key;
 use super::state;
@@ -33,57 +31,6 @@ pub struct Estimate {
     pub model_percent_of_peak: f64,
     /// On what the time goes.
     pub breakdown: Breakdown,
-}
-
-/// Where the seconds of a step go, on the mean over ranks. Together they are the step.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Breakdown {
-    /// Kernels of forward and backward passes, recomputation included.
-    pub compute: f64,
-    /// Messages between stages, as far as they are waited for.
-    pub point_to_point: f64,
-    /// Waiting for other stages.
-    pub bubble: f64,
-    /// Sums, gathers and halos, as far as they are waited for.
-    pub collective: f64,
-    /// Gradients into their sums, compressed or dense.
-    pub compress: f64,
-    /// The step itself.
-    pub optimizer: f64,
-}
-
-impl Breakdown {
-    /// All of it.
-    fn total(&self) -> f64 {
-        self.kinds().iter().map(|(_, seconds)| seconds).sum()
-    }
-
-    /// All kinds, with what a person calls them.
-    pub fn kinds(&self) -> [(&'static str, f64); 6] {
-        [
-            ("compute", self.compute),
-            ("point-to-point", self.point_to_point),
-            ("bubble", self.bubble),
-            ("collectives", self.collective),
-            ("compression", self.compress),
-            ("optimizer", self.optimizer),
-        ]
-    }
-}
-
-impl Mul<f64> for Breakdown {
-    type Output = Breakdown;
-
-    fn mul(self, by: f64) -> Breakdown {
-        Breakdown {
-            compute: self.compute * by,
-            point_to_point: self.point_to_point * by,
-            bubble: self.bubble * by,
-            collective: self.collective * by,
-            compress: self.compress * by,
-            optimizer: self.optimizer * by,
-        }
-    }
 }
 
 impl Job<'_> {

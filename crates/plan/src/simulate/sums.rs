@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::collective::Group;
+use super::holdings::Weights;
 use super::passes::{Passes, Seconds};
 use super::rank_model::RankModel;
-use super::state::Weights;
 use super::{Candidate, Job};
 use crate::engine::State;
 use crate::schedule::Name;

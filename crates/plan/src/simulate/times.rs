@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use super::breakdown::Breakdown;
 use super::collective::Group;
+use super::holdings::{Holdings, Weights};
 use super::passes::{Passes, Seconds};
-use super::state::{Holdings, Weights};
-use super::step::Breakdown;
 use super::sums::Sums;
 use super::{Candidate, Job};
-use crate::cost::Kernels;
+use crate::cluster::Kernels;
 use crate::engine::State;
 use crate::error::Error;
 use crate::schedule::{Action, Chunk, Costs, Message, Pass, Payload, Schedule, last_passes};

@@ -1,92 +1,11 @@
-//! Parameters, buffers and flops of a spec.
+//! Parameters, buffers and flops of a model.
 //!
 //! Flops count two for a multiply-add, in the products alone: linear layers, convolutions, and attention's two
 //! (counted in full, as is usual, although the causal half would do). Biases, norms and element-wise work, below one
 //! per cent in every model here, are left out, so that the figures compare with published ones.
 
-use serde::Serialize;
-
 use super::recompute::attention_insides;
-use super::shape::{Shape, step};
-use super::{Block, Conv, Init, Layer, Linear, Model, Recompute, ShapeError};
-
-/// A tensor that is trained.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Parameter {
-    /// As in a checkpoint: `h.0.attn.c_attn.weight`.
-    pub name: String,
-    /// As in a checkpoint.
-    pub shape: Vec<usize>,
-    /// What its elements are before the first step.
-    pub init: Init,
-    /// Whether a mask may cover it: weights of two dimensions and more.
-    pub prunable: bool,
-    /// Whether weight decay applies where biases and norm parameters are left out: weights of two dimensions and more.
-    pub decays: bool,
-    /// Whether it is a table of tokens or positions, which pruning methods often leave whole.
-    pub embedding: bool,
-}
-
-impl Parameter {
-    /// How many elements it has.
-    pub fn elements(&self) -> u64 {
-        product(&self.shape)
-    }
-
-    /// Whether it is added to what a layer makes: the shift of a norm is one too.
-    pub fn is_bias(&self) -> bool {
-        self.name.ends_with(".bias")
-    }
-}
-
-/// A tensor that is kept and saved but not trained: running statistics, always f32.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Buffer {
-    /// As in a checkpoint: `bn1.running_mean`.
-    pub name: String,
-    /// As in a checkpoint.
-    pub shape: Vec<usize>,
-    /// What all its elements start at.
-    pub start: f32,
-}
-
-impl Buffer {
-    /// How many elements it has.
-    pub fn elements(&self) -> u64 {
-        product(&self.shape)
-    }
-}
-
-fn product(shape: &[usize]) -> u64 {
-    shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d as u64))
-}
-
-/// `name.weight`, and `name.bias` where it has a width. What has two dimensions is pruned and decays.
-pub(super) fn weight_and_bias(
-    name: &str,
-    shape: Vec<usize>,
-    init: Init,
-    bias: Option<usize>,
-) -> Vec<Parameter> {
-    let matrix = shape.len() >= 2;
-    let mut all = vec![Parameter {
-        name: format!("{name}.weight"),
-        shape,
-        init,
-        prunable: matrix,
-        decays: matrix,
-        embedding: false,
-    }];
-    all.extend(bias.map(|width| Parameter {
-        name: format!("{name}.bias"),
-        shape: vec![width],
-        init: Init::Constant(0.0),
-        prunable: false,
-        decays: false,
-        embedding: false,
-    }));
-    all
-}
+use super::{Block, Buffer, Conv, Init, Layer, Linear, Model, Parameter, Recompute, Shape, ShapeError};
 
 impl Block {
     /// All layers in the order of execution, those inside residuals included.
@@ -208,7 +127,7 @@ fn inside_flops(layers: &[Layer], mut shape: Shape) -> Result<f64, ShapeError> {
     let (insides, mut flops) = (attention_insides(layers), 0.0);
     for (i, layer) in layers.iter().enumerate() {
         let mut own = 0.0;
-        let behind = step(layer, shape, "", &mut |layer, from, to| own += layer.entry().flops(from, to))?;
+        let behind = layer.step(shape, "", &mut |layer, from, to| own += layer.entry().flops(from, to))?;
         flops += match layer.entry().sides() {
             _ if insides.iter().any(|inside| inside.again.contains(&i)) => own,
             Some(sides) => {

@@ -8,7 +8,6 @@
 //! A residual, branches, a convolution, a linear layer and a token embedding each open a block, which lasts up to the next.
 
 use super::layer::{Place, Written, active};
-use super::shape::step;
 use super::{Block, Input, Model, ShapeError};
 
 /// Completes written layers to a model, or says which of them does not fit.
@@ -21,7 +20,7 @@ pub fn custom(input: Input, classes: usize, layers: &[Written]) -> Result<Model,
         let then_active = active(&layers[i + 1..], false);
         let at = Place { name: name.clone(), shape, input, classes, then_active, place: &place };
         let layer = (written.kind.complete)(written, &at)?;
-        shape = step(&layer, shape, &place, &mut |_, _, _| {})?;
+        shape = layer.step(shape, &place, &mut |_, _, _| {})?;
         let opens = written.kind.opens;
         match blocks.last_mut() {
             // What comes before the first such layer belongs to its block.

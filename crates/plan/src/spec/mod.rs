@@ -12,16 +12,20 @@ mod channels;
 pub mod count;
 pub mod custom;
 pub mod layer;
+mod named;
+mod parameter;
 pub mod presets;
 pub mod recompute;
 pub mod rooms;
 pub mod shape;
 mod transient;
+mod walk;
 
 pub use activations::Precision;
 pub use channels::{Reader, ScaledChannels, Source};
-pub use count::{Buffer, Parameter};
 pub use layer::*;
+pub use named::Named;
+pub use parameter::{Buffer, Init, Parameter};
 pub use recompute::Recompute;
 pub use shape::{Shape, ShapeError};
 
@@ -68,23 +72,4 @@ pub struct Block {
     pub name: String,
     /// In the order of execution.
     pub layers: Vec<Layer>,
-}
-
-/// How the elements of a parameter start.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub enum Init {
-    /// All the same: 0 for biases, 1 for norm scales.
-    Constant(f32),
-    /// Normal with this standard deviation.
-    Normal(f32),
-    /// Normal with this standard deviation, cut at two of them and rescaled so that the deviation is the one given.
-    TruncatedNormal(f32),
-}
-
-impl Init {
-    /// Truncated normal over the fan-in. `gain` is 2 where a ReLU follows, which halves the variance (He et al. 2015),
-    /// and 1 at the logits, where nothing follows.
-    pub(crate) fn fan_in(gain: f32, fan: usize) -> Init {
-        Init::TruncatedNormal((gain / fan.max(1) as f32).sqrt())
-    }
 }

@@ -5,9 +5,8 @@
 //! wants all of them.
 
 use super::{Split, Stop};
-use crate::layout::Named;
 use crate::mesh::Axis;
-use crate::spec::Layer;
+use crate::spec::{Layer, Named};
 
 /// One group of ranks, and what a person has said of it.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::Init;
-use super::super::count::Parameter;
+use super::super::parameter::Parameter;
 use super::super::shape::Shape;
 use super::{Entry, Reads, expect_last, floats};
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::Init;
-use super::super::count::{Parameter, weight_and_bias};
+use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::kind::{Field, Kind, Takes, Then};
 use super::{Entry, Layer, Padding, Reads, Saves, expect_last, image, windows};

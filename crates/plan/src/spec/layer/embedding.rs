@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::count::{Parameter, weight_and_bias};
+use super::super::parameter::{Parameter, weight_and_bias};
 use super::super::shape::Shape;
 use super::super::{Init, Input};
 use super::kind::{Field, Kind, Takes, Then};

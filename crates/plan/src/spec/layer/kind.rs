@@ -4,7 +4,7 @@
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::super::shape::{Shape, ShapeError, step};
+use super::super::shape::{Shape, ShapeError};
 use super::super::{Init, Input};
 use super::{KINDS, Layer};
 
@@ -300,7 +300,7 @@ impl Place<'_> {
             let Place { input, classes, .. } = *self;
             let at = Place { name, shape, input, classes, then_active, place: &place };
             let layer = (written.kind.complete)(written, &at)?;
-            shape = step(&layer, shape, &place, &mut |_, _, _| {})?;
+            shape = layer.step(shape, &place, &mut |_, _, _| {})?;
             all.push(layer);
         }
         Ok(all)

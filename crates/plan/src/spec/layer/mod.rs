@@ -20,6 +20,7 @@ mod norm;
 mod pool;
 mod reshape;
 mod tiles;
+mod walk;
 
 pub use crate::tiles::Padding;
 pub use activation::Activation;
@@ -39,7 +40,7 @@ pub use tiles::{Crop, Halo, TiledMean};
 
 use serde::Serialize;
 
-use super::count::{Buffer, Parameter};
+use super::parameter::{Buffer, Parameter};
 use super::shape::Shape;
 
 /// Every kind of layer that a run file can name, in the order in which a person reads them.

@@ -1,7 +1,7 @@
 //! What kernels take on a device: products by their flops, everything else by the bytes that pass through memory, and never less
 //! than it takes to start them.
 
-use crate::cluster::{Convolution, ConvolutionPass, Device};
+use super::{Convolution, ConvolutionPass, Device};
 use crate::spec::Precision;
 
 /// A device at some precision.

@@ -1,0 +1,89 @@
+//! A run file with its data, ready to be run, judged or measured: the plan, the samples and the device that it asks for.
+
+use std::path::Path;
+
+use anyhow::Result;
+use espalier_comm::Launched;
+use espalier_data::Dataset;
+use espalier_plan::Plan;
+use espalier_plan::config::RunFile;
+use espalier_plan::device::DeviceKind;
+use espalier_tensor::Device;
+use espalier_tensor::cuda::Cuda;
+use espalier_train::parallel::launched::Join;
+use espalier_train::{Error, hub};
+
+use crate::device;
+use crate::run_file::{in_file, resolve};
+
+/// A run file, resolved, with its data.
+pub struct Prepared {
+    pub plan: Plan,
+    pub dataset: Dataset,
+    /// How it becomes one of several ranks, where a launcher has started them.
+    pub join: Option<Join>,
+}
+
+impl Prepared {
+    /// Opens the device that the run computes on.
+    pub fn open_device(&self) -> Result<Device> {
+        let device = match &self.join {
+            Some(join) => device::open_for(join, &self.wish(), self.threads()?),
+            None => device::open(&self.wish(), self.threads()?),
+        };
+        Ok(device.map_err(Error::Tensor)?)
+    }
+
+    /// The kind of device that it would be, and that in a few words; nothing is opened.
+    pub fn planned_device(&self) -> Result<(&'static str, String)> {
+        let kind = self.join.as_ref().map_or(self.wish().kind, Join::device_kind);
+        Ok(device::plan(kind, self.threads()?))
+    }
+
+    /// The device asked for, as far as it is not left to us.
+    fn wish(&self) -> espalier_plan::device::Device {
+        let mut wish = self.plan.device.clone();
+        // Ranks of one process share its processor: where the choice is ours, that is it.
+        if self.plan.mesh.size() > 1 && self.join.is_none() && wish.kind == DeviceKind::Auto {
+            wish.kind = DeviceKind::Cpu;
+        }
+        wish
+    }
+
+    /// Threads of the processor.
+    fn threads(&self) -> Result<usize> {
+        let cores = std::thread::available_parallelism()?.get();
+        let all = self.join.as_ref().map_or(cores, |join| join.threads(cores));
+        Ok(device::threads(self.plan.device.threads, all)?)
+    }
+}
+
+/// Reads the text of a run file, as if it stood at `path`, and the data that it names. A run that goes on from a `checkpoint`, or is judged
+/// there, has its tokenizer in that folder where the one that it names is gone.
+pub fn prepare_text(
+    text: &str,
+    path: &Path,
+    overrides: &[String],
+    launched: Option<&Launched>,
+    checkpoint: Option<&Path>,
+) -> Result<Prepared> {
+    let started = launched.map(|launched| launched.size);
+    let run_file = RunFile::parse_for(text, overrides, started).map_err(|error| in_file(path, error))?;
+    let join = join(&run_file, launched)?;
+    let mut run_file = resolve(run_file, path)?;
+    if let Some(checkpoint) = checkpoint {
+        hub::find_tokenizer(&mut run_file.data, checkpoint);
+    }
+    let dataset = Dataset::open(&run_file).map_err(Error::Data)?;
+    let plan = Plan::new(run_file, dataset.facts()).map_err(Error::Plan)?;
+    Ok(Prepared { plan, dataset, join })
+}
+
+/// How this process becomes one of the ranks that a launcher has started.
+pub fn join(run_file: &RunFile, launched: Option<&Launched>) -> Result<Option<Join>> {
+    let of = |launched: &Launched| {
+        let gpus = || Cuda::probe().usable();
+        Join::new(launched.clone(), run_file.device.kind, gpus, |name| std::env::var(name).ok())
+    };
+    Ok(launched.map(of).transpose()?)
+}

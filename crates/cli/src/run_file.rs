@@ -1,0 +1,66 @@
+//! Run files as every command reads them, and the errors of those who contradict them.
+
+use std::io;
+use std::path::Path;
+
+use anyhow::Result;
+use espalier_data::regular_file::{self, SETTINGS};
+use espalier_plan::Axis;
+use espalier_plan::config::RunFile;
+use espalier_train::{Error, run};
+
+/// How many replicas of a run file's other axes so many ranks are.
+pub fn replicas(text: &str, path: &Path, overrides: &[String], ranks: usize) -> Result<usize> {
+    let extents = RunFile::replica(text, overrides).map_err(|error| in_file(path, error))?;
+    let used = Axis::ALL.into_iter().filter(|axis| extents[*axis] > 1);
+    let each = used.clone().fold(1, |product: usize, axis| product.saturating_mul(extents[axis]));
+    if ranks > 0 && !ranks.is_multiple_of(each) {
+        let fields: Vec<String> = used.map(|axis| format!("`parallel.{axis}` = {}", extents[axis])).collect();
+        let product = if fields.len() == 1 { String::new() } else { format!(", {each} ranks together") };
+        let problem = format!(
+            "is {ranks}, but {}{product}: it must be a multiple of {}",
+            fields.join(" and "),
+            if fields.len() == 1 { "that".into() } else { each.to_string() },
+        );
+        return Err(conflict("--ranks", &problem).into());
+    }
+    Ok(ranks / each)
+}
+
+/// The text of a run file.
+pub fn read(path: &Path) -> Result<String> {
+    let why = |why: io::Error| Error::of_io(path, &why, format!("the run file cannot be read: {why}"));
+    Ok(regular_file::read_text(path, SETTINGS).map_err(why)?)
+}
+
+/// The text of the run file in a run folder, which must be as the run wrote it.
+pub fn read_run(path: &Path) -> Result<String> {
+    let missing = || Error::File { path: path.to_owned(), why: "the run file is not there".into() };
+    Ok(run::read_resolved(path)?.ok_or_else(missing)?)
+}
+
+/// An error of a run file's text; one that names only a line is told with the file.
+pub fn in_file(path: &Path, error: espalier_plan::Error) -> Error {
+    match error {
+        espalier_plan::Error::Syntax { .. } => Error::File { path: path.to_owned(), why: error.to_string() },
+        error => Error::Plan(error),
+    }
+}
+
+/// An argument that contradicts another, or the run file.
+pub fn conflict(field: &str, problem: &str) -> Error {
+    Error::Plan(espalier_plan::Error::Conflict { field: field.into(), problem: problem.into() })
+}
+
+/// A run file with the paths that it means, standing at `path`, and the schedule that it names.
+pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
+    let folder = std::path::absolute(path)?;
+    run_file.resolve_paths(folder.parent().expect("a file that was read stands in a folder"));
+    if let Some(path) = run_file.schedule_file().map(Path::to_owned) {
+        let why = |why: io::Error| Error::of_io(&path, &why, format!("the schedule cannot be read: {why}"));
+        run_file
+            .bring_schedule(&regular_file::read_text(&path, SETTINGS).map_err(why)?)
+            .map_err(Error::Plan)?;
+    }
+    Ok(run_file)
+}

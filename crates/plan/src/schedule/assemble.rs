@@ -1,0 +1,113 @@
+//! From every rank's passes to a schedule: sums, steps, messages and what steps imply are added once for all of them.
+
+use super::action::Task;
+use super::{Action, Options, Placement, Schedule, Updates, agreement, messages};
+
+impl Schedule {
+    /// The same for ranks that share out the optimizer's state: each gathers after a step what the others have stepped.
+    pub fn gathering(mut self) -> Schedule {
+        for list in &mut self.ranks {
+            let with = |action: Action| [Some(action), (action == Action::Step).then_some(Action::Gather)];
+            *list = list.drain(..).flat_map(with).flatten().collect();
+        }
+        self
+    }
+
+    /// Repeats one batch's order, with a flush and a step at the end of each.
+    pub(super) fn flushed(
+        name: super::Name,
+        options: &Options,
+        placement: Placement,
+        order: Vec<Vec<Task>>,
+    ) -> Schedule {
+        let at_the_end = |(rank, tasks): (usize, &Vec<Task>)| {
+            let behind = tasks.len();
+            in_order_of_parts(&placement, rank).map(|chunk| Reduced { behind, chunk }).collect()
+        };
+        let reduced = order.iter().enumerate().map(at_the_end).collect();
+        Schedule::flushed_eagerly(name, options, placement, order, reduced)
+    }
+
+    /// The same where ranks start the sums of their chunks among the passes of a batch, in the order in which they are given.
+    pub(super) fn flushed_eagerly(
+        name: super::Name,
+        options: &Options,
+        placement: Placement,
+        order: Vec<Vec<Task>>,
+        reduced: Vec<Vec<Reduced>>,
+    ) -> Schedule {
+        let &Options { micro_batches, batches, .. } = options;
+        let list = |(tasks, reduced): (Vec<Task>, Vec<Reduced>)| {
+            let mut list = Vec::with_capacity(batches * (tasks.len() + reduced.len() + 1));
+            for t in 0..batches {
+                let mut sums = reduced.iter().peekable();
+                for behind in 0..=tasks.len() {
+                    while let Some(&Reduced { chunk, .. }) = sums.next_if(|one| one.behind <= behind) {
+                        list.push(Action::AllReduce { chunk });
+                    }
+                    list.extend(tasks.get(behind).map(|task| task.at(t * micro_batches, t)));
+                }
+                list.push(Action::Step);
+            }
+            list
+        };
+        let lists = order.into_iter().zip(reduced).map(list).collect();
+        Schedule {
+            name: name.as_str().into(),
+            micro_batches,
+            batches,
+            updates: Updates::Flush,
+            message_driven: false,
+            ranks: agreement::fill_in(
+                &placement,
+                Updates::Flush,
+                micro_batches,
+                messages::fill_in(&placement, lists),
+            ),
+            placement,
+        }
+    }
+
+    /// One pipeline without a flush, from every rank's passes, each with its version, and steps among them.
+    pub(super) fn streamed(name: super::Name, options: &Options, lists: Vec<Vec<Action>>) -> Schedule {
+        let &Options { stages, micro_batches, batches, .. } = options;
+        let placement = Placement::round_robin(stages, 1, micro_batches);
+        Schedule {
+            name: name.as_str().into(),
+            micro_batches,
+            batches,
+            updates: name.updates(),
+            message_driven: false,
+            ranks: agreement::fill_in(
+                &placement,
+                name.updates(),
+                micro_batches,
+                messages::fill_in(&placement, lists),
+            ),
+            placement,
+        }
+    }
+}
+
+/// Where a rank starts the sum of a chunk's gradients.
+pub(super) struct Reduced {
+    /// Behind so many passes of a batch.
+    pub behind: usize,
+    /// Whose they are.
+    pub chunk: usize,
+}
+
+/// What ends a batch on a rank.
+pub(super) fn reduce_and_step(placement: &Placement, rank: usize) -> Vec<Action> {
+    let sums = in_order_of_parts(placement, rank).map(|chunk| Action::AllReduce { chunk });
+    sums.chain([Action::Step]).collect()
+}
+
+/// A rank's chunks by the number of their part: one order everywhere, so that ranks which share several of them never wait for one another in a
+/// circle, even where an all-reduce blocks.
+fn in_order_of_parts(placement: &Placement, rank: usize) -> impl Iterator<Item = usize> {
+    let chunks = placement.chunks(rank);
+    let mut order: Vec<usize> = (0..chunks.len()).collect();
+    order.sort_by_key(|&chunk| chunks[chunk].part);
+    order.into_iter()
+}

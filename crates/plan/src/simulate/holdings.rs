@@ -1,0 +1,69 @@
+//! The weights that a rank's own model holds, block by block.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::memory::Tensors;
+use crate::spec::Parameter;
+use crate::stages::Parts;
+
+/// What a part of the model has of weights.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Weights {
+    /// All of them,
+    pub all: f64,
+    /// and those whose gradients and state are stored.
+    pub stored: f64,
+}
+
+/// What a rank's own model holds, block by block.
+pub struct Holdings {
+    tensors: Rc<Tensors>,
+    elements: Vec<u64>,
+    kept: Option<Vec<Option<u64>>>,
+}
+
+impl Holdings {
+    /// Of a rank's parameters; `kept`: how many weights of each stay, where some are pruned.
+    pub fn new(tensors: Rc<Tensors>, parameters: &[Parameter], kept: Option<Vec<Option<u64>>>) -> Holdings {
+        Holdings { tensors, elements: parameters.iter().map(Parameter::elements).collect(), kept }
+    }
+
+    /// Weights of each parameter that stay, where some are pruned.
+    pub fn kept(&self) -> Option<&Vec<Option<u64>>> {
+        self.kept.as_ref()
+    }
+
+    /// The weights of some blocks; tied ones belong to each.
+    pub fn weights(&self, blocks: Range<usize>, compressed: bool) -> Weights {
+        self.weights_where(blocks, compressed, |_| true)
+    }
+
+    /// Those of some blocks whose places among the parameters are chosen.
+    pub fn weights_where(
+        &self,
+        blocks: Range<usize>,
+        compressed: bool,
+        is_chosen: impl Fn(usize) -> bool,
+    ) -> Weights {
+        let mut sum = Weights::default();
+        for place in self.tensors.blocks.parameters(blocks).into_iter().filter(|place| is_chosen(*place)) {
+            let all = self.elements[place];
+            let kept = self.kept.as_ref().filter(|_| compressed).and_then(|kept| kept[place]);
+            sum.all += all as f64;
+            sum.stored += kept.unwrap_or(all) as f64;
+        }
+        sum
+    }
+
+    /// Those of each part; equal shares, where an engine's authors reckon so.
+    pub fn parts(&self, parts: &Parts, compressed: bool, even: bool) -> Vec<Weights> {
+        let each: Vec<Weights> = parts.iter().map(|part| self.weights(part.clone(), compressed)).collect();
+        if !even {
+            return each;
+        }
+        let (share, all) =
+            (1.0 / parts.len() as f64, self.weights(0..parts[parts.len() - 1].end, compressed));
+        vec![Weights { all: all.all * share, stored: all.stored * share }; parts.len()]
+    }
+}
