@@ -14,7 +14,7 @@ use espalier_tensor::Tensor;
 use espalier_tensor::ops::cross_entropy::Total;
 
 use crate::layers::*;
-use crate::weights::{ParameterId, Weights};
+use crate::weights::{ParameterId, WeightStore};
 use crate::{AxisGroups, Result};
 use builder::Builder;
 
@@ -22,6 +22,8 @@ use builder::Builder;
 #[derive(Debug)]
 pub struct Model {
     blocks: Vec<Box<dyn Layer>>,
+    /// The number of the first of them in the whole model.
+    first_block: usize,
     /// What ends the model, where this part does.
     head: Option<Head>,
     /// Whether samples enter here, whose gradient nobody wants.
@@ -64,7 +66,7 @@ impl Model {
             Classes { group, own: classes.own.clone(), count: spec.classes }
         });
         let head = Head { linear: spec.head().and_then(|layer| builder.linear(layer)), classes };
-        Model { blocks, head: Some(head), is_first: true, tied: builder.into_tied() }
+        Model { blocks, first_block: 0, head: Some(head), is_first: true, tied: builder.into_tied() }
     }
 
     /// Cuts it into parts of consecutive blocks.
@@ -73,6 +75,7 @@ impl Model {
         let mut blocks = blocks.into_iter();
         let part = |(i, part): (usize, &Range<usize>)| Model {
             blocks: blocks.by_ref().take(part.len()).collect(),
+            first_block: part.start,
             head: if i + 1 == parts.len() { head.take() } else { None },
             is_first: i == 0,
             tied: tied.clone(),
@@ -92,7 +95,9 @@ impl Model {
 
     /// What the head, or the next part, reads of a batch.
     pub fn forward(&self, x: Tensor, pass: &mut Forward<'_>) -> Result<Tensor> {
-        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(x, pass))?;
+        let mut blocks = (self.first_block..).zip(&self.blocks);
+        let x =
+            blocks.try_fold(x, |x, (number, block)| pass.in_block(number, |pass| block.forward(x, pass)))?;
         if let Some(Head { linear: Some(linear), .. }) = &self.head {
             pass.observe(linear, &x)?;
         }
@@ -108,17 +113,19 @@ impl Model {
         scale: Scale,
         pass: &mut Backward<'_>,
     ) -> Result<Outcome> {
-        self.end().loss(x, targets, scale, pass)
+        pass.in_block(self.last_block(), |pass| self.end().loss(x, targets, scale, pass))
     }
 
     /// The loss and right predictions, without gradients.
-    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
-        self.end().evaluate(x, targets, weights)
+    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<Total> {
+        let dense = weights.enter(self.last_block())?;
+        self.end().evaluate(x, targets, dense.as_deref().unwrap_or(weights))
     }
 
     /// The logits of the last row of what [`Model::forward`] gave, of this rank's classes.
-    pub fn last_logits(&self, x: &Tensor, weights: &Weights) -> Result<Tensor> {
-        self.end().last_logits(x, weights)
+    pub fn last_logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
+        let dense = weights.enter(self.last_block())?;
+        self.end().last_logits(x, dense.as_deref().unwrap_or(weights))
     }
 
     /// Whether such a row has all classes.
@@ -136,10 +143,17 @@ impl Model {
         let mut gradient = Some(gradient);
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
-            gradient = block.backward(dy, pass, i > 0 || !self.is_first)?;
+            let input_gradient = i > 0 || !self.is_first;
+            gradient =
+                pass.in_block(self.first_block + i, |pass| block.backward(dy, pass, input_gradient))?;
         }
         debug_assert!(pass.stash.is_empty(), "a layer left something on the stash");
         Ok(gradient)
+    }
+
+    /// The block that the head belongs to.
+    fn last_block(&self) -> usize {
+        self.first_block + self.blocks.len() - 1
     }
 
     fn end(&self) -> &Head {

@@ -26,6 +26,37 @@ pub struct ParameterId(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BufferId(pub usize);
 
+/// Where layers get their weights from. At rest these may be in a form that takes less room; a block's are dense while it works.
+pub trait WeightStore: Sync {
+    /// A parameter, dense, in the precision of the kernels: one of the block that is at work.
+    fn get(&self, id: ParameterId) -> &Tensor;
+
+    /// Where a parameter that is multiplied without its zeros has its other elements.
+    fn sparse(&self, id: ParameterId) -> Option<&SparseWeight>;
+
+    /// A running statistic.
+    fn buffer(&self, id: BufferId) -> &Tensor;
+
+    /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are anyway.
+    fn enter(&self, _block: usize) -> Result<Option<Box<dyn WeightStore + '_>>> {
+        Ok(None)
+    }
+}
+
+impl WeightStore for Weights {
+    fn get(&self, id: ParameterId) -> &Tensor {
+        Weights::get(self, id)
+    }
+
+    fn sparse(&self, id: ParameterId) -> Option<&SparseWeight> {
+        self.sparse[id.0].as_ref()
+    }
+
+    fn buffer(&self, id: BufferId) -> &Tensor {
+        Weights::buffer(self, id)
+    }
+}
+
 /// Which parameters and statistics of a model a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {

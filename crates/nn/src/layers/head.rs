@@ -31,7 +31,7 @@ use espalier_tensor::{Category, DType, Device, Operand, Tensor};
 
 use super::{Backward, GradientSink, Linear, WeightGradients};
 use crate::Result;
-use crate::weights::Weights;
+use crate::weights::WeightStore;
 
 /// Bytes of a chunk's logits. Each chunk reads and writes the f32 sum of the weight's gradient, which must cost little
 /// beside its products; on the host, it also packs the weight anew.
@@ -149,7 +149,7 @@ impl Head {
     }
 
     /// The loss of a batch alone.
-    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &Weights) -> Result<Total> {
+    pub fn evaluate(&self, x: &Tensor, targets: &Tensor, weights: &dyn WeightStore) -> Result<Total> {
         let Some(linear) = &self.linear else {
             let mut losses = Losses::new(targets)?;
             losses.measure(x)?;
@@ -161,7 +161,7 @@ impl Head {
     }
 
     /// The logits of the last row alone, of the classes that are made here: what a model that writes chooses from.
-    pub fn last_logits(&self, x: &Tensor, weights: &Weights) -> Result<Tensor> {
+    pub fn last_logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
         let row = match x.rows() {
             1 => x.clone(),
             rows => rows::take(x, rows - 1..rows, Category::Transient)?,
@@ -202,7 +202,7 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(linear: &Linear, weights: &Weights) -> Result<Operands> {
+    fn new(linear: &Linear, weights: &dyn WeightStore) -> Result<Operands> {
         let (weight, bias) = (weights.get(linear.weight), linear.bias.map(|id| weights.get(id)));
         let (classes, order) = (linear.outputs(weights), linear.order);
         let ragged = order == WeightOrder::OutIn && !classes.is_multiple_of(8) && classes > 1024;
@@ -325,7 +325,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn new(linear: &Linear, operands: &Operands, weights: &Weights) -> Result<Sums> {
+    fn new(linear: &Linear, operands: &Operands, weights: &dyn WeightStore) -> Result<Sums> {
         let zeros =
             |like: &Tensor| Tensor::zeros(&like.device(), like.shape(), DType::F32, Category::Workspace);
         let bias = linear.bias.and(operands.bias.as_ref());

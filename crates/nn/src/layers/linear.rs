@@ -11,7 +11,7 @@ use espalier_tensor::{Category, Operand, Tensor};
 
 use super::{Backward, Norm, Wanted, WeightGradients};
 use crate::Result;
-use crate::weights::{ParameterId, Weights};
+use crate::weights::{ParameterId, WeightStore};
 
 /// A linear map. A tied one shares `weight` with an embedding.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Linear {
     }
 
     /// The width of the output.
-    pub fn outputs(&self, weights: &Weights) -> usize {
+    pub fn outputs(&self, weights: &dyn WeightStore) -> usize {
         let shape = weights.get(self.weight).shape();
         match self.order {
             WeightOrder::OutIn => shape[0],
@@ -37,7 +37,7 @@ impl Linear {
     }
 
     /// `x W + b`.
-    pub fn product(&self, x: &Tensor, weights: &Weights, category: Category) -> Result<Tensor> {
+    pub fn product(&self, x: &Tensor, weights: &dyn WeightStore, category: Category) -> Result<Tensor> {
         let bias = self.bias.map(|id| weights.get(id));
         let y = self.multiply(x, self.order == WeightOrder::OutIn, bias, weights, category)?;
         Ok(with_rows_of(x, y))
@@ -51,7 +51,7 @@ impl Linear {
         norm: Option<&Norm>,
         activation: Option<Activation>,
         plus: Option<&Tensor>,
-        weights: &Weights,
+        weights: &dyn WeightStore,
     ) -> Result<Tensor> {
         let weight = Operand::new(weights.get(self.weight), self.order == WeightOrder::OutIn);
         let after = After { bias: self.bias.map(|id| weights.get(id)), activation, plus };
@@ -68,7 +68,7 @@ impl Linear {
         x: &Tensor,
         transposed: bool,
         bias: Option<&Tensor>,
-        weights: &Weights,
+        weights: &dyn WeightStore,
         category: Category,
     ) -> Result<Tensor> {
         let weight = weights.get(self.weight);
@@ -79,7 +79,7 @@ impl Linear {
     }
 
     /// `x W + b + plus`, which has the output's shape.
-    pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &Weights) -> Result<Tensor> {
+    pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
         if weights.sparse(self.weight).is_some() {
             let mut y = self.product(x, weights, Category::Transient)?;
             add_into(&mut y, plus)?;
@@ -96,7 +96,7 @@ impl Linear {
         &self,
         x: &Tensor,
         kind: Activation,
-        weights: &Weights,
+        weights: &dyn WeightStore,
     ) -> Result<(Tensor, Tensor)> {
         if weights.sparse(self.weight).is_some() {
             let before = self.product(x, weights, Category::Transient)?;
@@ -111,7 +111,7 @@ impl Linear {
     }
 
     /// The gradient of an input of the given shape.
-    pub fn input_gradient(&self, dy: &Tensor, shape: &[usize], weights: &Weights) -> Result<Tensor> {
+    pub fn input_gradient(&self, dy: &Tensor, shape: &[usize], weights: &dyn WeightStore) -> Result<Tensor> {
         let transposed = self.order == WeightOrder::InOut;
         let dx = self.multiply(dy, transposed, None, weights, Category::Transient)?;
         Ok(dx.reshape(shape))

@@ -58,7 +58,7 @@ pub(crate) use recompute::Recompute;
 pub(crate) use sync_batch_norm::SyncBatchNorm;
 
 use crate::Result;
-use crate::weights::{BufferId, ParameterId, Weights};
+use crate::weights::{BufferId, ParameterId, WeightStore};
 
 /// Padding as the operations take it.
 pub(crate) fn padding_of(spec: espalier_plan::spec::Padding) -> Padding {
@@ -99,7 +99,7 @@ pub enum Mode {
 /// What a forward pass reads and leaves behind.
 pub struct Forward<'a> {
     /// Parameters and running statistics.
-    pub weights: &'a Weights,
+    pub weights: &'a dyn WeightStore,
     /// What the pass is for.
     pub mode: Mode,
     /// The key of the step's random numbers: a function of seed and step.
@@ -126,12 +126,36 @@ pub trait InputObserver {
 
 impl<'a> Forward<'a> {
     /// A pass of whole sequences that nobody looks at. Its stash keeps what is pushed where a backward pass follows.
-    pub fn new(weights: &'a Weights, mode: Mode, random: u64, share: BatchSlice) -> Forward<'a> {
+    pub fn new(weights: &'a dyn WeightStore, mode: Mode, random: u64, share: BatchSlice) -> Forward<'a> {
         let stash = match mode {
             Mode::Train => Stash::new(),
             Mode::Evaluate => Stash::forgetful(),
         };
         Forward { weights, mode, random, share, stash, statistics: Vec::new(), cache: None, observer: None }
+    }
+
+    /// Runs some layers with the weights of their block.
+    pub(crate) fn in_block<T>(
+        &mut self,
+        block: usize,
+        run: impl FnOnce(&mut Forward<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(weights) = self.weights.enter(block)? else { return run(self) };
+        let mut inner = Forward {
+            weights: &*weights,
+            stash: std::mem::take(&mut self.stash),
+            statistics: std::mem::take(&mut self.statistics),
+            cache: self.cache.as_deref_mut(),
+            observer: match &mut self.observer {
+                Some(observer) => Some(&mut **observer),
+                None => None,
+            },
+            ..*self
+        };
+        let result = run(&mut inner);
+        let Forward { stash, statistics, .. } = inner;
+        (self.stash, self.statistics) = (stash, statistics);
+        result
     }
 
     /// Shows the observer what a linear layer is about to read.
@@ -151,7 +175,7 @@ impl<'a> Forward<'a> {
 /// What a backward pass reads and where its gradients go.
 pub struct Backward<'a> {
     /// The weights that the forward pass used.
-    pub weights: &'a Weights,
+    pub weights: &'a dyn WeightStore,
     /// The key that the forward pass used.
     pub random: u64,
     /// The samples that the forward pass saw.
@@ -163,6 +187,23 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
+    /// Runs the way back through some layers with the weights of their block.
+    pub(crate) fn in_block<T>(
+        &mut self,
+        block: usize,
+        run: impl FnOnce(&mut Backward<'_>) -> Result<T>,
+    ) -> Result<T> {
+        match self.weights.enter(block)? {
+            None => run(self),
+            Some(weights) => run(&mut Backward {
+                weights: &*weights,
+                stash: &mut *self.stash,
+                sink: &mut *self.sink,
+                ..*self
+            }),
+        }
+    }
+
     /// The way back of a forward pass.
     pub fn of(forward: &'a mut Forward<'_>, sink: &'a mut dyn GradientSink) -> Backward<'a> {
         let Forward { weights, random, share, ref mut stash, .. } = *forward;

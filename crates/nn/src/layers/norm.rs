@@ -5,7 +5,7 @@ use espalier_tensor::{Category, Tensor};
 
 use super::{Backward, Forward, Layer, WeightGradients};
 use crate::Result;
-use crate::weights::{ParameterId, Weights};
+use crate::weights::{ParameterId, WeightStore};
 
 /// A norm over the last dimension.
 #[derive(Debug)]
@@ -17,7 +17,11 @@ pub(crate) enum Norm {
 }
 
 /// The shift, or zeros like the scale.
-fn shift_or_zeros(weights: &Weights, scale: ParameterId, shift: Option<ParameterId>) -> Result<Tensor> {
+fn shift_or_zeros(
+    weights: &dyn WeightStore,
+    scale: ParameterId,
+    shift: Option<ParameterId>,
+) -> Result<Tensor> {
     match shift {
         Some(shift) => Ok(weights.get(shift).clone()),
         None => {
@@ -29,7 +33,7 @@ fn shift_or_zeros(weights: &Weights, scale: ParameterId, shift: Option<Parameter
 
 impl Norm {
     /// The same for the product of a row.
-    pub fn of_row<'a>(&self, weights: &'a Weights) -> matvec::Norm<'a> {
+    pub fn of_row<'a>(&self, weights: &'a dyn WeightStore) -> matvec::Norm<'a> {
         match *self {
             Norm::Layer { scale, shift, eps } => {
                 let shift = shift.map(|shift| weights.get(shift));
@@ -48,7 +52,7 @@ impl Norm {
         x: &Tensor,
         statistics: &Tensor,
         plus: Option<Tensor>,
-        weights: &Weights,
+        weights: &dyn WeightStore,
     ) -> Result<(Tensor, Tensor)> {
         Ok(match *self {
             Norm::Layer { scale, shift, .. } => {

@@ -13,6 +13,7 @@ use espalier_tensor::{Category, DType, Device};
 
 use super::*;
 use crate::weights::Held;
+use crate::weights::Weights;
 
 const VOCAB: usize = 7;
 const WIDTH: usize = 4;

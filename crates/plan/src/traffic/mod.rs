@@ -19,6 +19,7 @@ use crate::layout::LocalModel;
 use crate::mesh::Axis;
 use crate::optimizer::Rule;
 use crate::packets::{BUCKET, packets};
+use crate::params::RankParams;
 use crate::plan::Plan;
 use crate::schedule::{Action, Chunk, Payload, Placement, Updates};
 use crate::spec::ShapeError;
@@ -106,9 +107,9 @@ impl Plan {
             plan: self,
             rank,
             stage: place.pipeline,
-            peer: self.layout.peer(place),
             local: self.layout.of(place),
             placement: self.schedule(1)?.placement,
+            params: self.params(rank)?,
             tensors: self.layout.of(place).model.block_tensors(),
             lengths,
             size: self.storage.precision.size(),
@@ -147,10 +148,9 @@ struct Rank<'a> {
     /// Its number in the world.
     rank: usize,
     stage: usize,
-    /// Which of those that have parts of the same layers.
-    peer: usize,
     local: &'a LocalModel,
     placement: Placement,
+    params: RankParams,
     tensors: BlockTensors,
     /// Numbers of each parameter's gradient.
     lengths: &'a [u64],
@@ -171,31 +171,6 @@ impl Rank<'_> {
         self.placement.chunks(self.stage)
     }
 
-    /// Itself, and those of its peers that have a summand of the same gradient.
-    fn summed_with(&self, parameter: usize) -> Vec<usize> {
-        let layout = &self.plan.layout;
-        let summed = |peer: &usize| *peer == self.peer || layout.are_summed(parameter, self.peer, *peer);
-        (0..layout.peers().len()).filter(summed).collect()
-    }
-
-    /// Its place among those of these peers that hold a copy of any of these parts, in every replica.
-    fn sharers(&self, parts: &[usize], peers: &[usize]) -> GroupRank {
-        let mesh = &self.plan.mesh;
-        let holds =
-            |stage: &usize| parts.iter().any(|part| self.placement.holders(*part).any(|of| of == *stage));
-        let stages: Vec<usize> = (0..mesh.extent(Axis::Pipeline)).filter(holds).collect();
-        // Ranks count stages slowest, then replicas, then peers. They are not listed: replicas may be millions.
-        let of = |all: &[usize], one: usize| GroupRank {
-            ranks: all.len(),
-            rank: all.iter().position(|of| *of == one).expect("it holds the part itself"),
-        };
-        let (stages, peers, replicas) = (of(&stages, self.stage), of(peers, self.peer), self.replicas());
-        GroupRank {
-            ranks: stages.ranks * replicas.ranks * peers.ranks,
-            rank: (stages.rank * replicas.ranks + replicas.rank) * peers.ranks + peers.rank,
-        }
-    }
-
     /// Its place among those that hold the same weights and other samples.
     fn replicas(&self) -> GroupRank {
         self.along(&[Axis::Data])
@@ -214,44 +189,40 @@ impl Rank<'_> {
         GroupRank { ranks: self.plan.mesh.size(), rank: self.rank }
     }
 
-    /// The parts that use a parameter.
-    fn users(&self, parameter: usize) -> Vec<usize> {
-        let parts = self.plan.parts.iter().enumerate();
-        let uses = parts.filter(|(_, part)| self.tensors.parameters((*part).clone()).contains(&parameter));
-        uses.map(|(part, _)| part).collect()
+    fn member(&self, group: usize) -> GroupRank {
+        self.params.members[group].expect("it holds what the group shares")
     }
 
     /// Its gradients by those who share them: of each chunk in the order of the backward, then what several places use.
     fn gradients(&self) -> Vec<Shared> {
-        let (tied, mut shared) = (self.tensors.tied(), Vec::new());
-        // By the parts that use them, and by the peers that sum them.
-        let mut several: BTreeMap<(Vec<usize>, Vec<usize>), BTreeMap<usize, Gradient>> = BTreeMap::new();
+        let mut shared = Vec::new();
+        let mut several: BTreeMap<usize, BTreeMap<usize, Gradient>> = BTreeMap::new();
         for (index, chunk) in self.chunks().iter().enumerate() {
-            let mut own: BTreeMap<Vec<usize>, Vec<Gradient>> = BTreeMap::new();
+            let mut own: BTreeMap<usize, Vec<Gradient>> = BTreeMap::new();
             for block in self.plan.parts[chunk.part].clone().rev() {
                 for parameter in self.tensors.parameters(block..block + 1).into_iter().rev() {
-                    let bytes = self.lengths[parameter].saturating_mul(self.size);
-                    let (gradient, along) =
-                        (Gradient { parameter, block, bytes }, self.summed_with(parameter));
-                    match tied.contains(&parameter) {
+                    let (param, bytes) =
+                        (&self.params.params[parameter], self.lengths[parameter].saturating_mul(self.size));
+                    let gradient = Gradient { parameter, block, bytes };
+                    match param.is_tied {
                         true => {
-                            let together = several.entry((self.users(parameter), along)).or_default();
+                            let together = several.entry(param.group).or_default();
                             let known = together.entry(parameter).or_insert(gradient);
                             known.block = known.block.min(block);
                         }
-                        false => own.entry(along).or_default().push(gradient),
+                        false => own.entry(param.group).or_default().push(gradient),
                     }
                 }
             }
-            shared.extend(own.into_iter().map(|(along, gradients)| Shared {
+            shared.extend(own.into_iter().map(|(group, gradients)| Shared {
                 chunk: Some(index),
-                group: self.sharers(&[chunk.part], &along),
+                group: self.member(group),
                 gradients,
             }));
         }
-        shared.extend(several.into_iter().map(|((parts, along), gradients)| Shared {
+        shared.extend(several.into_iter().map(|(group, gradients)| Shared {
             chunk: None,
-            group: self.sharers(&parts, &along),
+            group: self.member(group),
             gradients: gradients.into_values().collect(),
         }));
         shared
@@ -323,8 +294,9 @@ impl Rank<'_> {
         let buffers = self.local.model.buffers();
         let of_chunk = |chunk: &Chunk| {
             let held = self.tensors.buffers(self.plan.parts[chunk.part].clone());
+            let Some(group) = self.params.statistics[held.clone()].first() else { return 0 };
             let numbers = buffers[held].iter().map(|buffer| buffer.elements()).sum();
-            all_reduce(self.sharers(&[chunk.part], &[self.peer]), numbers, 4)
+            all_reduce(self.member(*group), numbers, 4)
         };
         self.chunks().iter().map(of_chunk).sum()
     }

@@ -7,7 +7,7 @@ use espalier_tensor::random::{key, normal};
 
 use super::*;
 use crate::layers::{BatchSlice, Stash, Wanted};
-use crate::weights::ParameterId;
+use crate::weights::{ParameterId, Weights};
 
 const ROWS: usize = 50;
 const WIDTH: usize = 24;

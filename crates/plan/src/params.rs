@@ -1,0 +1,199 @@
+//! The parameters of a model as one rank has them: made once, from the plan alone, for whoever splits, sums, counts, saves or steps them.
+//!
+//! A parameter belongs to the parts of the model that use it: one, or several where it is tied. Every copy of such a part, in every
+//! pipeline and every replica, makes a summand of its gradient. Of the ranks that have parts of the same layers those who hold the same
+//! shard of it do, if the layout says that each has a summand; otherwise they have the same gradient already.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::error::Error;
+use crate::mesh::Axis;
+use crate::plan::Plan;
+use crate::shard::Shard;
+use crate::split::GroupRank;
+
+/// A parameter as one rank has it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParamPlan {
+    /// Its position in [`Model::parameters`](crate::spec::Model::parameters).
+    pub id: usize,
+    /// As in a checkpoint.
+    pub name: String,
+    /// Which part of it is here; of a parameter of another stage, which part would be.
+    pub shard: Shard,
+    /// Whether a stage of this rank uses it.
+    pub is_here: bool,
+    /// Whether some of the ranks that have parts of the same layers have less than all of it.
+    pub is_split: bool,
+    /// Which of [`RankParams::groups`] has the other summands of its gradient.
+    pub group: usize,
+    /// Whether this rank speaks for its shard where each element must be counted once in a replica.
+    pub is_owner: bool,
+    /// Whether the first of the ranks that hold the same shard is this one, or in its group.
+    pub is_first_copy: bool,
+    /// Whether weight decay applies where biases and norm parameters are left out.
+    pub decays: bool,
+    /// Whether pruning may touch it; without pruning, whether it could.
+    pub prunable: bool,
+    /// The blocks that use it, ascending. Its weight must be dense while one of them runs forward, is recomputed or runs backward; a
+    /// gradient of the weight alone, where backwards are split, needs it no longer.
+    pub blocks: Vec<usize>,
+    /// Whether several layers use it, so that its gradient is complete when the whole pass is.
+    pub is_tied: bool,
+}
+
+/// Ranks that have summands of the same gradients: those at these stages, of these that have parts of the same layers, in every replica.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GroupPlan {
+    /// Ascending.
+    pub stages: Vec<usize>,
+    /// Ascending numbers among those that have parts of the same layers.
+    pub peers: Vec<usize>,
+}
+
+/// All parameters and statistics of a model as one rank has them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankParams {
+    /// In the order of the model.
+    pub params: Vec<ParamPlan>,
+    /// The group of each running statistic: those that measure it, on other samples each.
+    pub statistics: Vec<usize>,
+    /// Who adds up gradients with this rank.
+    pub groups: Vec<GroupPlan>,
+    /// Of each group which of its ranks this one is; none where it is another stage's.
+    pub members: Vec<Option<GroupRank>>,
+}
+
+impl Plan {
+    /// What a rank has of each parameter, and with whom.
+    pub fn params(&self, rank: usize) -> Result<RankParams, Error> {
+        let place = self.mesh.coordinates(rank);
+        let (locals, own) = (self.layout.peers(), self.layout.peer(place));
+        let placement = self.schedule(1)?.placement;
+        let tensors = self.model.block_tensors();
+        let parameters = self.model.parameters();
+        let stages_of = |tensors: &dyn Fn(Range<usize>) -> Vec<usize>, count: usize| {
+            let mut stages: Vec<Vec<usize>> = vec![Vec::new(); count];
+            for (part, blocks) in self.parts.iter().enumerate() {
+                tensors(blocks.clone()).into_iter().for_each(|id| stages[id].extend(placement.holders(part)));
+            }
+            for stages in &mut stages {
+                stages.sort_unstable();
+                stages.dedup();
+            }
+            stages
+        };
+        let mut blocks: Vec<Vec<usize>> = vec![Vec::new(); parameters.len()];
+        for block in 0..self.model.blocks.len() {
+            tensors.parameters(block..block + 1).into_iter().for_each(|id| blocks[id].push(block));
+        }
+        let (mut groups, tied) = (Groups::default(), tensors.tied());
+        let stages = stages_of(&|blocks| tensors.parameters(blocks), parameters.len());
+        let param = |(id, (parameter, (stages, blocks))): (usize, (_, (Vec<usize>, Vec<usize>)))| {
+            let parameter: crate::spec::Parameter = parameter;
+            let shard = &locals[own].shards[id];
+            let summed = |peer: &usize| *peer == own || self.layout.are_summed(id, own, *peer);
+            let first = (0..own).find(|peer| locals[*peer].shards[id] == *shard).unwrap_or(own);
+            ParamPlan {
+                id,
+                is_here: stages.contains(&place.pipeline),
+                is_split: locals.iter().any(|local| !local.shards[id].is_full()),
+                is_owner: stages.first() == Some(&place.pipeline) && first == own,
+                is_first_copy: summed(&first),
+                decays: parameter.decays,
+                prunable: self.pruning.as_ref().map_or(parameter.prunable, |prune| prune.covers(&parameter)),
+                name: parameter.name,
+                shard: shard.clone(),
+                group: groups.number(GroupPlan { stages, peers: (0..locals.len()).filter(summed).collect() }),
+                blocks,
+                is_tied: tied.contains(&id),
+            }
+        };
+        let params = parameters.into_iter().zip(stages.into_iter().zip(blocks)).enumerate().map(param);
+        let params: Vec<ParamPlan> = params.collect();
+        // Statistics are measured on the same activations by all that have parts of the same layers.
+        let measured = stages_of(&|blocks| tensors.buffers(blocks).collect(), self.model.buffers().len());
+        let group = |stages| groups.number(GroupPlan { stages, peers: vec![own] });
+        let statistics = measured.into_iter().map(group).collect();
+        let groups = groups.list;
+        let members = groups.iter().map(|group| self.member(rank, group)).collect();
+        Ok(RankParams { params, statistics, groups, members })
+    }
+
+    /// Which of the ranks of a group a rank is, if it is one. They count stages slowest, then replicas, then those that have parts of the
+    /// same layers. They are not listed: replicas may be millions.
+    pub(crate) fn member(&self, rank: usize, group: &GroupPlan) -> Option<GroupRank> {
+        let place = self.mesh.coordinates(rank);
+        let of = |all: &[usize], one: usize| {
+            Some(GroupRank { ranks: all.len(), rank: all.iter().position(|of| *of == one)? })
+        };
+        let stages = of(&group.stages, place.pipeline)?;
+        let (peers, replicas) =
+            (of(&group.peers, self.layout.peer(place))?, self.mesh.place_along(rank, &[Axis::Data]));
+        Some(GroupRank {
+            ranks: stages.ranks * replicas.ranks * peers.ranks,
+            rank: (stages.rank * replicas.ranks + replicas.rank) * peers.ranks + peers.rank,
+        })
+    }
+}
+
+/// Groups by what they are, numbered as they are met.
+#[derive(Default)]
+struct Groups {
+    list: Vec<GroupPlan>,
+    numbers: HashMap<GroupPlan, usize>,
+}
+
+impl Groups {
+    fn number(&mut self, group: GroupPlan) -> usize {
+        *self.numbers.entry(group).or_insert_with_key(|group| {
+            self.list.push(group.clone());
+            self.list.len() - 1
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RunFile;
+    use crate::plan::DataFacts;
+
+    fn params(rest: &str, rank: usize) -> RankParams {
+        let text = format!("[model]\nlayers = 2\nwidth = 16\nheads = 2\ncontext = 8\n{rest}");
+        let facts = DataFacts { vocab: Some(100), ..DataFacts::default() };
+        Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap().params(rank).unwrap()
+    }
+
+    #[test]
+    fn a_tied_table_belongs_to_both_ends_of_a_pipeline() {
+        for rank in 0..4 {
+            let RankParams { params, groups, members, .. } =
+                params("[parallel]\npipeline = 2\ndata = 2\n[train]\nbatch = 4\nmicro_batches = 2", rank);
+            let named = |name: &str| params.iter().find(|param| param.name == name).unwrap();
+            let table = named("wte.weight");
+            assert_eq!((table.is_here, table.is_tied, table.is_owner), (true, true, rank < 2));
+            assert_eq!(groups[table.group].stages, [0, 1]);
+            assert_eq!(members[table.group], Some(GroupRank { ranks: 4, rank }));
+            let last = named("h.1.mlp.c_proj.weight");
+            assert_eq!((last.is_here, last.is_tied, last.is_owner), (rank >= 2, false, rank >= 2));
+            assert_eq!(members[last.group], (rank >= 2).then_some(GroupRank { ranks: 2, rank: rank % 2 }));
+        }
+    }
+
+    #[test]
+    fn what_tensor_ranks_split_has_an_owner_for_each_shard() {
+        for rank in 0..2 {
+            let RankParams { params, groups, .. } = params("[parallel]\ntensor = 2\nsequence = true", rank);
+            let named = |name: &str| params.iter().find(|param| param.name == name).unwrap();
+            let split = named("h.0.mlp.c_fc.weight");
+            assert!(split.is_split && split.is_owner && !split.shard.is_full());
+            assert_eq!(groups[split.group].peers, [rank]);
+            // With the sequence split each sees other positions: their gradients of a norm are summands.
+            let norm = named("h.0.ln_1.weight");
+            assert_eq!((norm.is_split, norm.is_owner, norm.is_first_copy), (false, rank == 0, true));
+            assert_eq!(groups[norm.group].peers, [0, 1]);
+        }
+    }
+}
