@@ -15,8 +15,7 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::{Error, Result};
-pub use initial::name_key;
-use initial::{fresh, started};
+pub use initial::{fresh, name_key, started};
 
 /// Which parameter: its place in [`spec::Model::parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,7 +89,7 @@ impl Held {
 
 /// The names of a model's tensors, and their places by name.
 #[derive(Debug)]
-struct Names {
+pub struct Names {
     parameters: Vec<String>,
     buffers: Vec<String>,
     parameter_ids: HashMap<String, usize>,
@@ -98,7 +97,8 @@ struct Names {
 }
 
 impl Names {
-    fn of(parameters: &[spec::Parameter], buffers: &[spec::Buffer]) -> Names {
+    /// Those of a model's parameters and running statistics.
+    pub fn of(parameters: &[spec::Parameter], buffers: &[spec::Buffer]) -> Names {
         let parameters: Vec<String> = parameters.iter().map(|p| p.name.clone()).collect();
         let buffers: Vec<String> = buffers.iter().map(|b| b.name.clone()).collect();
         Names {
@@ -107,6 +107,26 @@ impl Names {
             parameters,
             buffers,
         }
+    }
+
+    /// A parameter's name.
+    pub fn name(&self, id: ParameterId) -> &str {
+        &self.parameters[id.0]
+    }
+
+    /// A running statistic's name.
+    pub fn statistic_name(&self, id: BufferId) -> &str {
+        &self.buffers[id.0]
+    }
+
+    /// The parameter of a name.
+    pub fn parameter(&self, name: &str) -> Option<ParameterId> {
+        self.parameter_ids.get(name).copied().map(ParameterId)
+    }
+
+    /// The running statistic of a name.
+    pub fn statistic(&self, name: &str) -> Option<BufferId> {
+        self.buffer_ids.get(name).copied().map(BufferId)
     }
 }
 
@@ -124,6 +144,16 @@ impl Weights {
     /// Fresh weights for a model.
     pub fn initialise(model: &spec::Model, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
         Weights::initialise_held(&LocalModel::whole(model), &Held::all(model), device, dtype, seed)
+    }
+
+    /// Tensors of a model, with the patterns of those that are multiplied without their zeros.
+    pub fn of_tensors(
+        names: Arc<Names>,
+        parameters: Vec<Option<Tensor>>,
+        buffers: Vec<Option<Tensor>>,
+        sparse: Vec<Option<SparseWeight>>,
+    ) -> Weights {
+        Weights { parameters, buffers, names, sparse }
     }
 
     /// Fresh weights for what is held of a rank's model.
@@ -157,54 +187,9 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Gives all parameters and statistics the values that [`Weights::initialise`] gave them, one at a time.
-    pub fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
-        for (tensor, (parameter, piece)) in
-            self.parameters.iter_mut().zip(local.parameters.iter().zip(&local.shards))
-        {
-            let Some(tensor) = tensor else { continue };
-            // The new one is booked as workspace until it stands in the place of the old.
-            *tensor = fresh(parameter, piece, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
-            tensor.book_as(Category::Weights);
-        }
-        for (tensor, buffer) in self.buffers.iter_mut().zip(&local.model.buffers()) {
-            let Some(tensor) = tensor else { continue };
-            *tensor = started(buffer, &tensor.device())?;
-        }
-        Ok(())
-    }
-
-    /// Whether they are what [`Weights::initialise`] gives.
-    pub fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
-        for (tensor, (parameter, piece)) in
-            self.parameters.iter().zip(local.parameters.iter().zip(&local.shards))
-        {
-            let Some(tensor) = tensor else { continue };
-            let first = fresh(parameter, piece, &tensor.device(), tensor.dtype(), seed, Category::Workspace)?;
-            if first.read_bytes()? != tensor.read_bytes()? {
-                return Ok(false);
-            }
-        }
-        for (tensor, buffer) in self.buffers.iter().zip(&local.model.buffers()) {
-            let Some(tensor) = tensor else { continue };
-            if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
     pub fn widened(&self) -> Result<Weights> {
         self.copied(|weights, id| weights.widened_one(id, Category::Scoring))
-    }
-
-    /// A copy of the parameters as they are now, for passes that train: running statistics are no part of them.
-    pub fn version(&self) -> Result<Weights> {
-        let mut copy = self.copied(|weights, id| Ok(weights.get(id).duplicate(Category::Weights)?))?;
-        copy.buffers.fill(None);
-        copy.sparse = self.sparse.clone();
-        Ok(copy)
     }
 
     fn copied(&self, copy: impl Fn(&Weights, ParameterId) -> Result<Tensor>) -> Result<Weights> {

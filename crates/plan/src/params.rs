@@ -28,6 +28,8 @@ pub struct ParamPlan {
     pub is_split: bool,
     /// Which of [`RankParams::groups`] has the other summands of its gradient.
     pub group: usize,
+    /// Which of the ranks that split its optimizer state this one is (ZeRO); the only one where each has all of it.
+    pub zero: GroupRank,
     /// Whether this rank speaks for its shard where each element must be counted once in a replica.
     pub is_owner: bool,
     /// Whether the first of the ranks that hold the same shard is this one, or in its group.
@@ -106,18 +108,24 @@ impl Plan {
                 name: parameter.name,
                 shard: shard.clone(),
                 group: groups.number(GroupPlan { stages, peers: (0..locals.len()).filter(summed).collect() }),
+                zero: GroupRank::SINGLE,
                 blocks,
                 is_tied: tied.contains(&id),
             }
         };
         let params = parameters.into_iter().zip(stages.into_iter().zip(blocks)).enumerate().map(param);
-        let params: Vec<ParamPlan> = params.collect();
+        let mut params: Vec<ParamPlan> = params.collect();
         // Statistics are measured on the same activations by all that have parts of the same layers.
         let measured = stages_of(&|blocks| tensors.buffers(blocks).collect(), self.model.buffers().len());
         let group = |stages| groups.number(GroupPlan { stages, peers: vec![own] });
         let statistics = measured.into_iter().map(group).collect();
         let groups = groups.list;
-        let members = groups.iter().map(|group| self.member(rank, group)).collect();
+        let members: Vec<Option<GroupRank>> = groups.iter().map(|group| self.member(rank, group)).collect();
+        if self.sharing.is_sharded() {
+            params
+                .iter_mut()
+                .for_each(|param| param.zero = members[param.group].unwrap_or(GroupRank::SINGLE));
+        }
         Ok(RankParams { params, statistics, groups, members })
     }
 

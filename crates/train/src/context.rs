@@ -4,19 +4,18 @@ use std::sync::Arc;
 
 use espalier_comm::Reduce;
 use espalier_data::{Dataset, Feed, Order, Split};
-use espalier_nn::weights::{ParameterId, Weights};
-use espalier_plan::Plan;
+use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::LocalModel;
 use espalier_plan::spec::Precision;
+use espalier_plan::{ParamPlan, Plan, RankParams};
 use espalier_tensor::ops::reduce::{dot, squared_norm_all};
 use espalier_tensor::{DType, Device, Tensor};
 
 use crate::Result;
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
-use crate::parallel::pieces::Pieces;
+use crate::parallel::model::ModelParallel;
 use crate::stage::Stage;
-use crate::step::{Sweep, Totals};
 
 /// What a rank knows. Weights, masks and state are not here: they change.
 #[derive(Debug)]
@@ -27,10 +26,12 @@ pub struct Context {
     pub steps: u64,
     /// Its place on the mesh, and its groups along the axes.
     pub ranks: Ranks,
-    /// Who shares which parameter.
+    /// What it has of each parameter, and with whom.
+    pub params: RankParams,
+    /// The groups that share parameters.
     pub groups: Groups,
-    /// Who holds which pieces of its layers.
-    pub pieces: Pieces,
+    /// The ranks that have parts of the same layers.
+    pub peers: ModelParallel,
     /// The parts of the model that it holds.
     pub stage: Stage,
     /// The device that holds its tensors.
@@ -56,13 +57,15 @@ impl Context {
         let dataset = dataset.into();
         let dtype = dtype(plan.storage.precision);
         let stage = Stage::new(&plan, &ranks)?;
+        let params = plan.params(ranks.rank())?;
         Ok(Context {
             steps: plan.total_steps(dataset.len(Split::Train)) as u64,
-            pieces: Pieces::of(&plan.layout, &ranks),
-            groups: Groups::form(&plan, stage.placement(), &ranks)?,
+            peers: ModelParallel::of(&plan.layout, &ranks),
+            groups: Groups::form(&plan, &params, &ranks)?,
             order: Order::new(plan.seed, dataset.len(Split::Train)),
             feed: Feed::new(dataset.clone(), device, dtype),
             device: device.clone(),
+            params,
             ranks,
             stage,
             dtype,
@@ -76,9 +79,19 @@ impl Context {
         self.plan.layout.of(self.ranks.place())
     }
 
+    /// What this rank has of a parameter, and with whom.
+    pub fn param(&self, id: ParameterId) -> &ParamPlan {
+        &self.params.params[id.0]
+    }
+
+    /// Whether this rank speaks for its shard of a parameter where each element must be counted once in a replica.
+    pub fn is_owner(&self, id: ParameterId) -> bool {
+        self.param(id).is_owner
+    }
+
     /// The squared norm of tensors that belong to some parameters, over all ranks of a replica.
     pub fn squared_norm(&self, tensors: &[(ParameterId, &Tensor)]) -> Result<f64> {
-        let own = tensors.iter().filter(|(id, _)| self.groups.is_owner(*id)).map(|(_, tensor)| *tensor);
+        let own = tensors.iter().filter(|(id, _)| self.is_owner(*id)).map(|(_, tensor)| *tensor);
         let own = squared_norm_all(&own.collect::<Vec<_>>())?;
         self.sum_over_replica(own)
     }
@@ -87,33 +100,15 @@ impl Context {
     pub fn dot(&self, ids: &[ParameterId], a: &[Tensor], b: &[Tensor]) -> Result<f64> {
         let mut own = 0.0;
         for (id, (a, b)) in ids.iter().zip(a.iter().zip(b)) {
-            if self.groups.is_owner(*id) {
+            if self.is_owner(*id) {
                 own += dot(a, b)?;
             }
         }
         self.sum_over_replica(own)
     }
 
-    /// What came of the passes of all ranks, from this one's.
-    pub fn sum(&self, own: Totals) -> Result<Totals> {
-        let counted = if self.ranks.counts() { own } else { Totals::default() };
-        Ok(Totals::from_numbers(&self.ranks.sum(counted.to_numbers())?))
-    }
-
     fn sum_over_replica(&self, own: f64) -> Result<f64> {
         Ok(self.ranks.replica().all_reduce(vec![own], Reduce::Sum)?[0])
-    }
-
-    /// For passes that change no weights.
-    pub fn sweep<'a>(&'a self, weights: &'a Weights) -> Sweep<'a> {
-        Sweep {
-            stage: &self.stage,
-            others: self.ranks.stages(),
-            weights,
-            dataset: &self.dataset,
-            device: &self.device,
-            dtype: self.dtype,
-        }
     }
 }
 

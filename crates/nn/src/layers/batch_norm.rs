@@ -7,7 +7,7 @@ use espalier_tensor::{Category, DType, Tensor};
 
 use super::{Backward, BatchStatistics, Forward, Layer, Mode, WeightGradients};
 use crate::Result;
-use crate::weights::{BufferId, ParameterId, Weights};
+use crate::weights::{BufferId, ParameterId};
 
 /// Over batch, height and width; running statistics serve evaluation.
 ///
@@ -161,9 +161,8 @@ impl Layer for BatchNorm {
 }
 
 impl BatchStatistics {
-    /// Folds the batch's statistics into the running ones.
-    pub fn fold_into(&self, weights: &mut Weights) -> Result<()> {
-        let [mean, variance] = weights.buffers_mut(self.mean_id, self.variance_id);
+    /// Folds the batch's statistics into the running mean and variance of its norm.
+    pub fn fold_into(&self, [mean, variance]: [&mut Tensor; 2]) -> Result<()> {
         Ok(batch_norm::fold(&self.mean, &self.rstd, self.count, self.eps, mean, variance)?)
     }
 }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::Result;
 
 /// A shard of a parameter as it starts.
-pub(super) fn fresh(
+pub fn fresh(
     parameter: &spec::Parameter,
     shard: &Shard,
     device: &Device,
@@ -29,7 +29,7 @@ pub(super) fn fresh(
 }
 
 /// A running statistic as it starts.
-pub(super) fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor> {
+pub fn started(buffer: &spec::Buffer, device: &Device) -> Result<Tensor> {
     let (mut values, len) = room_for(buffer.elements(), device, Category::Weights)?;
     values.resize(len, buffer.start);
     Ok(Tensor::from_slice(device, &buffer.shape, &values, Category::Weights)?)

@@ -53,7 +53,7 @@ fn settings(batch: usize, sparsity: f64, peak: f64) -> Settings {
 fn take(workload: &Workload, settings: &Settings, looks: &[u64]) -> (Vec<Check>, String) {
     let mut trial = Running::begin(workload, settings).unwrap();
     let checks = looks.iter().map(|step| trial.advance(*step).unwrap()).collect();
-    (checks, trial.trainer().weights().hash().unwrap())
+    (checks, trial.trainer().params().hash().unwrap())
 }
 
 /// Successive halving keeps trials and goes on with some of them.
@@ -99,7 +99,7 @@ fn a_trial_that_was_kept_on_disk_is_the_trial_that_was_not() {
         assert_eq!(known, record);
         assert_eq!(again.advance(4).unwrap(), whole[1]);
         assert_eq!(again.advance(12).unwrap(), whole[2]);
-        assert_eq!(again.trainer().weights().hash().unwrap(), weights);
+        assert_eq!(again.trainer().params().hash().unwrap(), weights);
 
         let none =
             |settings: &Settings| Running::resume(&workload, settings, folder.path()).unwrap().is_none();
@@ -129,10 +129,13 @@ fn a_trial_is_what_train_makes_of_its_run_file() {
     assert_eq!(summary.validation.accuracy.map(|right| 1.0 - right), Some(checks[1].error));
     let mut trial = Running::begin(&workload, &settings).unwrap();
     trial.advance(12).unwrap();
-    let digests =
-        trial.trainer().weights().digests(|id, own| trial.trainer().pieces().digest(id, own)).unwrap();
+    let digests = trial
+        .trainer()
+        .params()
+        .digests(|param| trial.trainer().peers().digest(param.id(), param.weight()))
+        .unwrap();
     assert_eq!(summary.weights_hash, Some(espalier_nn::weights::hash_of(&digests)));
-    assert_eq!(trial.trainer().weights().hash().unwrap(), weights);
+    assert_eq!(trial.trainer().params().hash().unwrap(), weights);
 }
 
 /// On one device, whose thread they take in turn, and on devices of their own.

@@ -110,7 +110,7 @@ pub fn along(
         let mut trainer = Trainer::new(plan, dataset, device)?;
         let mut points = Vec::new();
         for step in 1..=steps.min(trainer.steps()) {
-            let before = if look.has(step) { Some(trainer.weights().version()?) } else { None };
+            let before = if look.has(step) { Some(trainer.params().version()?) } else { None };
             if !trainer.step()?.taken {
                 break;
             }

@@ -17,7 +17,8 @@ use espalier_plan::schedule::{Action, Message, Payload, Work};
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::Result;
-use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::data::{DataParallel, Door};
+use espalier_train::state::ParamStore;
 use espalier_train::step::Worker;
 
 /// What time is taken with.
@@ -108,9 +109,8 @@ pub struct Paced<'a> {
     pub step: f64,
     /// all ranks, which agree on it,
     pub world: Option<Communicator>,
-    /// and the sink of training, made anew for every step.
-    pub new_sink: Option<Box<dyn Fn() -> Reducing<'a> + 'a>>,
-    pub sink: Option<Reducing<'a>>,
+    /// and how training shares gradients, of parameters without weights.
+    pub shared: Option<(DataParallel<'a>, ParamStore)>,
     /// Backwards of each chunk that are still to come.
     pub missing: Vec<usize>,
 }
@@ -119,7 +119,7 @@ impl<'a> Paced<'a> {
     /// With passes for each chunk, alone with its messages between stages.
     pub fn new(effort: Effort, device: Device, chunks: Vec<Passes>) -> Paced<'a> {
         let missing = chunks.iter().map(|chunk| chunk.backwards).collect();
-        Paced { effort, device, chunks, step: 0.0, world: None, new_sink: None, sink: None, missing }
+        Paced { effort, device, chunks, step: 0.0, world: None, shared: None, missing }
     }
 
     fn numbers(&self, numbers: usize, dtype: DType) -> Result<Tensor> {
@@ -160,10 +160,11 @@ impl<'a> Paced<'a> {
                 }
             }
             Piece::Gradients(all) => {
-                let Some(sink) = &mut self.sink else { return Ok(()) };
+                let Some((shared, params)) = &mut self.shared else { return Ok(()) };
+                let mut door = Door::new(shared, params);
                 for (id, numbers) in all {
                     let made = Tensor::zeros(&self.device, &[*numbers], DType::F32, Category::Workspace)?;
-                    sink.accept(&[*id], WeightGradients::new([], move |_| Ok(vec![made])))?;
+                    door.accept(&[*id], WeightGradients::new([], move |_| Ok(vec![made])))?;
                 }
             }
         }
@@ -174,12 +175,11 @@ impl<'a> Paced<'a> {
     fn weights(&mut self, chunk: usize) -> Result<()> {
         self.missing[chunk] -= 1;
         let is_last = self.missing[chunk] == 0;
-        if let Some(sink) = &mut self.sink {
-            sink.last_micro_batch(is_last);
+        if let Some((shared, _)) = &mut self.shared {
+            shared.last_micro_batch(is_last);
         }
         let pieces = self.chunks[chunk].backward_weight.clone();
-        self.perform(&pieces)?;
-        self.sink.as_mut().map_or(Ok(()), Reducing::end_micro_batch)
+        self.perform(&pieces)
     }
 }
 
@@ -209,9 +209,10 @@ impl Worker for Paced<'_> {
             Action::BackwardWeight(work) => self.weights(work.chunk),
             Action::WaitReduce => {
                 self.missing = self.chunks.iter().map(|chunk| chunk.backwards).collect();
-                let fresh = self.new_sink.as_ref().map(|new| new());
-                let sums = std::mem::replace(&mut self.sink, fresh);
-                sums.map_or(Ok(()), |sums| sums.finish().map(drop))
+                match &mut self.shared {
+                    Some((shared, params)) => shared.finish(params).map(drop),
+                    None => Ok(()),
+                }
             }
             Action::Agree => {
                 if let Some(world) = &self.world {

@@ -15,9 +15,9 @@ use espalier_plan::spec::{Along, Exchange, Layer, Move, Shape};
 use espalier_plan::{DataFacts, Plan, RunFile};
 use espalier_tensor::{DType, Device};
 use espalier_train::parallel::Ranks;
-use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::data::DataParallel;
 use espalier_train::parallel::groups::Groups;
-use espalier_train::state::{Gradients, Masks};
+use espalier_train::state::ParamStore;
 use espalier_train::step::Executor;
 use espalier_train::{Error, Result};
 
@@ -103,16 +103,16 @@ fn step_times(plan: &Plan, script: &Script, world: Communicator, steps: usize) -
         let held = schedule.placement.chunks(stage).to_vec();
         let rank = PlannedRank { plan, ranks: &ranks };
         let traffic = plan.traffic(ranks.rank(), &plan.gradient_lengths(ranks.rank()))?;
-        let groups = Groups::form(plan, &schedule.placement, &ranks)?;
-        let masks = Masks::new(plan.model.parameters().len(), false);
+        let params = plan.params(ranks.rank())?;
+        let groups = Groups::form(plan, &params, &ranks)?;
+        let params = ParamStore::without_weights(&params);
         let chunks = held.iter().map(|chunk| rank.passes(chunk.part, &script.parts[chunk.part]));
         let mut worker =
             Paced::new(Effort::sleep(Duration::from_secs(1)), device.clone(), chunks.collect::<Result<_>>()?);
         worker.step = held.iter().map(|chunk| script.parts[chunk.part].step).sum();
         worker.world = Some(ranks.world().clone());
-        let new_sink = || Reducing::new(Gradients::new(&masks), &groups, &traffic.buckets, plan.sharing);
-        worker.sink = Some(new_sink());
-        worker.new_sink = Some(Box::new(new_sink));
+        let shared = DataParallel::new(plan.sharing, false, &params, None, &groups, &traffic.buckets);
+        worker.shared = Some((shared, params));
         let mut executor = Executor::new(schedule, ranks.stages().clone());
         let mut times = Vec::new();
         for _ in 0..steps {

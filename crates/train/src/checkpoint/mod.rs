@@ -31,11 +31,11 @@ mod files;
 mod manifest;
 mod old;
 mod open;
+mod params;
 mod read;
 mod sharded;
 mod start;
 mod tensors;
-mod weights;
 mod write;
 
 use std::fs;
@@ -53,9 +53,9 @@ pub(crate) use fault::{ReadFault, retry};
 pub(crate) use files::file_name;
 pub use old::set_aside;
 pub use open::Checkpoint;
+pub(crate) use params::{first_not_finite, saved_state, saved_weights, wanted, wanted_weights};
 pub use read::{Room, Wanted};
 pub(crate) use tensors::{is_finite, write_tensors};
-pub(crate) use weights::{first_not_finite, saved_weights, wanted_weights};
 pub use write::{Companion, Saved, Stored};
 
 pub(crate) const MANIFEST: &str = "manifest.json";

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use espalier_nn::layers::{BatchSlice, Cache, Forward, Mode};
-use espalier_nn::weights::Weights;
+use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::{Message, Notice, Schedule, Work};
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_tensor::ops::argmax::{self, argmax};
@@ -23,7 +23,6 @@ use crate::step::{Executor, Worker};
 use crate::trained::Trained;
 
 /// A rank's part of a model that writes, and what it has read.
-#[derive(Debug)]
 pub struct Generator<'a> {
     held: Held<'a>,
     ranks: &'a Ranks,
@@ -34,10 +33,10 @@ pub struct Generator<'a> {
 }
 
 /// What the rank holds of the model.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Held<'a> {
     stage: &'a Stage,
-    weights: &'a Weights,
+    weights: &'a dyn WeightStore,
     device: &'a Device,
     dtype: DType,
 }
@@ -87,7 +86,7 @@ impl<'a> Generator<'a> {
     pub fn new(
         plan: &Plan,
         stage: &'a Stage,
-        weights: &'a Weights,
+        weights: &'a dyn WeightStore,
         ranks: &'a Ranks,
         device: &'a Device,
     ) -> Result<Generator<'a>> {
@@ -283,7 +282,7 @@ pub fn on_ranks<R: Send>(
     work: impl Fn(&mut Generator<'_>) -> Result<R> + Sync,
 ) -> Result<R> {
     let rank = |ranks: Ranks, device: &Device| {
-        let weights = trained.weights(plan, device, &ranks)?;
+        let weights = trained.params(plan, device, &ranks)?;
         let stage = Stage::new(plan, &ranks)?;
         work(&mut Generator::new(plan, &stage, &weights, &ranks, device)?)
     };

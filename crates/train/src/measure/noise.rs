@@ -50,7 +50,7 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
         let mut sums = Sums::of(ids);
         surface.sweep(at).train(piece.samples, loss, &piece.share, &mut Vec::new(), &mut sums)?;
         // Replicas have micro-batches of their own; parts of a model see the same ones, and a parameter that two of them share has a gradient on both.
-        let gradient = if replicas > 1 { sums.take_own(ids, at)? } else { sums.take(ids, at, context)? };
+        let gradient = if replicas > 1 { sums.take_own(ids, context)? } else { sums.take(ids, context)? };
         let gradient = surface.kept(gradient)?;
         squares += surface.norm(&gradient)?.powi(2);
         count += 1;
@@ -71,7 +71,7 @@ pub fn gradient_noise_at(surface: &Surface<'_>, at: &Weights) -> Result<Gradient
     }
     let mut mean = match total {
         Some(total) => total,
-        None => Sums::of(ids).take_own(ids, at)?,
+        None => Sums::of(ids).take_own(ids, context)?,
     };
     if replicas > 1 {
         let sums = ids.iter().zip(mean).map(|(id, own)| sum_over_ranks(context, *id, own));

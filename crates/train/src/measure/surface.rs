@@ -15,7 +15,7 @@ use espalier_tensor::{Category, DType, Tensor, random};
 use crate::context::Context;
 use crate::prune::gradient::{Scored, gradient_and_totals};
 use crate::prune::hessian::Curvature;
-use crate::state::Masks;
+use crate::state::ParamStore;
 use crate::step::Sweep;
 use crate::{Error, Result};
 
@@ -38,8 +38,7 @@ pub struct Over {
 #[derive(Debug)]
 pub struct Surface<'a> {
     pub(super) context: &'a Context,
-    weights: &'a Weights,
-    masks: &'a Masks,
+    params: &'a ParamStore,
     ids: Vec<ParameterId>,
     samples: Vec<(u64, usize)>,
     pub(super) micro_batch: usize,
@@ -47,12 +46,7 @@ pub struct Surface<'a> {
 
 impl<'a> Surface<'a> {
     /// Around these weights, pruned by these masks, over some samples; an error where there are not so many.
-    pub fn new(
-        context: &'a Context,
-        weights: &'a Weights,
-        masks: &'a Masks,
-        over: Over,
-    ) -> Result<Surface<'a>> {
+    pub fn new(context: &'a Context, params: &'a ParamStore, over: Over) -> Result<Surface<'a>> {
         let all = context.dataset.len(Split::Train);
         let count = over.samples.unwrap_or(all);
         if count == 0 || count > all {
@@ -61,9 +55,8 @@ impl<'a> Surface<'a> {
         }
         Ok(Surface {
             context,
-            weights,
-            masks,
-            ids: weights.ids().collect(),
+            params,
+            ids: params.ids().collect(),
             samples: (0..count).map(|i| (0, spread(i, count, all))).collect(),
             micro_batch: over.micro_batch.unwrap_or(context.plan.batch.micro_batch).min(count),
         })
@@ -86,22 +79,23 @@ impl<'a> Surface<'a> {
 
     /// The dimension of the space: weights that are kept, and all parameters that cannot be pruned.
     pub fn dimension(&self) -> Result<u64> {
-        let kept = |id: &&ParameterId| self.context.groups.is_owner(**id);
-        let len = |id: &ParameterId| {
-            self.masks.get(*id).map_or(self.weights.get(*id).len(), |mask| mask.kept()) as u64
-        };
+        let kept = |id: &&ParameterId| self.context.is_owner(**id);
+        let len = |id: &ParameterId| self.params.param(*id).kept() as u64;
         Ok(self.context.ranks.sum_over_replica(vec![self.ids.iter().filter(kept).map(len).sum()])?[0])
     }
 
     /// The point in the middle: the network's own weights, as f32.
     pub fn here(&self) -> Result<Weights> {
-        self.masked(self.weights)
+        self.mask(self.params.widened()?)
     }
 
     /// Weights as a point of the space: in f32, zero where they are pruned.
     pub fn masked(&self, weights: &Weights) -> Result<Weights> {
-        let mut point = weights.widened()?;
-        for (id, mask) in self.masks.iter().filter(|(id, _)| weights.holds(*id)) {
+        self.mask(weights.widened()?)
+    }
+
+    fn mask(&self, mut point: Weights) -> Result<Weights> {
+        for (id, mask) in self.params.masks() {
             apply(point.get_mut(id), mask)?;
         }
         Ok(point)
@@ -110,12 +104,12 @@ impl<'a> Surface<'a> {
     /// The mean loss at a point, and its gradient there.
     pub fn loss_and_gradient(&self, at: &Weights) -> Result<(f64, Direction)> {
         let (gradient, totals) = gradient_and_totals(self.sweep(at), &self.ids, self.scored())?;
-        Ok((self.context.sum(totals)?.loss(), self.kept(gradient)?))
+        Ok((totals.of_all(&self.context.ranks)?.loss(), self.kept(gradient)?))
     }
 
     /// The Hessian at the network's own weights times a direction.
     pub fn hessian_product(&self, direction: &[Tensor]) -> Result<Direction> {
-        let mut curvature = Curvature::new(self.weights, &self.ids, self.scored())?;
+        let mut curvature = Curvature::new(self.params, &self.ids, self.scored())?;
         self.kept(curvature.hessian_product(direction)?)
     }
 
@@ -153,13 +147,14 @@ impl<'a> Surface<'a> {
     /// A direction of signs, each as likely as the other: element for element the same on any layout of ranks.
     pub fn random_signs(&self, number: u64) -> Result<Direction> {
         let one = |id: &ParameterId| {
-            let (tensor, piece) = (self.weights.get(*id), self.context.pieces.own(*id));
-            let stream = random::key(self.context.plan.seed ^ PURPOSE, name_key(self.weights.name(*id)));
+            let param = self.params.param(*id);
+            let stream = random::key(self.context.plan.seed ^ PURPOSE, name_key(&param.plan.name));
             let stream = random::key(stream, number);
-            let places = piece.runs().flat_map(|run| run.in_full..run.in_full + run.length);
+            let places = param.plan.shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
             let sign = |place: usize| if random::bits(stream, place as u64) & 1 == 0 { 1.0 } else { -1.0 };
             let signs: Vec<f32> = places.map(sign).collect();
-            Ok(Tensor::from_f32(&tensor.device(), tensor.shape(), DType::F32, &signs, Category::Scoring)?)
+            let (device, shape) = (&self.context.device, param.plan.shard.shape());
+            Ok(Tensor::from_f32(device, &shape, DType::F32, &signs, Category::Scoring)?)
         };
         self.kept(self.ids.iter().map(one).collect::<Result<_>>()?)
     }
@@ -167,7 +162,7 @@ impl<'a> Surface<'a> {
     /// A direction without what it has at pruned weights.
     pub(super) fn kept(&self, mut direction: Direction) -> Result<Direction> {
         for (id, tensor) in self.ids.iter().zip(&mut direction) {
-            if let Some(mask) = self.masks.get(*id) {
+            if let Some(mask) = self.params.mask(*id) {
                 apply(tensor, mask)?;
             }
         }
@@ -176,7 +171,7 @@ impl<'a> Surface<'a> {
 
     /// Passes at a point, whatever the precision of the run.
     pub(super) fn sweep<'b>(&'b self, at: &'b Weights) -> Sweep<'b> {
-        Sweep { dtype: DType::F32, ..self.context.sweep(at) }
+        Sweep { dtype: DType::F32, ..Sweep::of(self.context, at) }
     }
 
     pub(super) fn scored(&self) -> Scored<'_> {

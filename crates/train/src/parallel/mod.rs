@@ -2,14 +2,11 @@
 //!
 //! | axis | file |
 //! |---|---|
-//! | data: each rank has the whole model, or stage, and a part of every batch | `data` |
-//! | data, with the optimizer's state shared out, or gradients too | `zero` |
-//! | data, with ranks that go apart and are averaged | `local` |
+//! | data: each rank has the full model, or stage, and a slice of every batch | `data`: replicated, ZeRO, local |
 //! | pipeline: each rank has a stage; `crate::step` runs them | `groups`: who shares what |
-//! | tensor: each rank has a part of every large layer; exchanges are layers of its model | `espalier_nn::layers`, `exchange` |
-//! | spatial: each rank has a tile of every image; halos are layers too | `espalier_nn::layers::spatial` |
-//! | either: batches of batch norms that several ranks measure | `statistics` |
-//! | tensor: each rank has pieces of a stage's layers | `pieces`: who holds which, and what is found of the whole |
+//! | tensor: each rank has a shard of every large layer; collectives are layers of its model | `model`; `espalier_nn::layers`, `exchange` |
+//! | spatial: each rank has a tile of every image; halos are layers too | `model`; `espalier_nn::layers::spatial` |
+//! | any: batches of batch norms that several ranks measure | `statistics` |
 //!
 //! Where ranks come from: `threads` of this process, or processes that a launcher has started (`launched`).
 //!
@@ -19,13 +16,11 @@
 pub mod data;
 pub mod groups;
 pub mod launched;
-pub mod local;
-pub mod pieces;
+pub mod model;
 pub mod statistics;
 pub(crate) mod tags;
 mod threads;
 mod together;
-pub mod zero;
 
 use std::ops::Range;
 

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use espalier_nn::layers::BatchStatistics;
-use espalier_nn::weights::{BufferId, Weights};
+use espalier_nn::weights::{BufferId, WeightStore};
 use espalier_tensor::ops::batch_norm::MOMENTUM;
 use espalier_tensor::ops::elementwise::{add_into, scale_into};
 use espalier_tensor::ops::flat;
@@ -21,6 +21,7 @@ use espalier_tensor::{Category, Tensor};
 
 use super::groups::Groups;
 use crate::Result;
+use crate::state::ParamStore;
 
 /// Folds what all ranks have measured, `count` batches of each norm: this rank's own, with their places in the order of
 /// all. `factor` is one over how many ranks measure each place. All ranks of the groups must.
@@ -29,35 +30,35 @@ pub fn fold_together(
     count: usize,
     factor: f32,
     groups: &Groups,
-    weights: &mut Weights,
+    params: &mut ParamStore,
 ) -> Result<()> {
     let kept = |times: usize| (1.0 - f64::from(MOMENTUM)).powi(times as i32) as f32;
     let shared: Vec<BufferId> = groups.shared_statistics().collect();
     let mut before: Vec<Tensor> = Vec::new();
     for id in &shared {
-        let buffer = weights.buffer(*id);
+        let buffer = params.buffer(*id);
         before.push(flat::take(buffer, 0..buffer.len(), Category::Workspace)?);
-        scale_into(weights.buffer_mut(*id), 0.0)?;
+        scale_into(params.buffer_mut(*id), 0.0)?;
     }
     // The place after the last that each norm has folded.
     let mut next: HashMap<BufferId, usize> = HashMap::new();
     for (place, measured) in own {
         let at = next.entry(measured.mean_id).or_insert(*place);
         for id in [measured.mean_id, measured.variance_id] {
-            scale_into(weights.buffer_mut(id), kept(place - *at))?;
+            scale_into(params.buffer_mut(id), kept(place - *at))?;
         }
-        measured.fold_into(weights)?;
+        measured.fold_into(params.buffers_mut([measured.mean_id, measured.variance_id]))?;
         *at = place + 1;
     }
     let ends = own.iter().flat_map(|(_, one)| [(one.mean_id, one.mean_id), (one.variance_id, one.mean_id)]);
     let ends: HashMap<BufferId, usize> = ends.map(|(id, norm)| (id, next[&norm])).collect();
     for (id, end) in ends {
-        scale_into(weights.buffer_mut(id), kept(count - end))?;
+        scale_into(params.buffer_mut(id), kept(count - end))?;
     }
-    groups.sum_statistics(weights, |_| factor)?;
+    groups.sum_statistics(params, |_| factor)?;
     for (id, mut old) in shared.into_iter().zip(before) {
         scale_into(&mut old, kept(count))?;
-        add_into(weights.buffer_mut(id), &old)?;
+        add_into(params.buffer_mut(id), &old)?;
     }
     Ok(())
 }

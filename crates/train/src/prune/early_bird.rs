@@ -134,7 +134,7 @@ impl EarlyBird {
         };
         let mut masks: BTreeMap<ParameterId, Words> =
             here(layers, network).zip(drawn).flat_map(of_layer).collect();
-        for (id, reader) in self.readers.iter().filter(|(id, _)| network.weights.holds(*id)) {
+        for (id, reader) in self.readers.iter().filter(|(id, _)| network.params.holds(*id)) {
             let zero =
                 |source: &Source| !source.is_empty() && source.iter().all(|channel| pruned.contains(channel));
             let zeros: Vec<usize> =
@@ -185,7 +185,7 @@ fn clear_inputs(words: &mut Words, reader: &Reader, inputs: &[usize]) {
 
 /// The layers of this stage.
 fn here<'a>(layers: &'a [Channels], network: &'a Network<'_>) -> impl Iterator<Item = &'a Channels> {
-    layers.iter().filter(|layer| network.weights.holds(layer.scale))
+    layers.iter().filter(|layer| network.params.holds(layer.scale))
 }
 
 /// The mask of `len` weights in rows of `each` that keeps the rows which `kept` keeps.
@@ -212,7 +212,7 @@ impl Pruner for EarlyBird {
         let drawn = self.draw(network)?;
         let ids: Vec<ParameterId> = drawn.iter().map(|(id, _)| *id).collect();
         let places = network.sum_over(&ids, |id| network.len(id))?;
-        let name = |id: ParameterId| network.weights.name(id).to_owned();
+        let name = |id: ParameterId| network.params.name(id).to_owned();
         let newest: BTreeMap<String, Words> =
             drawn.iter().map(|(id, words)| (name(*id), words.clone())).collect();
         let kept: HashMap<ParameterId, usize> = drawn.iter().map(|(id, words)| (*id, count(words))).collect();

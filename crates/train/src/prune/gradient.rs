@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use espalier_comm::Reduce;
 use espalier_nn::layers::{BatchSlice, GradientSink, NormGroup, Wanted, WeightGradients};
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::layout::Partial;
 use espalier_plan::scoring::ScoredBatch;
 use espalier_tensor::ops::cast::cast;
@@ -49,11 +49,11 @@ pub(crate) fn sum_over_ranks(context: &Context, id: ParameterId, own: Tensor) ->
         _ => cast(&own, DType::F32, Category::Workspace)?,
     };
     let is_partial = context.local().partial[id.0] != Partial::default();
-    if !stage.model(0).tied().contains(&id) && !is_partial {
+    if !context.param(id).is_tied && !is_partial {
         // Every copy of its part saw all samples of the replica.
         return Ok(ranks.data().all_reduce(own, Reduce::Sum)?);
     }
-    let Some(group) = groups.of(id) else { return Ok(own) };
+    let Some(group) = groups.of(context.param(id).group) else { return Ok(own) };
     let mut sum = group.all_reduce(own, Reduce::Sum)?;
     let copies = stage.placement().copies();
     if copies > 1 {
@@ -133,7 +133,7 @@ pub(crate) fn gradient_and_totals(
             false => drop(pass(&mut Sums::of(&[]))?),
         }
     }
-    Ok((sums.take(wanted, sweep.weights, scored.context)?, totals))
+    Ok((sums.take(wanted, scored.context)?, totals))
 }
 
 /// Sums of wanted gradients.
@@ -150,19 +150,19 @@ impl Sums {
     }
 
     /// The sums of all of them, over all ranks.
-    pub fn take(self, wanted: &[ParameterId], weights: &Weights, context: &Context) -> Result<Vec<Tensor>> {
-        let own = self.take_own(wanted, weights)?;
+    pub fn take(self, wanted: &[ParameterId], context: &Context) -> Result<Vec<Tensor>> {
+        let own = self.take_own(wanted, context)?;
         wanted.iter().zip(own).map(|(id, own)| sum_over_ranks(context, *id, own)).collect()
     }
 
     /// The sums of all of them, of this rank's samples.
-    pub fn take_own(mut self, wanted: &[ParameterId], weights: &Weights) -> Result<Vec<Tensor>> {
+    pub fn take_own(mut self, wanted: &[ParameterId], context: &Context) -> Result<Vec<Tensor>> {
         let own = |id| match self.sums.remove(id).expect("a parameter is wanted once") {
             Some(sum) => Ok(sum),
             // There were fewer samples than ranks.
             None => {
-                let weight = weights.get(*id);
-                Ok(Tensor::zeros(&weight.device(), weight.shape(), DType::F32, Category::Scoring)?)
+                let shape = context.param(*id).shard.shape();
+                Ok(Tensor::zeros(&context.device, &shape, DType::F32, Category::Scoring)?)
             }
         };
         wanted.iter().map(own).collect()

@@ -70,7 +70,7 @@ impl Grasp {
     fn curvature<'a>(&self, network: &'a Network<'a>, samples: &'a [(u64, usize)]) -> Result<Curvature<'a>> {
         let random = random::key(network.context.plan.seed, PURPOSE);
         let scored = Scored { random, temperature: self.temperature, ..network.scored(samples) };
-        Curvature::new(network.weights, network.candidates, scored)
+        Curvature::new(network.params, network.candidates, scored)
     }
 
     /// The samples scored, in the order in which the run will meet them: for images as many of each class (the first

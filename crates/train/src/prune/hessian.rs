@@ -23,6 +23,7 @@ use super::gradient::{Scored, Sums, gradient};
 use crate::Result;
 use crate::context::Context;
 use crate::stage::Stage;
+use crate::state::ParamStore;
 use crate::step::Sweep;
 
 /// How far the weights move, as a share of their norm.
@@ -34,7 +35,7 @@ const POINTS: [(f32, f32); 4] = [(1.0, 8.0), (-1.0, -8.0), (2.0, -1.0), (-2.0, 1
 /// Derivatives of the loss of a network with respect to some of its parameters, as f32.
 #[derive(Debug)]
 pub struct Curvature<'a> {
-    weights: &'a Weights,
+    params: &'a ParamStore,
     ids: &'a [ParameterId],
     scored: Scored<'a>,
     /// The weights in f32.
@@ -43,8 +44,8 @@ pub struct Curvature<'a> {
 
 impl<'a> Curvature<'a> {
     /// Over the loss of some samples at these weights, with respect to the parameters of these ids.
-    pub fn new(weights: &'a Weights, ids: &'a [ParameterId], scored: Scored<'a>) -> Result<Curvature<'a>> {
-        Ok(Curvature { weights, ids, scored, copy: weights.widened()? })
+    pub fn new(params: &'a ParamStore, ids: &'a [ParameterId], scored: Scored<'a>) -> Result<Curvature<'a>> {
+        Ok(Curvature { params, ids, scored, copy: params.widened()? })
     }
 
     /// The gradient at the weights themselves.
@@ -90,7 +91,7 @@ impl<'a> Curvature<'a> {
             }
             self.move_by(direction, 0.0)?;
         }
-        let mut product = sums.take(ids, &self.copy, self.scored.context)?;
+        let mut product = sums.take(ids, self.scored.context)?;
         for sum in &mut product {
             scale_into(sum, (1.0 / (12.0 * step)) as f32)?;
         }
@@ -105,9 +106,9 @@ impl<'a> Curvature<'a> {
 
     /// Puts the copy that far from the weights.
     fn move_by(&mut self, direction: &[Tensor], by: f32) -> Result<()> {
-        let weights = self.weights;
+        let params = self.params;
         let fresh = |id: &ParameterId, direction: &Tensor| -> Result<Tensor> {
-            let mut moved = weights.widened_one(*id, Category::Workspace)?;
+            let mut moved = params.param(*id).widened(Category::Workspace)?;
             if by != 0.0 {
                 let mut shift = direction.duplicate(Category::Workspace)?;
                 scale_into(&mut shift, by)?;
@@ -125,7 +126,7 @@ impl<'a> Curvature<'a> {
     }
 
     fn sweep<'b>(&'b self, stage: &'b Stage) -> Sweep<'b> {
-        Sweep { stage, dtype: DType::F32, ..self.scored.context.sweep(&self.copy) }
+        Sweep { stage, dtype: DType::F32, ..Sweep::of(self.scored.context, &self.copy) }
     }
 }
 

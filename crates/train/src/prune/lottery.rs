@@ -58,7 +58,7 @@ impl Lottery {
             };
             bytes.chunks(4).map(word).collect()
         };
-        let named = network.weights.named();
+        let named = network.params.named();
         self.early = named
             .map(|(name, tensor)| Ok((name.to_owned(), words(&tensor.read_bytes()?))))
             .collect::<Result<_>>()?;
@@ -76,9 +76,9 @@ impl Lottery {
     fn rewind(&self, network: &mut Network<'_>) -> Result<()> {
         if self.early.is_empty() {
             let context = network.context;
-            return Ok(network.weights.initialise_again(context.local(), context.plan.seed)?);
+            return Ok(network.params.initialise_again(context.local(), context.plan.seed)?);
         }
-        for (name, tensor) in network.weights.named_mut() {
+        for (name, tensor) in network.params.named_mut() {
             let bytes: Vec<u8> = self.early[name].iter().flat_map(|word| word.to_le_bytes()).collect();
             tensor.copy_from_host(&bytes[..tensor.byte_len()])?;
         }
@@ -99,7 +99,7 @@ impl Pruner for Lottery {
         let (step, rewind) = (network.step, self.trainings.rewind());
         let seed = network.context.plan.seed;
         // A run may start from weights that seed and name do not give.
-        let fresh = || network.weights.are_initial(network.context.local(), seed);
+        let fresh = || network.params.are_initial(network.context.local(), seed);
         if step == rewind && !self.rounds.kept.is_empty() && (step > 0 || !fresh()?) {
             self.remember(network)?;
         }
@@ -113,7 +113,7 @@ impl Pruner for Lottery {
             }));
         }
         let kept = self.rounds.kept[round as usize - 1];
-        let is_output = |id: &ParameterId| self.output.as_deref() == Some(network.weights.name(*id));
+        let is_output = |id: &ParameterId| self.output.as_deref() == Some(network.params.name(*id));
         let (output, others): (Vec<_>, Vec<_>) = network.candidates.iter().partition(|id| is_output(id));
         let mut masks = network.keep(&others, kept.others, |id| network.magnitudes(id))?;
         masks.extend(network.keep(&output, kept.output, |id| network.magnitudes(id))?);

@@ -25,7 +25,7 @@ pub mod two_of_four;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::Shard;
 use espalier_plan::pruning::{Method, Scope};
@@ -37,7 +37,7 @@ use espalier_tensor::{Device, Tensor};
 use crate::Result;
 use crate::context::Context;
 use crate::prune::gradient::Scored;
-use crate::state::Masks;
+use crate::state::ParamStore;
 use crate::step::Sweep;
 pub use report::{Observation, Pruned};
 pub use select::Words;
@@ -139,10 +139,8 @@ pub struct Network<'a> {
     pub epoch: u64,
     /// What may be pruned.
     pub candidates: &'a [ParameterId],
-    /// What is kept now.
-    pub masks: &'a Masks,
-    /// Those of this rank's stages, as they are now.
-    pub weights: &'a mut Weights,
+    /// The parameters of this rank's stages, as they are now.
+    pub params: &'a mut ParamStore,
     /// In how many parts a method that needs gradients of all candidates at once scores them ([`Plan::scoring`]).
     pub passes: usize,
 }
@@ -161,22 +159,22 @@ impl Network<'_> {
 
     /// For passes over samples with the weights as they are now.
     pub fn sweep(&self) -> Sweep<'_> {
-        self.context.sweep(self.weights)
+        Sweep::of(self.context, self.params)
     }
 
     /// Elements of a candidate that are here.
     pub fn len(&self, id: ParameterId) -> usize {
-        self.weights.get(id).len()
+        self.params.param(id).len()
     }
 
     /// Elements of all of it.
     pub fn whole_len(&self, id: ParameterId) -> usize {
-        self.context.pieces.own(id).full_shape().iter().product()
+        self.context.param(id).shard.full_shape().iter().product()
     }
 
     /// Whether what is here of a parameter is counted here: of those that hold it one does.
     pub fn is_owner(&self, id: ParameterId) -> bool {
-        self.context.groups.is_owner(id)
+        self.context.is_owner(id)
     }
 
     /// A sum over all stages, each weight counted on one rank.
@@ -243,10 +241,10 @@ impl Network<'_> {
         let stages = select::Stages {
             places: ids.iter().map(|id| id.0).collect(),
             owned: ids.iter().map(|id| self.is_owner(*id)).collect(),
-            all: self.weights.parameters(),
+            all: self.params.len(),
             shard: &|place| {
                 let id = ParameterId(place);
-                self.context.pieces.is_cut(id).then(|| self.context.pieces.own(id))
+                self.context.peers.is_split(id).then(|| &self.context.param(id).shard)
             },
             sum: &|counts| self.context.ranks.sum_over_replica(counts),
         };
@@ -256,46 +254,46 @@ impl Network<'_> {
 
     /// The mask that keeps the `count` best of a parameter, over all of it. Where it is cut all that hold a shard must ask.
     pub fn best(&self, id: ParameterId, keys: &Tensor, count: usize) -> Result<Words> {
-        if !self.context.pieces.is_cut(id) {
+        if !self.context.peers.is_split(id) {
             return select::best(keys, count);
         }
-        let held = (self.context.pieces.own(id), self.context.pieces.is_owner(id));
-        select::best_of_pieces(keys, count, held, &|counts| self.context.pieces.sum(counts))
+        let held = (&self.context.param(id).shard, self.context.peers.is_owner(id));
+        select::best_of_pieces(keys, count, held, &|counts| self.context.peers.sum(counts))
     }
 
     /// What is here of a mask of all of a parameter.
     pub fn own_part(&self, id: ParameterId, whole: Words) -> Words {
-        if self.context.pieces.is_cut(id) { of_piece(&whole, self.context.pieces.own(id)) } else { whole }
+        if self.context.peers.is_split(id) { of_piece(&whole, &self.context.param(id).shard) } else { whole }
     }
 
     /// Weights of all of a parameter that are not gone. Where it is cut all that hold a shard must ask.
     pub fn alive(&self, id: ParameterId) -> Result<usize> {
-        self.context.pieces.count(id, self.alive_here(id))
+        self.context.peers.count(id, self.alive_here(id))
     }
 
     fn alive_here(&self, id: ParameterId) -> usize {
-        self.masks.get(id).map_or(self.len(id), |mask| mask.kept())
+        self.params.param(id).kept()
     }
 
     /// A number for each place of a parameter, which depends on the place in the whole and on the stream alone.
     pub fn random_keys(&self, id: ParameterId, stream: u64) -> Result<Tensor> {
         let device = &self.context.device;
-        if !self.context.pieces.is_cut(id) {
+        if !self.context.peers.is_split(id) {
             return Ok(random_keys(device, self.len(id), stream)?);
         }
         let runs: Vec<(usize, usize)> =
-            self.context.pieces.own(id).runs().map(|run| (run.in_full, run.length)).collect();
+            self.context.param(id).shard.runs().map(|run| (run.in_full, run.length)).collect();
         Ok(random_keys_at(device, &runs, stream)?)
     }
 
     /// The magnitudes of a parameter's weights as keys.
     pub fn magnitudes(&self, id: ParameterId) -> Result<Tensor> {
-        Ok(keys(self.weights.get(id), Score::Magnitude)?)
+        Ok(keys(self.params.param(id).weight(), Score::Magnitude)?)
     }
 
     /// Keys in which weights that are pruned already come last: any other is above them.
     pub fn exclude_pruned(&self, id: ParameterId, mut keys: Tensor) -> Result<Tensor> {
-        if let Some(mask) = self.masks.get(id) {
+        if let Some(mask) = self.params.mask(id) {
             apply(&mut keys, mask)?;
         }
         Ok(keys)

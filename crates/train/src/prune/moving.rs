@@ -68,14 +68,14 @@ impl Moves {
             }
             let (mut words, grown) = (staying(network, id, moving)?, growth(id, moving)?);
             debug_assert_eq!(
-                network.context.pieces.count(id, count(&grown))?,
+                network.context.peers.count(id, count(&grown))?,
                 moving,
                 "{}",
-                network.weights.name(id)
+                network.params.name(id)
             );
             words.iter_mut().zip(grown).for_each(|(word, grown)| *word |= grown);
             if network.is_owner(id) {
-                let before = network.masks.get(id).expect("what moves has a mask").read_words()?;
+                let before = network.params.mask(id).expect("what moves has a mask").read_words()?;
                 moved += differing(&before, &words) / 2;
             }
             masks.push((id, words));

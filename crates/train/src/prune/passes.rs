@@ -27,7 +27,7 @@ impl Network<'_> {
         let once = if parts.len() == 1 { Some(make(self.candidates)?) } else { None };
         let show = |see: &mut select::See<'_>, part: Range<usize>, tensors: &[Tensor]| -> Result<()> {
             for (i, tensor) in part.zip(tensors) {
-                see(i, product_keys(self.weights.get(self.candidates[i]), tensor, score)?)?;
+                see(i, product_keys(self.params.param(self.candidates[i]).weight(), tensor, score)?)?;
             }
             Ok(())
         };

@@ -40,6 +40,6 @@ impl Pruner for Random {
 /// A number for each place of a parameter.
 pub fn keys(network: &Network<'_>, id: ParameterId) -> Result<Tensor> {
     let seed = random::key(network.context.plan.seed, PURPOSE);
-    let key = random::key(seed, name_key(network.weights.name(id)));
+    let key = random::key(seed, name_key(network.params.name(id)));
     network.random_keys(id, key)
 }

@@ -27,7 +27,7 @@ impl Pruner for Set {
         // A place's number depends on the seed, the step, the parameter's name and the place alone.
         let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
         Moves::draw(network, share, |id, count| {
-            let key = random::key(seed, name_key(network.weights.name(id)));
+            let key = random::key(seed, name_key(network.params.name(id)));
             best_free(network, id, network.random_keys(id, key)?, count)
         })
     }

@@ -38,17 +38,20 @@ impl Pruner for TwoOfFour {
             }
         });
         let mask = |id| {
-            let dim = usize::from(!input_first.contains(network.weights.name(id)));
+            let dim = usize::from(!input_first.contains(network.params.name(id)));
             let keys = network.exclude_pruned(id, network.magnitudes(id)?)?;
-            if !network.context.pieces.is_cut(id) {
-                return Ok((id, larger_halves(&keys.read_u32()?, network.weights.get(id).shape(), dim)));
+            if !network.context.peers.is_split(id) {
+                return Ok((
+                    id,
+                    larger_halves(&keys.read_u32()?, network.params.param(id).weight().shape(), dim),
+                ));
             }
             // Neighbours may be on two ranks: each looks at all of the tensor and keeps what is its own.
-            let keys = network.context.pieces.join(id, &keys)?;
+            let keys = network.context.peers.join(id, &keys)?;
             let keys: Vec<u32> = keys.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
             Ok((
                 id,
-                network.own_part(id, larger_halves(&keys, network.context.pieces.own(id).full_shape(), dim)),
+                network.own_part(id, larger_halves(&keys, network.context.param(id).shard.full_shape(), dim)),
             ))
         };
         Ok(Draw::of(network.candidates.iter().copied().map(mask).collect::<Result<_>>()?))

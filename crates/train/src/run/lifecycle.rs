@@ -150,9 +150,12 @@ impl Run {
             checkpoints = checkpoints.beside(hub::companions(&plan, &dataset, before.as_deref())?);
         }
         if !trainer.ranks().is_alone() {
-            let (step, weights) = (trainer.progress().step, trainer.weights().hash()?);
+            let (step, weights) = (trainer.progress().step, trainer.params().hash()?);
             let ranks = trainer.ranks();
-            ranks.agree("weights at the start", &format!("{step} {weights} {}", trainer.masks().hash()?))?;
+            ranks.agree(
+                "weights at the start",
+                &format!("{step} {weights} {}", trainer.params().mask_hash()?),
+            )?;
         }
         if place.trace.is_some() {
             // The clocks of all ranks begin when the last has come.
@@ -395,7 +398,7 @@ impl Run {
 
     /// An error where a weight is not finite: what is saved was looked at when it was.
     fn refuse_not_finite(&self) -> Result<()> {
-        let find = || first_not_finite(self.trainer.weights()).map_err(|why| why.to_string());
+        let find = || first_not_finite(self.trainer.params()).map_err(|why| why.to_string());
         let found = together(self.trainer.ranks(), find)?;
         let found = found.map_err(|why| Error::RankEnded { rank: 0, how: "failed", why })?;
         match found.into_iter().flatten().next() {
@@ -470,8 +473,8 @@ impl Run {
         let peaks = Category::ALL.map(|category| ledger.peak(category) as u64);
         let totals = [ledger, device.host_ledger()].map(|ledger| ledger.total_peak() as u64);
         let bytes = [&totals[..], &sent[..], &peaks[..]].concat();
-        let (ranks, pieces) = (self.trainer.ranks(), self.trainer.pieces());
-        let digests = self.trainer.weights().digests(|id, own| pieces.digest(id, own))?;
+        let (ranks, peers) = (self.trainer.ranks(), self.trainer.peers());
+        let digests = self.trainer.params().digests(|param| peers.digest(param.id(), param.weight()))?;
         ranks.agree("weights at the end", &hash_of(&digests))?;
         let bytes = ranks.largest(bytes)?;
         let hash = hash_of(&ranks.of_replica(digests)?);

@@ -61,7 +61,7 @@ pub fn prune(
     // No step was taken, so no gradient was held yet.
     let state = StateBytes { gradients: plan.state_bytes().gradients, ..trainer.state_bytes()? };
     summary.pruned(&trainer, state);
-    summary.weights_hash = Some(trainer.weights().hash()?);
+    summary.weights_hash = Some(trainer.params().hash()?);
     summary.run = Some(folder.display().to_string());
     Ok(summary)
 }

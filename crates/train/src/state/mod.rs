@@ -1,12 +1,14 @@
-//! What training keeps beside the weights: accumulated gradients, master weights, moments.
+//! What a rank trains: its parameters, each with its mask, weight, gradient and optimizer state.
 
 mod gradients;
-mod masks;
-mod master;
 mod noise;
+mod noise_norms;
 mod optimizer;
+mod store;
 
-pub use gradients::Gradients;
-pub use masks::Masks;
+pub use gradients::{Accumulator, MicroBatchGradients};
+pub(crate) use gradients::{mask_for, wanted};
 pub use noise::NoiseScale;
+pub(crate) use noise_norms::NoiseNorms;
 pub use optimizer::Optimizer;
+pub use store::{Param, ParamStore};

@@ -4,7 +4,7 @@ use espalier_nn::layers::{
     Backward, BatchSlice, BatchStatistics, Deferred, Forward, GradientSink, Mode, Outcome, Stash,
 };
 use espalier_nn::model::Model;
-use espalier_nn::weights::Weights;
+use espalier_nn::weights::WeightStore;
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::{Saved, Tensor};
 
@@ -37,7 +37,7 @@ impl InFlight {
     /// Runs a chunk forward in training. What comes second is for the next part; `targets` are there where the model ends.
     pub fn forward(
         model: &Model,
-        weights: &Weights,
+        weights: &dyn WeightStore,
         inputs: Tensor,
         targets: Option<Tensor>,
         share: BatchSlice,
@@ -57,7 +57,7 @@ impl InFlight {
     pub fn backward(
         &mut self,
         model: &Model,
-        weights: &Weights,
+        weights: &dyn WeightStore,
         gradient: Option<Tensor>,
         loss: Loss,
         sink: &mut dyn GradientSink,

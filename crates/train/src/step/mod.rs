@@ -3,6 +3,7 @@
 //! The [`Executor`] knows order and messages, a [`Worker`] what an action does: to a network in training (`network`), in passes that
 //! change no weights (`sweep`), or only taking the planned time. On a card, a small network's passes may run as one call (`whole_passes`).
 
+mod averaging;
 mod executor;
 mod in_flight;
 mod messages;
@@ -12,6 +13,7 @@ mod totals;
 mod trace;
 mod whole_passes;
 
+pub(crate) use averaging::Averaging;
 pub use executor::Executor;
 pub(crate) use network::{NetworkWorker, PipelineState, StepContext, StepOutcome};
 pub use sweep::Sweep;

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 
 use espalier_data::Samples;
 use espalier_nn::layers::{BatchSlice, BatchStatistics, Deferred, GradientSink, NormGroup};
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::{ParameterId, WeightStore, Weights};
 use espalier_plan::Traffic;
 use espalier_plan::schedule::{Action, Message, Notice, Updates, Work};
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::elementwise::scale_into;
-use espalier_tensor::{Category, Tensor, random};
+use espalier_tensor::{Tensor, random};
 
 use self::update::{Agreed, Waiting};
 use super::in_flight::InFlight;
@@ -20,10 +20,9 @@ use super::{Flown, Kind, Loss, Totals, WholePasses, Worker, side_of};
 use crate::Result;
 use crate::checkpoint::Progress;
 use crate::context::Context;
-use crate::parallel::data::{BucketTime, Reducing};
+use crate::parallel::data::{BucketTime, DataParallel, Door, Finished};
 use crate::parallel::groups::Groups;
-use crate::parallel::zero::Shared;
-use crate::state::{Gradients, Masks, Optimizer};
+use crate::state::{MicroBatchGradients, NoiseNorms, Optimizer, ParamStore};
 
 /// Micro-batches that are under way, and the weights that they began with.
 #[derive(Debug, Default)]
@@ -63,12 +62,10 @@ pub(crate) struct StepContext<'a> {
     pub context: &'a Context,
     /// Who shares which parameter in this step.
     pub groups: &'a Groups,
-    pub masks: &'a Masks,
-    /// What the rank's actions move under these masks.
+    /// What the rank's actions move under the masks of now.
     pub traffic: &'a Traffic,
-    pub candidates: &'a [ParameterId],
-    pub weights: &'a mut Weights,
-    pub optimizer: &'a mut Optimizer,
+    pub params: &'a mut ParamStore,
+    pub optimizer: &'a Optimizer,
     pub progress: &'a mut Progress,
     pub pipeline: &'a mut PipelineState,
     /// Where the passes of a batch run as one.
@@ -95,7 +92,9 @@ impl StepContext<'_> {
 /// The network's own worker, for the actions of one step.
 pub(crate) struct NetworkWorker<'a> {
     step: StepContext<'a>,
-    sink: Reducing<'a>,
+    shared: DataParallel<'a>,
+    /// Norms of single micro-batches, where the noise of gradients is measured.
+    noise: Option<NoiseNorms>,
     /// Backward passes of each chunk before its gradients are whole.
     missing: Vec<usize>,
     /// Of the micro-batches that have ended, yet to be read: that waits for a card.
@@ -104,13 +103,9 @@ pub(crate) struct NetworkWorker<'a> {
     statistics: Vec<(usize, BatchStatistics)>,
     /// When the sums of the update's buckets were under way, until somebody asks.
     flown: Vec<BucketTime>,
-    /// Sums over all ranks that share them, until these agree.
-    reduced: Option<Gradients<'a>>,
-    agreed: Option<Agreed<'a>>,
+    agreed: Option<Agreed>,
     /// Updates taken, and steps in a row that were not, as the first stage has counted them.
     counts: Option<(u64, u64)>,
-    /// This rank's parts of what has been stepped, until all have those of the others.
-    stepped: Vec<Shared>,
     outcome: StepOutcome,
 }
 
@@ -118,20 +113,19 @@ impl<'a> NetworkWorker<'a> {
     pub fn new(step: StepContext<'a>) -> NetworkWorker<'a> {
         let outcome =
             StepOutcome { totals: Totals::default(), grad_norm: 0.0, taken: true, gradient_bytes: 0 };
-        let sink = sink(&step);
+        let (shared, noise) = (shared(&step), noise(&step));
         let missing = missing(&step);
         let (sums, statistics) = (Vec::new(), Vec::new());
         NetworkWorker {
             step,
-            sink,
+            shared,
+            noise,
             missing,
             sums,
             statistics,
             flown: Vec::new(),
-            reduced: None,
             agreed: None,
             counts: None,
-            stepped: Vec::new(),
             outcome,
         }
     }
@@ -186,24 +180,22 @@ impl<'a> NetworkWorker<'a> {
     fn accumulate(&mut self, chunk: usize, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.missing[chunk] -= 1;
         // Copies of a part send when they are told to: each sees other micro-batches.
-        self.sink.last_micro_batch(self.missing[chunk] == 0 && !self.step.groups.has_copies());
+        self.shared.last_micro_batch(self.missing[chunk] == 0 && !self.step.groups.has_copies());
         run(self)?;
-        self.sink.end_micro_batch()
+        self.noise.as_mut().map_or(Ok(()), NoiseNorms::end_micro_batch)
     }
 }
 
-fn sink<'a>(step: &StepContext<'a>) -> Reducing<'a> {
-    let mut gradients = Gradients::new(step.masks);
-    if step.context.plan.storage.accumulates {
-        gradients = gradients.accumulating(step.context.dtype);
-    }
-    if step.context.plan.optimization.noise_scale {
-        // All parts know what is tied anywhere.
-        let tied = step.context.stage.model(0).tied().clone();
-        let ids = step.weights.ids().filter(|id| !step.context.pieces.is_owner(*id));
-        gradients = gradients.measuring(tied, ids.collect());
-    }
-    Reducing::new(gradients, step.groups, &step.traffic.buckets, step.context.plan.sharing)
+fn shared<'a>(step: &StepContext<'a>) -> DataParallel<'a> {
+    let Context { plan, dtype, .. } = step.context;
+    let several = plan.storage.accumulates.then_some(*dtype);
+    DataParallel::new(plan.sharing, step.local, step.params, several, step.groups, &step.traffic.buckets)
+}
+
+fn noise(step: &StepContext<'_>) -> Option<NoiseNorms> {
+    let measures = step.context.plan.optimization.noise_scale;
+    let others = step.params.ids().filter(|id| !step.context.peers.is_owner(*id));
+    measures.then(|| NoiseNorms::new(others.collect()))
 }
 
 fn missing(step: &StepContext<'_>) -> Vec<usize> {
@@ -215,17 +207,13 @@ fn missing(step: &StepContext<'_>) -> Vec<usize> {
 }
 
 /// Makes a gradient one that is not finite, as an overflow would.
-fn spoil(gradients: &mut Gradients<'_>) -> Result<()> {
-    let first = gradients.ids().find_map(|id| Some((id, gradients.take(id)?)));
-    if let Some((id, mut gradient)) = first {
-        scale_into(&mut gradient, f32::NAN)?;
-        gradients.put(id, gradient);
-    }
-    Ok(())
+fn spoil(params: &mut ParamStore) -> Result<()> {
+    let first = params.iter_mut().find_map(|(_, param)| param.gradient.as_mut());
+    Ok(first.map_or(Ok(()), |gradient| scale_into(gradient, f32::NAN))?)
 }
 
 /// The weights of a version.
-fn version<'b>(newest: &'b Weights, pipeline: &'b PipelineState, version: usize) -> &'b Weights {
+fn version<'b>(newest: &'b ParamStore, pipeline: &'b PipelineState, version: usize) -> &'b dyn WeightStore {
     match version == pipeline.newest {
         true => newest,
         false => pipeline.versions.get(&version).expect("a list keeps the versions that it uses"),
@@ -236,7 +224,7 @@ impl Worker for NetworkWorker<'_> {
     fn forward(&mut self, work: Work, input: Option<Tensor>) -> Result<Option<Tensor>> {
         let Work { micro_batch, chunk, .. } = work;
         let (share, random) = (self.share(micro_batch), self.random(micro_batch));
-        let StepContext { context: Context { stage, feed, .. }, ref weights, ref pipeline, .. } = self.step;
+        let StepContext { context: Context { stage, feed, .. }, ref params, ref pipeline, .. } = self.step;
         let model = stage.model(chunk);
         let (mut inputs, mut targets) = (input, None);
         if model.is_first() || model.is_last() {
@@ -252,7 +240,7 @@ impl Worker for NetworkWorker<'_> {
             targets = Some(batch.targets).filter(|_| model.is_last());
         }
         let inputs = inputs.expect("samples, or what the part before made");
-        let weights = version(weights, pipeline, work.version);
+        let weights = version(params, pipeline, work.version);
         let (passing, sent) = InFlight::forward(model, weights, inputs, targets, share, random)?;
         self.step.pipeline.in_flight.insert((micro_batch, chunk), passing);
         Ok(sent)
@@ -270,9 +258,10 @@ impl Worker for NetworkWorker<'_> {
         self.statistics.extend(passing.statistics.drain(..).map(|measured| (micro_batch, measured)));
         let (mut put_off, mut sent) = (Deferred::default(), None);
         let run = |worker: &mut Self| {
-            let StepContext { context: Context { stage, .. }, ref weights, ref pipeline, .. } = worker.step;
-            let (model, weights) = (stage.model(chunk), version(weights, pipeline, work.version));
-            let sink: &mut dyn GradientSink = if whole { &mut worker.sink } else { &mut put_off };
+            let StepContext { context: Context { stage, .. }, ref params, ref pipeline, .. } = worker.step;
+            let (model, weights) = (stage.model(chunk), version(params, pipeline, work.version));
+            let mut door = Door { shared: &mut worker.shared, params, noise: worker.noise.as_mut() };
+            let sink: &mut dyn GradientSink = if whole { &mut door } else { &mut put_off };
             let returned = passing.backward(model, weights, gradient, loss, sink)?;
             worker.sums.extend(returned.total);
             sent = returned.gradient;
@@ -338,23 +327,23 @@ impl NetworkWorker<'_> {
     /// Forward and backward of the batch that was taken, through a model that is whole here.
     fn pass_both_ways(&mut self, work: Work, loss: Loss) -> Result<()> {
         let share = self.share(work.micro_batch);
-        let StepContext { context: Context { stage, .. }, masks, ref weights, ref mut whole_passes, .. } =
-            self.step;
+        let StepContext { context: Context { stage, .. }, ref params, ref mut whole_passes, .. } = self.step;
+        let params: &ParamStore = params;
         let model = stage.model(work.chunk);
         let pass = |inputs, targets| {
             let (mut passing, _) =
-                InFlight::forward(model, weights, inputs, Some(targets), share, loss.random)?;
-            let mut gradients = Gradients::new(masks);
-            let returned = passing.backward(model, weights, None, loss, &mut gradients)?;
-            let gradients = gradients.ids().filter_map(|id| Some((id, gradients.take(id)?))).collect();
+                InFlight::forward(model, params, inputs, Some(targets), share, loss.random)?;
+            let mut gradients = MicroBatchGradients::new(params);
+            let returned = passing.backward(model, params, None, loss, &mut gradients)?;
+            let gradients = gradients.take();
             let total = returned.total.expect("the model ends here");
             Ok(Passed { gradients, total, statistics: passing.statistics })
         };
         let passes = whole_passes.as_mut().expect("who has none does not come here");
-        let Passed { gradients, total, statistics } = passes.run(weights, masks, pass)?;
+        let Passed { gradients, total, statistics } = passes.run(params, pass)?;
         self.sums.push(total);
         self.statistics.extend(statistics.into_iter().map(|measured| (work.micro_batch, measured)));
-        gradients.into_iter().for_each(|(id, gradient)| self.sink.put(id, gradient));
+        gradients.into_iter().for_each(|(id, gradient)| self.shared.put(id, gradient));
         Ok(())
     }
 
@@ -362,7 +351,10 @@ impl NetworkWorker<'_> {
         let key = (work.micro_batch, work.chunk);
         let passing = self.step.pipeline.in_flight.remove(&key).expect("its input half came before");
         let put_off = passing.put_off.expect("its input half put them off");
-        self.accumulate(work.chunk, |worker| Ok(put_off.run(&mut worker.sink)?))
+        self.accumulate(work.chunk, |worker| {
+            let params: &ParamStore = worker.step.params;
+            Ok(put_off.run(&mut Door { shared: &mut worker.shared, params, noise: worker.noise.as_mut() })?)
+        })
     }
 
     fn all_reduce(&mut self, chunk: usize) -> Result<()> {
@@ -370,36 +362,29 @@ impl NetworkWorker<'_> {
             // The backwards that completed them have started all sums.
             return Ok(());
         }
-        let StepContext { masks, ref weights, .. } = self.step;
-        let zeros = |id| {
-            let weight = weights.get(id);
-            let shape = masks.compressing(id).map_or(weight.shape().to_vec(), |mask| vec![mask.kept()]);
-            Ok(Tensor::zeros(&weight.device(), &shape, weight.dtype(), Category::Gradients)?)
-        };
-        self.sink.send_all(self.step.context.stage.parameters(chunk), zeros)
+        self.shared.send_all(self.step.params, self.step.context.stage.parameters(chunk))
     }
 
     /// Waits for the sums of this update's gradients.
     fn wait_reduce(&mut self) -> Result<()> {
-        let fresh = sink(&self.step);
-        let (mut gradients, times) = std::mem::replace(&mut self.sink, fresh).finish()?;
+        let spoils = self.step.fault == Some(self.update_number());
+        let params = &mut *self.step.params;
+        let Finished { bytes, times } = self.shared.finish(params)?;
+        self.outcome.gradient_bytes = bytes;
         self.flown.extend(times);
         self.missing = missing(&self.step);
-        if self.step.fault == Some(self.update_number()) {
-            spoil(&mut gradients)?;
+        let params = &mut *self.step.params;
+        if spoils {
+            spoil(params)?;
         }
-        let step = &self.step;
-        for (id, strength) in
-            step.penalty.iter().flat_map(|(ids, strength)| ids.iter().map(|id| (*id, *strength)))
-        {
-            gradients.add_l1(id, step.weights.get(id), strength)?;
+        if let Some((ids, strength)) = &self.step.penalty {
+            ids.iter().try_for_each(|id| params.param_mut(*id).add_l1(*strength))?;
         }
-        self.reduced = Some(gradients);
         Ok(())
     }
 
     fn stash(&mut self, version: usize) -> Result<()> {
-        let copy = self.step.weights.version()?;
+        let copy = self.step.params.version()?;
         self.step.pipeline.versions.insert(version, copy);
         Ok(())
     }

@@ -5,30 +5,45 @@ use std::collections::HashMap;
 use espalier_comm::Communicator;
 use espalier_data::{Dataset, Fetched, Split};
 use espalier_nn::layers::{BatchSlice, BatchStatistics, Forward, GradientSink, Mode};
-use espalier_nn::weights::Weights;
+use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::{Message, Schedule, Work};
 use espalier_tensor::{DType, Device, Tensor};
 
 use super::in_flight::InFlight;
 use super::{Executor, Loss, Totals, Worker, side_of};
 use crate::Result;
+use crate::context::Context;
 use crate::stage::Stage;
 
 /// What such passes work on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Sweep<'a> {
     /// The layers: all, or those of this rank.
     pub stage: &'a Stage,
     /// The ranks of the pipeline.
     pub others: &'a Communicator,
     /// The weights that they are run with, which need not be those that train.
-    pub weights: &'a Weights,
+    pub weights: &'a dyn WeightStore,
     /// Where samples come from.
     pub dataset: &'a Dataset,
     /// The device that samples are sent to.
     pub device: &'a Device,
     /// The type that kernels compute in.
     pub dtype: DType,
+}
+
+impl<'a> Sweep<'a> {
+    /// Passes of a rank with these weights.
+    pub fn of(context: &'a Context, weights: &'a dyn WeightStore) -> Sweep<'a> {
+        Sweep {
+            stage: &context.stage,
+            others: context.ranks.stages(),
+            weights,
+            dataset: &context.dataset,
+            device: &context.device,
+            dtype: context.dtype,
+        }
+    }
 }
 
 impl Sweep<'_> {

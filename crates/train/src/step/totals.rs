@@ -3,6 +3,9 @@
 use espalier_nn::layers::Scale;
 use espalier_tensor::ops::cross_entropy::Total;
 
+use crate::Result;
+use crate::parallel::Ranks;
+
 /// What a loss is, beside its data.
 #[derive(Debug, Clone, Copy)]
 pub struct Loss {
@@ -37,6 +40,12 @@ impl Totals {
     /// Those of one micro-batch.
     pub(super) fn of(total: Total, predictions: usize) -> Totals {
         Totals { loss_sum: total.loss_sum, correct: total.correct, predictions }
+    }
+
+    /// What came of the passes of all ranks, from this one's.
+    pub(crate) fn of_all(self, ranks: &Ranks) -> Result<Totals> {
+        let counted = if ranks.counts() { self } else { Totals::default() };
+        Ok(Totals::from_numbers(&ranks.sum(counted.to_numbers())?))
     }
 
     /// As plain numbers, to be added up over ranks.

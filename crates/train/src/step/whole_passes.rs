@@ -2,7 +2,7 @@
 //! are recorded ([`Repeated`]). They give the bits that they give one by one.
 
 use espalier_nn::layers::BatchStatistics;
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_plan::spec::Layer;
 use espalier_tensor::ops::cross_entropy::Summed;
 use espalier_tensor::ops::rows;
@@ -11,7 +11,7 @@ use espalier_tensor::{Category, Device, Tensor};
 use crate::Result;
 use crate::context::Context;
 use crate::repeated::Repeated;
-use crate::state::Masks;
+use crate::state::ParamStore;
 
 /// Passes over the same weights, under the same masks.
 #[derive(Debug, Default)]
@@ -69,17 +69,16 @@ impl WholePasses {
     /// Runs them; `pass` makes them of a batch.
     pub fn run(
         &mut self,
-        weights: &Weights,
-        masks: &Masks,
+        params: &ParamStore,
         mut pass: impl FnMut(Tensor, Tensor) -> Result<Passed>,
     ) -> Result<Passed> {
         let [inputs, targets] = self.batch.as_ref().expect("a batch was taken before");
-        if weights.ids().any(|id| weights.sparse(id).is_some()) {
+        if params.ids().any(|id| params.sparse(id).is_some()) {
             // What products without zeros read is made anew at times.
             return pass(inputs.clone(), targets.clone());
         }
-        let masks = masks.iter().flat_map(|(_, mask)| mask.tensors());
-        let tensors = weights.ids().map(|id| weights.get(id)).chain(masks);
+        let masks = params.masks().flat_map(|(_, mask)| mask.tensors());
+        let tensors = params.iter().map(|(_, param)| param.weight()).chain(masks);
         let places = tensors.filter_map(Tensor::cuda_address).collect();
         if self.places != places {
             (self.passes, self.places) = (Repeated::New, places);

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use espalier_data::regular_file::{self, SETTINGS};
 use espalier_data::{Dataset, Fingerprint, Takes, Tokenizer, Width};
-use espalier_nn::weights::Weights;
 use espalier_plan::config::Purpose;
 use espalier_plan::data::{Data, Source, TokenType};
 use espalier_plan::spec::Input;
@@ -24,9 +23,8 @@ use crate::checkpoint::{Checkpoint, first_not_finite, wanted_weights};
 use crate::context::dtype;
 use crate::hub::{self, Described, TOKENIZER};
 use crate::parallel::Ranks;
-use crate::parallel::pieces::Pieces;
 use crate::run::{DATA_FILE, read_resolved};
-use crate::stage::Stage;
+use crate::state::ParamStore;
 use crate::trainer::Trainer;
 use crate::{Error, Result};
 
@@ -148,14 +146,14 @@ impl Trained {
     }
 
     /// The weights that a rank of such a plan holds, all finite; [`Stage::new`] has the layers that read them.
-    pub fn weights(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<Weights> {
-        let (local, held) = (plan.layout.of(ranks.place()), Stage::held(plan, ranks)?);
+    pub fn params(&self, plan: &Plan, device: &Device, ranks: &Ranks) -> Result<ParamStore> {
+        let (local, params) = (plan.layout.of(ranks.place()), plan.params(ranks.rank())?);
         let dtype = dtype(plan.storage.precision);
-        let mut weights = Weights::initialise_held(local, &held, device, dtype, plan.seed)?;
-        self.checkpoint.start(wanted_weights(&mut weights, &Pieces::of(&plan.layout, ranks)), &plan.model)?;
-        match first_not_finite(&weights)? {
+        let mut params = ParamStore::new(&params, local, device, dtype, plan.seed, false)?;
+        self.checkpoint.start(wanted_weights(&mut params), &plan.model)?;
+        match first_not_finite(&params)? {
             Some(name) => Err(self.checkpoint.not_finite(&name)),
-            None => Ok(weights),
+            None => Ok(params),
         }
     }
 

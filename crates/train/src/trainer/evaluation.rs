@@ -4,7 +4,7 @@ use espalier_data::{Split, spread};
 
 use super::Trainer;
 use crate::Result;
-use crate::step::Totals;
+use crate::step::{Sweep, Totals};
 
 /// How well the model does on held-out data.
 #[derive(Debug, Clone, Copy)]
@@ -103,9 +103,9 @@ impl Trainer {
                 break;
             }
             if let Some(samples) = groups.next() {
-                totals.add(self.context.sweep(&self.weights).evaluate(samples, micro_batch)?);
+                totals.add(Sweep::of(&self.context, &self.params).evaluate(samples, micro_batch)?);
             }
         }
-        Ok(Some((self.context.sum(totals)?, whole)))
+        Ok(Some((totals.of_all(&self.context.ranks)?, whole)))
     }
 }

@@ -7,6 +7,7 @@
 
 mod evaluation;
 mod pruning;
+mod remask;
 mod saved;
 mod zeros;
 
@@ -16,7 +17,7 @@ use std::time::Instant;
 
 use espalier_comm::Sent;
 use espalier_data::Dataset;
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::schedule::{Schedule, Updates};
 use espalier_plan::{Plan, Scoring, Traffic};
 use espalier_tensor::Device;
@@ -28,12 +29,13 @@ use crate::infer::Generator;
 use crate::measure::{Over, Surface};
 use crate::parallel::Ranks;
 use crate::parallel::groups::Groups;
-use crate::parallel::local::Averaging;
-use crate::parallel::pieces::Pieces;
+use crate::parallel::model::ModelParallel;
 use crate::prune::{self, Decision, Observation, Pruned, Pruner};
 use crate::stage::Stage;
-use crate::state::{Masks, Optimizer};
-use crate::step::{Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace, WholePasses};
+use crate::state::{Optimizer, ParamStore};
+use crate::step::{
+    Averaging, Executor, NetworkWorker, PipelineState, StepContext, StepOutcome, Trace, WholePasses,
+};
 use crate::summary::KeptOfLayer;
 use pruning::sparse_products;
 
@@ -50,13 +52,10 @@ pub struct Trainer {
     whole_passes: Option<WholePasses>,
     /// Steps that had been taken when the executor's list began.
     list_began: u64,
-    weights: Weights,
-    /// What may be pruned of what this rank holds.
-    candidates: Vec<ParameterId>,
+    params: ParamStore,
     /// What is kept of each candidate of the whole model.
     kept: Vec<KeptOfLayer>,
-    masks: Masks,
-    /// What its actions move, under these masks.
+    /// What its actions move, under the masks of now.
     traffic: Traffic,
     pruner: Option<Box<dyn Pruner>>,
     /// How the pruner scored, where it did so by gradients of all candidates.
@@ -65,8 +64,9 @@ pub struct Trainer {
     memory: Option<u64>,
     /// What is multiplied without its zeros once most of it is zero.
     sparse: HashSet<ParameterId>,
-    /// None until the first step, by when it is known what is kept.
-    optimizer: Option<Optimizer>,
+    optimizer: Optimizer,
+    /// Whether parameters have the optimizer's state: from the first step on, by when it is known what is kept.
+    has_state: bool,
     /// What the weights were read from, where that has more digits than they: their masters begin there.
     origin: Option<Checkpoint>,
     progress: Progress,
@@ -126,9 +126,9 @@ impl Trainer {
     ) -> Result<Trainer> {
         let context = Context::new(plan, dataset, device, ranks)?;
         let Context { plan, ranks, dtype, steps, .. } = &context;
-        let held = Stage::held(plan, ranks)?;
-        let weights = Weights::initialise_held(context.local(), &held, device, *dtype, plan.seed)?;
-        let candidates = candidates(plan).into_iter().filter(|id| weights.holds(*id)).collect();
+        let compresses = plan.storage.compressed;
+        let params =
+            ParamStore::new(&context.params, context.local(), device, *dtype, plan.seed, compresses)?;
         let mut executor = Executor::new(plan.schedule(1)?, ranks.stages().clone());
         executor.connect()?;
         ranks.connect(plan)?;
@@ -143,12 +143,12 @@ impl Trainer {
             pipeline: PipelineState::default(),
             whole_passes: None,
             list_began: 0,
-            masks: Masks::new(weights.parameters(), plan.storage.compressed),
             pruner: prune::pruner(plan, *steps)?,
             scoring: None,
             memory: None,
-            sparse: sparse_products(plan, &weights, device)?,
-            optimizer: None,
+            sparse: sparse_products(plan, &params, device)?,
+            optimizer: Optimizer::new(plan),
+            has_state: false,
             origin: None,
             progress: Progress::default(),
             gradient_bytes: 0,
@@ -157,8 +157,7 @@ impl Trainer {
             nobody: Groups::default(),
             writing: OnceLock::new(),
             fault: None,
-            weights,
-            candidates,
+            params,
             kept: Vec::new(),
             context,
         };
@@ -176,19 +175,14 @@ impl Trainer {
         &self.progress
     }
 
-    /// The newest weights of this rank's stages.
-    pub fn weights(&self) -> &Weights {
-        &self.weights
+    /// The parameters of this rank's stages, as they are now.
+    pub fn params(&self) -> &ParamStore {
+        &self.params
     }
 
-    /// What of each parameter this rank holds, and what its peers do.
-    pub fn pieces(&self) -> &Pieces {
-        &self.context.pieces
-    }
-
-    /// The masks of pruned parameters.
-    pub fn masks(&self) -> &Masks {
-        &self.masks
+    /// The ranks that have parts of the same layers.
+    pub fn peers(&self) -> &ModelParallel {
+        &self.context.peers
     }
 
     /// What this rank computes on, with its ledger.
@@ -267,7 +261,7 @@ impl Trainer {
         };
         let mut penalty = self.pruner.as_ref().and_then(|pruner| pruner.penalty());
         if let Some((ids, _)) = &mut penalty {
-            ids.retain(|id| self.weights.holds(*id));
+            ids.retain(|id| self.params.holds(*id));
         }
         let local = self.is_local();
         self.progress.step += 1;
@@ -276,11 +270,9 @@ impl Trainer {
             context: &self.context,
             whole_passes: self.whole_passes.as_mut().filter(|_| !plain),
             groups: if local { &self.nobody } else { &self.context.groups },
-            masks: &self.masks,
             traffic: &self.traffic,
-            candidates: &self.candidates,
-            weights: &mut self.weights,
-            optimizer: self.optimizer.as_mut().expect("made before the first step"),
+            params: &mut self.params,
+            optimizer: &self.optimizer,
             progress: &mut self.progress,
             pipeline: &mut self.pipeline,
             first_step: self.list_began,
@@ -318,7 +310,7 @@ impl Trainer {
     /// The loss around the weights as they are now, to be measured; nothing of the run changes by it. All ranks must, and those
     /// that have gone apart must have come together ([`Trainer::average`]).
     pub fn surface(&self, over: Over) -> Result<Surface<'_>> {
-        Surface::new(&self.context, &self.weights, &self.masks, over)
+        Surface::new(&self.context, &self.params, over)
     }
 
     /// The model as it is now, to write text. All ranks must, at rest.
@@ -332,7 +324,7 @@ impl Trainer {
                 (plan, stage)
             }
         };
-        Generator::new(plan, stage, &self.weights, ranks, device)
+        Generator::new(plan, stage, &self.params, ranks, device)
     }
 
     /// Where its samples come from.
@@ -405,20 +397,14 @@ impl Trainer {
         next.into_iter().flatten().min().expect("the end of the run is one")
     }
 
-    /// Those who share out the optimizer's state, where they do.
-    fn sharing(&self) -> Option<&Groups> {
-        Some(&self.context.groups).filter(|_| self.context.plan.sharing.is_sharded())
-    }
-
     /// Makes the optimizer's state, once it is known what is kept.
     fn ready_optimizer(&mut self) -> Result<()> {
-        if self.optimizer.is_none() {
-            let mut fresh = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
+        if !self.has_state {
+            self.optimizer.make_state(&mut self.params)?;
             if let Some(origin) = self.origin.take() {
-                let exact = origin.exact_pieces(&self.context.plan.model);
-                fresh.start_masters(&mut self.weights, &self.masks, &self.context.pieces, exact)?;
+                self.params.start_masters(origin.exact_pieces(&self.context.plan.model))?;
             }
-            self.optimizer = Some(fresh);
+            self.has_state = true;
         }
         Ok(())
     }
@@ -443,9 +429,8 @@ impl Trainer {
         let mut worker = Averaging {
             context: &self.context,
             traffic: &self.traffic,
-            weights: &mut self.weights,
-            masks: &self.masks,
-            optimizer: self.optimizer.as_mut(),
+            params: &mut self.params,
+            has_state: self.has_state,
             progress: &mut self.progress,
         };
         self.executor.run_between(list, &mut worker)?;
@@ -454,14 +439,4 @@ impl Trainer {
         self.together = (step, sent);
         Ok(())
     }
-}
-
-/// The parameters that pruning may touch; without pruning, those that it could.
-fn candidates(plan: &Plan) -> Vec<ParameterId> {
-    let covered = |parameter: &espalier_plan::spec::Parameter| match &plan.pruning {
-        Some(prune) => prune.covers(parameter),
-        None => parameter.prunable,
-    };
-    let parameters = plan.model.parameters();
-    parameters.iter().enumerate().filter(|(_, p)| covered(p)).map(|(i, _)| ParameterId(i)).collect()
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use espalier_data::Split;
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_plan::memory::StateBytes;
 use espalier_plan::pruning::Kernels;
 use espalier_plan::{Plan, Scoring};
@@ -13,7 +13,9 @@ use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, Device, Mask};
 
 use super::Trainer;
+use super::remask::remask_state;
 use crate::prune::{self, Decision, Draw, Moment, Network, Pruned};
+use crate::state::{Param, ParamStore};
 use crate::summary::KeptOfLayer;
 use crate::{Error, Result};
 
@@ -28,26 +30,29 @@ impl Trainer {
         self.kept.clone()
     }
 
+    /// What may be pruned of what this rank holds.
+    pub(super) fn candidates(&self) -> impl Iterator<Item = ParameterId> {
+        self.params.iter().filter(|(_, param)| param.plan.prunable).map(|(id, _)| id)
+    }
+
     /// Counts them, each on one stage, and what gradients of them move.
     pub(super) fn count_kept(&mut self) -> Result<()> {
-        let mut counts = vec![0; 2 * self.weights.parameters()];
-        let counted = |id: &ParameterId| self.context.groups.is_owner(*id);
-        for id in self.candidates.iter().filter(|id| counted(id)) {
-            let len = self.weights.get(*id).len();
-            counts[2 * id.0] = self.masks.get(*id).map_or(len, Mask::kept) as u64;
-            counts[2 * id.0 + 1] = len as u64;
+        let mut counts = vec![0; 2 * self.params.len()];
+        for (id, param) in self.params.iter().filter(|(_, param)| param.plan.prunable && param.plan.is_owner)
+        {
+            counts[2 * id.0] = param.kept() as u64;
+            counts[2 * id.0 + 1] = param.len() as u64;
         }
         let counts = self.context.ranks.sum_over_replica(counts)?;
         let layers = counts.chunks(2).enumerate().filter(|(_, layer)| layer[1] > 0);
         let layer = |(i, layer): (usize, &[u64])| {
-            let name = self.weights.name(ParameterId(i)).to_owned();
+            let name = self.params.name(ParameterId(i)).to_owned();
             KeptOfLayer { name, kept: layer[0], of: layer[1] }
         };
         self.kept = layers.map(layer).collect();
         let mut lengths = self.context.plan.gradient_lengths(self.context.ranks.rank());
-        for id in self.weights.ids() {
-            let len = self.weights.get(id).len();
-            lengths[id.0] = self.masks.compressing(id).map_or(len, Mask::kept) as u64;
+        for (id, param) in self.params.iter() {
+            lengths[id.0] = param.state_len() as u64;
         }
         self.traffic = self.context.plan.traffic(self.context.ranks.rank(), &lengths)?;
         Ok(())
@@ -69,16 +74,15 @@ impl Trainer {
     /// Bytes held for each candidate weight, as they are now, over all stages: one may have no candidate. All ranks must
     /// ask.
     pub fn state_bytes(&self) -> Result<StateBytes> {
-        let sum = |of: &dyn Fn(ParameterId) -> usize| self.candidates.iter().map(|id| of(*id) as u64).sum();
+        let candidates: Vec<&Param> =
+            self.params.iter().map(|(_, param)| param).filter(|param| param.plan.prunable).collect();
+        let sum = |of: &dyn Fn(&Param) -> usize| candidates.iter().map(|param| of(param) as u64).sum();
         let held: Vec<u64> = vec![
-            sum(&|id| self.weights.get(id).len()),
-            sum(&|id| self.weights.get(id).byte_len()),
+            sum(&Param::len),
+            sum(&|param| param.weight().byte_len()),
             self.gradient_bytes as u64,
-            sum(&|id| self.optimizer.as_ref().map_or(0, |optimizer| optimizer.bytes(id))),
-            sum(&|id| {
-                let pattern = self.weights.sparse(id).map_or(0, SparseWeight::bytes);
-                self.masks.get(id).map_or(0, Mask::bytes) + pattern
-            }),
+            sum(&Param::state_bytes),
+            sum(&Param::mask_bytes),
         ];
         let held = self.context.ranks.sum_over_replica(held)?;
         let each = |bytes: u64| bytes as f64 / held[0].max(1) as f64;
@@ -99,13 +103,13 @@ impl Trainer {
             self.scoring = self.scoring_in_memory()?.or(self.scoring);
         }
         let Some(mut pruner) = self.pruner.take() else { return Ok(Decision::Wait) };
+        let candidates: Vec<ParameterId> = self.candidates().collect();
         let mut network = Network {
             context: &self.context,
             step,
             epoch,
-            candidates: &self.candidates,
-            masks: &self.masks,
-            weights: &mut self.weights,
+            candidates: &candidates,
+            params: &mut self.params,
             passes: self.scoring.map_or(1, |scoring| scoring.passes),
         };
         let decision = pruner.before_step(&mut network);
@@ -137,33 +141,34 @@ impl Trainer {
     /// Puts weights and state under new masks, one parameter at a time.
     pub(super) fn apply(&mut self, draw: Draw) -> Result<Pruned> {
         let before = self.context.device.ledger().total();
-        let mut drawn = Drawn::of(self.weights.parameters());
+        let mut drawn = Drawn::of(self.params.len());
         if draw.reset_state {
-            self.optimizer = None;
+            self.params.drop_state();
+            self.has_state = false;
             // Adam's correction of young moments counts from here.
             self.progress.updates = 0;
         }
         for (id, words) in draw.masks {
-            let weight = self.weights.get_mut(id);
+            let compresses = self.params.compresses();
+            let param = self.params.param_mut(id);
             // Workspace until it stands in the place of the old one.
-            let mask = Mask::within(&self.context.device, weight.len(), &words, Category::Workspace)?;
-            apply(weight, &mask)?;
-            if let Some(optimizer) = &mut self.optimizer {
-                let group = self.context.groups.of(id);
-                let (old, compressed) = (self.masks.get(id), self.masks.compress());
-                optimizer.remask(id, old, &mask, compressed, group, &self.context.pieces)?;
+            let mask = Mask::within(&self.context.device, param.len(), &words, Category::Workspace)?;
+            apply(param.weight_mut(), &mask)?;
+            if self.has_state {
+                let group = self.context.groups.of(param.plan.group);
+                remask_state(param, &mask, compresses, group, &self.context.peers)?;
             }
             drawn.add(id, if matches!(mask.form(), Form::Places(_)) { Fate::Places } else { Fate::Bits });
             if mask.kept() > 0 {
                 drawn.add(id, Fate::Left);
             }
             self.set_mask(id, mask)?;
-            if self.weights.sparse(id).is_some() {
+            if self.params.sparse(id).is_some() {
                 drawn.add(id, Fate::Sparse);
             }
         }
         if !self.context.ranks.is_alone() {
-            self.context.ranks.agree("pruning masks", &self.masks.hash()?)?;
+            self.context.ranks.agree("pruning masks", &self.params.mask_hash()?)?;
         }
         drawn.counts = self.context.ranks.sum_over_replica(drawn.counts)?;
         self.count_kept()?;
@@ -171,7 +176,7 @@ impl Trainer {
         Ok(Pruned {
             kept,
             of,
-            emptied: drawn.emptied().map(|id| self.weights.name(id).to_owned()).collect(),
+            emptied: drawn.emptied().map(|id| self.params.name(id).to_owned()).collect(),
             thin: self.thin(),
             note: draw.note,
             distances: draw.distances,
@@ -184,16 +189,13 @@ impl Trainer {
     /// Gives a parameter a mask, and chooses how it is multiplied.
     pub(super) fn set_mask(&mut self, id: ParameterId, mask: Mask) -> Result<()> {
         let few = mask.kept() as f64 <= Kernels::MOST_KEPT * mask.len() as f64;
-        // The old mask and its pattern go first.
-        self.weights.multiply_by(id, None);
-        let mask = self.masks.set(id, mask);
-        if few && self.sparse.contains(&id) {
-            let &[rows, columns] = self.weights.get(id).shape() else {
-                unreachable!("a linear layer's weight")
-            };
-            self.weights.multiply_by(id, Some(SparseWeight::new(mask, [rows, columns])?));
-        }
-        Ok(())
+        let sparse = few && self.sparse.contains(&id);
+        let param = self.params.param_mut(id);
+        let shape = param.plan.shard.shape();
+        param.set_mask(mask, |mask| match shape[..] {
+            [rows, columns] if sparse => Ok(Some(SparseWeight::new(mask, [rows, columns])?)),
+            _ => Ok(None),
+        })
     }
 
     /// Prunes now, whatever the run's own time for it.
@@ -209,7 +211,7 @@ impl Trainer {
 /// The parameters that a plan wants multiplied without their zeros; an error on a card.
 pub(super) fn sparse_products(
     plan: &Plan,
-    weights: &Weights,
+    params: &ParamStore,
     device: &Device,
 ) -> Result<HashSet<ParameterId>> {
     if plan.pruning.as_ref().is_none_or(|prune| prune.kernels == Kernels::Dense) {
@@ -221,7 +223,7 @@ pub(super) fn sparse_products(
         return Err(espalier_plan::Error::NoEffect { field: "prune.kernels".into(), why }.into());
     }
     let names = plan.model.linear_weights();
-    Ok(names.iter().filter_map(|name| weights.parameter(name)).filter(|id| weights.holds(*id)).collect())
+    Ok(names.iter().filter_map(|name| params.find(name)).filter(|id| params.holds(*id)).collect())
 }
 
 /// What became of the parameters that got masks, counted by parameter: stages add it up, since the one that speaks does not

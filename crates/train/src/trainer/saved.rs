@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use espalier_nn::weights::ParameterId;
-use espalier_plan::Shard;
 use espalier_plan::spec::Precision;
+use espalier_plan::{ParamPlan, Shard};
 use espalier_tensor::Mask;
 
 use super::Trainer;
 use crate::checkpoint::{
-    Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, saved_weights, wanted_weights,
+    Checkpoint, Checkpoints, MASKS, MODEL, OPTIMIZER, PRUNER, Saved, Stored, saved_state, saved_weights,
+    wanted, wanted_weights,
 };
 use crate::prune::{Memory, Pruner};
-use crate::state::Optimizer;
 use crate::{Error, Result};
 
 impl Trainer {
@@ -21,17 +20,14 @@ impl Trainer {
     pub fn save(&mut self, checkpoints: &Checkpoints) -> Result<PathBuf> {
         self.average()?;
         self.ready_optimizer()?;
-        let optimizer = self.optimizer.as_ref().expect("just made");
-        let mut files: Vec<(&str, Saved<'_>)> = vec![
-            (MODEL, saved_weights(&self.weights, &self.context.pieces)),
-            (OPTIMIZER, optimizer.saved(&self.context.pieces, &self.context.groups)),
-        ];
+        let mut files: Vec<(&str, Saved<'_>)> =
+            vec![(MODEL, saved_weights(&self.params)), (OPTIMIZER, saved_state(&self.params))];
         // Also where nothing of this stage is pruned: another's may be.
-        let mask = |(id, mask): (ParameterId, &Mask)| {
-            let words = Stored::packed(mask.read_words()?, self.context.pieces.own(id), 1);
-            Ok((self.weights.name(id).to_owned(), words))
+        let masked = self.params.iter().filter_map(|(_, param)| Some((&param.plan, param.mask()?)));
+        let mask = |(plan, mask): (&ParamPlan, &Mask)| {
+            Ok((plan.name.clone(), Stored::packed(mask.read_words()?, &plan.shard, 1)))
         };
-        let masks: Saved<'_> = self.masks.iter().map(mask).collect::<Result<_>>()?;
+        let masks: Saved<'_> = masked.map(mask).collect::<Result<_>>()?;
         let remembered: Saved<'_> =
             self.pruner.iter().flat_map(|pruner| self.remembered(&**pruner)).collect();
         files.extend(
@@ -50,16 +46,13 @@ impl Trainer {
     /// Goes back to a checkpoint. All ranks must.
     pub fn restore(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
-        let mut optimizer = Optimizer::new(&self.context.plan, &self.weights, &self.masks, self.sharing())?;
-        whole.fill(&mut [
-            wanted_weights(&mut self.weights, &self.context.pieces),
-            optimizer.wanted(&self.context.pieces),
-        ])?;
+        self.optimizer.make_state(&mut self.params)?;
+        whole.fill(&mut wanted(&mut self.params, &self.optimizer))?;
         if let Some(mut pruner) = self.pruner.take() {
             pruner.load(self.recalled(&*pruner, whole)?);
             self.pruner = Some(pruner);
         }
-        (self.optimizer, self.origin) = (Some(optimizer), None);
+        (self.has_state, self.origin) = (true, None);
         self.progress = whole.progress().clone();
         self.together = (self.progress.step, self.context.ranks.sent());
         Ok(())
@@ -71,7 +64,7 @@ impl Trainer {
     pub fn start_from(&mut self, whole: &Checkpoint) -> Result<()> {
         self.take_masks(whole)?;
         let plan = &self.context.plan;
-        whole.start(wanted_weights(&mut self.weights, &self.context.pieces), &plan.model)?;
+        whole.start(wanted_weights(&mut self.params), &plan.model)?;
         let rounds = plan.storage.precision == Precision::Bf16 && whole.is_finer_than_bf16();
         self.origin = rounds.then(|| whole.clone());
         if plan.keep_zeros {
@@ -133,11 +126,11 @@ impl Trainer {
             Memory::MaskOf(name) => (name, true),
             Memory::ValuesOf(name) => (name, false),
         };
-        let (shard, tensor) = match self.weights.parameter(name) {
-            Some(id) if self.weights.holds(id) => (self.context.pieces.own(id).clone(), self.weights.get(id)),
+        let (shard, tensor) = match self.params.find(name).map(|id| self.params.param(id)) {
+            Some(param) if param.is_here() => (param.plan.shard.clone(), param.weight()),
             Some(_) => return None,
             None => {
-                let (_, statistic) = self.weights.named().find(|(held, _)| *held == name)?;
+                let (_, statistic) = self.params.named().find(|(held, _)| *held == name)?;
                 (Shard::full(statistic.shape()), statistic)
             }
         };
@@ -146,13 +139,10 @@ impl Trainer {
 
     fn take_masks(&mut self, whole: &Checkpoint) -> Result<()> {
         for name in whole.names(MASKS) {
-            let Some(id) = self.weights.parameter(name) else {
+            let Some(id) = self.params.find(name) else {
                 return Err(whole.refuse(format!("it has a mask for {name}, which this model has not")));
             };
-            if !self.weights.holds(id) {
-                continue;
-            }
-            let shard = self.context.pieces.own(id);
+            let ParamPlan { shard, is_here: true, .. } = self.context.param(id) else { continue };
             let words = whole.packed(MASKS, name, shard, 1)?.expect("a name of this file");
             self.set_mask(id, Mask::new(&self.context.device, shard.len(), &words)?)?;
         }

@@ -12,10 +12,10 @@ use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor, bf16};
-use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::data::{DataParallel, Door};
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::on_threads;
-use espalier_train::state::{Gradients, Masks};
+use espalier_train::state::ParamStore;
 use espalier_train::trainer::{StepReport, Trainer};
 
 use crate::support::{Base, prepare, tiny_gpt};
@@ -32,10 +32,13 @@ fn words() -> Vec<u32> {
     words
 }
 
-fn masks(device: &Device, compress: bool) -> Masks {
-    let mut masks = Masks::new(SIZES.len(), compress);
-    masks.set(ParameterId(PRUNED), Mask::new(device, SIZES[PRUNED], &words()).unwrap());
-    masks
+fn params(device: &Device, compresses: bool) -> ParamStore {
+    let weight = |size: &usize| Tensor::zeros(device, &[*size], DType::Bf16, Category::Weights).unwrap();
+    let mut params =
+        ParamStore::of_tensors(SIZES.iter().map(|size| ("w", weight(size))).collect(), compresses);
+    let mask = Mask::new(device, SIZES[PRUNED], &words()).unwrap();
+    params.param_mut(ParameterId(PRUNED)).set_mask(mask, |_| Ok(None)).unwrap();
+    params
 }
 
 /// A micro-batch's gradient of a parameter: noise four times as large as the mean, as single samples have it.
@@ -84,34 +87,33 @@ fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
     let (.., device) = prepare(&tiny_gpt(&[]), 1);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
-        let (masks, mut buckets) = (masks(device, compress), Buckets::default());
+        let (mut params, mut buckets) = (params(device, compress), Buckets::default());
         let gradient_of = |parameter: usize| {
-            let kept = masks.compressing(ParameterId(parameter)).map_or(SIZES[parameter], Mask::kept);
-            Gradient { parameter, block: 0, bytes: 2 * kept as u64 }
+            let numbers = params.param(ParameterId(parameter)).state_len();
+            Gradient { parameter, block: 0, bytes: 2 * numbers as u64 }
         };
         buckets.pack(Some(0), &(0..SIZES.len()).map(gradient_of).collect::<Vec<_>>(), BUCKET);
         let groups = match ranks.size() {
             1 => Groups::default(),
-            _ => Groups::of_replicas(&ranks, SIZES.len()),
+            _ => Groups::of_replicas(&ranks),
         };
-        let mut gradients = Gradients::new(&masks);
-        if wide {
-            gradients = gradients.accumulating(DType::Bf16);
-        }
-        let mut sink = Reducing::new(gradients, &groups, &buckets, sharing);
+        let several = wide.then_some(DType::Bf16);
+        let mut shared = DataParallel::new(sharing, false, &params, several, &groups, &buckets);
         let own = micro_batches / ranks.size();
         for micro_batch in ranks.rank() * own..(ranks.rank() + 1) * own {
-            sink.last_micro_batch(micro_batch + 1 == (ranks.rank() + 1) * own);
+            shared.last_micro_batch(micro_batch + 1 == (ranks.rank() + 1) * own);
             for parameter in 0..SIZES.len() {
                 let values = gradient(parameter, micro_batch);
                 let made = Tensor::from_slice(device, &[SIZES[parameter]], &values, Category::Workspace)?;
-                sink.accept(&[ParameterId(parameter)], WeightGradients::new([], move |_| Ok(vec![made])))?;
+                let mut door = Door::new(&mut shared, &params);
+                door.accept(&[ParameterId(parameter)], WeightGradients::new([], move |_| Ok(vec![made])))?;
             }
         }
-        let (gradients, _) = sink.finish()?;
+        shared.finish(&mut params)?;
         let kept: Vec<usize> = ones(&words()).collect();
         let shown = |id: usize| {
-            let sum = gradients.get(ParameterId(id)).expect("its gradient came").to_f32();
+            let gradient = &params.param(ParameterId(id)).gradient;
+            let sum = gradient.as_ref().expect("its gradient came").to_f32();
             // The dense form has numbers for what is not kept, which nobody reads.
             let dense = id == PRUNED && sum.len() == SIZES[PRUNED];
             if dense { kept.iter().map(|i| sum[*i]).collect() } else { sum }

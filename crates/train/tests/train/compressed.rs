@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use espalier_nn::weights::ParameterId;
 use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, DType, Mask};
 use espalier_train::run::{RunDir, run};
@@ -34,21 +33,22 @@ fn pruned(base: &Base, method: &str, sparsity: f64) -> Base {
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String) {
     let (plan, dataset, device) = prepare(&base.set(format!("train.steps={steps}")), 2);
     let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
-    let moves = steps >= SHORT && trainer.weights().get(ParameterId(0)).dtype() == DType::F32;
-    let first: Vec<Vec<f32>> = trainer.weights().ids().map(|id| trainer.weights().get(id).to_f32()).collect();
+    let moves = steps >= SHORT && trainer.params().dtype() == DType::F32;
+    let first: Vec<Vec<f32>> =
+        trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32()).collect();
     let losses = (0..steps).map(|_| trainer.step().unwrap().loss).collect();
-    for (id, mask) in trainer.masks().iter() {
-        let weights = trainer.weights().get(id).to_f32();
+    for (id, mask) in trainer.params().masks() {
+        let weights = trainer.params().param(id).weight().to_f32();
         // Equal bits of weights that nothing moves would show nothing. A few may stand still: those that make a query's
         // element where no weight of the key's is left. (In bf16 it is the master that moves.)
         let still = ones(&mask.words()).filter(|i| weights[*i] == first[id.0][*i]).count();
-        let name = trainer.weights().name(id);
+        let name = trainer.params().name(id);
         assert!(!moves || still * 10 <= mask.kept(), "{still} of {} of {name} stand still", mask.kept());
         let kept: Vec<usize> = ones(&mask.words()).collect();
         let alive = weights.iter().enumerate().filter(|(i, w)| **w != 0.0 && kept.binary_search(i).is_err());
         assert_eq!(alive.count(), 0, "{name} has weights that were pruned");
     }
-    (losses, trainer.weights().hash().unwrap())
+    (losses, trainer.params().hash().unwrap())
 }
 
 #[test]
@@ -198,6 +198,6 @@ fn pruning_on_the_way_needs_no_second_copy_of_the_state() {
     // One compressed tensor of the largest parameter may stand beside its dense one.
     assert!(peak < dense + dense / 20, "{peak} at the peak, {dense} dense");
     assert!(now < dense * 6 / 10, "{now} after, {dense} before");
-    let mask: usize = trainer.masks().iter().map(|(_, mask)| Mask::bytes(mask)).sum();
+    let mask: usize = trainer.params().masks().map(|(_, mask)| Mask::bytes(mask)).sum();
     assert_eq!(device.ledger().current(Category::Mask), mask);
 }

@@ -107,7 +107,7 @@ fn logits_are_those_of_the_forward_pass_that_trains() {
         let set = [format!("train.precision={precision}")];
         let plan = trained.plan(&set).unwrap();
         let device = Device::cpu(2).unwrap();
-        let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+        let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
         let model = Model::build(&plan.model, Recompute::None);
         let (ranks, stage) = (Ranks::alone(), Stage::new(&plan, &Ranks::alone()).unwrap());
         let mut generator = Generator::new(&plan, &stage, &weights, &ranks, &device).unwrap();

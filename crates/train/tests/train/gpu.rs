@@ -41,7 +41,7 @@ struct Shown {
 fn shown(trainer: &mut Trainer) -> espalier_train::Result<Shown> {
     let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<_>>()?;
     let validation = trainer.evaluate()?.expect("some samples are held out").loss;
-    Ok(Shown { losses, validation, hashes: vec![trainer.weights().hash().unwrap()] })
+    Ok(Shown { losses, validation, hashes: vec![trainer.params().hash().unwrap()] })
 }
 
 /// A network with batch norm, whole, pruned before the first step and pruned while it learns: recorded passes change no bit.

@@ -58,18 +58,18 @@ fn refusal(path: &Path) -> String {
 fn hash(trained: &Trained) -> String {
     let plan = trained.plan(&["train.precision=f32".into()]).unwrap();
     let device = Device::cpu(1).unwrap();
-    trained.weights(&plan, &device, &Ranks::alone()).unwrap().hash().unwrap()
+    trained.params(&plan, &device, &Ranks::alone()).unwrap().hash().unwrap()
 }
 
 /// What a GPT says of some tokens.
 fn logits(trained: &Trained, overrides: &[String], ids: &[u32]) -> Vec<f32> {
     let (plan, device) = (trained.plan(overrides).unwrap(), Device::cpu(2).unwrap());
-    let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+    let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
     let ids = Tensor::from_slice(&device, &[1, ids.len()], ids, Category::Transient).unwrap();
     let share = BatchSlice { samples: 1, ..BatchSlice::default() };
     let mut pass = Forward::new(&weights, Mode::Evaluate, 0, share);
     let x = Model::build(&plan.model, Recompute::None).forward(ids, &mut pass).unwrap();
-    let table = weights.get(weights.parameter("wte.weight").unwrap());
+    let table = weights.param(weights.find("wte.weight").unwrap()).weight();
     matmul(&x, table.t(), None, Category::Workspace).unwrap().to_f32()
 }
 

@@ -19,9 +19,9 @@ use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_plan::{Mesh, PerAxis};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::parallel::Ranks;
-use espalier_train::parallel::data::Reducing;
+use espalier_train::parallel::data::{DataParallel, Door};
 use espalier_train::parallel::groups::Groups;
-use espalier_train::state::{Gradients, Masks};
+use espalier_train::state::ParamStore;
 use espalier_train::{Error, Result};
 
 const ROUNDS: usize = 60;
@@ -61,24 +61,28 @@ fn backward(world: Communicator, sharing: Sharing) -> Result<Duration> {
     let device = Device::cpu(1)?;
     let mesh = Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).expect("two replicas");
     let ranks = Ranks::join(world, &mesh)?;
-    let (masks, groups) = (Masks::new(LAYERS, true), Groups::of_replicas(&ranks, LAYERS));
+    let weight = || Tensor::zeros(&device, &[NUMBERS], DType::F32, Category::Weights);
+    let weights = (0..LAYERS).map(|_| Ok(("w", weight()?))).collect::<Result<_>>()?;
+    let (mut params, groups) = (ParamStore::of_tensors(weights, true), Groups::of_replicas(&ranks));
     let gradient = |parameter| Gradient { parameter, block: parameter, bytes: 4 * NUMBERS as u64 };
     let mut buckets = Buckets::default();
     // The bytes of one are what a bucket takes.
     buckets.pack(Some(0), &(0..LAYERS).rev().map(gradient).collect::<Vec<_>>(), 4 * NUMBERS as u64);
-    let mut sink = Reducing::new(Gradients::new(&masks), &groups, &buckets, sharing);
+    let mut shared = DataParallel::new(sharing, false, &params, None, &groups, &buckets);
     ranks.world().barrier()?;
     let start = Instant::now();
-    sink.last_micro_batch(true);
+    shared.last_micro_batch(true);
     for layer in (0..LAYERS).rev() {
         std::thread::sleep(LAYER);
         let made = Tensor::from_slice(&device, &[NUMBERS], &[1.0; NUMBERS], Category::Workspace)?;
-        sink.accept(&[ParameterId(layer)], WeightGradients::new([], move |_| Ok(vec![made])))?;
+        let mut door = Door::new(&mut shared, &params);
+        door.accept(&[ParameterId(layer)], WeightGradients::new([], move |_| Ok(vec![made])))?;
     }
-    let (gradients, _) = sink.finish()?;
+    shared.finish(&mut params)?;
     let took = start.elapsed();
     for layer in 0..LAYERS {
-        let sum = gradients.get(ParameterId(layer)).expect("its gradient came").to_f32();
+        let gradient = &params.param(ParameterId(layer)).gradient;
+        let sum = gradient.as_ref().expect("its gradient came").to_f32();
         assert!(sum.iter().all(|sum| *sum == 2.0), "{sum:?}");
     }
     Ok(took)

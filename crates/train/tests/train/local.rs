@@ -32,7 +32,7 @@ fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, V
                 trainer.average()?;
             }
         }
-        Ok((losses, trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()))
+        Ok((losses, trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()))
     });
     all.unwrap()
 }
@@ -92,7 +92,7 @@ fn two<R: Send>(
 }
 
 fn flat(trainer: &Trainer) -> Vec<f32> {
-    trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()
+    trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()
 }
 
 /// The length of the way from one set of weights to another.

@@ -11,7 +11,7 @@ use espalier_train::measure::{
     spectrum, step_and_measure,
 };
 use espalier_train::parallel::Ranks;
-use espalier_train::state::Masks;
+use espalier_train::state::ParamStore;
 use espalier_train::trainer::Trainer;
 use serde_json::Value;
 
@@ -23,8 +23,7 @@ struct Measured {
     _folder: tempfile::TempDir,
     context: Context,
     start: Weights,
-    after: Weights,
-    masks: Masks,
+    after: ParamStore,
     truth: Value,
     epsilon: f64,
 }
@@ -36,27 +35,28 @@ impl Measured {
         fixture.write_images(&format!("pixels/{network}"), &format!("labels/{network}"), folder.path());
         let context = context(&run_file(folder.path(), layers));
         let fresh = |prefix: String| {
-            let Context { plan, device, dtype, .. } = &context;
-            let mut weights = Weights::initialise(&plan.model, device, *dtype, plan.seed).unwrap();
-            for id in weights.ids() {
-                let values = &fixture.f32[&format!("{prefix}/{}", weights.name(id))];
-                weights.get_mut(id).slice_mut().copy_from_slice(values);
+            let Context { plan, params, device, dtype, .. } = &context;
+            let mut params =
+                ParamStore::new(params, context.local(), device, *dtype, plan.seed, true).unwrap();
+            for (_, param) in params.iter_mut() {
+                let values = &fixture.f32[&format!("{prefix}/{}", param.plan.name)];
+                param.weight_mut().slice_mut().copy_from_slice(values);
             }
-            weights
+            params
         };
         let (start, mut after) = (fresh(format!("start/{network}")), fresh(format!("after/{case}")));
-        let mut masks = Masks::new(after.parameters(), true);
         if case.ends_with("masked") {
-            for id in after.ids() {
-                let Some(words) = fixture.words.get(&format!("mask/{}", after.name(id))) else { continue };
-                let mask = Mask::new(&context.device, after.get(id).len(), words).unwrap();
-                apply(after.get_mut(id), &mask).unwrap();
-                masks.set(id, mask);
+            for (_, param) in after.iter_mut() {
+                let Some(words) = fixture.words.get(&format!("mask/{}", param.plan.name)) else { continue };
+                let mask = Mask::new(&context.device, param.len(), words).unwrap();
+                apply(param.weight_mut(), &mask).unwrap();
+                param.set_mask(mask, |_| Ok(None)).unwrap();
             }
         }
         let truths: Value = serde_json::from_str(&fixture.metadata["truth"]).unwrap();
         let epsilon = fixture.metadata["epsilon"].parse().unwrap();
-        Measured { _folder: folder, context, start, after, masks, truth: truths[case].clone(), epsilon }
+        let start = start.version().unwrap();
+        Measured { _folder: folder, context, start, after, truth: truths[case].clone(), epsilon }
     }
 
     fn all() -> [Measured; 3] {
@@ -71,7 +71,7 @@ impl Measured {
     }
 
     fn surface(&self) -> Surface<'_> {
-        Surface::new(&self.context, &self.after, &self.masks, Over::default()).unwrap()
+        Surface::new(&self.context, &self.after, Over::default()).unwrap()
     }
 
     fn truth(&self, what: &str) -> f64 {
@@ -124,7 +124,7 @@ fn local_smoothness_is_that_of_its_definition_in_f64() {
 #[test]
 fn weights_that_did_not_move_have_no_smoothness() {
     let [measured, ..] = Measured::all();
-    assert_eq!(smoothness(&measured.surface(), &measured.after).unwrap(), None);
+    assert_eq!(smoothness(&measured.surface(), &measured.after.version().unwrap()).unwrap(), None);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn sharpness_is_the_highest_corner_of_a_convex_loss() {
     for measured in Measured::all() {
         let within = Neighbourhood { epsilon: measured.epsilon, steps: 10 };
         let found = sharpness(&measured.surface(), within).unwrap();
-        let is_convex = measured.after.parameters() == 2;
+        let is_convex = measured.after.len() == 2;
         measured.assert_near("highest", found.highest, if is_convex { 1e-6 } else { 1e-3 });
         let (loss, highest) = (measured.truth("loss"), measured.truth("highest"));
         let percent = 100.0 * (highest - loss) / (1.0 + loss);
@@ -178,7 +178,7 @@ fn sharpness_is_the_highest_corner_of_a_convex_loss() {
 fn variance_and_signal_are_those_of_samples_gradients_one_by_one() {
     for measured in Measured::all() {
         let over = Over { micro_batch: Some(1), ..Over::default() };
-        let surface = Surface::new(&measured.context, &measured.after, &measured.masks, over).unwrap();
+        let surface = Surface::new(&measured.context, &measured.after, over).unwrap();
         let found = gradient_noise(&surface).unwrap();
         measured.assert_near("variance", found.variance, 1e-4);
         let signal = measured.truth("signal");
@@ -235,7 +235,7 @@ fn measuring_changes_nothing_of_a_run() {
                 }
             }
         }
-        trainer.weights().hash().unwrap()
+        trainer.params().hash().unwrap()
     };
     assert_eq!(hash(true), hash(false));
 }

@@ -13,7 +13,7 @@ type Shown = (Vec<f64>, BTreeMap<String, Vec<f32>>);
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown> {
     let losses = (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<Result<_>>()?;
-    let tensors = trainer.weights().named().map(|(name, tensor)| (name.to_owned(), tensor.to_f32()));
+    let tensors = trainer.params().named().map(|(name, tensor)| (name.to_owned(), tensor.to_f32()));
     Ok((losses, tensors.collect()))
 }
 

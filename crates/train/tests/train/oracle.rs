@@ -9,23 +9,30 @@
 mod cut;
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use espalier_nn::layers::{Backward, BatchSlice, BatchStatistics, Forward, Mode, NormGroup, Scale};
+use espalier_nn::layers::{
+    Backward, BatchSlice, BatchStatistics, Forward, GradientSink, Mode, NormGroup, Scale,
+};
 use espalier_nn::model::Model;
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::{ParameterId, WeightStore, Weights};
 use espalier_plan::config::RunFile;
+use espalier_plan::layout::LocalModel;
+use espalier_plan::sharing::Sharing;
 use espalier_plan::spec::Recompute;
+use espalier_plan::traffic::Buckets;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::ops::compress::apply;
 use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::ops::update::Step;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
-use espalier_train::checkpoint::Stored;
+use espalier_train::parallel::data::{DataParallel, Door};
 use espalier_train::parallel::groups::Groups;
-use espalier_train::parallel::pieces::Pieces;
-use espalier_train::state::{Gradients, Masks, Optimizer};
+use espalier_train::parallel::model::ModelParallel;
+use espalier_train::state::{Optimizer, Param, ParamStore};
 
 use crate::fixture::Fixture;
+use crate::support::Collected;
 
 /// How many times PyTorch's own error is allowed.
 const SLACK: f64 = 2.0;
@@ -174,18 +181,20 @@ impl Oracle {
         ];
         let plan = Plan::new(RunFile::parse(self.text, &set).unwrap(), self.facts).unwrap();
         let device = Device::cpu(2).unwrap();
-        let mut weights = Weights::initialise(&plan.model, &device, case.dtype, 0).unwrap();
-        let mut masks = Masks::new(weights.parameters(), case.compressed);
-        for id in weights.ids() {
-            let name = weights.name(id).to_owned();
+        let (local, dtype) = (LocalModel::whole(&plan.model), case.dtype);
+        let params = plan.params(0).unwrap();
+        let mut params = ParamStore::new(&params, &local, &device, dtype, 0, case.compressed).unwrap();
+        for (_, param) in params.iter_mut() {
+            let name = &param.plan.name;
             let values = &self.tensors[&format!("init/{name}")];
-            let shape = weights.get(id).shape().to_vec();
-            let weight = weights.get_mut(id);
-            *weight = Tensor::from_f32(&device, &shape, case.dtype, values, Category::Weights).unwrap();
-            if let Some(words) = self.words.get(&format!("mask/{name}")).filter(|_| case.masked) {
+            let words = self.words.get(&format!("mask/{name}")).filter(|_| case.masked);
+            let shape = param.plan.shard.shape();
+            *param.weight_mut() =
+                Tensor::from_f32(&device, &shape, dtype, values, Category::Weights).unwrap();
+            if let Some(words) = words {
                 let mask = Mask::new(&device, values.len(), words).unwrap();
-                apply(weight, &mask).unwrap();
-                masks.set(id, mask);
+                apply(param.weight_mut(), &mask).unwrap();
+                param.set_mask(mask, |_| Ok(None)).unwrap();
             }
         }
         Network {
@@ -194,8 +203,7 @@ impl Oracle {
             model: Model::build(&plan.model, Recompute::None),
             plan,
             device,
-            weights,
-            masks,
+            params,
         }
     }
 
@@ -259,21 +267,24 @@ const fn cases(dtype: DType) -> [Case; 3] {
     ]
 }
 
+/// Nobody shares anything.
+static ALONE: LazyLock<(Groups, Buckets)> = LazyLock::new(Default::default);
+
 /// Where the gradients of so many micro-batches go.
-fn sink(masks: &Masks, case: Case, micro_batches: usize) -> Gradients<'_> {
-    let gradients = Gradients::new(masks);
-    if micro_batches > 1 { gradients.accumulating(case.dtype) } else { gradients }
+fn alone(params: &ParamStore, micro_batches: usize) -> DataParallel<'static> {
+    let several = (micro_batches > 1).then_some(params.dtype());
+    DataParallel::new(Sharing::Replicated, false, params, several, &ALONE.0, &ALONE.1)
 }
 
 /// Sends a micro-batch through a model: its loss, what the head read, and what batch norm measured; gradients of the loss, divided by
 /// `samples`, go to the sink.
 fn pass(
     model: &Model,
-    weights: &Weights,
+    weights: &dyn WeightStore,
     (x, targets): (Tensor, Tensor),
     norms: NormGroup,
     samples: f32,
-    sink: &mut Gradients<'_>,
+    sink: &mut dyn GradientSink,
 ) -> (f64, Tensor, Vec<BatchStatistics>) {
     let share = BatchSlice { first: 0, samples: x.shape()[0], norms };
     let mut forward = Forward::new(weights, Mode::Train, 0, share);
@@ -294,8 +305,7 @@ struct Network<'a> {
     plan: Plan,
     device: Device,
     model: Model,
-    weights: Weights,
-    masks: Masks,
+    params: ParamStore,
 }
 
 impl Network<'_> {
@@ -305,14 +315,20 @@ impl Network<'_> {
     }
 
     /// Sends a micro-batch of the file through.
-    fn pass(&self, i: usize, samples: f32, sink: &mut Gradients<'_>) -> (f64, Tensor, Vec<BatchStatistics>) {
+    fn pass(
+        &self,
+        i: usize,
+        samples: f32,
+        shared: &mut DataParallel<'_>,
+    ) -> (f64, Tensor, Vec<BatchStatistics>) {
         let batch = self.oracle.batch(i, &self.device, self.case.dtype);
-        pass(&self.model, &self.weights, batch, NormGroup::Replica, samples, sink)
+        let mut door = Door::new(shared, &self.params);
+        pass(&self.model, &self.params, batch, NormGroup::Replica, samples, &mut door)
     }
 
     /// The kept ones of values that may be all of a parameter's.
     fn kept(&self, id: ParameterId, values: Vec<f32>) -> Vec<f32> {
-        match self.masks.get(id) {
+        match self.params.mask(id) {
             Some(mask) if values.len() == mask.len() => {
                 let words = mask.words();
                 let kept = |i: &usize| words[i / 32] >> (i % 32) & 1 == 1;
@@ -322,62 +338,62 @@ impl Network<'_> {
         }
     }
 
-    fn assert_gradients(&self, result: &str, gradients: &Gradients<'_>) {
+    /// The gradients that were finished, as the file has them.
+    fn assert_gradients(&mut self, result: &str, mut shared: DataParallel<'_>) {
+        shared.finish(&mut self.params).unwrap();
         let what = self.what(result);
-        let compared = |id: ParameterId| {
-            let name = self.weights.name(id).to_owned();
+        let compared = |(id, param): (ParameterId, &Param)| {
+            let name = param.plan.name.clone();
             let truth = self.oracle.expected(&what, &name).to_vec();
-            let ours = self.kept(id, gradients.get(id).expect(&name).to_f32());
+            let ours = self.kept(id, param.gradient.as_ref().expect(&name).to_f32());
             Compared { ours, start: vec![0.0; truth.len()], truth, name }
         };
-        self.oracle.assert_close(&what, &self.weights.ids().map(compared).collect::<Vec<_>>());
+        self.oracle.assert_close(&what, &self.params.iter().map(compared).collect::<Vec<_>>());
     }
 
     /// Weights, or their masters, after the steps, as the file has them.
-    fn assert_after(&self, result: &str, optimizer: &Optimizer) {
+    fn assert_after(&self, result: &str) {
         let what = self.what(result);
-        let masters: BTreeMap<_, _> =
-            optimizer.saved(&Pieces::whole(&self.plan.model), &Groups::default()).into_iter().collect();
-        let compared = |id: ParameterId| {
-            let name = self.weights.name(id).to_owned();
+        let compared = |(id, param): (ParameterId, &Param)| {
+            let name = param.plan.name.clone();
             let start = self.kept(id, self.oracle.tensors[&format!("init/{name}")].clone());
-            let weight = self.weights.get(id).to_f32();
-            if let Some(mask) = self.masks.get(id) {
+            let weight = param.weight().to_f32();
+            if let Some(mask) = param.mask() {
                 let alive = weight.iter().filter(|w| **w != 0.0).count();
                 assert!(alive <= mask.kept(), "{name} has weights that were pruned");
             }
-            let ours = match masters.get(&format!("master/{name}")) {
-                Some(Stored::Tensor(master)) => master.to_f32(),
-                _ => weight,
-            };
+            let master = param.state().next().filter(|_| self.params.dtype() != DType::F32);
+            let ours = master.map_or(weight, Tensor::to_f32);
             let truth = self.oracle.expected(&what, &name).to_vec();
             Compared { ours: self.kept(id, ours), truth, start, name }
         };
-        self.oracle.assert_close(&what, &self.weights.ids().map(compared).collect::<Vec<_>>());
+        self.oracle.assert_close(&what, &self.params.iter().map(compared).collect::<Vec<_>>());
     }
 
     /// Three steps of AdamW, each over some of the micro-batches.
-    fn three_steps(&mut self, batches: impl Fn(usize) -> Vec<usize>) -> Optimizer {
-        let mut optimizer = Optimizer::new(&self.plan, &self.weights, &self.masks, None).unwrap();
+    fn three_steps(&mut self, batches: impl Fn(usize) -> Vec<usize>) {
+        let (optimizer, peers) = (Optimizer::new(&self.plan), ModelParallel::whole(&self.plan.model));
+        optimizer.make_state(&mut self.params).unwrap();
         for number in 1..=3 {
             let mut statistics = Vec::new();
             let batches = batches(number - 1);
-            let mut gradients = sink(&self.masks, self.case, batches.len());
+            let mut shared = alone(&self.params, batches.len());
             for i in &batches {
-                statistics.extend(self.pass(*i, batches.len() as f32, &mut gradients).2);
+                statistics.extend(self.pass(*i, batches.len() as f32, &mut shared).2);
             }
             let step = Step { lr: 0.01, gradient_scale: 1.0, number: number as u64 };
-            optimizer.step(&mut self.weights, &self.masks, &gradients, step).unwrap();
+            shared.finish(&mut self.params).unwrap();
+            shared.step(&mut self.params, &optimizer, step, &peers).unwrap();
             for measured in statistics {
-                measured.fold_into(&mut self.weights).unwrap();
+                let running = self.params.buffers_mut([measured.mean_id, measured.variance_id]);
+                measured.fold_into(running).unwrap();
             }
         }
-        optimizer
     }
 
     fn assert_running_statistics(&self) {
         let what = self.what("running");
-        let running = self.weights.named().filter(|(name, _)| name.contains("running"));
+        let running = self.params.named().filter(|(name, _)| name.contains("running"));
         let compared = |(name, tensor): (&str, &Tensor)| {
             let truth = self.oracle.expected(&self.what("after"), name).to_vec();
             Compared { name: name.into(), ours: tensor.to_f32(), start: vec![0.0; truth.len()], truth }
@@ -394,13 +410,12 @@ fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
     for oracle in [Oracle::gpt(), Oracle::llama(), Oracle::cnn()] {
         for case in F32 {
             let mut network = oracle.network(case);
-            let mut gradients = Gradients::new(&network.masks);
-            let (loss, read, _) = network.pass(0, 1.0, &mut gradients);
+            let mut shared = alone(&network.params, 1);
+            let (loss, read, _) = network.pass(0, 1.0, &mut shared);
             let expected = f64::from(oracle.tensors[&network.what("loss")][0]);
             assert!((loss - expected).abs() < LEAST * expected, "{case:?}: {loss}, not {expected}");
-            network.assert_gradients("gradient", &gradients);
-            drop(gradients);
-            let head = |name: &str| network.weights.parameter(name).map(|id| network.weights.get(id));
+            network.assert_gradients("gradient", shared);
+            let head = |name: &str| network.params.find(name).map(|id| network.params.param(id).weight());
             let weight = head(oracle.head).unwrap();
             let bias = head(&oracle.head.replace("weight", "bias"));
             let logits = matmul(&read, weight.t(), bias, Category::Workspace).unwrap();
@@ -410,8 +425,8 @@ fn logits_losses_gradients_and_steps_of_adamw_are_pytorchs() {
             let compared = Compared { name: String::new(), ours: logits.to_f32(), truth, start };
             oracle.assert_close(&what, &[compared]);
 
-            let optimizer = network.three_steps(|step| vec![step]);
-            network.assert_after("after", &optimizer);
+            network.three_steps(|step| vec![step]);
+            network.assert_after("after");
             network.assert_running_statistics();
         }
     }
@@ -426,14 +441,13 @@ fn bf16_gradients_of_many_micro_batches_add_up() {
         // Masked and dense is masked and compressed, bit for bit (compressed.rs).
         for case in [BF16[0], BF16[2]] {
             let mut network = oracle.network(case);
-            let mut gradients = sink(&network.masks, case, all.len());
+            let mut shared = alone(&network.params, all.len());
             for i in &all {
-                network.pass(*i, all.len() as f32, &mut gradients);
+                network.pass(*i, all.len() as f32, &mut shared);
             }
-            network.assert_gradients("sum", &gradients);
-            drop(gradients);
-            let optimizer = network.three_steps(|_| all.clone());
-            network.assert_after("after_sums", &optimizer);
+            network.assert_gradients("sum", shared);
+            network.three_steps(|_| all.clone());
+            network.assert_after("after_sums");
         }
     }
 }

@@ -10,12 +10,12 @@ use espalier_nn::weights::ParameterId;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::sharing::Sharing;
 use espalier_plan::traffic::{Buckets, Gradient};
-use espalier_tensor::{Category, Mask, Tensor};
-use espalier_train::parallel::data::Reducing;
+use espalier_tensor::{Category, DType, Mask, Tensor};
+use espalier_train::parallel::data::{DataParallel, Door};
 use espalier_train::parallel::groups::Groups;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::{Observer, Outcome, RunDir, run};
-use espalier_train::state::{Gradients, Masks};
+use espalier_train::state::ParamStore;
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::{Error, Rates, Summary};
 
@@ -40,7 +40,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
         losses: reports.iter().map(|report| report.loss).collect(),
         norms: reports.iter().map(|report| report.grad_norm).collect(),
         validation: trainer.evaluate()?.expect("some samples are held out").loss,
-        weights: trainer.weights().hash().unwrap(),
+        weights: trainer.params().hash().unwrap(),
     })
 }
 
@@ -207,11 +207,14 @@ fn buckets_of_any_size_give_the_same_sums() {
     let sizes: [&[usize]; 5] = [&[7], &[3, 5], &[40, 2], &[0], &[1]];
     let sums = |bytes: u64| {
         let all = on_threads(&mesh(3), &device, |ranks, device| {
-            let mut masks = Masks::new(sizes.len(), true);
+            let weight = |shape: &[usize]| Tensor::zeros(device, shape, DType::F32, Category::Weights);
+            let weights =
+                sizes.iter().map(|shape| Ok(("w", weight(shape)?))).collect::<Result<_, Error>>()?;
+            let mut params = ParamStore::of_tensors(weights, true);
             let mut words = [0u32; 3];
             (0..80).step_by(3).for_each(|i| words[i / 32] |= 1 << (i % 32));
-            masks.set(ParameterId(2), Mask::new(device, 80, &words)?);
-            let groups = Groups::of_replicas(&ranks, sizes.len());
+            params.param_mut(ParameterId(2)).set_mask(Mask::new(device, 80, &words)?, |_| Ok(None))?;
+            let groups = Groups::of_replicas(&ranks);
             let mut buckets = Buckets::default();
             let of = |parameter: usize| {
                 let kept = if parameter == 2 { 27 } else { sizes[parameter].iter().product() };
@@ -220,7 +223,7 @@ fn buckets_of_any_size_give_the_same_sums() {
             buckets.pack(Some(0), &[4, 2, 1, 3].map(of), bytes);
             // The tied one waits for the end of the pass.
             buckets.pack(None, &[of(0)], bytes);
-            let mut sink = Reducing::new(Gradients::new(&masks), &groups, &buckets, Sharing::Replicated);
+            let mut shared = DataParallel::new(Sharing::Replicated, false, &params, None, &groups, &buckets);
             let gradient = |id: usize, scale: f32| {
                 let (shape, device) = (sizes[id], device.clone());
                 let values: Vec<f32> = (0..shape.iter().product()).map(|i| scale * (i + id) as f32).collect();
@@ -229,15 +232,16 @@ fn buckets_of_any_size_give_the_same_sums() {
             };
             let own = (ranks.rank() + 1) as f32;
             for last in [false, true] {
-                sink.last_micro_batch(last);
+                shared.last_micro_batch(last);
                 // The tied one comes twice.
                 for id in [0, 4, 2, 1, 0, 3] {
-                    sink.accept(&[ParameterId(id)], WeightGradients::new([], gradient(id, own)))?;
+                    let made = WeightGradients::new([], gradient(id, own));
+                    Door::new(&mut shared, &params).accept(&[ParameterId(id)], made)?;
                 }
             }
-            let (gradients, _) = sink.finish()?;
-            let shown =
-                |id| gradients.get(ParameterId(id)).map(|g| (g.shape().to_vec(), g.to_f32())).unwrap();
+            shared.finish(&mut params)?;
+            let gradient = |id| params.param(ParameterId(id)).gradient.as_ref().expect("it came");
+            let shown = |id| (gradient(id).shape().to_vec(), gradient(id).to_f32());
             Ok((0..sizes.len()).map(shown).collect::<Vec<_>>())
         });
         let all = all.unwrap();

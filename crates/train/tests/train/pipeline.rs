@@ -17,11 +17,10 @@ use espalier_train::Error;
 use espalier_train::parallel::on_threads;
 use espalier_train::run::{RunDir, run as run_whole};
 use espalier_train::stage::Stage;
-use espalier_train::state::{Gradients, Masks};
 use espalier_train::step::{Loss, Sweep, Totals};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Heard, images, on_every_rank, prepare, tiny_gpt};
+use crate::support::{Base, Collected, Heard, images, on_every_rank, prepare, tiny_gpt};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
@@ -33,7 +32,7 @@ fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
         reports.iter().map(|report| report.loss).collect(),
         reports.iter().map(|report| report.grad_norm).collect(),
         evaluation.loss,
-        trainer.weights().ids().map(|id| (id.0, trainer.weights().get(id).to_f32())).collect(),
+        trainer.params().ids().map(|id| (id.0, trainer.params().param(id).weight().to_f32())).collect(),
     ))
 }
 
@@ -191,8 +190,7 @@ fn by_hand(
                 let from = &history[version(number, stage_of[&id])];
                 used.get_mut(id).copy_from_host(&from.get(id).host_bytes()).unwrap();
             }
-            let masks = Masks::new(used.parameters(), false);
-            let mut gradients = Gradients::new(&masks);
+            let mut gradients = Collected::default();
             let size = batch / micro_batches;
             for shard in 0..micro_batches / pieces {
                 let first = update * size + shard * size;
@@ -212,7 +210,7 @@ fn by_hand(
             }
             let mut next = copy(history.last().unwrap());
             for id in next.ids().filter(|id| !skips(number, stage_of[id])) {
-                let gradient = gradients.get(id).unwrap().to_f32();
+                let gradient = gradients.0[&id].to_f32();
                 let stepped: Vec<u8> = next
                     .get(id)
                     .to_f32()
@@ -252,7 +250,7 @@ fn with_a_fault(
         }
         let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
         assert!(trainer.is_at_rest());
-        let weights = trainer.weights().ids().map(|id| trainer.weights().get(id).to_f32());
+        let weights = trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32());
         Ok((reports, weights.collect::<Vec<_>>(), trainer.progress().clone()))
     });
     let all = all.unwrap();

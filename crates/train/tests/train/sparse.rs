@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use espalier_nn::weights::ParameterId;
+use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_tensor::{Category, Mask};
 use espalier_train::parallel::on_threads;
 use espalier_train::trainer::Trainer;
@@ -21,9 +21,9 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
     let walk = |mut trainer: Trainer| -> espalier_train::Result<_> {
         let losses =
             (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
-        let weights = trainer.weights();
-        let sparse = weights.ids().filter(|id| weights.sparse(*id).is_some()).count();
-        Ok((losses, trainer.masks().hash()?, sparse))
+        let weights = trainer.params();
+        let sparse = weights.ids().filter(|id| WeightStore::sparse(weights, *id).is_some()).count();
+        Ok((losses, trainer.params().mask_hash()?, sparse))
     };
     if mesh.size() == 1 {
         return walk(Trainer::new(plan, dataset, &device).unwrap()).unwrap();
@@ -92,9 +92,9 @@ fn the_pattern_is_predicted_booked_and_shown() {
     trainer.step().unwrap();
     let held = device.ledger().current(Category::Mask);
     assert_eq!(held as u64, predicted);
-    let candidates: Vec<ParameterId> = trainer.masks().iter().map(|(id, _)| id).collect();
-    let elements: usize = candidates.iter().map(|id| trainer.weights().get(*id).len()).sum();
+    let candidates: Vec<ParameterId> = trainer.params().masks().map(|(id, _)| id).collect();
+    let elements: usize = candidates.iter().map(|id| trainer.params().param(*id).len()).sum();
     assert_eq!(trainer.state_bytes().unwrap().mask, held as f64 / elements as f64);
-    let bare: usize = trainer.masks().iter().map(|(_, mask)| Mask::bytes(mask)).sum();
+    let bare: usize = trainer.params().masks().map(|(_, mask)| Mask::bytes(mask)).sum();
     assert!(bare < held);
 }

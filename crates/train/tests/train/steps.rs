@@ -1,14 +1,9 @@
 //! What a step does: it learns, it repeats, it accumulates, it clips, and it refuses numbers that are not finite.
 
-use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
-use espalier_nn::layers::{GradientSink, WeightGradients};
-use espalier_nn::weights::ParameterId;
-use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
 use espalier_train::run::{RunDir, run};
-use espalier_train::state::{Gradients, Masks};
 use espalier_train::trainer::{StepReport, Trainer};
 
 use crate::support::{self, Base, Heard, prepare, tiny_cnn, tiny_gpt, tiny_llama};
@@ -17,7 +12,7 @@ fn steps(base: &Base, count: usize, threads: usize) -> (Vec<StepReport>, String)
     let (plan, dataset, device) = prepare(base, threads);
     let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
     let reports = (0..count).map(|_| trainer.step().unwrap()).collect();
-    (reports, trainer.weights().hash().unwrap())
+    (reports, trainer.params().hash().unwrap())
 }
 
 fn losses(base: &Base, count: usize) -> Vec<f64> {
@@ -97,7 +92,7 @@ fn clipping_bounds_the_step_and_not_the_report() {
         let (plan, dataset, device) = prepare(base, 1);
         let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
         let norm = trainer.step().unwrap().grad_norm;
-        (norm, trainer.weights().named().flat_map(|(_, tensor)| tensor.to_f32()).collect())
+        (norm, trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect())
     };
     let base = tiny_gpt(&["optimizer.name=sgd", "learning_rate.peak=1.0"]);
     let (norm, _) = after_a_step(&base);
@@ -106,25 +101,6 @@ fn clipping_bounds_the_step_and_not_the_report() {
     // Half of the gradient at the full rate is the full gradient at half the rate, up to rounding.
     let (_, halved) = after_a_step(&base.set("learning_rate.peak=0.5"));
     assert!(clipped.iter().zip(&halved).all(|(a, b)| (a - b).abs() <= 1e-6), "clipped by half");
-}
-
-/// A tied table comes twice for each micro-batch, from the head and from the embedding: what counts is the norm of their sum.
-#[test]
-fn the_noise_scale_counts_tied_tables() {
-    let (device, masks) = (Device::cpu(1).unwrap(), Masks::new(2, false));
-    let mut sink = Gradients::new(&masks).measuring(HashSet::from([ParameterId(0)]), HashSet::new());
-    for micro_batch in [
-        [(0, [1.0, 2.0]), (1, [0.5, 0.0]), (0, [3.0, -2.0])],
-        [(0, [0.0, 1.0]), (0, [1.0, 1.0]), (1, [0.5, 2.0])],
-    ] {
-        for (id, values) in micro_batch {
-            let gradient = Tensor::from_slice(&device, &[2], &values, Category::Workspace).unwrap();
-            sink.accept(&[ParameterId(id)], WeightGradients::new([], move |_| Ok(vec![gradient]))).unwrap();
-        }
-        sink.end_micro_batch().unwrap();
-    }
-    // (4, 0) and (0.5, 0), then (1, 2) and (0.5, 2): 16.25 + 9.25; their sums (5, 2) and (1, 2): 29 + 5.
-    assert_eq!(sink.noise_norms().unwrap(), Some((25.5, 34.0)));
 }
 
 #[test]
@@ -147,9 +123,9 @@ fn bad_steps_change_nothing_and_end_the_run_after_a_few() {
     let (plan, dataset, device) = prepare(&base, 2);
     let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
     while trainer.step().unwrap().taken {}
-    let broken = trainer.weights().hash().unwrap();
+    let broken = trainer.params().hash().unwrap();
     assert!(!trainer.step().unwrap().taken);
-    assert_eq!(trainer.weights().hash().unwrap(), broken, "a bad step leaves the weights");
+    assert_eq!(trainer.params().hash().unwrap(), broken, "a bad step leaves the weights");
     assert_eq!(trainer.progress().bad_steps, 2);
 
     let folder = tempfile::tempdir().unwrap();

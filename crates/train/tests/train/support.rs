@@ -1,12 +1,16 @@
 //! Small pieces that several tests use.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use espalier_data::Dataset;
+use espalier_nn::layers::{GradientSink, Wanted, WeightGradients};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::config::RunFile;
-use espalier_tensor::Device;
+use espalier_tensor::ops::elementwise::add_into;
+use espalier_tensor::{Device, Tensor};
 use espalier_train::Result;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::parallel::on_threads;
@@ -218,4 +222,20 @@ pub fn save_again(base: &Base, from: &Path, to: &Path) {
         trainer.save(&at(to))
     })
     .unwrap();
+}
+
+/// Dense gradients, added up as they come.
+#[derive(Default)]
+pub struct Collected(pub HashMap<ParameterId, Tensor>);
+
+impl GradientSink for Collected {
+    fn accept(&mut self, ids: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
+        for (id, gradient) in ids.iter().zip(gradients.make(Wanted::All)?) {
+            match self.0.get_mut(id) {
+                Some(sum) => add_into(sum, &gradient)?,
+                None => drop(self.0.insert(*id, gradient)),
+            }
+        }
+        Ok(())
+    }
 }

@@ -26,13 +26,15 @@ pub struct Shown {
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
-    let (weights, pieces) = (trainer.weights(), trainer.pieces());
+    let (weights, pieces) = (trainer.params(), trainer.peers());
     let places = |id| {
         let runs = pieces.own(id).runs();
         runs.flat_map(|run| run.in_full..run.in_full + run.length).collect::<Vec<_>>()
     };
-    let weights =
-        weights.ids().map(|id| (weights.name(id).to_owned(), places(id), weights.get(id).to_f32())).collect();
+    let weights = weights
+        .ids()
+        .map(|id| (weights.name(id).to_owned(), places(id), weights.param(id).weight().to_f32()))
+        .collect();
     let evaluation = trainer.evaluate()?.expect("some samples are held out");
     Ok(Shown {
         losses: reports.iter().map(|report| report.loss).collect(),
@@ -226,13 +228,13 @@ pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
         let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
             let words = mask.read_words().unwrap();
             let places = espalier_train::prune::places(&words).into_iter();
-            let shard = trainer.pieces().own(id);
+            let shard = trainer.peers().own(id);
             (
-                trainer.weights().name(id).to_owned(),
+                trainer.params().name(id).to_owned(),
                 places.map(|place| shard.in_full(place)).collect::<Vec<_>>(),
             )
         };
-        Ok(trainer.masks().iter().map(kept).collect::<Vec<_>>())
+        Ok(trainer.params().masks().map(kept).collect::<Vec<_>>())
     };
     let mut all: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (name, places) in on_threads(&mesh, &device, of_rank).unwrap().into_iter().flatten() {

@@ -31,13 +31,13 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
         assert!(matches!(trained.tokenizer(), Some(Tokenizer::Arithmetic)));
         let plan = trained.plan(&[]).unwrap();
         let (_, _, device) = prepare(&base, 1);
-        let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+        let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
         assert_eq!(weights.hash().unwrap(), hash);
         assert_eq!(device.ledger().total_peak(), 4 * plan.parameters as usize);
 
         let two = trained.plan(&["parallel.tensor=2".into(), "train.precision=bf16".into()]).unwrap();
         on_threads(&two.mesh, &device, |ranks, device| {
-            let weights = trained.weights(&two, device, &ranks)?;
+            let weights = trained.params(&two, device, &ranks)?;
             assert!(weights.named().all(|(_, tensor)| tensor.dtype() == DType::Bf16));
             assert!(
                 weights
@@ -59,7 +59,7 @@ fn images_are_known_without_their_files() {
     assert_eq!(trained.facts().image, Some((16, 16, 3)));
     assert!(trained.tokenizer().is_none());
     let (_, _, device) = prepare(&tiny_cnn(&[]), 1);
-    let weights = trained.weights(&trained.plan(&[]).unwrap(), &device, &Ranks::alone()).unwrap();
+    let weights = trained.params(&trained.plan(&[]).unwrap(), &device, &Ranks::alone()).unwrap();
     assert_eq!(weights.hash().unwrap(), hash);
 }
 

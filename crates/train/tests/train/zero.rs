@@ -42,8 +42,8 @@ fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
             losses: reports.iter().map(|report| report.loss).collect(),
             norms: reports.iter().map(|report| report.grad_norm).collect(),
             noise: reports.last().and_then(|report| report.noise_scale),
-            weights: trainer.weights().hash().unwrap(),
-            masks: trainer.masks().hash().unwrap(),
+            weights: trainer.params().hash().unwrap(),
+            masks: trainer.params().mask_hash().unwrap(),
         })
     });
     let mut all = all.unwrap();

@@ -11,16 +11,15 @@ use super::{NetworkWorker, StepContext, StepOutcome};
 use crate::Result;
 use crate::context::Context;
 use crate::parallel::statistics::fold_together;
-use crate::parallel::zero::{gather_weights, step_shared};
-use crate::state::Gradients;
 use crate::step::Totals;
 
 /// What the ranks have found before a step.
-pub(super) struct Agreed<'a> {
-    gradients: Gradients<'a>,
+pub(super) struct Agreed {
     grad_norm: f64,
     /// Whether the step can be taken, as far as this rank knows.
     finite: bool,
+    /// The sum of squared norms over micro-batches, and of their sum, where noise is measured.
+    noise: Option<(f64, f64)>,
 }
 
 /// An update that waits for the first stage's decision: 2BW's stages behind it.
@@ -38,13 +37,15 @@ impl NetworkWorker<'_> {
     /// Adds up losses and norms over the ranks that can wait for each other: all, where a flush ends a batch; otherwise the
     /// replicas of the stage where the model ends add up their losses, and stages tell each other what they found.
     pub(super) fn agree(&mut self) -> Result<()> {
-        let gradients = self.reduced.take().expect("sums are waited for before");
-        let StepContext { context: Context { plan, ranks, .. }, groups, local, .. } = self.step;
+        let StepContext { context: Context { plan, ranks, .. }, local, .. } = self.step;
         let sharded = plan.sharing.is_sharded();
+        let params = &*self.step.params;
         let mut squares = match sharded {
-            true => gradients.squared_norm_of(|id| groups.is_first_copy(id))?,
-            false => gradients.squared_norm_of(|id| groups.is_owner(id))?,
+            true => params.squared_gradient_norm(|plan| plan.is_first_copy)?,
+            // A rank that steps by itself counts what is its own.
+            false => params.squared_gradient_norm(|plan| plan.is_owner || local)?,
         };
+        let noise = self.noise.as_mut().map(|noise| noise.finish(params)).transpose()?;
         // All passes were queued before a card was waited for, and the norm behind them: what is left is to fetch the loss.
         let mut totals = Totals::default();
         for (sum, predictions) in self.sums.drain(..) {
@@ -69,7 +70,7 @@ impl NetworkWorker<'_> {
         let grad_norm = squares.sqrt();
         let finite = grad_norm.is_finite() && (!has_loss || totals.loss().is_finite());
         self.outcome.totals.add(totals);
-        self.agreed = Some(Agreed { gradients, grad_norm, finite });
+        self.agreed = Some(Agreed { grad_norm, finite, noise });
         Ok(())
     }
 
@@ -102,15 +103,12 @@ impl NetworkWorker<'_> {
     }
 
     pub(super) fn step(&mut self) -> Result<()> {
-        let mut agreed = self.agreed.take().expect("a step is agreed before it is taken");
+        let agreed = self.agreed.take().expect("a step is agreed before it is taken");
         let (lr, statistics) = (self.step.lr, std::mem::take(&mut self.statistics));
         self.outcome.grad_norm = agreed.grad_norm;
-        let bytes = self.step.candidates.iter().map(|id| agreed.gradients.bytes(*id));
-        self.outcome.gradient_bytes = bytes.sum();
         let behind = self.step.context.ranks.stages().rank() > 0;
         if behind && self.step.updates == Updates::DoubleBuffered {
-            let ids = agreed.gradients.ids();
-            let sums = ids.filter_map(|id| Some((id, agreed.gradients.take(id)?))).collect();
+            let sums = self.step.params.take_gradients();
             let Agreed { grad_norm, finite, .. } = agreed;
             self.step.pipeline.waiting = Some(Waiting { sums, grad_norm, finite, lr, statistics });
         } else {
@@ -124,16 +122,23 @@ impl NetworkWorker<'_> {
     pub(super) fn commit(&mut self) -> Result<()> {
         let waiting = self.step.pipeline.waiting.take().expect("a step was put off");
         let Waiting { sums, grad_norm, finite, lr, statistics } = waiting;
-        let mut gradients = Gradients::new(self.step.masks);
-        sums.into_iter().for_each(|(id, sum)| gradients.put(id, sum));
-        self.update(Agreed { gradients, grad_norm, finite }, lr, statistics)
+        // Those of the next update may be there already: they wait meanwhile.
+        let next = self.step.params.take_gradients();
+        self.give(sums);
+        self.update(Agreed { grad_norm, finite, noise: None }, lr, statistics)?;
+        self.give(next);
+        Ok(())
+    }
+
+    fn give(&mut self, gradients: Vec<(ParameterId, Tensor)>) {
+        for (id, gradient) in gradients {
+            self.step.params.param_mut(id).gradient = Some(gradient);
+        }
     }
 
     /// Gives all weights the values that the ranks have stepped; nothing, where the update was skipped.
     pub(super) fn gather(&mut self) -> Result<()> {
-        let stepped = std::mem::take(&mut self.stepped);
-        let StepContext { masks, groups, .. } = self.step;
-        gather_weights(self.step.weights, masks, &stepped, groups)
+        self.shared.gather(self.step.params)
     }
 
     /// What the steps came to; those that were skipped are counted.
@@ -149,31 +154,22 @@ impl NetworkWorker<'_> {
     }
 
     /// Takes an update, or skips it.
-    fn update(
-        &mut self,
-        agreed: Agreed<'_>,
-        lr: f64,
-        statistics: Vec<(usize, BatchStatistics)>,
-    ) -> Result<()> {
-        let Agreed { gradients, grad_norm, finite } = agreed;
+    fn update(&mut self, agreed: Agreed, lr: f64, statistics: Vec<(usize, BatchStatistics)>) -> Result<()> {
+        let Agreed { grad_norm, finite, noise } = agreed;
         self.outcome.taken &= finite;
         if !finite {
+            drop(self.step.params.take_gradients());
             return Ok(());
         }
-        let StepContext { context: Context { plan, ranks, pieces, .. }, groups, masks, .. } = self.step;
+        let StepContext { context: Context { plan, ranks, peers, .. }, .. } = self.step;
         let (context, sharded) = (&mut self.step, plan.sharing.is_sharded());
         let scale = plan.optimization.clip.map_or(1.0, |clip| (clip / grad_norm).min(1.0));
         context.progress.updates += 1;
         let number = context.progress.updates;
         let step = Step { lr: lr as f32, gradient_scale: scale as f32, number };
-        match sharded && !groups.is_empty() {
-            false => context.optimizer.step_pieces(context.weights, masks, &gradients, step, Some(pieces))?,
-            true => {
-                self.stepped =
-                    step_shared(context.optimizer, context.weights, masks, &gradients, step, groups, pieces)?;
-            }
-        }
-        if let Some((small, large)) = gradients.noise_norms()? {
+        self.shared.step(context.params, context.optimizer, step, peers)?;
+        drop(context.params.take_gradients());
+        if let Some((small, large)) = noise {
             let sums = ranks.sum(vec![small, large])?;
             let large = match sharded {
                 true => sums[1],
@@ -192,14 +188,16 @@ impl NetworkWorker<'_> {
     fn fold(&mut self, mut measured: Vec<(usize, BatchStatistics)>) -> Result<()> {
         let (micro_batches, replicas) = (self.micro_batches_of_an_update(), self.step.replicas());
         let StepContext { context: Context { plan, ranks, .. }, groups, .. } = self.step;
-        let weights = &mut *self.step.weights;
+        let params = &mut *self.step.params;
         let is_ghost = plan.batch.norm_group.is_some();
         measured.sort_by_key(|(micro_batch, _)| *micro_batch);
         let several = groups.has_copies() || (is_ghost && replicas > 1 && !self.step.local);
         if !several {
-            measured.iter().try_for_each(|(_, one)| one.fold_into(weights))?;
+            for (_, one) in &measured {
+                one.fold_into(params.buffers_mut([one.mean_id, one.variance_id]))?;
+            }
             if !plan.batch.synchronises_norms() {
-                groups.average_statistics(weights)?;
+                groups.average_statistics(params)?;
             }
             return Ok(());
         }
@@ -214,7 +212,7 @@ impl NetworkWorker<'_> {
             // As without copies, running statistics are the mean over replicas.
             false => (micro_batches, 1.0 / replicas as f32),
         };
-        fold_together(&measured, count, factor, groups, weights)
+        fold_together(&measured, count, factor, groups, params)
     }
 
     /// How many micro-batches an update is made of.

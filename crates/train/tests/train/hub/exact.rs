@@ -92,7 +92,7 @@ fn weights_that_are_no_numbers_are_named() {
     });
     let trained = open(&broken);
     let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
-    let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap_err();
+    let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap_err();
     let written = hub::export(&trained, &at("hf"), &AS_IT_IS).unwrap_err();
     let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
     fs::write(at("ids.bin"), ids).unwrap();

@@ -74,7 +74,7 @@ impl Judge {
         start_from(&self.gpt2(), &self.ids(), run, &[]);
         let trained = open(run);
         let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
-        let weights = trained.weights(&plan, &device, &Ranks::alone()).unwrap();
+        let weights = trained.params(&plan, &device, &Ranks::alone()).unwrap();
         for (name, weight) in weights.named() {
             let (mut ours, mut theirs) =
                 (weight.to_f32(), self.expected.f32[&format!("after/{name}")].clone());

@@ -12,7 +12,7 @@ fn weights_refused(folder: &std::path::Path) -> String {
     let trained = open(folder);
     let device = espalier_tensor::Device::cpu(1).unwrap();
     let plan = trained.plan(&[]).unwrap();
-    trained.weights(&plan, &device, &espalier_train::parallel::Ranks::alone()).unwrap_err().to_string()
+    trained.params(&plan, &device, &espalier_train::parallel::Ranks::alone()).unwrap_err().to_string()
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
     let short = open(&gpt2()).plan(&["model.context=99".into()]).unwrap();
     let device = espalier_tensor::Device::cpu(1).unwrap();
     let alone = espalier_train::parallel::Ranks::alone();
-    let short = open(&gpt2()).weights(&short, &device, &alone).unwrap_err().to_string();
+    let short = open(&gpt2()).params(&short, &device, &alone).unwrap_err().to_string();
     assert!(short.ends_with("wpe.weight is F32 [16, 16] there, and F32 [99, 16] in this run"), "{short}");
 }
 

@@ -2,7 +2,7 @@
 //! summands that the ranks have, are PyTorch's. So a cut is held against something that nobody here wrote, not against one rank alone.
 
 use espalier_nn::weights::Held;
-use espalier_plan::layout::{LocalModel, Partial};
+use espalier_plan::layout::Partial;
 use espalier_train::Result;
 use espalier_train::parallel::{Ranks, on_threads};
 
@@ -25,11 +25,10 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
         *weights.get_mut(id) = Tensor::from_f32(device, &shape, DType::F32, &own, Category::Weights)?;
     }
     let model = Model::of_rank(local, ranks.axes(), Recompute::None, None);
-    let masks = Masks::new(weights.parameters(), false);
-    let mut gradients = Gradients::new(&masks);
+    let mut gradients = Collected::default();
     let batch = oracle.batch(0, device, DType::F32);
     let (loss, ..) = pass(&model, &weights, batch, NormGroup::Step, 1.0, &mut gradients);
-    let of = |id| gradients.get(id).expect("every parameter has a gradient").to_f32();
+    let of = |id| gradients.0[&id].to_f32();
     Ok((loss, weights.ids().map(of).collect()))
 }
 
@@ -81,13 +80,13 @@ fn check(oracle: &Oracle, layout: &[&str]) {
         let tensor = plan.mesh.extents().tensor;
         let what = network.what("gradient");
         let compared = |id: ParameterId| {
-            let name = network.weights.name(id).to_owned();
-            let length = network.weights.get(id).len();
+            let name = network.params.name(id).to_owned();
+            let length = network.params.param(id).len();
             let ours = network.kept(id, together(id.0, length, plan.layout.peers(), tensor, &made));
             let truth = oracle.expected(&what, &name).to_vec();
             Compared { ours, start: vec![0.0; truth.len()], truth, name }
         };
-        oracle.assert_close(&what, &network.weights.ids().map(compared).collect::<Vec<_>>());
+        oracle.assert_close(&what, &network.params.ids().map(compared).collect::<Vec<_>>());
     }
 }
 

@@ -1,21 +1,20 @@
 //! A network outside of any run, to be shown to a method by hand, and a small perceptron worked out in f64.
 
 use espalier_data::{Dataset, Inputs, Split};
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_tensor::Mask;
 use espalier_train::context::Context;
 use espalier_train::parallel::Ranks;
 use espalier_train::prune::{Decision, Draw, Network, Pruner, Words, is_kept};
-use espalier_train::state::Masks;
+use espalier_train::state::ParamStore;
 
 use crate::support::{Base, prepare, tiny_cnn};
 
 /// All that a [`Network`] borrows.
 pub struct Bench {
     pub context: Context,
-    pub weights: Weights,
-    pub masks: Masks,
+    pub params: ParamStore,
     pub candidates: Vec<ParameterId>,
     pub passes: usize,
 }
@@ -26,10 +25,9 @@ impl Bench {
         let prune = plan.pruning.as_ref().expect("a run file with pruning");
         let covered = plan.model.parameters().iter().map(|p| prune.covers(p)).collect::<Vec<_>>();
         let context = Context::new(plan, dataset, &device, Ranks::alone()).unwrap();
-        let Context { plan, dtype, .. } = &context;
+        let Context { plan, params, dtype, .. } = &context;
         Bench {
-            weights: Weights::initialise(&plan.model, &device, *dtype, plan.seed).unwrap(),
-            masks: Masks::new(covered.len(), false),
+            params: ParamStore::new(params, context.local(), &device, *dtype, plan.seed, false).unwrap(),
             candidates: (0..covered.len()).filter(|i| covered[*i]).map(ParameterId).collect(),
             passes: 1,
             context: Context { steps: 100, ..context },
@@ -43,8 +41,7 @@ impl Bench {
             step,
             epoch: 10,
             candidates: &self.candidates,
-            masks: &self.masks,
-            weights: &mut self.weights,
+            params: &mut self.params,
             passes: self.passes,
         }
     }
@@ -59,17 +56,17 @@ impl Bench {
 
     /// The parameter of a name.
     pub fn id(&self, name: &str) -> ParameterId {
-        self.weights.ids().find(|id| self.weights.name(*id) == name).expect(name)
+        self.params.find(name).expect(name)
     }
 
     /// The values of a parameter.
     pub fn values(&self, id: ParameterId) -> Vec<f32> {
-        self.weights.get(id).to_f32()
+        self.params.param(id).weight().to_f32()
     }
 
     /// Sets a parameter, which must be f32.
     pub fn set(&mut self, id: ParameterId, values: &[f32]) {
-        self.weights.get_mut(id).slice_mut().copy_from_slice(values);
+        self.params.param_mut(id).weight_mut().slice_mut().copy_from_slice(values);
     }
 
     /// Puts masks and weights in force, as the trainer does.
@@ -77,7 +74,8 @@ impl Bench {
         for (id, words) in draw.masks {
             let kept = values_where(&self.values(id), &words);
             self.set(id, &kept);
-            self.masks.set(id, Mask::new(&self.context.device, kept.len(), &words).unwrap());
+            let mask = Mask::new(&self.context.device, kept.len(), &words).unwrap();
+            self.params.param_mut(id).set_mask(mask, |_| Ok(None)).unwrap();
         }
     }
 }
@@ -227,7 +225,7 @@ impl Bench {
     /// The parameters as the reference has them, and which of them are candidates.
     pub fn flat(&self) -> (Vec<f64>, Vec<usize>) {
         let (mut all, mut candidates) = (Vec::new(), Vec::new());
-        for id in self.weights.ids() {
+        for id in self.params.ids() {
             let values = self.values(id);
             if self.candidates.contains(&id) {
                 candidates.extend(all.len()..all.len() + values.len());
@@ -242,7 +240,7 @@ impl Bench {
 pub fn kept(bench: &Bench, draw: &Draw) -> Vec<bool> {
     let of = |id: &ParameterId| {
         let (_, words) = draw.masks.iter().find(|(other, _)| other == id).expect("a mask for each");
-        (0..bench.weights.get(*id).len()).map(|i| is_kept(words, i)).collect::<Vec<_>>()
+        (0..bench.params.param(*id).len()).map(|i| is_kept(words, i)).collect::<Vec<_>>()
     };
     bench.candidates.iter().flat_map(of).collect()
 }

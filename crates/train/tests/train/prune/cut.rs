@@ -6,7 +6,7 @@ use espalier_plan::Shard;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::pruning::{Distribution, Moving, Scope};
 use espalier_tensor::{Category, Device, Tensor};
-use espalier_train::parallel::pieces::Pieces;
+use espalier_train::parallel::model::ModelParallel;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::prune::magnitude::Magnitude;
 use espalier_train::prune::moving::Moves;
@@ -26,7 +26,7 @@ fn draw_all(bench: &mut Bench, method: &mut dyn Pruner, steps: &[u64]) -> Drawn 
     for step in steps {
         let draw = bench.draw(method, *step);
         for (id, words) in &draw.masks {
-            let shard = bench.context.pieces.own(*id);
+            let shard = bench.context.peers.own(*id);
             drawn.insert((*step, id.0), places(words).into_iter().map(|at| shard.in_full(at)).collect());
         }
         bench.apply(draw);
@@ -53,24 +53,25 @@ fn shard(shape: &[usize], id: usize, rank: usize) -> Shard {
 
 /// Keeps of a bench what a rank holds.
 fn cut(bench: &mut Bench, ranks: Ranks, device: &Device) {
-    let shapes: Vec<Vec<usize>> =
-        bench.weights.ids().map(|id| bench.weights.get(id).shape().to_vec()).collect();
+    let shapes: Vec<Vec<usize>> = bench.params.iter().map(|(_, param)| param.plan.shard.shape()).collect();
     let of = |rank: usize| shapes.iter().enumerate().map(|(id, shape)| shard(shape, id, rank)).collect();
-    bench.context.pieces = Pieces::new(ranks.stages().clone(), (0..3).map(of).collect());
+    bench.context.peers = ModelParallel::new(ranks.stages().clone(), (0..3).map(of).collect());
     bench.context.ranks = ranks;
-    for id in bench.weights.ids() {
-        let (values, shard) = (bench.values(id), bench.context.pieces.own(id));
+    for id in bench.params.ids() {
+        let (values, shard) = (bench.values(id), bench.context.peers.own(id).clone());
         let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
         let own: Vec<f32> = at.map(|place| values[place]).collect();
         let own = Tensor::from_slice(device, &shard.shape(), &own, Category::Weights).unwrap();
-        *bench.weights.get_mut(id) = own;
+        bench.context.params.params[id.0].shard = shard.clone();
+        let param = bench.params.param_mut(id);
+        (*param.weight_mut(), param.plan.shard) = (own, shard);
     }
 }
 
 /// A bench whose weights have few different values.
 fn with_ties(base: &Base) -> Bench {
     let mut bench = Bench::new(base);
-    for id in bench.weights.ids() {
+    for id in bench.params.ids() {
         let values: Vec<f32> = bench.values(id).iter().map(|value| (50.0 * value).round() / 50.0).collect();
         bench.set(id, &values);
     }

@@ -29,11 +29,11 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
     let base = base(run_file, &[&layers]).set(format!("data.path='{}'", folder.path().display()));
     let mut bench = Bench::new(&base.set(format!("train.batch={}", count[0])));
     for id in bench.candidates.clone() {
-        let name = bench.weights.name(id).to_owned();
+        let name = bench.params.name(id).to_owned();
         let (bits, scale) =
             (&fixture.words[&format!("positive/{name}")], fixture.f32[&format!("scale/{name}")][0]);
         let weight = |i: usize| if is_kept(bits, i) { scale } else { -scale };
-        let values: Vec<f32> = (0..bench.weights.get(id).len()).map(weight).collect();
+        let values: Vec<f32> = (0..bench.params.param(id).len()).map(weight).collect();
         bench.set(id, &values);
     }
 
@@ -41,12 +41,12 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
     let network = bench.network(0);
     let temperature = fixture.metadata["temperature"].parse().unwrap();
     let scored = Scored { temperature, ..Scored::new(&samples, samples.len(), network.context) };
-    let mut curvature = Curvature::new(network.weights, network.candidates, scored).unwrap();
+    let mut curvature = Curvature::new(network.params, network.candidates, scored).unwrap();
     let direction = curvature.gradient().unwrap();
     let product = curvature.hessian_product(&direction).unwrap();
     let (mut error, mut size) = (0.0, 0.0);
     for (id, ours) in network.candidates.iter().zip(product) {
-        let truth = &fixture.f32[&format!("flow/{}", network.weights.name(*id))];
+        let truth = &fixture.f32[&format!("flow/{}", network.params.name(*id))];
         for (a, b) in ours.to_f32().iter().zip(truth) {
             error += f64::from(a - b).powi(2);
             size += f64::from(*b).powi(2);

@@ -50,7 +50,7 @@ fn trainer(base: &Base, threads: usize) -> Trainer {
 
 /// The hashes of weights and masks.
 fn state(trainer: &Trainer) -> (String, String) {
-    (trainer.weights().hash().unwrap(), trainer.masks().hash().unwrap())
+    (trainer.params().hash().unwrap(), trainer.params().mask_hash().unwrap())
 }
 
 /// Takes steps up to `steps`, on the device's own threads.
@@ -115,16 +115,16 @@ fn nothing_that_was_pruned_comes_back_unless_it_is_grown() {
         for step in 0..STEPS {
             draws += usize::from(trainer.step().unwrap().pruned.is_some());
             let masks: Vec<Option<Vec<u32>>> =
-                trainer.weights().ids().map(|id| trainer.masks().get(id).map(|mask| mask.words())).collect();
-            for (id, words) in trainer.weights().ids().zip(&masks) {
+                trainer.params().ids().map(|id| trainer.params().mask(id).map(|mask| mask.words())).collect();
+            for (id, words) in trainer.params().ids().zip(&masks) {
                 let Some(words) = words else { continue };
-                let values = trainer.weights().get(id).to_f32();
+                let values = trainer.params().param(id).weight().to_f32();
                 let dead = |i: &usize| words[i / 32] >> (i % 32) & 1 == 0;
                 let alive = (0..values.len()).filter(dead).find(|i| values[*i].to_bits() != 0);
-                assert_eq!(alive, None, "{name}, step {step}: {}", trainer.weights().name(id));
+                assert_eq!(alive, None, "{name}, step {step}: {}", trainer.params().name(id));
                 if let Some(Some(old)) = before.get(id.0) {
                     let back = words.iter().zip(old).any(|(now, old)| now & !old != 0);
-                    assert!(grows || !back, "{name}, step {step}: {}", trainer.weights().name(id));
+                    assert!(grows || !back, "{name}, step {step}: {}", trainer.params().name(id));
                     grown |= back;
                 }
             }
@@ -147,13 +147,13 @@ fn counts_are_exact() {
             "early-bird channels" => {
                 // Eight channels of one convolution: 3.2 stay, which is 3, with 27 weights each; the next reads these.
                 let masks: Vec<_> =
-                    trainer.masks().iter().map(|(_, mask)| (mask.len(), mask.kept())).collect();
+                    trainer.params().masks().map(|(_, mask)| (mask.len(), mask.kept())).collect();
                 assert_eq!(masks, [(8 * 27, 3 * 27), (8, 3), (8, 3), (8 * 72, 8 * 27)]);
             }
             "2:4" => assert_eq!(2 * kept, all, "{name}"),
             _ if prepare(&base, 1).0.pruning.unwrap().method.is_by_layer() => {
-                for (id, mask) in trainer.masks().iter() {
-                    assert_eq!(mask.kept(), share(mask.len()), "{name}: {}", trainer.weights().name(id));
+                for (id, mask) in trainer.params().masks() {
+                    assert_eq!(mask.kept(), share(mask.len()), "{name}: {}", trainer.params().name(id));
                 }
             }
             _ => assert_eq!(kept as usize, share(all as usize), "{name}"),
@@ -186,9 +186,10 @@ fn the_largest_weights_stay() {
         let mut after = trainer(&tiny_cnn(settings), 1);
         after.step().unwrap();
         let found: Vec<(_, Vec<usize>)> =
-            after.masks().iter().map(|(id, mask)| (id, ones(&mask.words()).collect())).collect();
+            after.params().masks().map(|(id, mask)| (id, ones(&mask.words()).collect())).collect();
         assert_eq!(found.len(), 3, "all matrices are candidates");
-        let values: Vec<Vec<f32>> = found.iter().map(|(id, _)| before.weights().get(*id).to_f32()).collect();
+        let values: Vec<Vec<f32>> =
+            found.iter().map(|(id, _)| before.params().param(*id).weight().to_f32()).collect();
         let kept = |values: &[Vec<f32>]| {
             (share * values.iter().map(Vec::len).sum::<usize>() as f64).round() as usize
         };
@@ -207,9 +208,9 @@ fn two_of_every_four_inputs_stay() {
     let mut trainer = trainer(&tiny_gpt(&["prune.method=2:4", "model.tied=false"]), 1);
     trainer.step().unwrap();
     let mut seen = 0;
-    for (id, mask) in trainer.masks().iter() {
-        let (name, words) = (trainer.weights().name(id), mask.words());
-        let shape = trainer.weights().get(id).shape();
+    for (id, mask) in trainer.params().masks() {
+        let (name, words) = (trainer.params().name(id), mask.words());
+        let shape = trainer.params().param(id).weight().shape();
         let (stride, inputs) = if name == "lm_head.weight" { (1, shape[1]) } else { (shape[1], shape[0]) };
         let kept = |i: usize| usize::from(words[i / 32] >> (i % 32) & 1 == 1);
         for start in (0..mask.len()).filter(|i| (i / stride % inputs).is_multiple_of(4)) {
@@ -341,12 +342,12 @@ fn grown_weights_move_as_the_others_do() {
         let (plan, dataset, device) = prepare(&base.set(state), 1);
         let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
         go(&mut trainer, 40);
-        let before: Vec<Vec<u32>> = trainer.masks().iter().map(|(_, mask)| mask.words()).collect();
+        let before: Vec<Vec<u32>> = trainer.params().masks().map(|(_, mask)| mask.words()).collect();
         let report = trainer.step().unwrap();
         assert!(report.pruned.is_some(), "it moves before step 41");
         let mut moves = Vec::new();
-        for ((id, mask), before) in trainer.masks().iter().zip(&before) {
-            let values = trainer.weights().get(id).to_f32();
+        for ((id, mask), before) in trainer.params().masks().zip(&before) {
+            let values = trainer.params().param(id).weight().to_f32();
             let grown =
                 ones(&mask.words()).filter(|i| before[i / 32] >> (i % 32) & 1 == 0).collect::<Vec<_>>();
             moves.extend(grown.iter().map(|i| f64::from(values[*i].abs()) / report.lr));

@@ -24,7 +24,7 @@ fn masks(base: &Base, ranks: usize, steps: usize) -> (Vec<Vec<u32>>, f64) {
         for _ in 0..steps {
             loss = trainer.step()?.loss;
         }
-        Ok((trainer.masks().iter().map(|(_, mask)| mask.words()).collect(), loss))
+        Ok((trainer.params().masks().map(|(_, mask)| mask.words()).collect(), loss))
     });
     all.unwrap().remove(0)
 }
@@ -122,7 +122,7 @@ fn masks_within(
         }
         trainer.prune()?;
         let passes = trainer.scoring().expect("a method that scores").passes;
-        Ok((trainer.masks().iter().map(|(id, mask)| (id, mask.words())).collect::<Vec<_>>(), passes))
+        Ok((trainer.params().masks().map(|(id, mask)| (id, mask.words())).collect::<Vec<_>>(), passes))
     });
     let all = all.unwrap();
     let passes = all[0].1;

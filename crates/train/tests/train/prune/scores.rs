@@ -90,10 +90,10 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
     let picks = bench.context.order.indices(0, 12);
     let network = bench.network(0);
     let scored = Scored::new(&picks, 8, network.context);
-    let mut curvature = Curvature::new(network.weights, network.candidates, scored).unwrap();
+    let mut curvature = Curvature::new(network.params, network.candidates, scored).unwrap();
     let direction = |seed: u64| -> Vec<Tensor> {
         let of = |id: &ParameterId| {
-            let weight = network.weights.get(*id);
+            let weight = network.params.param(*id).weight();
             let key = random::key(seed, id.0 as u64);
             let values: Vec<f32> = (0..weight.len() as u64).map(|i| random::normal(key, i) as f32).collect();
             Tensor::from_slice(&weight.device(), weight.shape(), &values, Category::Workspace).unwrap()
@@ -140,11 +140,11 @@ fn scoring_changes_nothing_of_the_model() {
     for precision in ["f32", "bf16"] {
         let base = tiny_cnn(&["prune.method=snip"]).set(format!("train.precision={precision}"));
         let mut bench = Bench::new(&base);
-        let before = bench.weights.hash().unwrap();
+        let before = bench.params.hash().unwrap();
         bench.draw(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
         bench
             .draw(&mut Grasp { sparsity: 0.5, samples: 20, temperature: 200.0, score: FlowScore::Signed }, 0);
-        assert_eq!(bench.weights.hash().unwrap(), before, "{precision}: weights and running statistics");
+        assert_eq!(bench.params.hash().unwrap(), before, "{precision}: weights and running statistics");
     }
 }
 
@@ -197,7 +197,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
         // Uniform: a fifth of 60 and of 50.
         assert_eq!(start.masks.iter().map(|(_, words)| count(words)).collect::<Vec<_>>(), [12, 10]);
         bench.apply(start);
-        let before: Vec<Vec<u32>> = bench.masks.iter().map(|(_, mask)| mask.words()).collect();
+        let before: Vec<Vec<u32>> = bench.params.masks().map(|(_, mask)| mask.words()).collect();
         let (parameters, candidates) = bench.flat();
         let picks = bench.context.order.indices(10 * 8, 8);
         let gradient = Reference::new(&bench.context.dataset, &picks, 1.0).gradient(&parameters, &candidates);
@@ -205,7 +205,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
         // alpha = 0.2 (1 + cos(pi 10 / 50)) = 0.3618: 4.34 of 12 and 3.62 of 10.
         let mut offset = 0;
         for (((id, after), before), moving) in draw.masks.iter().zip(&before).zip([4, 4]) {
-            let len = bench.weights.get(*id).len();
+            let len = bench.params.param(*id).len();
             let size = |i: &usize| parameters[candidates[offset + i]].abs();
             let slope = |i: &usize| gradient[offset + i].abs();
             let mut kept: Vec<usize> = (0..len).filter(|i| is_kept(before, *i)).collect();
@@ -230,12 +230,12 @@ fn what_was_just_dropped_may_grow_again() {
     let start = bench.draw(&mut set, 0);
     bench.apply(start);
     let id = bench.candidates[0];
-    let before = places(&bench.masks.get(id).unwrap().words());
+    let before = places(&bench.params.mask(id).unwrap().words());
     let network = bench.network(10);
     let dropped = *before
         .iter()
         .min_by(|i, j| {
-            let values = network.weights.get(id).to_f32();
+            let values = network.params.param(id).weight().to_f32();
             values[**i].abs().total_cmp(&values[**j].abs())
         })
         .unwrap();
@@ -271,7 +271,7 @@ fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
         let mut set = Set(moves());
         let start = bench.draw(&mut set, 0);
         bench.apply(start);
-        let before = bench.masks.iter().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
+        let before = bench.params.masks().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
         let (parameters, _) = bench.flat();
         let draw = bench.draw(&mut set, step);
         let (_, after) = &draw.masks[0];
@@ -298,7 +298,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
     let start = bench.draw(&mut rigl, 0);
     bench.apply(start);
     let id = bench.id("wte.weight");
-    let before = bench.masks.get(id).unwrap().words();
+    let before = bench.params.mask(id).unwrap().words();
     let picks = bench.context.order.indices(10 * 4, 4);
     let network = bench.network(10);
     let scored = Scored::new(&picks, 4, network.context);
@@ -320,7 +320,7 @@ fn a_nearly_dense_network_keeps_its_count() {
     let mut set = Set(moves());
     let start = bench.draw(&mut set, 0);
     bench.apply(start);
-    let before = bench.masks.iter().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
+    let before = bench.params.masks().map(|(_, mask)| mask.words()).collect::<Vec<_>>();
     let draw = bench.draw(&mut set, 10);
     for ((_, after), before) in draw.masks.iter().zip(&before) {
         assert_eq!(count(after), count(before));
@@ -340,7 +340,7 @@ fn rigl_holds_no_dense_gradient_of_the_model() {
         let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
         let moved = (0..4).filter(|_| trainer.step().unwrap().pruned.is_some()).count();
         assert_eq!(moved, 2);
-        let largest = trainer.masks().iter().map(|(_, mask)| 4 * mask.len()).max().unwrap();
+        let largest = trainer.params().masks().map(|(_, mask)| 4 * mask.len()).max().unwrap();
         (device.ledger().total_peak(), largest)
     };
     // SET takes no gradient but that of the step; RigL's own holds one layer's at a time.

@@ -3,13 +3,15 @@
 use std::fs;
 use std::sync::atomic::AtomicBool;
 
-use espalier_nn::weights::{ParameterId, Weights};
+use espalier_nn::weights::ParameterId;
 use espalier_tensor::random;
 use espalier_train::prune::{Decision, Observation, Pruner, count, places, pruner};
 use espalier_train::run::{RunDir, run};
 use espalier_train::trainer::Trainer;
 
 use super::bench::{Bench, perceptron, values_where};
+use espalier_train::state::ParamStore;
+
 use crate::support::{Base, prepare, tiny_cnn, tiny_gpt};
 
 fn method(bench: &Bench, steps: u64) -> Box<dyn Pruner> {
@@ -27,7 +29,7 @@ fn look(bench: &mut Bench, pruner: &mut dyn Pruner, step: u64) -> Observation {
 fn peak_at(bench: &mut Bench, from: usize) {
     let mut place = 0;
     for id in bench.candidates.clone() {
-        let len = bench.weights.get(id).len();
+        let len = bench.params.param(id).len();
         let value = |i: usize| if (from..from + 11).contains(&(place + i)) { -5.0 } else { 0.01 };
         bench.set(id, &(0..len).map(value).collect::<Vec<f32>>());
         place += len;
@@ -87,7 +89,7 @@ fn random_masks_do_not_settle_at_a_high_sparsity() {
             for id in bench.candidates.clone() {
                 let key = random::key(step, id.0 as u64);
                 let value = |i: u64| random::bits(key, i) as f32 / u32::MAX as f32 - 0.5;
-                let values: Vec<f32> = (0..bench.weights.get(id).len() as u64).map(value).collect();
+                let values: Vec<f32> = (0..bench.params.param(id).len() as u64).map(value).collect();
                 bench.set(id, &values);
             }
             let seen = look(&mut bench, &mut *early, step);
@@ -124,7 +126,7 @@ fn normed(overrides: &[&str]) -> Base {
 
 /// The names of the parameters of `normed`, in order: conv, norm, norm, conv, bias, norm, norm, ...
 fn names(bench: &Bench) -> Vec<String> {
-    bench.weights.ids().map(|id| bench.weights.name(id).to_owned()).collect()
+    bench.params.ids().map(|id| bench.params.name(id).to_owned()).collect()
 }
 
 #[test]
@@ -132,7 +134,7 @@ fn channels_go_with_all_that_makes_them() {
     let mut bench = Bench::new(&normed(&["prune.latest=1"]));
     let names = names(&bench);
     let (first, second) = (ParameterId(1), ParameterId(5));
-    assert_eq!((bench.weights.get(first).len(), bench.weights.get(second).len()), (4, 6), "{names:?}");
+    assert_eq!((bench.params.param(first).len(), bench.params.param(second).len()), (4, 6), "{names:?}");
     bench.set(first, &[0.5, -0.01, 0.9, 0.2]);
     bench.set(second, &[-0.6, 0.3, 0.0, 0.7, 0.1, -0.8]);
     let mut early = method(&bench, 100);
@@ -183,7 +185,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     let mut bench = Bench::new(&streamed(4, 5));
     disturb(&mut bench);
     let shapes: Vec<Vec<usize>> =
-        bench.weights.ids().map(|id| bench.weights.get(id).shape().to_vec()).collect();
+        bench.params.ids().map(|id| bench.params.param(id).plan.shard.shape()).collect();
     assert_eq!(shapes[3], [4, 4, 3, 3], "{:?}", names(&bench));
     assert_eq!((&shapes[7][..], &shapes[11][..]), (&[5, 4, 1, 1][..], &[10, 80][..]));
     // Of the stem channels 1 and 2 go, of the branch 1 and 3: of their sum 1. Of the last convolution 0.
@@ -202,7 +204,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     let mut small = Bench::new(&streamed(3, 4));
     let (stream, last): (&[usize], &[usize]) = (&[0, 2, 3], &[1, 2, 3, 4]);
     let flat: Vec<usize> = last.iter().flat_map(|channel| channel * 16..channel * 16 + 16).collect();
-    for id in bench.weights.ids() {
+    for id in bench.params.ids() {
         // What is left of the outer and of the next extent; the rest is taken whole.
         let (rows, columns): (&[usize], Option<&[usize]>) = match id.0 {
             0 => (stream, None),
@@ -226,7 +228,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
         small.set(id, &left);
     }
     let stream_statistics = |bench: &Bench| -> Vec<f32> {
-        let named = bench.weights.named().filter(|(name, _)| name.contains("running"));
+        let named = bench.params.named().filter(|(name, _)| name.contains("running"));
         named.flat_map(|(_, tensor)| tensor.to_f32()).collect()
     };
     // `disturb` has changed these too: the smaller network takes those of the channels that it has.
@@ -237,7 +239,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
         .map(|place| all[place])
         .collect();
     let mut kept = kept.into_iter();
-    for (_, tensor) in small.weights.named_mut().filter(|(name, _)| name.contains("running")) {
+    for (_, tensor) in small.params.named_mut().filter(|(name, _)| name.contains("running")) {
         tensor.slice_mut::<f32>().fill_with(|| kept.next().unwrap());
     }
     let samples: Vec<(u64, usize)> = (0..8).map(|i| (0, i)).collect();
@@ -253,7 +255,7 @@ fn scales_are_pulled_until_the_ticket_and_then_no_more() {
         let (plan, dataset, device) = prepare(&base, 1);
         let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
         (0..count).for_each(|_| drop(trainer.step().unwrap()));
-        trainer.weights().ids().map(|id| trainer.weights().get(id).to_f32()).collect::<Vec<_>>()
+        trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32()).collect::<Vec<_>>()
     };
     let (free, pulled) = (steps("prune.l1=0", 1), steps("prune.l1=0.1", 1));
     for (id, (a, b)) in free.iter().zip(&pulled).enumerate() {
@@ -295,14 +297,14 @@ fn distances_and_the_step_of_the_ticket_are_written_down() {
 
 /// Changes every parameter, as training would, and every running statistic.
 fn disturb(bench: &mut Bench) {
-    for (i, (_, tensor)) in bench.weights.named_mut().enumerate() {
+    for (i, (_, tensor)) in bench.params.named_mut().enumerate() {
         for (j, value) in tensor.slice_mut::<f32>().iter_mut().enumerate() {
             *value = *value * 1.5 + 0.01 * ((i * 31 + j * 17) % 23) as f32 - 0.1;
         }
     }
 }
 
-fn all_values(weights: &Weights) -> Vec<(String, Vec<f32>)> {
+fn all_values(weights: &ParamStore) -> Vec<(String, Vec<f32>)> {
     weights.named().map(|(name, tensor)| (name.to_owned(), tensor.to_f32())).collect()
 }
 
@@ -311,10 +313,10 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
     // One threshold for the convolutions, which lose half, and one for the head, which loses a quarter.
     let base = tiny_cnn(&["prune.method=lottery", "prune.rate=0.5", "prune.sparsity=0.7", "train.steps=100"]);
     let mut bench = Bench::new(&base);
-    let first = all_values(&bench.weights);
+    let first = all_values(&bench.params);
     let mut lottery = method(&bench, 100);
     let ids = bench.candidates.clone();
-    let sizes: Vec<usize> = ids.iter().map(|id| bench.weights.get(*id).len()).collect();
+    let sizes: Vec<usize> = ids.iter().map(|id| bench.params.param(*id).len()).collect();
     assert_eq!(sizes, [216, 576, 80]);
     // 792 and 80 to 262: 396 + 60 = 456, 198 + 45 = 243 would be too few; two trainings stand before, one behind.
     for step in 0..33 {
@@ -340,9 +342,9 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
     {
         let kept = values_where(trained, words);
         let least = kept.iter().filter(|w| **w != 0.0).map(|w| w.abs());
-        assert!(least.fold(f32::INFINITY, f32::min) >= threshold, "{}", bench.weights.name(*id));
+        assert!(least.fold(f32::INFINITY, f32::min) >= threshold, "{}", bench.params.name(*id));
     }
-    assert_eq!(all_values(&bench.weights), first, "weights, norms and running statistics");
+    assert_eq!(all_values(&bench.params), first, "weights, norms and running statistics");
     bench.apply(draw);
 
     disturb(&mut bench);
@@ -351,7 +353,7 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
     // r = (456 - 262) / (396 + 30) = 0.4554: 60 (1 - 0.2277) = 46.3 of the head.
     assert_eq!(count(&draw.masks[2].1), 46);
     for (id, words) in &draw.masks {
-        let before = bench.masks.get(*id).unwrap().words();
+        let before = bench.params.mask(*id).unwrap().words();
         assert!(words.iter().zip(before).all(|(now, before)| now & !before == 0), "nothing comes back");
     }
     // What does not divide goes to the last training.
@@ -370,7 +372,7 @@ fn rewinding_goes_back_to_an_early_step() {
         let mut bench = Bench::new(&base);
         let mut lottery = method(&bench, 21);
         let copy = |bench: &mut Bench, trainer: &Trainer| {
-            for ((_, to), (_, from)) in bench.weights.named_mut().zip(trainer.weights().named()) {
+            for ((_, to), (_, from)) in bench.params.named_mut().zip(trainer.params().named()) {
                 to.copy_from_host(&from.host_bytes()).unwrap();
             }
         };
@@ -378,7 +380,7 @@ fn rewinding_goes_back_to_an_early_step() {
             copy(&mut bench, &trainer);
             assert!(matches!(lottery.before_step(&mut bench.network(step)).unwrap(), Decision::Wait));
             if step == 3 {
-                assert_eq!(lottery.save().len(), bench.weights.named().count(), "in every checkpoint");
+                assert_eq!(lottery.save().len(), bench.params.named().count(), "in every checkpoint");
             }
             trainer.step().unwrap();
         }
@@ -389,7 +391,7 @@ fn rewinding_goes_back_to_an_early_step() {
         let draw = bench.draw(&mut *lottery, 9);
         assert_eq!(draw.note, "round 1 of 2, weights as after step 3");
         assert_eq!(lottery.position(9, 21), (3, 9));
-        assert_eq!(bench.weights.hash().unwrap(), early.weights().hash().unwrap(), "{precision}");
+        assert_eq!(bench.params.hash().unwrap(), early.params().hash().unwrap(), "{precision}");
     }
 }
 
@@ -397,14 +399,14 @@ fn rewinding_goes_back_to_an_early_step() {
 fn a_lottery_that_did_not_start_from_its_seed_remembers_its_start() {
     let mut bench = Bench::new(&tiny_cnn(&["prune.method=lottery", "prune.sparsity=0.2"]));
     disturb(&mut bench);
-    let start = all_values(&bench.weights);
+    let start = all_values(&bench.params);
     let mut lottery = method(&bench, 100);
     assert!(matches!(lottery.before_step(&mut bench.network(0)).unwrap(), Decision::Wait));
     disturb(&mut bench);
     let mut resumed = method(&bench, 100);
     resumed.load(lottery.save());
     bench.draw(&mut *resumed, 33);
-    assert_eq!(all_values(&bench.weights), start);
+    assert_eq!(all_values(&bench.params), start);
 }
 
 #[test]

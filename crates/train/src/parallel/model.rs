@@ -1,7 +1,7 @@
-//! Which pieces of the model's parameters this rank holds, and which its peers: those that hold the layers of a stage together.
+//! Tensor and spatial parallelism: the ranks that have parts of the same layers, and which shard of each parameter each of them has.
 //!
 //! A parameter that is cut has another shard on each of them, or the same on some; one that is not is whole on all. What is
-//! found in pieces and must be that of the whole, a count, a digest, is put together here. Pieces are in the order of the
+//! found in shards and must be that of the whole, a count, a digest, is put together here. ModelParallel are in the order of the
 //! whole, so that masks, ties and compressed state of a shard are those of the whole where they lie.
 
 use espalier_comm::{Communicator, Message, Reduce};
@@ -18,49 +18,52 @@ use crate::Result;
 /// What the ranks of a stage hold of each parameter of the model, also of those of other stages: which are cut is the same
 /// everywhere.
 #[derive(Debug, Clone)]
-pub struct Pieces {
+pub struct ModelParallel {
     peers: Communicator,
     /// By peer, and of each by parameter.
-    held: Vec<Vec<Shard>>,
+    shards: Vec<Vec<Shard>>,
 }
 
-impl Pieces {
+impl ModelParallel {
     /// Those of a layout.
-    pub fn of(layout: &Layout, ranks: &Ranks) -> Pieces {
-        let held = layout.peers().iter().map(|local| local.shards.clone()).collect();
-        Pieces::new(ranks.peers().clone(), held)
+    pub fn of(layout: &Layout, ranks: &Ranks) -> ModelParallel {
+        let shards = layout.peers().iter().map(|local| local.shards.clone()).collect();
+        ModelParallel::new(ranks.peers().clone(), shards)
     }
 
     /// Those of one rank that holds all of every tensor.
-    pub fn whole(model: &Model) -> Pieces {
+    pub fn whole(model: &Model) -> ModelParallel {
         let whole = |parameter: &Parameter| Shard::full(&parameter.shape);
-        Pieces { peers: Communicator::alone(), held: vec![model.parameters().iter().map(whole).collect()] }
+        ModelParallel {
+            peers: Communicator::alone(),
+            shards: vec![model.parameters().iter().map(whole).collect()],
+        }
     }
 
-    /// Whether nothing is cut.
-    pub fn are_whole(&self) -> bool {
+    /// Whether this rank has all of every layer.
+    pub fn is_single(&self) -> bool {
         self.peers.size() == 1
     }
 
     /// Those of the peers, in their order, each a shard of every parameter.
-    pub fn new(peers: Communicator, held: Vec<Vec<Shard>>) -> Pieces {
-        assert_eq!(peers.size(), held.len(), "pieces of all peers");
-        Pieces { peers, held }
+    pub fn new(peers: Communicator, shards: Vec<Vec<Shard>>) -> ModelParallel {
+        assert_eq!(peers.size(), shards.len(), "shards of all of them");
+        ModelParallel { peers, shards }
     }
 
     /// What this rank holds of a parameter, if its stage has it.
     pub fn own(&self, id: ParameterId) -> &Shard {
-        &self.held[self.peers.rank()][id.0]
+        &self.shards[self.peers.rank()][id.0]
     }
 
     /// Whether some peer has less than all of a parameter.
-    pub fn is_cut(&self, id: ParameterId) -> bool {
-        self.held.iter().any(|held| !held[id.0].is_full())
+    pub fn is_split(&self, id: ParameterId) -> bool {
+        self.shards.iter().any(|held| !held[id.0].is_full())
     }
 
     /// Whether this rank speaks for its shard: the first of the peers that hold it.
     pub fn is_owner(&self, id: ParameterId) -> bool {
-        self.held.iter().position(|held| held[id.0] == *self.own(id)) == Some(self.peers.rank())
+        self.shards.iter().position(|held| held[id.0] == *self.own(id)) == Some(self.peers.rank())
     }
 
     /// Sums over the peers, all of which must ask.
@@ -78,17 +81,17 @@ impl Pieces {
     where
         Vec<T>: Message,
     {
-        match (self.is_cut(id), self.is_owner(id)) {
+        match (self.is_split(id), self.is_owner(id)) {
             (false, _) => Ok(own),
             (true, true) => Ok(self.peers.all_reduce(own, Reduce::Sum)?),
             (true, false) => Ok(self.peers.all_reduce(vec![T::default(); own.len()], Reduce::Sum)?),
         }
     }
 
-    /// Makes the norms of this rank's pieces those of whole parameters, by which LARS and LAMB measure a step. All peers must
+    /// Makes the norms of this rank's shards those of whole parameters, by which LARS and LAMB measure a step. All peers must
     /// ask.
-    pub(crate) fn whole_norms(&self, ids: &[ParameterId], norms: &mut [SquaredNorms]) -> Result<()> {
-        let cut: Vec<usize> = (0..ids.len()).filter(|i| self.is_cut(ids[*i])).collect();
+    pub(crate) fn full_norms(&self, ids: &[ParameterId], norms: &mut [SquaredNorms]) -> Result<()> {
+        let cut: Vec<usize> = (0..ids.len()).filter(|i| self.is_split(ids[*i])).collect();
         let own = cut.iter().flat_map(|&i| match self.is_owner(ids[i]) {
             true => [norms[i].weight, norms[i].direction],
             false => [0.0; 2],
@@ -100,10 +103,10 @@ impl Pieces {
         Ok(())
     }
 
-    /// blake3 of the bytes of a whole parameter. Where it is cut, its pieces come together on the host of every peer; all must
+    /// blake3 of the bytes of a whole parameter. Where it is cut, its shards come together on the host of every peer; all must
     /// ask.
     pub fn digest(&self, id: ParameterId, own: &Tensor) -> Result<[u8; 32]> {
-        match self.is_cut(id) {
+        match self.is_split(id) {
             false => Ok(digest(own)?),
             true => Ok(*blake3::Hasher::new().update_rayon(&self.join(id, own)?).finalize().as_bytes()),
         }
@@ -119,7 +122,7 @@ impl Pieces {
             if bytes.is_empty() {
                 continue;
             }
-            for run in self.held[peer][id.0].runs() {
+            for run in self.shards[peer][id.0].runs() {
                 let from = &bytes[run.at * each..(run.at + run.length) * each];
                 whole[run.in_full * each..(run.in_full + run.length) * each].copy_from_slice(from);
             }
@@ -160,14 +163,14 @@ mod tests {
                     held.push(whole.clone());
                     held
                 };
-                let pieces = Pieces::new(ranks.stages().clone(), (0..4).map(held).collect());
+                let shards = ModelParallel::new(ranks.stages().clone(), (0..4).map(held).collect());
                 let digest = |cut: usize| {
-                    let shard = pieces.own(id(cut));
+                    let shard = shards.own(id(cut));
                     let at = shard.runs().flat_map(|run| run.in_full..run.in_full + run.length);
                     let own: Vec<f32> = at.map(|place| values[place]).collect();
                     let own = Tensor::from_f32(device, &shard.shape(), dtype, &own, Category::Weights)?;
-                    assert_eq!(pieces.count(id(cut), own.len())?, 60);
-                    pieces.digest(id(cut), &own)
+                    assert_eq!(shards.count(id(cut), own.len())?, 60);
+                    shards.digest(id(cut), &own)
                 };
                 (0..5).map(digest).collect::<Result<Vec<_>>>()
             });

@@ -1,0 +1,203 @@
+//! Data parallelism: how replicas come to the same weights, by what they share of gradients, state and weights, and when.
+//!
+//! | | gradients | optimizer state | after a step |
+//! |---|---|---|---|
+//! | `replicated` | summed everywhere, while the backward pass goes on | all of it on each rank | nothing |
+//! | `zero` | summed where the state is: by the step (stage 1), or as each micro-batch makes them (stage 2) | a part on each rank | kept weights are gathered |
+//! | `local` | each rank's own | all of it on each rank | now and then weights and state are averaged |
+//!
+//! A step goes through the same four calls in each: gradients are accepted as layers make them, sums are finished, parameters are
+//! stepped, new weights are gathered.
+
+mod filling;
+pub(crate) mod local;
+mod replicated;
+pub(crate) mod zero;
+
+use std::time::Instant;
+
+use espalier_nn::layers::{GradientSink, WeightGradients};
+use espalier_nn::weights::ParameterId;
+use espalier_plan::sharing::Sharing;
+use espalier_plan::traffic::Buckets;
+use espalier_tensor::ops::update::{self, Norms, Step, Target, squared_norms};
+use espalier_tensor::{DType, Tensor};
+
+use self::replicated::Replicated;
+use self::zero::Zero;
+use super::groups::Groups;
+use super::model::ModelParallel;
+use crate::Result;
+use crate::state::{Accumulator, NoiseNorms, Optimizer, ParamStore, wanted};
+
+/// How the updates of a step are shared.
+pub enum DataParallel<'a> {
+    /// Every replica has everything.
+    Replicated(Replicated<'a>),
+    /// Each rank has a part of the optimizer's state.
+    Zero(Zero<'a>),
+    /// Each rank steps by itself.
+    Local(Accumulator),
+}
+
+/// When the sum of a bucket was under way.
+#[derive(Debug, Clone, Copy)]
+pub struct BucketTime {
+    /// Its number in [`Buckets::list`].
+    pub bucket: usize,
+    /// When its last gradient was there.
+    pub start: Instant,
+    /// When the rank had waited for it.
+    pub end: Instant,
+}
+
+/// What the sums of a step came to.
+#[derive(Debug)]
+pub struct Finished {
+    /// Bytes of the gradients that pruning may touch, when all of each was here.
+    pub bytes: usize,
+    /// When the sums over ranks were under way.
+    pub times: Vec<BucketTime>,
+}
+
+impl<'a> DataParallel<'a> {
+    /// For parameters that these groups share, whose gradients travel in these buckets. Where `several` micro-batches come in a type,
+    /// they are summed in f32. A rank that is `local` now steps by itself.
+    pub fn new(
+        sharing: Sharing,
+        is_local: bool,
+        params: &ParamStore,
+        several: Option<DType>,
+        groups: &'a Groups,
+        buckets: &'a Buckets,
+    ) -> DataParallel<'a> {
+        let sums = Accumulator::new(params.len(), several);
+        match sharing {
+            _ if is_local => DataParallel::Local(sums),
+            Sharing::Sharded { gradients } if !groups.is_empty() => {
+                DataParallel::Zero(Zero::new(sums, groups, buckets, gradients))
+            }
+            _ => DataParallel::Replicated(Replicated::new(sums, groups, buckets)),
+        }
+    }
+
+    /// Takes a gradient that is complete, on a rank that is alone.
+    pub fn put(&mut self, id: ParameterId, gradient: Tensor) {
+        self.sums().put_whole(id, gradient);
+    }
+
+    fn sums(&mut self) -> &mut Accumulator {
+        match self {
+            DataParallel::Replicated(replicated) => &mut replicated.sums,
+            DataParallel::Zero(zero) => &mut zero.sums,
+            DataParallel::Local(sums) => sums,
+        }
+    }
+
+    /// Says whether what comes next is the last of the step.
+    pub fn last_micro_batch(&mut self, is_last: bool) {
+        match self {
+            DataParallel::Replicated(replicated) => replicated.is_last = is_last,
+            DataParallel::Zero(zero) => zero.is_last = is_last,
+            DataParallel::Local(_) => {}
+        }
+    }
+
+    /// Takes the gradients of one layer, of one micro-batch.
+    fn accept(&mut self, params: &ParamStore, gradients: Vec<(ParameterId, Tensor)>) -> Result<()> {
+        match self {
+            DataParallel::Replicated(replicated) => replicated.accept(params, gradients),
+            DataParallel::Zero(zero) => zero.accept(params, gradients),
+            DataParallel::Local(sums) => {
+                gradients.into_iter().try_for_each(|(id, one)| sums.add(id, params.param(id), one))
+            }
+        }
+    }
+
+    /// Sends these now, and zeros for those that nothing came for. Copies of a part see other micro-batches, perhaps none, and
+    /// must send alike.
+    pub fn send_all(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
+        for id in ids {
+            if !self.sums().has(*id) {
+                self.sums().put(*id, zeros(params, *id)?);
+            }
+        }
+        match self {
+            DataParallel::Replicated(replicated) => replicated.send_complete(params, ids),
+            DataParallel::Zero(zero) => zero.send_complete(params, ids),
+            DataParallel::Local(_) => Ok(()),
+        }
+    }
+
+    /// Waits for all sums, and gives each parameter its gradient: where ranks split its state, this rank's part.
+    pub fn finish(&mut self, params: &mut ParamStore) -> Result<Finished> {
+        let times = match self {
+            DataParallel::Replicated(replicated) => replicated.finish(params)?,
+            DataParallel::Zero(zero) => zero.finish(params)?,
+            DataParallel::Local(_) => Vec::new(),
+        };
+        Ok(Finished { bytes: self.sums().finish(params), times })
+    }
+
+    /// Steps every parameter that has a gradient: on a GPU, in one launch. Norms that count are those of full tensors. Where ranks split
+    /// the state weights are those of before until [`DataParallel::gather`].
+    pub fn step(
+        &mut self,
+        params: &mut ParamStore,
+        optimizer: &Optimizer,
+        step: Step,
+        peers: &ModelParallel,
+    ) -> Result<()> {
+        if let DataParallel::Zero(zero) = self {
+            return zero.step(params, optimizer, step, peers);
+        }
+        let targets = params.iter_mut().filter_map(|(id, param)| Some((id, optimizer.target(param, None)?)));
+        let (ids, targets): (Vec<ParameterId>, Vec<Target<'_>>) = targets.unzip();
+        if !optimizer.rule.adapts() || peers.is_single() {
+            return Ok(update::step(optimizer.rule, step, targets, Norms::Measured)?);
+        }
+        let mut norms = squared_norms(optimizer.rule, step, &targets)?;
+        peers.full_norms(&ids, &mut norms)?;
+        Ok(update::step(optimizer.rule, step, targets, Norms::Given(&norms))?)
+    }
+
+    /// Gives all weights the values that the ranks have stepped, each its part; nothing where no step was taken.
+    pub fn gather(&mut self, params: &mut ParamStore) -> Result<()> {
+        match self {
+            DataParallel::Zero(zero) => zero.gather(params),
+            DataParallel::Replicated(_) | DataParallel::Local(_) => Ok(()),
+        }
+    }
+}
+
+/// The door through which layers hand their gradients to what shares them; who measures noise looks at each.
+pub struct Door<'b, 'a> {
+    pub(crate) shared: &'b mut DataParallel<'a>,
+    pub(crate) params: &'b ParamStore,
+    pub(crate) noise: Option<&'b mut NoiseNorms>,
+}
+
+impl<'b, 'a> Door<'b, 'a> {
+    /// Nobody measures noise.
+    pub fn new(shared: &'b mut DataParallel<'a>, params: &'b ParamStore) -> Door<'b, 'a> {
+        Door { shared, params, noise: None }
+    }
+}
+
+impl GradientSink for Door<'_, '_> {
+    fn accept(&mut self, ids: &[ParameterId], gradients: WeightGradients) -> espalier_nn::Result<()> {
+        let made: Vec<(ParameterId, Tensor)> =
+            ids.iter().copied().zip(gradients.make(wanted(self.params))?).collect();
+        if let Some(noise) = &mut self.noise {
+            made.iter().try_for_each(|(id, gradient)| noise.add(*id, self.params.param(*id), gradient))?;
+        }
+        Ok(self.shared.accept(self.params, made)?)
+    }
+}
+
+/// What stands for a gradient that no micro-batch came for.
+fn zeros(params: &ParamStore, id: ParameterId) -> Result<Tensor> {
+    let param = params.param(id);
+    let (device, dtype) = (param.weight().device(), param.weight().dtype());
+    Ok(Tensor::zeros(&device, &param.state_shape(), dtype, espalier_tensor::Category::Gradients)?)
+}

@@ -1,0 +1,130 @@
+//! Replicas that have everything: the gradients of all ranks are added up while the backward pass goes on.
+//!
+//! A parameter's gradient is complete when the step's last micro-batch has made it. Which of them travel together is the
+//! plan's to say ([`Buckets`]): a large one by itself, small ones packed, since a message has a cost however short it is. The
+//! sum of a bucket over the ranks that share it starts when the last of its gradients is complete, so in the same order on all
+//! of them. Sums are waited for at the end of the pass, before the norm. What is compressed travels compressed, and in the
+//! precision of the run: a rank's sum over micro-batches is rounded once when it is sent, the ranks' sums are added in f32, and
+//! their sum is rounded once.
+
+use std::time::Instant;
+
+use espalier_comm::{Reduce, Request};
+use espalier_nn::weights::ParameterId;
+use espalier_plan::packets::BUCKET;
+use espalier_plan::traffic::Buckets;
+use espalier_tensor::ops::rows;
+use espalier_tensor::{Category, Tensor};
+
+use super::BucketTime;
+use super::filling::{Filling, Full};
+use crate::Result;
+use crate::parallel::groups::Groups;
+use crate::state::{Accumulator, ParamStore};
+
+/// Gradients that become those of all ranks.
+pub struct Replicated<'a> {
+    pub(super) sums: Accumulator,
+    filling: Filling<'a>,
+    pub(super) is_last: bool,
+    in_flight: Vec<InFlight>,
+}
+
+/// The sum of a bucket that is on its way: of gradients of these shapes, one after the other.
+struct InFlight {
+    bucket: usize,
+    start: Instant,
+    shapes: Vec<(ParameterId, Vec<usize>)>,
+    request: Request<Tensor>,
+}
+
+impl<'a> Replicated<'a> {
+    pub(super) fn new(sums: Accumulator, groups: &'a Groups, buckets: &'a Buckets) -> Replicated<'a> {
+        Replicated { sums, filling: Filling::new(groups, buckets), is_last: false, in_flight: Vec::new() }
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        params: &ParamStore,
+        gradients: Vec<(ParameterId, Tensor)>,
+    ) -> Result<()> {
+        let ids: Vec<ParameterId> = gradients.iter().map(|(id, _)| *id).collect();
+        for (id, gradient) in gradients {
+            self.sums.add(id, params.param(id), gradient)?;
+        }
+        if self.is_last { self.send_complete(params, &ids) } else { Ok(()) }
+    }
+
+    /// Sends those of some gradients that are complete.
+    pub(super) fn send_complete(&mut self, params: &ParamStore, ids: &[ParameterId]) -> Result<()> {
+        ids.iter()
+            .filter(|id| self.filling.is_complete_early(**id))
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|id| self.send(params, id))
+    }
+
+    /// Sends a gradient as far as it has been summed.
+    fn send(&mut self, params: &ParamStore, id: ParameterId) -> Result<()> {
+        if !self.filling.is_shared(params, id) {
+            return Ok(());
+        }
+        let Some(gradient) = self.sums.take_rounded(id)? else { return Ok(()) };
+        let Some(Full { bucket, gradients, group }) = self.filling.put(params, id, gradient) else {
+            return Ok(());
+        };
+        let shapes = gradients.iter().map(|(id, part)| (*id, part.shape().to_vec())).collect();
+        let request = group.start_all_reduce(packed(gradients)?, Reduce::Sum)?;
+        self.in_flight.push(InFlight { bucket, start: Instant::now(), shapes, request });
+        Ok(())
+    }
+
+    pub(super) fn finish(&mut self, params: &ParamStore) -> Result<Vec<BucketTime>> {
+        // What is still here came more than once.
+        self.sums.ids().try_for_each(|id| self.send(params, id))?;
+        assert!(self.filling.is_empty(), "every parameter that a rank holds has a gradient");
+        let mut times = Vec::new();
+        for InFlight { bucket, start, shapes, request } in std::mem::take(&mut self.in_flight) {
+            self.unpack(shapes, request.wait()?)?;
+            times.push(BucketTime { bucket, start, end: Instant::now() });
+        }
+        Ok(times)
+    }
+
+    /// Puts the sums of a bucket where its gradients were.
+    fn unpack(&mut self, shapes: Vec<(ParameterId, Vec<usize>)>, sum: Tensor) -> Result<()> {
+        if let [(id, _)] = shapes[..] {
+            self.sums.put(id, sum);
+            return Ok(());
+        }
+        let mut start = 0;
+        for (id, shape) in shapes {
+            let end = start + shape.iter().product::<usize>();
+            let part = rows::take(&sum, start..end, Category::Gradients)?;
+            self.sums.put(id, part.reshape(&shape));
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// Gradients one after the other in a tensor; one alone as it is, booked as the message that it would be with others.
+fn packed(mut gradients: Vec<(ParameterId, Tensor)>) -> Result<Tensor> {
+    if let [(_, alone)] = &mut gradients[..] {
+        if (alone.byte_len() as u64) < BUCKET {
+            alone.book_as(Category::Communication);
+        }
+        return Ok(gradients.remove(0).1);
+    }
+    let elements = gradients.iter().map(|(_, part)| part.len()).sum();
+    let (device, dtype) = (gradients[0].1.device(), gradients[0].1.dtype());
+    let mut flat = Tensor::empty(&device, &[elements, 1], dtype, Category::Communication)?;
+    let mut start = 0;
+    for (_, part) in gradients {
+        let len = part.len();
+        rows::put(&mut flat, start, &part.reshape(&[len, 1]))?;
+        start += len;
+    }
+    Ok(flat)
+}

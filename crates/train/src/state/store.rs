@@ -1,0 +1,575 @@
+//! The parameters that a rank trains: of each, in one value, what the plan says of it, its mask, weight, gradient and optimizer state.
+//!
+//! A weight at rest may take another form than kernels read. This store alone knows the way from rest to work: layers are given a
+//! block's weights by [`WeightStore::enter`], and whoever else reads or writes a weight asks [`Param`] for what it means: all of it as a
+//! dense tensor, or the values that are kept.
+
+use std::sync::Arc;
+
+use espalier_nn::weights::{
+    BufferId, Names, ParameterId, WeightStore, Weights, digest, fresh, hash_of, started,
+};
+use espalier_plan::layout::LocalModel;
+use espalier_plan::{GroupRank, ParamPlan, RankParams, Shard};
+use espalier_tensor::ops::cast::cast;
+use espalier_tensor::ops::compress::{compress, expand_into};
+use espalier_tensor::ops::flat;
+use espalier_tensor::ops::reduce::squared_norm_all;
+use espalier_tensor::ops::sparse::SparseWeight;
+use espalier_tensor::{Category, DType, Device, Mask, Tensor};
+
+use crate::Result;
+
+/// All parameters of a model, those of other stages without weights, and the running statistics of batch norms.
+#[derive(Debug)]
+pub struct ParamStore {
+    params: Vec<Param>,
+    statistics: Vec<Option<Tensor>>,
+    names: Arc<Names>,
+    /// Whether gradients and state of masked parameters hold kept weights alone.
+    compresses: bool,
+    dtype: DType,
+}
+
+/// A parameter, and what this rank has of it.
+#[derive(Debug)]
+pub struct Param {
+    /// What follows from the plan: which shard, with whom, by which rules.
+    pub plan: ParamPlan,
+    /// Which weights are kept; none while all are.
+    mask: Option<Mask>,
+    weight: Stored,
+    /// Where it is multiplied without its zeros: where the others are.
+    sparse: Option<SparseWeight>,
+    /// The exact weight where [`Param::weight`] is rounded: in f32, or as the 16 bits that were lost.
+    pub(crate) master: Option<Tensor>,
+    /// Of the optimizer; none before the first step.
+    pub(crate) moments: Vec<Tensor>,
+    /// Summed over micro-batches and ranks, from when it is complete until the step is taken.
+    pub gradient: Option<Tensor>,
+    compresses: bool,
+}
+
+/// A weight at rest.
+#[derive(Debug)]
+enum Stored {
+    /// Another stage's.
+    Elsewhere,
+    /// As kernels read it, zero where it is pruned.
+    Dense(Tensor),
+}
+
+impl ParamStore {
+    /// Fresh weights of what a rank holds of a model. `compresses` says whether gradients and state will hold kept weights alone.
+    pub fn new(
+        params: &RankParams,
+        local: &LocalModel,
+        device: &Device,
+        dtype: DType,
+        seed: u64,
+        compresses: bool,
+    ) -> Result<ParamStore> {
+        let buffers = local.model.buffers();
+        let names = Arc::new(Names::of(&local.parameters, &buffers));
+        let param = |(plan, parameter): (&ParamPlan, _)| {
+            let weight = match plan.is_here {
+                true => Stored::Dense(fresh(parameter, &plan.shard, device, dtype, seed, Category::Weights)?),
+                false => Stored::Elsewhere,
+            };
+            Ok(Param::new(plan.clone(), weight, compresses))
+        };
+        let stored = params.params.iter().zip(&local.parameters).map(param).collect::<Result<_>>()?;
+        let statistic = |(group, buffer): (&usize, _)| {
+            params.members[*group].map(|_| Ok(started(buffer, device)?)).transpose()
+        };
+        let statistics = params.statistics.iter().zip(&buffers).map(statistic).collect::<Result<_>>()?;
+        Ok(ParamStore { params: stored, statistics, names, compresses, dtype })
+    }
+
+    /// Parameters of a rank without weights: for whoever sends their gradients and no more.
+    pub fn without_weights(params: &RankParams) -> ParamStore {
+        let elsewhere = |plan: &ParamPlan| Param::new(plan.clone(), Stored::Elsewhere, false);
+        ParamStore {
+            params: params.params.iter().map(elsewhere).collect(),
+            statistics: Vec::new(),
+            names: Arc::new(Names::of(&[], &[])),
+            compresses: false,
+            dtype: DType::F32,
+        }
+    }
+
+    /// Parameters of these names and weights, all of them here.
+    pub fn of_tensors(weights: Vec<(&str, Tensor)>, compresses: bool) -> ParamStore {
+        let spec = |(name, weight): &(&str, Tensor)| espalier_plan::spec::Parameter {
+            name: (*name).to_owned(),
+            shape: weight.shape().to_vec(),
+            init: espalier_plan::spec::Init::Constant(0.0),
+            prunable: true,
+            decays: true,
+            embedding: false,
+        };
+        let names = Arc::new(Names::of(&weights.iter().map(spec).collect::<Vec<_>>(), &[]));
+        let param = |(id, (name, weight)): (usize, (&str, Tensor))| {
+            let plan = ParamPlan {
+                id,
+                name: name.to_owned(),
+                shard: Shard::full(weight.shape()),
+                is_here: true,
+                is_split: false,
+                group: 0,
+                zero: GroupRank::SINGLE,
+                is_owner: true,
+                is_first_copy: true,
+                decays: true,
+                prunable: true,
+                blocks: vec![id],
+                is_tied: false,
+            };
+            Param::new(plan, Stored::Dense(weight), compresses)
+        };
+        let dtype = weights.first().map_or(DType::F32, |(_, weight)| weight.dtype());
+        let params = weights.into_iter().enumerate().map(param).collect();
+        ParamStore { params, statistics: Vec::new(), names, compresses, dtype }
+    }
+
+    /// Gives all weights and statistics the values that they started with, one at a time.
+    pub fn initialise_again(&mut self, local: &LocalModel, seed: u64) -> Result<()> {
+        for (param, parameter) in self.params.iter_mut().zip(&local.parameters) {
+            let Stored::Dense(weight) = &mut param.weight else { continue };
+            // The new one is booked as workspace until it stands in the place of the old.
+            let (device, dtype) = (weight.device(), weight.dtype());
+            *weight = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
+            weight.book_as(Category::Weights);
+        }
+        for (tensor, buffer) in self.statistics.iter_mut().zip(&local.model.buffers()) {
+            if let Some(tensor) = tensor {
+                *tensor = started(buffer, &tensor.device())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether they are those values.
+    pub fn are_initial(&self, local: &LocalModel, seed: u64) -> Result<bool> {
+        for (param, parameter) in self.params.iter().zip(&local.parameters) {
+            let Stored::Dense(weight) = &param.weight else { continue };
+            let (device, dtype) = (weight.device(), weight.dtype());
+            let first = fresh(parameter, &param.plan.shard, &device, dtype, seed, Category::Workspace)?;
+            if first.read_bytes()? != weight.read_bytes()? {
+                return Ok(false);
+            }
+        }
+        for (tensor, buffer) in self.statistics.iter().zip(&local.model.buffers()) {
+            let Some(tensor) = tensor else { continue };
+            if started(buffer, &tensor.device())?.read_bytes()? != tensor.read_bytes()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether gradients and state of masked parameters hold kept weights alone.
+    pub fn compresses(&self) -> bool {
+        self.compresses
+    }
+
+    /// The type of all weights.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Parameters of the model, here or not.
+    pub fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    /// Whether the model has none.
+    pub fn is_empty(&self) -> bool {
+        self.params.is_empty()
+    }
+
+    /// Those that are here.
+    pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Param)> {
+        let params = self.params.iter().enumerate().map(|(id, param)| (ParameterId(id), param));
+        params.filter(|(_, param)| param.is_here())
+    }
+
+    /// The same, to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (ParameterId, &mut Param)> {
+        let params = self.params.iter_mut().enumerate().map(|(id, param)| (ParameterId(id), param));
+        params.filter(|(_, param)| param.is_here())
+    }
+
+    /// The ids of those that are here.
+    pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
+        self.iter().map(|(id, _)| id).collect::<Vec<_>>().into_iter()
+    }
+
+    /// A parameter, here or not.
+    pub fn param(&self, id: ParameterId) -> &Param {
+        &self.params[id.0]
+    }
+
+    /// The same, to be changed.
+    pub fn param_mut(&mut self, id: ParameterId) -> &mut Param {
+        &mut self.params[id.0]
+    }
+
+    /// Whether a parameter is here.
+    pub fn holds(&self, id: ParameterId) -> bool {
+        self.params[id.0].is_here()
+    }
+
+    /// A parameter's name.
+    pub fn name(&self, id: ParameterId) -> &str {
+        self.names.name(id)
+    }
+
+    /// The parameter of a name, here or not.
+    pub fn find(&self, name: &str) -> Option<ParameterId> {
+        self.names.parameter(name)
+    }
+
+    /// The running statistic of a name, here or not.
+    pub fn find_statistic(&self, name: &str) -> Option<BufferId> {
+        self.names.statistic(name)
+    }
+
+    /// A parameter's mask; none while all of it is kept.
+    pub fn mask(&self, id: ParameterId) -> Option<&Mask> {
+        self.params[id.0].mask()
+    }
+
+    /// All masks.
+    pub fn masks(&self) -> impl Iterator<Item = (ParameterId, &Mask)> {
+        self.iter().filter_map(|(id, param)| Some((id, param.mask()?)))
+    }
+
+    /// Running statistics of the model, here or not.
+    pub fn statistics(&self) -> impl ExactSizeIterator<Item = (BufferId, Option<&Tensor>)> {
+        self.statistics.iter().enumerate().map(|(i, tensor)| (BufferId(i), tensor.as_ref()))
+    }
+
+    /// A running statistic's name.
+    pub fn statistic_name(&self, id: BufferId) -> &str {
+        self.names.statistic_name(id)
+    }
+
+    /// A running statistic, to be changed.
+    pub fn buffer_mut(&mut self, id: BufferId) -> &mut Tensor {
+        self.statistics[id.0].as_mut().expect("a statistic of this stage")
+    }
+
+    /// Two running statistics, to be changed.
+    pub fn buffers_mut(&mut self, ids: [BufferId; 2]) -> [&mut Tensor; 2] {
+        let two = self.statistics.get_disjoint_mut(ids.map(|id| id.0)).expect("two of this model");
+        two.map(|statistic| statistic.as_mut().expect("a statistic of this stage"))
+    }
+
+    /// Weights, and behind them running statistics, with their names: what is here, in the order of the model.
+    pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let weights = self.iter().map(|(id, param)| (self.names.name(id), param.weight()));
+        let statistics =
+            self.statistics().filter_map(|(id, tensor)| Some((self.statistic_name(id), tensor?)));
+        weights.chain(statistics)
+    }
+
+    /// Of each parameter here the weight and the tensors of its state, and the statistics here, to be filled.
+    pub(crate) fn tensors_mut(&mut self) -> (Vec<(&mut Tensor, Vec<&mut Tensor>)>, Vec<&mut Tensor>) {
+        let tensors = self.params.iter_mut().filter_map(|param| match &mut param.weight {
+            Stored::Dense(weight) => {
+                Some((weight, param.master.iter_mut().chain(&mut param.moments).collect()))
+            }
+            Stored::Elsewhere => None,
+        });
+        (tensors.collect(), self.statistics.iter_mut().flatten().collect())
+    }
+
+    /// The same, to be changed.
+    pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
+        let names = &self.names;
+        let weights = self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.weight {
+            Stored::Dense(weight) => Some((names.name(ParameterId(id)), weight)),
+            Stored::Elsewhere => None,
+        });
+        let statistics = self.statistics.iter_mut().enumerate();
+        weights.chain(
+            statistics
+                .filter_map(|(id, tensor)| Some((names.statistic_name(BufferId(id)), tensor.as_mut()?))),
+        )
+    }
+
+    /// A digest of each weight, made by `of`, and of each statistic, in the order of the model's, with zeros for what is not here.
+    pub fn digests(&self, of: impl Fn(&Param) -> Result<[u8; 32]>) -> Result<Vec<[u8; 32]>> {
+        let weights = self.params.iter().map(|param| if param.is_here() { of(param) } else { Ok([0; 32]) });
+        let statistics = self.statistics.iter().map(|tensor| match tensor {
+            Some(tensor) => Ok(digest(tensor)?),
+            None => Ok([0; 32]),
+        });
+        weights.chain(statistics).collect()
+    }
+
+    /// What stands for all weights and statistics here, be they shards: blake3 of the digests.
+    pub fn hash(&self) -> Result<String> {
+        Ok(hash_of(&self.digests(|param| Ok(digest(param.weight())?))?))
+    }
+
+    /// blake3 of the bits of all masks in the order of the parameters: ranks compare it to know that they prune alike.
+    pub fn mask_hash(&self) -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        for (id, mask) in self.masks() {
+            hasher.update(&(id.0 as u64).to_le_bytes());
+            for word in mask.read_words()? {
+                hasher.update(&word.to_le_bytes());
+            }
+        }
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// A copy whose weights are f32 and are multiplied with their zeros, which may be moved; statistics are shared.
+    pub fn widened(&self) -> Result<Weights> {
+        let copy = |param: &Param| param.widened(Category::Scoring);
+        Ok(self.copied(self.statistics.clone(), vec![None; self.len()], copy)?)
+    }
+
+    /// A copy of the weights as they are now, for passes that train: running statistics are no part of them.
+    pub fn version(&self) -> Result<Weights> {
+        let sparse = self.params.iter().map(|param| param.sparse.clone()).collect();
+        let copy = |param: &Param| Ok(param.weight().duplicate(Category::Weights)?);
+        self.copied(vec![None; self.statistics.len()], sparse, copy)
+    }
+
+    fn copied(
+        &self,
+        statistics: Vec<Option<Tensor>>,
+        sparse: Vec<Option<SparseWeight>>,
+        copy: impl Fn(&Param) -> Result<Tensor>,
+    ) -> Result<Weights> {
+        let one = |param: &Param| param.is_here().then(|| copy(param)).transpose();
+        let parameters = self.params.iter().map(one).collect::<Result<_>>()?;
+        Ok(Weights::of_tensors(self.names.clone(), parameters, statistics, sparse))
+    }
+
+    /// The squared norm of the gradients of some parameters, of those that are pruned over what is kept; NaN or infinite if any element is.
+    pub fn squared_gradient_norm(&self, counts: impl Fn(&ParamPlan) -> bool) -> Result<f64> {
+        let counted = self.params.iter().filter(|param| counts(&param.plan));
+        let kept =
+            counted.filter_map(|param| param.kept_gradient().transpose()).collect::<Result<Vec<_>>>()?;
+        Ok(squared_norm_all(&kept.iter().collect::<Vec<_>>())?)
+    }
+
+    /// Takes all gradients out.
+    pub fn take_gradients(&mut self) -> Vec<(ParameterId, Tensor)> {
+        self.iter_mut().filter_map(|(id, param)| Some((id, param.gradient.take()?))).collect()
+    }
+
+    /// Lets go of the optimizer's state.
+    pub(crate) fn drop_state(&mut self) {
+        for param in &mut self.params {
+            (param.master, param.moments) = (None, Vec::new());
+        }
+    }
+}
+
+impl WeightStore for ParamStore {
+    fn get(&self, id: ParameterId) -> &Tensor {
+        self.params[id.0].weight()
+    }
+
+    fn sparse(&self, id: ParameterId) -> Option<&SparseWeight> {
+        self.params[id.0].sparse.as_ref()
+    }
+
+    fn buffer(&self, id: BufferId) -> &Tensor {
+        self.statistics[id.0].as_ref().expect("a statistic of this stage")
+    }
+}
+
+impl Param {
+    fn new(plan: ParamPlan, weight: Stored, compresses: bool) -> Param {
+        let (mask, sparse, master, gradient) = (None, None, None, None);
+        Param { plan, mask, weight, sparse, master, moments: Vec::new(), gradient, compresses }
+    }
+
+    /// Which parameter it is.
+    pub fn id(&self) -> ParameterId {
+        ParameterId(self.plan.id)
+    }
+
+    /// Whether a stage of this rank has it.
+    pub fn is_here(&self) -> bool {
+        !matches!(self.weight, Stored::Elsewhere)
+    }
+
+    /// Weights in this rank's shard, kept or not.
+    pub fn len(&self) -> usize {
+        self.plan.shard.len()
+    }
+
+    /// Whether the shard has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Weights of the shard that are kept.
+    pub fn kept(&self) -> usize {
+        self.mask.as_ref().map_or(self.len(), Mask::kept)
+    }
+
+    /// Which weights are kept; none while all are.
+    pub fn mask(&self) -> Option<&Mask> {
+        self.mask.as_ref()
+    }
+
+    /// The mask by which gradient and state are compressed.
+    pub fn compressing_mask(&self) -> Option<&Mask> {
+        self.mask.as_ref().filter(|_| self.compresses)
+    }
+
+    /// The shape of its gradient and state, were all of them here: that of the weight, or a vector of kept values.
+    pub fn state_shape(&self) -> Vec<usize> {
+        match self.compressing_mask() {
+            Some(mask) => vec![mask.kept()],
+            None => self.plan.shard.shape(),
+        }
+    }
+
+    /// Numbers of its gradient and of each of its moments, likewise.
+    pub fn state_len(&self) -> usize {
+        self.compressing_mask().map_or(self.len(), Mask::kept)
+    }
+
+    /// The weight, dense.
+    pub fn weight(&self) -> &Tensor {
+        match &self.weight {
+            Stored::Dense(weight) => weight,
+            Stored::Elsewhere => panic!("{} is on another stage", self.plan.name),
+        }
+    }
+
+    /// The same, to be changed; what is pruned must stay zero.
+    pub fn weight_mut(&mut self) -> &mut Tensor {
+        match &mut self.weight {
+            Stored::Dense(weight) => weight,
+            Stored::Elsewhere => panic!("{} is on another stage", self.plan.name),
+        }
+    }
+
+    /// A copy of the weight as f32.
+    pub fn widened(&self, category: Category) -> Result<Tensor> {
+        Ok(cast(self.weight(), DType::F32, category)?)
+    }
+
+    /// What of the weight its state is about, in order: kept values, or all of it where state is not compressed.
+    pub fn values(&self) -> Result<Tensor> {
+        Ok(match self.compressing_mask() {
+            Some(mask) => compress(self.weight(), mask, Category::Workspace)?,
+            None => self.weight().clone(),
+        })
+    }
+
+    /// Gives the weight new values of what its state is about.
+    pub fn set_values(&mut self, values: &Tensor) -> Result<()> {
+        let Stored::Dense(weight) = &mut self.weight else { return Ok(()) };
+        match self.mask.as_ref().filter(|_| self.compresses) {
+            Some(mask) => expand_into(values, mask, weight)?,
+            None => flat::put(weight, 0, values, 0..values.len())?,
+        }
+        Ok(())
+    }
+
+    /// This rank's part of the values, where ranks split its state.
+    pub(crate) fn own_values(&self) -> Result<Tensor> {
+        let values = self.values()?;
+        Ok(flat::take(&values, self.plan.zero.split(values.len()), Category::Workspace)?)
+    }
+
+    /// Puts it under a mask, whose only owner this is, and has it multiplied by a pattern of that mask where `sparse` makes one.
+    /// Weight and state must be those of the mask already.
+    pub fn set_mask(
+        &mut self,
+        mask: Mask,
+        sparse: impl FnOnce(&Mask) -> Result<Option<SparseWeight>>,
+    ) -> Result<()> {
+        // The old mask and its pattern go before the new ones are booked.
+        (self.mask, self.sparse) = (None, None);
+        let mask = self.mask.insert(mask);
+        mask.book();
+        self.sparse = sparse(mask)?;
+        Ok(())
+    }
+
+    /// Bytes of mask and pattern.
+    pub fn mask_bytes(&self) -> usize {
+        self.mask.as_ref().map_or(0, Mask::bytes) + self.sparse.as_ref().map_or(0, SparseWeight::bytes)
+    }
+
+    /// The tensors of its optimizer state: the master, where there is one, and the moments.
+    pub fn state(&self) -> impl Iterator<Item = &Tensor> {
+        self.master.iter().chain(&self.moments)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn state_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        self.master.iter_mut().chain(&mut self.moments)
+    }
+
+    /// Bytes of its optimizer state.
+    pub fn state_bytes(&self) -> usize {
+        self.state().map(Tensor::byte_len).sum()
+    }
+
+    /// What a step reads and writes, where there is a gradient.
+    pub(crate) fn step_parts(&mut self) -> Option<StepParts<'_>> {
+        let Stored::Dense(weight) = &mut self.weight else { return None };
+        Some(StepParts {
+            weight,
+            master: self.master.as_mut(),
+            moments: &mut self.moments,
+            gradient: self.gradient.as_ref()?,
+            mask: self.mask.as_ref(),
+            plan: &self.plan,
+        })
+    }
+
+    /// What counts of its gradient: kept elements, in the order in which compressed state has them.
+    fn kept_gradient(&self) -> Result<Option<Tensor>> {
+        let Some(gradient) = &self.gradient else { return Ok(None) };
+        Ok(Some(match &self.mask {
+            Some(mask) if gradient.len() == mask.len() && !self.compresses => {
+                compress(gradient, mask, Category::Workspace)?
+            }
+            _ => gradient.clone(),
+        }))
+    }
+
+    /// Adds `strength * sign(w)` to its gradient: an L1 penalty pulls its weights towards zero.
+    pub(crate) fn add_l1(&mut self, strength: f32) -> Result<()> {
+        let sign = |w: f32| if w == 0.0 { 0.0 } else { w.signum() };
+        let mut pulls = self.weight().copy_to_host()?;
+        pulls.iter_mut().for_each(|w| *w = strength * sign(*w));
+        let (device, shape) = (self.weight().device(), self.weight().shape());
+        let pull = Tensor::from_slice(&device, shape, &pulls, Category::Workspace)?;
+        let pull = match self.compressing_mask() {
+            Some(mask) => compress(&pull, mask, Category::Workspace)?,
+            None => pull,
+        };
+        let zero = self.plan.zero;
+        let Some(gradient) = &mut self.gradient else { return Ok(()) };
+        let pull = match zero.is_single() {
+            true => pull,
+            false => flat::take(&pull, zero.split(pull.len()), Category::Workspace)?,
+        };
+        Ok(espalier_tensor::ops::elementwise::add_into(gradient, &pull)?)
+    }
+}
+
+/// What a step of one parameter reads and writes.
+pub(crate) struct StepParts<'a> {
+    pub weight: &'a mut Tensor,
+    pub master: Option<&'a mut Tensor>,
+    pub moments: &'a mut Vec<Tensor>,
+    pub gradient: &'a Tensor,
+    pub mask: Option<&'a Mask>,
+    pub plan: &'a ParamPlan,
+}

@@ -1,0 +1,40 @@
+//! What the one action of a list that averages does: ranks that have gone apart come together.
+
+use espalier_plan::Traffic;
+use espalier_plan::schedule::Action;
+
+use super::Worker;
+use crate::Result;
+use crate::checkpoint::Progress;
+use crate::context::Context;
+use crate::parallel::data::local::average;
+use crate::state::ParamStore;
+
+/// Runs [`Action::Average`].
+pub(crate) struct Averaging<'a> {
+    pub context: &'a Context,
+    pub traffic: &'a Traffic,
+    pub params: &'a mut ParamStore,
+    /// Whether there is state: a step was taken.
+    pub has_state: bool,
+    pub progress: &'a mut Progress,
+}
+
+impl Worker for Averaging<'_> {
+    fn bytes(&self, action: &Action) -> u64 {
+        self.traffic.bytes(action)
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        debug_assert_eq!(action, Action::Average);
+        let Context { ranks, groups, .. } = self.context;
+        if self.has_state {
+            average(self.params, ranks.data())?;
+        }
+        groups.average_statistics(self.params)?;
+        // One that skipped a step has counted it alone.
+        let counts = ranks.largest(vec![self.progress.updates, self.progress.bad_steps])?;
+        (self.progress.updates, self.progress.bad_steps) = (counts[0], counts[1]);
+        Ok(())
+    }
+}
