@@ -13,13 +13,6 @@ use std::path::Path;
 /// Circles that are still there, by folder: to be removed one by one. A circle may have fewer modules than are named here; where none is
 /// left, the entry must go.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("comm::nccl", &["inbound", "links", "outbound"]),
-    ("report::plot", &["draw", "guides", "names"]),
-    ("study", &["file", "results", "running", "smoothness", "trial", "widen"]),
-    ("tensor::ops", &["cast", "lanes", "pieces"]),
-    ("tensor::ops::attention", &["host", "scores"]),
-    ("tensor::ops::batch_norm", &["cuda", "host", "moments"]),
-    ("tensor::ops::conv", &["cuda", "dnn", "thin"]),
     // A parameter's state and who shares it, and a run around its trainer: these go with the store of parameters.
     ("train", &["checkpoint", "context", "parallel", "stage", "state", "step"]),
     ("train", &["hub", "infer", "measure", "prune", "run", "summary", "trained", "trainer"]),
